@@ -12,7 +12,8 @@ from cdmpp.exports.formats import Imported, Importer
 from cdmpp.exports.layer_symbols import parse_layout
 from cdmpp.exports.shell import Arguments, options
 from cdmpp.exports.training_import import Job, micro_batch_count
-from cdmpp.exports.transformer import Training, Transformer
+from cdmpp.exports.transformer import Training
+from cdmpp.llm.config import LLMConfig
 
 #: Parts of Megatron that change the costs and that no request of these planners has.
 _REFUSED = {
@@ -21,7 +22,7 @@ _REFUSED = {
     "spec": "a layer specification",
 }
 #: Arguments that repeat what others say.
-_IMPLIED = ("bf16", "sequence-parallel", "use-mcore-models", "position-embedding-type")
+_IMPLIED = ("bf16", "max-position-embeddings", "use-mcore-models", "position-embedding-type")
 
 
 class MegatronImporter(Importer):
@@ -55,8 +56,9 @@ class MegatronImporter(Importer):
             sequence=_needed(args, "seq-length"),
             tp=tp,
             dtype="float16" if args.flag("fp16") else "bfloat16",
+            sequence_parallel=args.flag("sequence-parallel"),
         )
-        if args.flag("sequence-parallel") and run.tp > 1:
+        if run.sequence_parallel and run.tp > 1:
             notes.append("sequence parallelism is priced as all-reduces of the same bytes")
         pp = args.whole("pipeline-model-parallel-size", 1) or 1
         dp = self._copies(args, run.tp * pp, notes)
@@ -81,7 +83,7 @@ class MegatronImporter(Importer):
             args.text(name)
         return job.imported(kind, args.ignored(), notes)
 
-    def _model(self, args: Arguments, tp: int, notes: list[str]) -> Transformer:
+    def _model(self, args: Arguments, tp: int, notes: list[str]) -> LLMConfig:
         hidden, heads = _needed(args, "hidden-size"), _needed(args, "num-attention-heads")
         gated = args.flag("swiglu")
         groups = args.whole("num-query-groups", 1) or 1
@@ -97,7 +99,8 @@ class MegatronImporter(Importer):
             notes.append(f"the embedding has {padded} rows: {vocab}, padded to a multiple of {divisor}")
         # Megatron: 4 h, and for a gated layer two thirds of it, rounded down to a multiple of 64.
         default = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
-        return Transformer(
+        return LLMConfig(
+            "megatron",
             layers=_needed(args, "num-layers"),
             hidden=hidden,
             heads=heads,

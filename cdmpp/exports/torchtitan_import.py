@@ -13,7 +13,9 @@ from cdmpp.exports.formats import Imported, Importer, at, leaves
 from cdmpp.exports.torchtitan import EMBEDDING, OUTPUT
 from cdmpp.exports.torchtitan_models import torchtitan_model
 from cdmpp.exports.training_import import Job, micro_batch_count
-from cdmpp.exports.transformer import Training, Transformer, ended
+from cdmpp.exports.transformer import Training, ended
+from cdmpp.llm import read_config
+from cdmpp.llm.config import LLMConfig
 
 _SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved"}
 
@@ -46,6 +48,9 @@ class TorchtitanImporter(Importer):
     kinds = ("split", "simulate")
 
     device: Annotated[DeviceForm, Field(description="Device of every rank: a name, or a specification.")]
+    model: Annotated[
+        str | None, Field(description="config.json of Hugging Face; default: the flavor's dimensions.")
+    ] = None
     dp: Annotated[
         Count | None,
         Field(description="Data-parallel copies; default: the degrees of the file, or 1 where they are -1."),
@@ -58,7 +63,8 @@ class TorchtitanImporter(Importer):
         except tomllib.TOMLDecodeError as error:
             raise FieldError(f"the file is not TOML: {error}", hint="give a torchtitan configuration") from None
         fields, notes = _Fields(tree), list[str]()
-        model = torchtitan_model(fields.value("model.name", "llama3"), fields.value("model.flavor", "debugmodel"))
+        name, flavor = fields.value("model.name", "llama3"), fields.value("model.flavor", "debugmodel")
+        model = torchtitan_model(name, flavor) if self.model is None else read_config(self.model, "model")
         for degree in ("parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"):
             if fields.whole(degree, 1) > 1:
                 raise FieldError(f"{degree}: more than 1 cannot be imported", path=degree, hint="set it to 1")
@@ -68,7 +74,10 @@ class TorchtitanImporter(Importer):
             sequence=fields.whole("training.seq_len", 2048),
             tp=fields.whole("parallelism.tensor_parallel_degree", 1),
             dtype=str(fields.value("training.mixed_precision_param", "bfloat16")),
+            sequence_parallel=True,
         )
+        if run.tp > 1:
+            notes.append("sequence parallelism is priced as all-reduces of the same bytes")
         replicate = fields.whole("parallelism.data_parallel_replicate_degree", 1)
         shard = fields.whole("parallelism.data_parallel_shard_degree", 1)
         if at(tree, "parallelism.data_parallel_shard_degree", -1) == -1 and self.dp is None:
@@ -122,7 +131,7 @@ def _schedule(fields: _Fields, kind: str) -> str:
     return _SCHEDULES[name.lower()]
 
 
-def _stages(parts: Any, model: Transformer) -> list[dict[str, int]] | None:
+def _stages(parts: Any, model: LLMConfig) -> list[dict[str, int]] | None:
     """Parts of each stage, from the names of its modules."""
     if parts is None:
         return None
@@ -145,7 +154,7 @@ def _stages(parts: Any, model: Transformer) -> list[dict[str, int]] | None:
     return stages
 
 
-def _default_stages(fields: _Fields, model: Transformer, pp: int, schedule: str) -> list[dict[str, int]]:
+def _default_stages(fields: _Fields, model: LLMConfig, pp: int, schedule: str) -> list[dict[str, int]]:
     """torchtitan's own division: embedding and output count as some layers; the first stages get one more."""
     prefix = "parallelism.pipeline_parallel_"
     first = fields.value(f"{prefix}first_stage_less_layers", 1)

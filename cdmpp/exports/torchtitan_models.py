@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cdmpp.errors import FieldError
-from cdmpp.exports.transformer import Transformer
+from cdmpp.llm.config import LLMConfig
 
 #: layers, hidden, heads, kv_heads, head_dim, intermediate, vocab
 _FLAVORS: dict[str, dict[str, tuple[int, int, int, int, int, int, int]]] = {
@@ -27,7 +27,7 @@ _FLAVORS: dict[str, dict[str, tuple[int, int, int, int, int, int, int]]] = {
 }
 
 
-def torchtitan_model(name: Any, flavor: Any) -> Transformer:
+def torchtitan_model(name: Any, flavor: Any) -> LLMConfig:
     """Dimensions of a flavor; the variants of its attention (``8B_flex``) have the same.
 
     Raises
@@ -43,6 +43,7 @@ def torchtitan_model(name: Any, flavor: Any) -> Transformer:
         raise FieldError(
             f"model: the dimensions of {name!r}, flavor {flavor!r}, are not known",
             path="model.flavor",
-            hint=f"known are {known}",
+            hint=f"known are {known}; for others give the option model, a config.json of Hugging Face",
         )
-    return Transformer(*sizes)
+    layers, hidden, heads, kv_heads, head_dim, intermediate, vocab = sizes
+    return LLMConfig(str(name), layers, hidden, vocab, heads, kv_heads, head_dim, intermediate)

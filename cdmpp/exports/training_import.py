@@ -9,7 +9,8 @@ from typing import Any
 from cdmpp.errors import FieldError
 from cdmpp.exports import transformer
 from cdmpp.exports.formats import Imported
-from cdmpp.exports.transformer import Training, Transformer
+from cdmpp.exports.transformer import Training
+from cdmpp.llm.config import LLMConfig
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Job:
 
     Attributes
     ----------
-    model : Transformer
+    model : LLMConfig
     run : Training
     pp : int
         Ranks of the pipeline.
@@ -37,7 +38,7 @@ class Job:
         Whether activations are recomputed.
     """
 
-    model: Transformer
+    model: LLMConfig
     run: Training
     pp: int
     micro_batches: int
@@ -56,6 +57,7 @@ class Job:
         FieldError
             The tensor-parallel ranks do not divide the model, or the stages its layers.
         """
+        transformer.check_dense(self.model)
         transformer.check_tensor_parallel(self.model, self.run.tp, "tensor-parallel size")
         request = self._split() if kind == "split" else self._simulate()
         more = list(notes) + list(transformer.NOTES)
@@ -89,6 +91,7 @@ class Job:
         if self.dp > 1:
             most = max(form["weight_bytes"] for form in forms) * self.virtual
             gradients = {"operator": "all_reduce", "bytes": most / transformer.WEIGHT_BYTES * 4, "ranks": self.dp}
+            request["replicas"] = [self.micro_batches] * (self.dp - 1)
             request["gradient_sync"] = {"collective": gradients, "device": self.device}
         return request
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.errors import FieldError
+from cdmpp.llm.config import LLMConfig
 
 #: Bytes of one weight: 16-bit weight, 32-bit gradient, 32-bit master weight and two 32-bit moments of Adam.
 WEIGHT_BYTES = 18
@@ -16,30 +17,10 @@ NOTES = (
     "that of norms and activations",
     f"{WEIGHT_BYTES} bytes for each weight: 16-bit weight, 32-bit gradient, master weight and two moments",
     "activations are the 16-bit inputs of linear layers, norms and attention; scores are not kept",
+    "norms are priced as fused layer norms, also where they are RMS norms",
 )
 
 Form = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Transformer:
-    """Dimensions of a dense decoder.
-
-    Attributes
-    ----------
-    layers, hidden, heads, kv_heads, head_dim, intermediate, vocab : int
-    gated : bool
-        Whether the feed-forward layer has two first products (SwiGLU).
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,20 +34,39 @@ class Training:
     tp : int
         Tensor-parallel ranks of each stage.
     dtype : str
+    sequence_parallel : bool
+        Whether each tensor-parallel rank has a part of the tokens between the linear layers.
     """
 
     micro_batch: int
     sequence: int
     tp: int = 1
     dtype: str = "bfloat16"
+    sequence_parallel: bool = False
 
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
         return self.micro_batch * self.sequence
 
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a tensor-parallel rank between the linear layers."""
+        return -(-self.tokens // self.tp) if self.sequence_parallel else self.tokens
 
-def check_tensor_parallel(model: Transformer, tp: int, option: str) -> None:
+
+def check_dense(model: LLMConfig) -> None:
+    """Raise FieldError for a model with experts or latent attention, whose training is not priced."""
+    if model.experts is not None or model.latent is not None:
+        what = "layers of experts" if model.experts is not None else "latent attention"
+        raise FieldError(
+            f"model: {what} cannot be imported",
+            path="model",
+            hint="write the layers of the request by hand (docs/pipelines.md)",
+        )
+
+
+def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
     """Raise FieldError where the tensor-parallel ranks do not divide the heads or the columns."""
     for name in ("heads", "kv_heads", "intermediate", "vocab"):
         count = getattr(model, name)
@@ -76,12 +76,12 @@ def check_tensor_parallel(model: Transformer, tp: int, option: str) -> None:
             )
 
 
-def layer_forms(model: Transformer, run: Training, transfer: Form | None = None) -> list[Form]:
+def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:
     """Layers of a ``split`` request: embedding, blocks, head.
 
     Parameters
     ----------
-    model : Transformer
+    model : LLMConfig
     run : Training
     transfer : dict, optional
         Predicted cost of sending a layer's output to another rank.
@@ -94,7 +94,7 @@ def layer_forms(model: Transformer, run: Training, transfer: Form | None = None)
     ]
 
 
-def stage_form(model: Transformer, run: Training, parts: Mapping[str, int], device: Any, **fields: Any) -> Form:
+def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device: Any, **fields: Any) -> Form:
     """A stage of a ``simulate`` request.
 
     Parameters
@@ -120,7 +120,7 @@ def stage_form(model: Transformer, run: Training, parts: Mapping[str, int], devi
     return stage | {"boundary_bytes": float(run.tokens * model.hidden * _HALF)} | fields
 
 
-def transfer_form(model: Transformer, run: Training, device: Any) -> Form:
+def transfer_form(model: LLMConfig, run: Training, device: Any) -> Form:
     """Cost of sending the output of a stage to another rank."""
     size = run.tokens * model.hidden * _HALF
     return {"collective": {"operator": "send_recv", "bytes": float(size), "ranks": 2}, "device": device}
@@ -146,7 +146,7 @@ def _gradients(m: int, n: int, k: int, dtype: str) -> Works:
     return [(_linear(m, k, n, dtype), 1), (_linear(n, k, m, dtype), 1)]
 
 
-def _products(model: Transformer, run: Training) -> list[tuple[int, int, int]]:
+def _products(model: LLMConfig, run: Training) -> list[tuple[int, int, int]]:
     """Rows, columns and depth of the linear layers of a block on one tensor-parallel rank."""
     tokens, h, f = run.tokens, model.hidden, model.intermediate // run.tp
     kv_heads = max(model.kv_heads // run.tp, 1)
@@ -156,7 +156,7 @@ def _products(model: Transformer, run: Training) -> list[tuple[int, int, int]]:
     return [(tokens, qkv, h), (tokens, h, heads * model.head_dim), (tokens, up, h), (tokens, h, f)]
 
 
-def _block(model: Transformer, run: Training) -> tuple[Works, Works]:
+def _block(model: LLMConfig, run: Training) -> tuple[Works, Works]:
     dtype, tokens = run.dtype, run.tokens
     products = _products(model, run)
     attention = {
@@ -168,7 +168,7 @@ def _block(model: Transformer, run: Training) -> tuple[Works, Works]:
         "head_dim": model.head_dim,
         "dtype": dtype,
     }
-    norm = {"operator": "rmsnorm" if model.gated else "layernorm", "rows": tokens, "cols": model.hidden, "dtype": dtype}
+    norm = {"operator": "layernorm", "rows": run.row_tokens, "cols": model.hidden, "dtype": dtype}
     activation = {
         "operator": "silu_and_mul" if model.gated else "gelu",
         "rows": tokens,
@@ -182,11 +182,12 @@ def _block(model: Transformer, run: Training) -> tuple[Works, Works]:
     return forward + rest + sums, backward + [(form, 2 * count) for form, count in rest] + sums
 
 
-def _sum(model: Transformer, run: Training) -> Form:
-    return {"operator": "all_reduce", "bytes": run.tokens * model.hidden * _HALF, "ranks": run.tp}
+def _sum(model: LLMConfig, run: Training) -> Form:
+    size = run.tokens * model.hidden * _HALF
+    return {"operator": "all_reduce", "bytes": size, "ranks": run.tp, "dtype": run.dtype}
 
 
-def _embedding(model: Transformer, run: Training) -> tuple[Works, Works]:
+def _embedding(model: LLMConfig, run: Training) -> tuple[Works, Works]:
     lookup = {
         "operator": "embedding",
         "rows": run.tokens,
@@ -198,12 +199,12 @@ def _embedding(model: Transformer, run: Training) -> tuple[Works, Works]:
     return works, [(lookup, 1)]
 
 
-def _head(model: Transformer, run: Training) -> tuple[Works, Works]:
+def _head(model: LLMConfig, run: Training) -> tuple[Works, Works]:
     sizes = (run.tokens, model.vocab // run.tp, model.hidden)
     return [(_linear(*sizes, run.dtype), 1)], _gradients(*sizes, run.dtype)
 
 
-def _sizes(model: Transformer, run: Training, part: str) -> Form:
+def _sizes(model: LLMConfig, run: Training, part: str) -> Form:
     """Bytes on one tensor-parallel rank: weights with gradients and optimizer, and activations of a micro-batch."""
     table, row = model.vocab // run.tp * model.hidden, model.hidden * _HALF
     if part != "block":
@@ -211,7 +212,7 @@ def _sizes(model: Transformer, run: Training, part: str) -> Form:
         return {"weight_bytes": float(table * WEIGHT_BYTES), "activation_bytes": float(run.tokens * inputs)}
     products = _products(model, run)
     weights = sum(n * k for _, n, k in products) + 2 * model.hidden
-    # Inputs of two norms; inputs of the products; queries, keys and values; inputs of the activation.
+    # Inputs of the products; queries, keys and values; inputs of the activation. Between them: two norms.
     columns = 2 * model.hidden + sum(k for _, _, k in products) + products[0][1] + products[2][1]
     return {"weight_bytes": float(weights * WEIGHT_BYTES), "activation_bytes": float(run.tokens * columns * _HALF)}
 
