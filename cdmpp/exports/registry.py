@@ -154,7 +154,9 @@ def _choose(known: Mapping[str, type[Model]], format: str, kind: str, way: str) 
     fitting = [name for name, cls in known.items() if kind in cls.kinds]
     hint = f"{kind!r} has: " + (", ".join(fitting) or "no format")
     if format not in known:
-        raise FieldError(f"{way}: no format is called {format!r}", hint=hint)
+        other = "read, not written" if way == "export" else "written, not read"
+        what = f"the format {format!r} is {other}" if format in FORMATS else f"no format is called {format!r}"
+        raise FieldError(f"{way}: {what}", hint=hint)
     if kind not in known[format].kinds:
         raise FieldError(
             f"{way}: the format {format!r} has no {kind!r} plans, only: " + ", ".join(known[format].kinds), hint=hint

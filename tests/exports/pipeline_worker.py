@@ -46,9 +46,7 @@ def batch(micro_batches: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def work(case: dict[str, Any], rank: int, folder: Path) -> None:
     """One rank: load the schedule, run a step, save loss and gradients."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=case["ranks"]
-    )
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=case["ranks"])
     local = stages_of(case["csv"])
     total = sum(map(len, local))
     blocks = network(total)

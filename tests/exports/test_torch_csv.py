@@ -28,13 +28,7 @@ MODULE: dict[str, Any] = {
     "layers": 8,
     "cost": {"sizes": [1, 2], "forward_s": [1, 2], "backward_s": [2, 4]},
 }
-SEGMENTS: dict[str, Any] = {
-    "modules": [MODULE],
-    "batch": {"decoder": 4},
-    "ranks": 2,
-    "max_steps": 200,
-    "budget_s": 60,
-}
+SEGMENTS: dict[str, Any] = {"modules": [MODULE], "batch": {"decoder": 4}, "ranks": 2, "max_steps": 20, "budget_s": 60}
 LAYERS = [{"name": f"layer{i}", "forward_s": 1.0 + i % 3, "backward_s": 2.0} for i in range(6)]
 SPLIT: dict[str, Any] = {"layers": LAYERS, "ranks": 2, "micro_batches": 4, "goal": "step"}
 #: Kind, request, ranks, micro-batches.
