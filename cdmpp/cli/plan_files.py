@@ -122,6 +122,8 @@ class PlanFiles:
             raise DataError(f"{self.fields}: not a JSON object", hint="give fields of the request by name")
         found = import_request(self.read, read_text(file), self.kind, fields=fields, **options)
         notes = list(found.notes)
+        if found.missing:
+            notes.append("not in the file: " + ", ".join(found.missing) + "; --with gives further fields")
         if found.ignored:
             notes.append("ignored: " + ", ".join(found.ignored))
         _print_notes(notes)

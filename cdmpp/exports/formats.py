@@ -42,11 +42,14 @@ class Imported:
         Fields of the file that have no counterpart in the request.
     notes : tuple of str
         Assumptions; one sentence each.
+    missing : tuple of str
+        Dotted paths of fields that the planner needs and the file does not have.
     """
 
     request: dict[str, Any]
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 class Exporter(Closed, ABC):
@@ -84,11 +87,14 @@ class Importer(Closed, ABC):
 
 
 def at(tree: Any, path: str, default: Any = None) -> Any:
-    """The value at a dotted path of nested mappings, or the default."""
+    """The value at a dotted path of nested mappings, or the default; a number is an index of a list."""
     for name in path.split("."):
-        if not isinstance(tree, Mapping) or name not in tree:
+        if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
+            tree = tree[int(name)]
+        elif isinstance(tree, Mapping) and name in tree:
+            tree = tree[name]
+        else:
             return default
-        tree = tree[name]
     return tree
 
 

@@ -23,6 +23,7 @@ _NAMES: tuple[tuple[Symbol, str], ...] = (
     ("", r"^(final_?)?(layer_?)?norm$|^ln_f$"),
 )
 _MAX_LAYERS = 100_000
+_OPTION = "--pipeline-model-parallel-layout"
 
 
 def symbol(name: str, given: Mapping[str, Symbol]) -> Symbol:
@@ -53,13 +54,13 @@ def parse_layout(text: str) -> list[str]:
     for pattern in (r"\(([^()]+)\)\*(\d+)", r"(.)\*(\d+)"):
         largest = max((int(count) for _, count in re.findall(pattern, expanded)), default=0)
         if largest > _MAX_LAYERS:
-            raise FieldError(f"layout: {largest} repetitions; {_MAX_LAYERS} are the limit", path="layout")
+            raise FieldError(f"{_OPTION}: {largest} repetitions; {_MAX_LAYERS} are the limit", path=_OPTION)
         expanded = re.sub(pattern, lambda found: found.group(1) * int(found.group(2)), expanded)
     wrong = set(expanded) - set(SYMBOLS + "|")
     if wrong or not set(expanded) - {"|"}:
         raise FieldError(
-            f"layout: {text[:80]!r} is no pipeline layout" + (f": {min(wrong)!r} is no symbol" if wrong else ""),
-            path="pipeline-model-parallel-layout",
+            f"{_OPTION}: {text[:80]!r} is no pipeline layout" + (f": {min(wrong)!r} is no symbol" if wrong else ""),
+            path=_OPTION,
             hint='stages of E, t, m and L, separated by |, such as "Et*3|t*4|t*4L"',
         )
     return expanded.split("|")

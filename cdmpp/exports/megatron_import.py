@@ -43,11 +43,15 @@ class MegatronImporter(Importer):
             if name in args.remaining:
                 raise FieldError(
                     f"--{name}: {meaning} cannot be imported",
-                    path=name,
+                    path=f"--{name}",
                     hint="write the layers by hand (docs/pipelines.md)",
                 )
         if (args.whole("context-parallel-size", 1) or 1) > 1:
-            raise FieldError("--context-parallel-size: context parallelism cannot be imported", hint="remove it")
+            raise FieldError(
+                "--context-parallel-size: context parallelism cannot be imported",
+                path="--context-parallel-size",
+                hint="remove it",
+            )
         notes: list[str] = []
         tp = args.whole("tensor-model-parallel-size", 1) or 1
         model = self._model(args, tp, notes)
@@ -65,7 +69,7 @@ class MegatronImporter(Importer):
         batch = args.whole("global-batch-size")
         if batch is None:
             notes.append("no --global-batch-size: one micro-batch for each copy, as in Megatron")
-        micro_batches = 1 if batch is None else micro_batch_count(batch, run.micro_batch, dp, "global-batch-size")
+        micro_batches = 1 if batch is None else micro_batch_count(batch, run.micro_batch, dp, "--global-batch-size")
         stages, virtual = _stages(args, model.layers, pp)
         job = Job(
             model,
@@ -91,7 +95,7 @@ class MegatronImporter(Importer):
         vocab = args.whole("padded-vocab-size", args.whole("vocab-size", self.vocab)) or 0
         if not vocab:
             raise FieldError(
-                "--vocab-size: missing", path="vocab-size", hint="give the option vocab: rows of the embedding"
+                "--vocab-size: missing", path="--vocab-size", hint="give the option vocab: rows of the embedding"
             )
         divisor = (args.whole("make-vocab-size-divisible-by", 128) or 128) * tp
         padded = -(-vocab // divisor) * divisor
@@ -123,7 +127,7 @@ class MegatronImporter(Importer):
             raise FieldError(
                 f"--nproc-per-node: {processes * machines} processes are no multiple of {ranks} tensor-parallel and "
                 "pipeline ranks",
-                path="nproc-per-node",
+                path="--nproc-per-node",
                 hint="correct the sizes, or give the option dp",
             )
         return processes * machines // ranks
@@ -132,7 +136,7 @@ class MegatronImporter(Importer):
 def _needed(args: Arguments, name: str) -> int:
     value = args.whole(name)
     if value is None:
-        raise FieldError(f"--{name}: missing", path=name, hint="add it to the arguments")
+        raise FieldError(f"--{name}: missing", path=f"--{name}", hint="add it to the arguments")
     return value
 
 
@@ -145,7 +149,7 @@ def _stages(args: Arguments, layers: int, pp: int) -> tuple[list[dict[str, int]]
         if layers % (chunk * pp):
             raise FieldError(
                 f"--num-layers-per-virtual-pipeline-stage: {layers} layers are no multiple of {chunk} x {pp} ranks",
-                path="num-layers-per-virtual-pipeline-stage",
+                path="--num-layers-per-virtual-pipeline-stage",
                 hint="correct the sizes",
             )
         virtual = layers // (chunk * pp)
@@ -161,7 +165,7 @@ def _stages(args: Arguments, layers: int, pp: int) -> tuple[list[dict[str, int]]
     elif "".join(symbols) != "E" + "t" * layers + "L":
         wrong = f"its layers are not E, {layers} decoder layers, L"
     if wrong:
-        raise FieldError(f"--{name}: {wrong}", path=name, hint="correct the layout")
+        raise FieldError(f"--{name}: {wrong}", path=f"--{name}", hint="correct the layout")
     parts: list[dict[str, Any]] = [
         {"embedding": stage.count("E"), "block": stage.count("t"), "head": stage.count("L")} for stage in symbols
     ]

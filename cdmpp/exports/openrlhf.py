@@ -97,7 +97,7 @@ class OpenRlhfImporter(Importer):
         engines = whole("vllm.num_engines")
         if engines is None:
             raise FieldError(
-                "--vllm.num_engines: missing", path="vllm.num_engines", hint="an rl request generates with an engine"
+                "--vllm.num_engines: missing", path="--vllm.num_engines", hint="an rl request generates with an engine"
             )
         asynchronous = flag("train.async_enable")
         queue = whole("train.async_queue_size", 1)
@@ -105,7 +105,7 @@ class OpenRlhfImporter(Importer):
         if actor % tp or (shared and actor != engines * tp):
             raise FieldError(
                 f"--actor.num_gpus_per_node: {actor} GPUs of the actor do not fit {engines} engines of {tp} GPUs",
-                path="actor.num_gpus_per_node",
+                path="--actor.num_gpus_per_node",
                 hint="correct the sizes",
             )
         new_tokens = whole("rollout.max_new_tokens", args.whole("generate_max_len"))
@@ -123,5 +123,5 @@ class OpenRlhfImporter(Importer):
         )
         for name in ("vllm.enable_sleep", "train.colocate_actor_ref", "ref.num_nodes", "ref.num_gpus_per_node"):
             flag(name)
-        notes = (MISSING, f"a unit has {tp} GPUs, those of an engine", "missing arguments have OpenRLHF's defaults")
-        return Imported(request, args.ignored(), notes)
+        notes = (f"a unit has {tp} GPUs, those of an engine", "missing arguments have OpenRLHF's defaults")
+        return Imported(request, args.ignored(), notes, MISSING)

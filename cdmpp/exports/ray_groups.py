@@ -114,7 +114,7 @@ class RayImporter(Importer):
         )
         if not request["training_units"]:
             del request["training_units"], request["pools"][1], request["layout"]
-        return Imported(request, notes=(MISSING,))
+        return Imported(request, missing=MISSING)
 
 
 def _groups(text: str) -> list[Group]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cdmpp.compose.request import Answer, Request
 from cdmpp.compose.solve import read_request
 from cdmpp.errors import FieldError
-from cdmpp.exports.formats import Exported, Exporter, Imported, Importer
+from cdmpp.exports.formats import Exported, Exporter, Imported, Importer, at
 from cdmpp.exports.merging import merge
 from cdmpp.planning.registry import PLANNERS, load
 
@@ -127,7 +127,9 @@ def import_request(
     """
     importer = options_of(importer_of(format, kind), format, options)
     found = importer.read(text, kind)
-    return Imported(merge(found.request, fields or {}), found.ignored, found.notes)
+    request = merge(found.request, fields or {})
+    missing = tuple(path for path in found.missing if at(request, path, found) is found)
+    return replace(found, request=request, missing=missing)
 
 
 def exporter_of(format: str, kind: str) -> type[Exporter]:

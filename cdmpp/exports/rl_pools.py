@@ -202,4 +202,5 @@ def rl_request(
     return request | {name: value for name, value in optional.items() if value is not None}
 
 
-MISSING = "the file has no lengths of responses and no costs: give lengths, decode and training"
+#: Fields that no configuration of an RL framework has.
+MISSING = ("lengths.quantiles", "decode", "training")

@@ -103,8 +103,8 @@ class Arguments:
         if not re.fullmatch(r"\d{1,12}", value) or int(value) < 1:
             raise FieldError(
                 f"--{name}: {value!r} is not a whole number of at least 1",
-                path=name,
-                hint="write the number itself: variables of a shell are not known here",
+                path=f"--{name}",
+                hint="write the number, or assign the variable in the same text",
             )
         return int(value)
 

@@ -57,10 +57,7 @@ class TorchAmpImporter(Importer):
         """Operators with their only type; devices, sizes and costs are missing."""
         types = read_types(text)
         operators = [{"id": name, "dtypes": [dtype]} for name, dtype in types.items()]
-        return Imported(
-            {"operators": operators},
-            notes=("the file has no costs: give devices, and output_elements and costs of the operators",),
-        )
+        return Imported({"operators": operators}, missing=("devices", "operators.0.output_elements"))
 
 
 def read_types(text: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ from cdmpp.exports.formats import Imported, Importer
 #: An action as ``_Action.from_str`` of torch reads it: stage, type, micro-batch.
 _ACTION = re.compile(r"(\d+)(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B|F|I|B|W)(\d*)")
 _OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
+#: Costs of the stages.
+MISSING = ("stages.0.forward_s", "stages.0.backward_s")
 _PASSES = {"F": "F", "B": "B", "I": "B", "W": "W"}
 
 
@@ -42,11 +44,9 @@ class TorchCsvImporter(Importer):
             raise FieldError("no pass in the file", hint="a schedule has rows of actions such as 0F0,0F1,0B0,0B1")
         stages = 1 + max(step["stage"] for row in order for step in row)
         micro_batches = 1 + max(step["micro_batch"] for row in order for step in row)
-        notes = ["the file has no costs: give forward_s and backward_s of the stages"]
-        if overlaps:
-            notes.append(f"{overlaps} overlapping pairs (OVERLAP_F_B) run one after the other")
+        notes = [f"{overlaps} overlapping pairs (OVERLAP_F_B) run one after the other"] if overlaps else []
         request = {"stages": [{} for _ in range(stages)], "micro_batches": micro_batches, "schedule": {"order": order}}
-        return Imported(request, tuple(f"{name} ({count})" for name, count in left_out.items()), tuple(notes))
+        return Imported(request, tuple(f"{name} ({count})" for name, count in left_out.items()), tuple(notes), MISSING)
 
 
 def _actions(cell: str, place: str) -> tuple[list[tuple[int, str, int]], bool]:

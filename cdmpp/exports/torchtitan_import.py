@@ -82,6 +82,8 @@ class TorchtitanImporter(Importer):
         shard = fields.whole("parallelism.data_parallel_shard_degree", 1)
         if at(tree, "parallelism.data_parallel_shard_degree", -1) == -1 and self.dp is None:
             notes.append("one data-parallel copy: the file leaves their number to the machines; the option dp gives it")
+        if shard > 1:
+            notes.append("sharding is not imported: weights, gradients and moments are whole on each rank")
         dp = self.dp or replicate * shard
         batch = fields.whole("training.local_batch_size", fields.whole("training.batch_size", 8))
         path = "training.local_batch_size"
@@ -92,7 +94,7 @@ class TorchtitanImporter(Importer):
         stages = stages if stages is not None else _default_stages(fields, model, pp, schedule)
         if len(stages) % pp:
             raise FieldError(
-                f"parallelism: {len(stages)} stages are no multiple of {pp} ranks",
+                f"parallelism.pipeline_parallel_degree: {len(stages)} stages are no multiple of {pp} ranks",
                 path="parallelism.pipeline_parallel_degree",
                 hint="correct the file",
             )
@@ -168,7 +170,7 @@ def _default_stages(fields: _Fields, model: LLMConfig, pp: int, schedule: str) -
     each, more = divmod(whole, stages)
     if each < max(first, last, 1):
         raise FieldError(
-            f"parallelism: {stages} stages are too many for {model.layers} layers",
+            f"{prefix}degree: {stages} stages are too many for {model.layers} layers",
             path=f"{prefix}degree",
             hint="use fewer stages",
         )

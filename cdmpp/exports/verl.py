@@ -116,10 +116,10 @@ class VerlImporter(Importer):
             max_batch=whole(f"{_ROLLOUT}.max_num_seqs"),
             staleness=None if versions is None else versions - 1,
         )
-        notes = [MISSING, f"a unit has {tp} GPUs, those of a rollout replica", "missing keys have veRL's defaults"]
+        notes = [f"a unit has {tp} GPUs, those of a rollout replica", "missing keys have veRL's defaults"]
         if mode == "colocate_async":
             notes.append("colocate_async is read as sync: an rl request has no generation beside training on one GPU")
-        return Imported(request, tuple(path for path in given if path not in used), tuple(notes))
+        return Imported(request, tuple(path for path in given if path not in used), tuple(notes), MISSING)
 
 
 def _tree(text: str) -> tuple[dict[str, Any], list[str]]:

@@ -14,6 +14,7 @@ from cdmpp.exports.merging import merge
 from cdmpp.exports.shell import options, overrides
 from cdmpp.planning.registry import PLANNERS
 
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 STEP: dict[str, Any] = {"stages": [{"forward_s": 1.0, "backward_s": 2.0}], "micro_batches": 2}
 
 
@@ -24,6 +25,30 @@ def test_every_format_names_planners_that_exist(name: str) -> None:
     for cls in directions:
         assert cls.kinds and set(cls.kinds) <= set(PLANNERS)
         assert all(field.description for field in cls.model_fields.values()), "every option is described"
+
+
+@pytest.mark.parametrize(
+    ("file", "format", "kind", "options_"),
+    [
+        ("megatron.sh", "megatron", "split", {"device": "h100-sxm"}),
+        ("megatron.sh", "megatron", "simulate", {"device": "h100-sxm"}),
+        ("torchtitan.toml", "torchtitan", "split", {"device": "h100-sxm"}),
+        ("torchtitan.toml", "torchtitan", "simulate", {"device": "h100-sxm"}),
+        ("verl.yaml", "verl", "rl", {}),
+    ],
+)
+def test_configurations_of_the_documentation_are_read(
+    file: str, format: str, kind: str, options_: dict[str, Any]
+) -> None:
+    costs = {
+        "lengths": {"quantiles": {"0.5": 100, "0.9": 300}},
+        "decode": {"a_s": 0.01},
+        "training": {"seconds_per_token": 1e-4},
+    }
+    text = (EXAMPLES / file).read_text()
+    found = import_request(format, text, kind, fields=costs if kind == "rl" else None, **options_)
+    PLANNERS[kind].read(found.request).check()
+    assert not found.missing
 
 
 def test_unknown_formats_list_those_of_the_planner() -> None:

@@ -98,6 +98,7 @@ def test_verl_is_read_from_overrides_of_a_command() -> None:
     assert found.request["samples_per_step"] == 320
     assert found.request["pools"] == [{"name": "shared", "units": 8}]
     assert found.ignored == ("algorithm.adv_estimator", "actor_rollout_ref.rollout.name")
+    assert found.missing == ("lengths.quantiles", "decode", "training")
 
 
 def test_openrlhf_arguments_of_a_shared_plan(plans: Plans) -> None:

@@ -141,12 +141,13 @@ def test_communication_of_a_schedule_is_listed_and_left_out() -> None:
         {"stage": 0, "pass": "B", "micro_batch": 0},
     ]
     assert "SEND_F (1)" in found.ignored and "UNSHARD (1)" in found.ignored
+    assert found.missing == ("stages.0.forward_s", "stages.0.backward_s")
 
 
 def test_overlapping_actions_run_one_after_the_other() -> None:
     found = import_request("torch-csv", "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n", "simulate", fields={"stages": STAGE})
     assert make_plan("simulate", found.request)["makespan_s"] == 9
-    assert any("1 overlapping" in note for note in found.notes)
+    assert any("1 overlapping" in note for note in found.notes) and not found.missing
 
 
 @pytest.mark.parametrize("text", ["", "0F0,hello\n", "0F\n", "\n\n"])
