@@ -94,6 +94,12 @@ def test_dense_and_expert_layers_are_counted_apart() -> None:
     )
 
 
+def test_experts_are_chosen_by_a_product_and_one_kernel() -> None:
+    parts = by_name(step_operators(config("qwen3-30b-a3b"), Layout(), Decode(4, 10), weights="fp8"))
+    assert parts["router"].program.text() == "linear:dtype=bfloat16,m=4,n=128,k=2048"
+    assert parts["router_topk"].program.text() == "softmax:dtype=float32,rows=4,cols=128"
+
+
 def test_experts_are_spread_over_the_ranks_of_a_layer() -> None:
     parts = by_name(step_operators(config("qwen3-30b-a3b"), Layout(tp=4, ep=2), Decode(8, 100)))
     assert "tokens=8" in parts["experts"].program.text()
