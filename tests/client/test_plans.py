@@ -46,6 +46,20 @@ def call(handler: Handler, asynchronous: bool, method: str, *arguments: Any, **o
     return asyncio.run(main())
 
 
+def test_path_of_a_language_model_is_sent_as_its_content(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    sent = []
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(200, json={"kinds": [{"kind": "afd", "path": "/afd/size"}]})
+        sent.append(json.loads(request.content))
+        return httpx2.Response(200, json={})
+
+    call(handler, False, "plan", "afd", {"ffn": {"layer": {"llm": {"config": str(tmp_path)}}}})
+    assert sent == [{"ffn": {"layer": {"llm": {"config": {"model_type": "llama"}}}}}]
+
+
 def job(state: str, answer: Any = None, error: Any = None) -> httpx2.Response:
     fields = {"job_id": "a1", "kind": "pipeline", "state": state, "progress": 0.5, "best": None, "bound": None}
     return httpx2.Response(200, json={**fields, "answer": answer, "error": error})

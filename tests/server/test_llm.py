@@ -122,3 +122,10 @@ def test_schema_describes_request_and_answer(client: TestClient) -> None:
     assert [choice["$ref"].rpartition("/")[2] for choice in choices] == ["LlmRequest", "LlmDevicesRequest"]
     assert {"404", "409", "422"} <= set(operation["responses"])
     assert set(document["components"]["schemas"]["LlmAnswer"]["properties"]) == set(post(client, GOOD).json())
+
+
+def test_plans_take_no_path_from_a_client(client: TestClient) -> None:
+    request = json.loads((EXAMPLES.parents[1] / "docs" / "examples" / "application_llm.json").read_text())
+    request["engines"][1]["curve"]["llm"]["config"] = str(EXAMPLES / "llama-3.1-8b.json")
+    response = client.post("/application/plan", content=json.dumps(request), headers=JSON)
+    assert "config" in problem(response, 422, "invalid_request")["errors"][0]["path"]
