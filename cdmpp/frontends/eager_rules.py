@@ -133,7 +133,7 @@ def unary(operator: str) -> Callable[[Call], Outcome]:
 
     def rule(call: Call) -> Outcome:
         result = call.results[0]
-        return one(over(operator, result)) if number_type(result) == "float32" else streamed(call)
+        return one(over(operator, result)) if dtype_of(result) == "float32" else streamed(call)
 
     return rule
 

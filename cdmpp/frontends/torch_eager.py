@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.frontends.eager_foreach import foreach
-from cdmpp.frontends.eager_rules import Call, Fields, NoRuleError, outcome
+from cdmpp.frontends.eager_further import further_outcome
+from cdmpp.frontends.eager_rules import Call, Fields, NoRuleError
 from cdmpp.frontends.graph import Unsupported
 from cdmpp.frontends.torch_attention import fused_attention
 from cdmpp.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
@@ -191,6 +191,10 @@ def _run_optimizer(
         raise not_traceable(module, "the optimizer", error) from None
 
 
+#: PyTorch's tags of calls that stream their tensors; old versions lack the second.
+_ONE_PASS = frozenset(tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Tag, name, None)) is not None)
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every call below autograd."""
 
@@ -211,13 +215,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self._quiet:
-            self.add(Call(func.overloadpacket.__name__, args, kwargs or {}, out))
+            call = Call(func.overloadpacket.__name__, args, kwargs or {}, out)
+            self.add(call, one_pass=not _ONE_PASS.isdisjoint(func.tags))
         return out
 
-    def add(self, call: Call) -> None:
-        """Take down what a call launches."""
+    def add(self, call: Call, *, one_pass: bool) -> None:
+        """Take down what a call launches; ``one_pass``: as in :func:`further_outcome`."""
         try:
-            operators = foreach(call) if call.name.startswith("_foreach_") else outcome(call)
+            operators = further_outcome(call, one_pass=one_pass)
             specs = [make_operator(fields) for fields in operators.launches]
         except NoRuleError as error:
             self.missing(call.name, str(error))

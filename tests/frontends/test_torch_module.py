@@ -281,3 +281,45 @@ def test_mistakes_have_a_clear_error(module: Any, inputs: Any, options: dict[str
     with pytest.raises((InvalidProgramError, DataError), match=message) as raised:
         list_module(module, inputs, **options)
     assert isinstance(raised.value, CdmppError) and raised.value.hint
+
+
+def moved_bytes(listing: ModuleListing, phase: str = "forward") -> list[int]:
+    """Bytes of the passes of a phase, which ``relu`` of float32 reads and writes."""
+    sizes = []
+    for row in listing.rows:
+        operator = listing.programs[row.program].operator
+        if row.phase == phase and operator is not None and operator.operator == "relu":
+            sizes.append(8 * operator.rows * operator.cols * row.count)  # type: ignore[attr-defined]
+    return sizes
+
+
+def test_group_norms_read_twice_and_write_once() -> None:
+    x = torch.empty(2, 16, 32, 32)
+    assert moved_bytes(list_module(nn.GroupNorm(4, 16), x)) == [4 * x.numel(), 2 * 4 * x.numel()]
+
+
+@pytest.mark.parametrize("layer", [nn.Mish(), nn.Softplus(), nn.PReLU(), nn.CELU(), nn.GLU()])
+def test_element_wise_calls_without_an_operator_of_their_own_stream_their_tensors(layer: nn.Module) -> None:
+    x = torch.empty(64, 1024)
+    listing = list_module(layer, x)
+    assert listing.left_out == ()
+    written = 0.5 if isinstance(layer, nn.GLU) else 1.0
+    assert sum(moved_bytes(listing)) == pytest.approx((1 + written) * 4 * x.numel(), rel=0.02)
+
+
+def test_products_of_experts_are_grouped() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(4, 64, 32, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+            return torch.nn.functional.grouped_mm(x, self.weight, offs=ends)
+
+    inputs = torch.empty(128, 64, dtype=torch.bfloat16, requires_grad=True), torch.zeros(4, dtype=torch.int32)
+    listing = list_module(Experts(), inputs, mode="training")
+    names = [(phase, name) for phase in listing.phases for _, name, _ in lines(listing, phase) if "grouped" in name]
+    assert [name.partition(":")[0] for _, name in names] == ["grouped_gemm"] * len(names)
+    assert [phase for phase, _ in names][:2] == ["forward", "backward"]
+    assert "groups=4,rows=128,n=32,k=64" in names[0][1]
+    assert listing.left_out == ()
