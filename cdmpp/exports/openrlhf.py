@@ -12,8 +12,8 @@ from pydantic import Field
 
 from cdmpp.compose.request import Answer, Request
 from cdmpp.errors import FieldError
-from cdmpp.exports.formats import Exported, Imported, Importer
-from cdmpp.exports.rl_pools import MISSING, RlExporter, rl_request
+from cdmpp.exports.formats import Exported, Imported
+from cdmpp.exports.rl_pools import RlExporter, RlImporter, rl_request
 from cdmpp.exports.shell import Arguments, line, options
 
 #: Names of the arguments before groups of names, by the later name.
@@ -72,10 +72,8 @@ class OpenRlhfExporter(RlExporter):
         return Exported(line(named), tuple(notes))
 
 
-class OpenRlhfImporter(Importer):
+class OpenRlhfImporter(RlImporter):
     """Reads the text of a shell line, a script or a file of arguments."""
-
-    kinds = ("rl",)
 
     def read(self, text: str, kind: str) -> Imported:
         """Pools, samples, and lengths of prompt and response."""
@@ -124,4 +122,5 @@ class OpenRlhfImporter(Importer):
         for name in ("vllm.enable_sleep", "train.colocate_actor_ref", "ref.num_nodes", "ref.num_gpus_per_node"):
             flag(name)
         notes = (f"a unit has {tp} GPUs, those of an engine", "missing arguments have OpenRLHF's defaults")
-        return Imported(request, args.ignored(), notes, MISSING)
+        model = args.text("actor.model_name_or_path", None, "pretrain")
+        return self.imported(request, tp, model, args.ignored(), notes)

@@ -26,8 +26,7 @@ class RayExporter(Exporter):
     kinds = ("rl", "afd")
 
     tp: Annotated[
-        Count | None,
-        Field(description="GPUs of a unit; default: ranks of the all-reduces in the request's programs, or 1."),
+        Count | None, Field(description="GPUs of a unit; default: ranks of the request's programs, or 1.")
     ] = None
     node_gpus: Annotated[Count, Field(description="GPUs of a node; a larger unit has several bundles.")] = 8
     cpus: Annotated[Count, Field(description="CPUs for each GPU.")] = 1

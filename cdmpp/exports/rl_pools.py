@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from cdmpp.compose.request import Answer, Count, Request
+from cdmpp.compose.request import Answer, Count, DeviceForm, Request
 from cdmpp.errors import FieldError
-from cdmpp.exports.formats import Exporter
+from cdmpp.exports.formats import Exporter, Imported, Importer
 from cdmpp.exports.sizes import nodes, tensor_parallel
 from cdmpp.planning.rl.plan_schema import RlPlan
 from cdmpp.planning.rl.schema import RlRequest
@@ -63,10 +65,9 @@ class RlExporter(Exporter, ABC):
 
     kinds = ("rl",)
 
-    tp: Annotated[
-        Count | None,
-        Field(description="GPUs of a unit; default: ranks of the all-reduces among the decode programs, or 1."),
-    ] = None
+    tp: Annotated[Count | None, Field(description="GPUs of a unit; default: ranks of the decode programs, or 1.")] = (
+        None
+    )
     node_gpus: Annotated[Count, Field(description="GPUs of a node.")] = 8
     samples_per_prompt: Annotated[Count, Field(description="Responses to one prompt.")] = 1
 
@@ -128,6 +129,44 @@ class RlExporter(Exporter, ABC):
                 hint="choose a divisor",
             )
         return request.samples_per_step // self.samples_per_prompt
+
+
+class RlImporter(Importer, ABC):
+    """Base of the configurations of RL frameworks."""
+
+    kinds = ("rl",)
+
+    model: Annotated[
+        str | None,
+        Field(description="config.json of Hugging Face: the decode curve is predicted; default: the file's model."),
+    ] = None
+    device: Annotated[DeviceForm | None, Field(description="Device of the pools, for the decode curve.")] = None
+
+    def imported(
+        self, request: dict[str, Any], tp: int, model: Any, ignored: tuple[str, ...], notes: Sequence[str]
+    ) -> Imported:
+        """The request with the decode curve of a language model, where model and device are known.
+
+        Parameters
+        ----------
+        request : dict
+            Of :func:`rl_request`.
+        tp : int
+            GPUs of a generation instance.
+        model : str or None
+            Model of the file: used where it is a local folder with a ``config.json``.
+        ignored : tuple of str
+        notes : sequence of str
+        """
+        path = Path(self.model) if self.model is not None else Path(str(model)) / "config.json"
+        if self.device is None or (self.model is None and not (model and path.is_file())):
+            more = ["options model and device give the decode curve of a language model"]
+            return Imported(request, ignored, (*notes, *more), MISSING)
+        context = request.get("prompt_tokens", 0) + request.get("lengths", {}).get("max_tokens", 0) // 2
+        curve = {"config": str(path), "past_len": context, "tp": tp}
+        pools = [pool | {"device": self.device} for pool in request["pools"]]
+        more = [f"decoding is priced with {context} cached tokens of each sample: the prompt and half a response"]
+        return Imported(request | {"pools": pools, "decode": {"llm": curve}}, ignored, (*notes, *more), MISSING)
 
 
 def _unsaid(request: RlRequest, plan: RlPlan) -> list[str]:

@@ -10,7 +10,7 @@ from cdmpp.errors import FieldError
 
 
 def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]]:
-    """Tensor-parallel ranks of a request: those of the all-reduces among its programs.
+    """Tensor-parallel ranks of a request: those of its language model, or of the all-reduces among its programs.
 
     Parameters
     ----------
@@ -21,29 +21,40 @@ def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]
     Returns
     -------
     ranks : int
-        1 without all-reduces.
+        1 without either.
     notes : list of str
         The source of the number.
 
     Raises
     ------
     FieldError
-        The all-reduces have different numbers of ranks.
+        They have different numbers of ranks, or a language model has several stages.
     """
     values = request.model_dump(mode="json", include=set(fields) or None)
     ranks = sorted(set(_all_reduces(values)))
     if len(ranks) > 1:
         raise FieldError(
-            f"tp: the all-reduces of the request have {' and '.join(map(str, ranks))} ranks", hint="give the option tp"
+            f"tp: programs of the request have {' and '.join(map(str, ranks))} ranks",
+            path="tp",
+            hint="give the option tp",
         )
     if ranks:
-        return ranks[0], [f"tp {ranks[0]}: ranks of the all-reduces in the request"]
-    return 1, ["tp 1: the request has no all-reduce among its programs"]
+        return ranks[0], [f"tp {ranks[0]}: ranks of the programs in the request"]
+    return 1, ["tp 1: no program of the request has several ranks"]
 
 
 def _all_reduces(value: Any) -> Iterator[int]:
-    """Ranks of every all-reduce that is one of several programs."""
+    """Ranks of every all-reduce that is one of several programs, and of every language model."""
     if isinstance(value, Mapping):
+        model = value.get("llm")
+        if isinstance(model, Mapping):
+            if model["pp"] > 1:
+                raise FieldError(
+                    f"llm: a unit has {model['pp']} stages, and the format has none",
+                    path="llm.pp",
+                    hint="give the option tp: GPUs of a unit",
+                )
+            yield int(model["tp"])
         program = value.get("program")
         if isinstance(program, Mapping) and program.get("operator") == "all_reduce":
             yield int(program["ranks"])

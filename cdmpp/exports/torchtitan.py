@@ -24,8 +24,7 @@ class TorchtitanExporter(Exporter):
     kinds = ("split",)
 
     tp: Annotated[
-        Count | None,
-        Field(description="Tensor-parallel ranks of a stage; default: ranks of the all-reduces in the request."),
+        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
     ] = None
     symbols: Annotated[
         dict[str, Symbol],

@@ -11,8 +11,8 @@ from typing import Any
 
 from cdmpp.compose.request import Answer, Request
 from cdmpp.errors import FieldError
-from cdmpp.exports.formats import Exported, Imported, Importer, at, leaves, put
-from cdmpp.exports.rl_pools import MISSING, RlExporter, rl_request
+from cdmpp.exports.formats import Exported, Imported, at, leaves, put
+from cdmpp.exports.rl_pools import RlExporter, RlImporter, rl_request
 from cdmpp.exports.shell import overrides
 from cdmpp.exports.yaml_text import read_yaml, write_yaml
 
@@ -62,10 +62,8 @@ class VerlExporter(RlExporter):
         return Exported(write_yaml(tree), tuple(notes))
 
 
-class VerlImporter(Importer):
+class VerlImporter(RlImporter):
     """Reads YAML, or a shell line with overrides such as ``data.train_batch_size=256``."""
-
-    kinds = ("rl",)
 
     def read(self, text: str, kind: str) -> Imported:
         """Pools, samples, and lengths of prompt and response."""
@@ -119,7 +117,9 @@ class VerlImporter(Importer):
         notes = [f"a unit has {tp} GPUs, those of a rollout replica", "missing keys have veRL's defaults"]
         if mode == "colocate_async":
             notes.append("colocate_async is read as sync: an rl request has no generation beside training on one GPU")
-        return Imported(request, tuple(path for path in given if path not in used), tuple(notes), MISSING)
+        used.add("actor_rollout_ref.model.path")
+        ignored = tuple(path for path in given if path not in used)
+        return self.imported(request, tp, at(tree, "actor_rollout_ref.model.path"), ignored, notes)
 
 
 def _tree(text: str) -> tuple[dict[str, Any], list[str]]:

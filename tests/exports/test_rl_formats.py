@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from cdmpp import make_plan
 from cdmpp.errors import FieldError
 from cdmpp.exports import export_plan, import_request
 from cdmpp.exports.shell import options
+from cdmpp.exports.sizes import tensor_parallel
 from cdmpp.exports.yaml_text import read_yaml
+from cdmpp.llm.read import with_configs
+from cdmpp.planning.registry import PLANNERS
 
 #: Fields that no framework's configuration has.
 COSTS: dict[str, Any] = {
@@ -111,10 +115,7 @@ def test_openrlhf_arguments_of_a_shared_plan(plans: Plans) -> None:
 
 
 def test_ray_accepts_the_groups(plans: Plans) -> None:
-    placement = pytest.importorskip("ray.util.placement_group", exc_type=ImportError)
-    import importlib
-
-    validate = importlib.import_module(placement.__name__).validate_placement_group
+    validate = pytest.importorskip("ray.util.placement_group", exc_type=ImportError).validate_placement_group
     for name in PLANS:
         groups = json.loads(export_plan("ray", "rl", *plans[name], tp=2, label="pool").text)["groups"]
         for group in groups:
@@ -143,9 +144,6 @@ def test_tensor_parallel_size_is_that_of_the_decode_programs() -> None:
         {"program": {"operator": "linear", "m": "batch", "n": 64, "k": 64, "dtype": "bfloat16"}},
         {"program": {"operator": "all_reduce", "bytes": "batch*128", "ranks": 4}},
     ]
-    from cdmpp.exports.sizes import tensor_parallel
-    from cdmpp.planning.registry import PLANNERS
-
     decode = {"batch": [1, 8], "programs": work, "device": "h100-sxm"}
     assert tensor_parallel(PLANNERS["rl"].read({**REQUEST, "decode": decode}), "decode")[0] == 4
 
@@ -202,3 +200,29 @@ def test_files_of_another_format_are_refused(format: str, text: str, message: st
     with pytest.raises(FieldError, match=message) as caught:
         import_request(format, text, "rl", **({"samples": 8} if format == "ray" else {}))
     assert caught.value.hint or format == "ray"
+
+
+def test_model_and_device_give_the_decode_curve(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = f"""--vllm.num_engines 4 --vllm.tensor_parallel_size 2 --actor.num_gpus_per_node 8 --train.colocate_all
+        --rollout.max_new_tokens 1000 --data.max_len 1100 --actor.model_name_or_path {tmp_path}"""
+    found = import_request("openrlhf", text, "rl", device="h100-sxm", fields={"training": COSTS["training"]})
+    assert found.missing == ("lengths.quantiles",)
+    llm = found.request["decode"]["llm"]
+    assert (llm["past_len"], llm["tp"]) == (600, 2)
+    request = with_configs({**found.request, "lengths": COSTS["lengths"]})
+    read = PLANNERS["rl"].read(request)
+    assert read.price_requests()
+    assert tensor_parallel(read, "decode", "pools")[0] == 2
+    named = import_request("openrlhf", text, "rl", device="h100-sxm", model="other.json").request
+    assert named["decode"]["llm"]["config"] == "other.json"
+    assert "decode" not in import_request("openrlhf", text, "rl").request
