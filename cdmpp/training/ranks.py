@@ -180,7 +180,9 @@ def _lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # gloo's messages begin with the place in its source, in brackets.
+        reason = str(error).splitlines()[0].rpartition("] ")[2] if str(error) else "no message"
         raise ServiceError(
-            f"another process of the run ended: {str(error).splitlines()[0][:200]}",
+            f"another process of the run ended: {reason[:200]}",
             hint="its own message has the cause; the same command resumes from the last checkpoint",
         ) from None

@@ -166,3 +166,30 @@ def test_without_world_size_there_is_no_process_group(monkeypatch: pytest.Monkey
         assert (ranks.rank, ranks.size, ranks.first) == (0, 1, True)
         assert not torch.distributed.is_initialized()
         assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_error_of_the_first_rank_is_raised_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+
+    def broadcast(outcome: list[object]) -> None:
+        sent.append(outcome[0]) if outcome[0] is not None else outcome.__setitem__(0, sent[-1])
+
+    def fails() -> int:
+        raise DataError("it holds a run on other data", hint="choose another")
+
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
+    assert [Ranks(rank, 2).from_first(lambda: 7) for rank in (0, 1)] == [7, 7]
+    for rank in (0, 1):
+        with pytest.raises(DataError, match="other data") as caught:
+            Ranks(rank, 2).from_first(fails)
+        assert caught.value.hint == "choose another"
+
+
+def test_processes_with_different_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(values: list[object], own: object) -> None:
+        values[:] = [own, {"data": "another"}]
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    Ranks(0, 2).check_same({"data": "another"})
+    with pytest.raises(DataError, match="different configurations or data"):
+        Ranks(0, 2).check_same({"data": "mine"})
