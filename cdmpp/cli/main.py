@@ -30,6 +30,7 @@ from cdmpp.cli.replay import replay
 from cdmpp.cli.select import select
 from cdmpp.cli.serve import serve
 from cdmpp.cli.support import support
+from cdmpp.cli.sweep import sweep
 from cdmpp.cli.train import train
 
 app = typer.Typer(
@@ -75,6 +76,7 @@ app.command(epilog="example: cdmpp measure job/ --out result/")(measure)
 app.command(epilog="example: cdmpp select --device my-gpu.toml --k 40 --out todo/")(select)
 app.command(epilog="example: cdmpp probe --on cuda:0 --out my-gpu/")(probe)
 app.command(epilog="example: cdmpp adapt --records mine.csv --device my-gpu.toml --out my-gpu")(adapt)
+app.command(cls=RayCommand, epilog="example: cdmpp sweep examples/sweep.toml --plot front.png")(sweep)
 app.command(epilog="example: cdmpp replay model.onnx --device t4 --gap-us 2 --figure timeline.png")(replay)
 app.command(epilog="example: cdmpp serve --port 8080")(serve)
 app.command(epilog="example: cdmpp devices h20 --json")(devices)

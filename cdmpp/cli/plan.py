@@ -20,6 +20,8 @@ from cdmpp.errors import DataError, FieldError
 from cdmpp.planning.registry import PLANNERS, PlannerSpec
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from cdmpp.compose.budget import Progress, SearchControl
     from cdmpp.prediction import Prediction
 
@@ -216,9 +218,13 @@ def draw_to(path: Path, request: Any, plan: Any) -> None:
     DataError
         The file cannot be written, or its extension is not an image format.
     """
-    drawn = request.sibling("view").draw(request, plan)
+    save_figure(request.sibling("view").draw(request, plan), path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure; raises the DataError of :func:`draw_to`."""
     try:
-        drawn.savefig(path, dpi=120, bbox_inches="tight")
+        figure.savefig(path, dpi=120, bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}", hint="name a file that ends in .png, .svg or .pdf") from None
 

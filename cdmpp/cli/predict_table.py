@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
-from cdmpp.cli.output import device_of, on_terminal
+from cdmpp.cli.output import device_of
+from cdmpp.cli.progress import progress_bar
 from cdmpp.errors import DataError
 from cdmpp.programs.query_options import Backend, Framework, Protocol
 from cdmpp.tables.sources import is_table
@@ -142,8 +142,8 @@ def _run(
 
     if predict.reader.unused:
         print(f"note: columns that are not read: {', '.join(predict.reader.unused)}", file=sys.stderr)
-    with _bar(task.path.name) if on_terminal() else nullcontext(None) as progress:
-        return write_answers(task, parts, given.out, progress)
+    with progress_bar(task.path.name, "rows") as advance:
+        return write_answers(task, parts, given.out, lambda part: advance(part.read, part.rows))
 
 
 def _devices(artifact: Artifact, names: Sequence[str]) -> list[DeviceSpec]:
@@ -173,27 +173,3 @@ def _report(summary: TableSummary, given: TableArguments) -> None:
         raise typer.Exit(FAILED)
     if given.strict:
         raise typer.Exit(INCOMPLETE)
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Callable[[AnsweredSlice], None]]:
-    """A progress listener that draws a bar on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(name),
-        BarColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task, rows = bar.add_task(name, total=1.0, rows=0), 0
-
-        def listen(part: AnsweredSlice) -> None:
-            nonlocal rows
-            rows += part.rows
-            bar.update(task, completed=part.read, rows=rows)
-
-        yield listen

@@ -1,0 +1,40 @@
+"""Progress bars on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cdmpp.cli.output import on_terminal
+
+Advance = Callable[[float, int], None]
+
+
+@contextmanager
+def progress_bar(name: str, unit: str) -> Iterator[Advance]:
+    """A function that shows progress: the share of the work, 0 to 1, and a number of finished units to add.
+
+    Where stderr is not a terminal, it shows nothing.
+    """
+    if not on_terminal():
+        yield lambda share, count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        TextColumn(f"{{task.fields[finished]:,}} {unit}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task, finished = bar.add_task(name, total=1.0, finished=0), 0
+
+        def advance(share: float, count: int) -> None:
+            nonlocal finished
+            finished += count
+            bar.update(task, completed=share, finished=finished)
+
+        yield advance
