@@ -126,6 +126,9 @@ class Collector:
         """
         names = [c.name for c in self.configurations]
         shutil.rmtree(self._spool, ignore_errors=True)
+        if self._is_complete(names):  # starting workers, which import TVM, would take seconds
+            self._phase("measuring", len(self.store.measured(names, FIRST)), self.store.count_programs() * len(names))
+            return
         self._spool.mkdir()
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._spool, True)
@@ -147,6 +150,11 @@ class Collector:
                 if len(due) >= GROUP:
                     self._again(list(due), builders, timers)
             self._repeat_rest(builders, timers)
+
+    def _is_complete(self, names: Sequence[str]) -> bool:
+        """Whether no search, first or second measurement is left to do."""
+        searched = not self.settings.tune or not self.store.untuned(self.settings.tune)
+        return searched and not self.store.missing(names, 1) and not self._due()
 
     def _tune(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
         """Search each task for good schedules, measured on the first configuration."""

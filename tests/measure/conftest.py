@@ -43,7 +43,7 @@ def tiny_programs() -> list[str]:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fill(tiny_programs: list[str]) -> Fill:
     """Fill a folder's store with the programs, each a task of its own; gives their hashes."""
 
@@ -62,18 +62,19 @@ def fill(tiny_programs: list[str]) -> Fill:
     return filled
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quick() -> CollectSettings:
     """Settings under which a program is timed within milliseconds."""
     return CollectSettings(
         schedules=0,
         repeat_share=1.0,
         repeat_gap_s=0.0,
+        builders=1,  # each imports TVM for seconds
         timing=TimingSettings(repeat_s=1e-4, total_s=1e-3, min_repeats=2, max_repeats=3, max_spread=100.0),
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def one_thread() -> Configuration:
     """One thread of some CPU with SSE4.2, on a core of this machine."""
     import os
