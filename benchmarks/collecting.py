@@ -48,12 +48,12 @@ def timed_s(measurement: StoredMeasurement) -> float:
     return (measurement.number or 0) * sum(measurement.repeats_s)
 
 
-def networks_part(names: tuple[str, ...], chosen: tuple[Configuration, ...], schedules: int) -> list[Any]:
+def networks_part(names: tuple[str, ...], chosen: tuple[Configuration, ...], settings: CollectSettings) -> list[Any]:
     """A row of :data:`COLUMNS` for each network."""
     rows = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
-            collector = Collector(store, CollectSettings(schedules=schedules, repeat_share=0.0), chosen)
+            collector = Collector(store, settings, chosen)
             started = time.perf_counter()
             collector.prepare([name])
             prepared, begun = time.perf_counter(), time.time()
@@ -140,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", action="append", help="network of part 1, repeatable; default: two of six")
     parser.add_argument("--schedules", type=int, default=4)
+    parser.add_argument("--builders", type=int, help="building processes; default: one per core")
     parser.add_argument("--candidates", type=int, default=40)
     parser.add_argument("--cap-s", type=float, default=600.0)
     parser.add_argument("--skip-tvm", action="store_true", help="leave part 2 out")
@@ -148,7 +149,8 @@ def main() -> None:
     chosen = configurations(("native@1",))
     target = dict(chosen[0].target)
     print(f"on {chosen[0].name}, {target}", flush=True)
-    rows = networks_part(tuple(given.network or NETWORKS[:2]), chosen, given.schedules)
+    settings = CollectSettings(schedules=given.schedules, repeat_share=0.0, builders=given.builders)
+    rows = networks_part(tuple(given.network or NETWORKS[:2]), chosen, settings)
     print("  ".join(COLUMNS))
     for name, *figures in rows:
         print(f"{name:14s} " + "  ".join(f"{f:.3g}" for f in figures))

@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=4.0, metavar="S", help="seconds for a published instance")
     parser.add_argument("--random-budget", type=float, default=0.5, metavar="S", help="seconds for a random instance")
     parser.add_argument("--limited-budget", type=float, default=1.0, metavar="S", help="seconds for a memory limit")
+    parser.add_argument("--skip-cold", action="store_true", help="leave out the start without compiled code")
     parser.add_argument("--out", type=Path, help="result file")
     parser.add_argument("--figure", type=Path, help="plot of a plan")
     parser.add_argument("--full", action="store_true", help="the budgets, result file and plot of the documentation")
@@ -199,7 +200,7 @@ def main() -> None:
         options.budget, options.random_budget, options.limited_budget = 30.0, 2.0, 4.0
         options.out, options.figure = OUT, PICTURE
     with tempfile.TemporaryDirectory() as name:
-        cold, cold_wall_s = run_command(2, options.budget, Path(name), cold=True)
+        cold, cold_wall_s = run_command(2, options.budget, Path(name), cold=not options.skip_cold)
         rows = solve_published(options.instances, options.budget, Path(name))
     results = {
         "cores": os.cpu_count(),

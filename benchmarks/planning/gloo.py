@@ -165,7 +165,7 @@ def measure_round(name: str, repeats: int) -> Round:
     dist.barrier()
     alone_s, slower_s = _alone(silent, repeats)
     times = [(float(size), _transfer_s(size)) for size in SIZES_BYTES]
-    slowdowns = _slowdowns(silent, alone_s)
+    slowdowns = _slowdowns(silent, alone_s, min(repeats, 10))
     iterations_s, buckets = {}, {}
     for bucket_bytes in BUCKETS_BYTES:
         trainer = Trainer(name, bucket_bytes)
@@ -203,10 +203,10 @@ def _transfer_s(size: int) -> float:
     return typical(times_s)
 
 
-def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
-    """Slowdown factors of iterations and of transfers while both run."""
+def _slowdowns(silent: Trainer, alone_s: float, iterations: int) -> tuple[float, float]:
+    """Slowdown factors of iterations and of transfers while both run, over about so many iterations."""
     size = 4 * MIB
-    wanted = torch.tensor(max(round(10 * alone_s / _transfer_s(size)), 4))
+    wanted = torch.tensor(max(round(iterations * alone_s / _transfer_s(size)), 4))
     dist.broadcast(wanted, 0)  # both must send as often
     count = int(wanted)
     buffers = [torch.zeros(size // 4) for _ in range(4)]  # of works in flight two run at a time
@@ -215,7 +215,7 @@ def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
         dist.barrier()
         return [dist.all_reduce(buffer, async_op=True) for buffer in islice(cycle(buffers), count)]
 
-    times_s, iterations = [], []
+    times_s, counts = [], []
     for busy in (False, True):
         start, done = time.perf_counter(), 0
         sent = send()
@@ -225,8 +225,8 @@ def _slowdowns(silent: Trainer, alone_s: float) -> tuple[float, float]:
         for work in sent:
             work.wait()
         times_s.append(time.perf_counter() - start)
-        iterations.append(done)
-    return max(times_s[1] / (iterations[1] * alone_s), 1.0), max(times_s[1] / times_s[0], 1.0)
+        counts.append(done)
+    return max(times_s[1] / (max(counts[1], 1) * alone_s), 1.0), max(times_s[1] / times_s[0], 1.0)
 
 
 def _run(rank: int, name: str, store: str, rounds: int, repeats: int, out: str) -> None:

@@ -31,6 +31,7 @@ from cdmpp.measure.worker import Outcome
 from cdmpp.programs.program import TensorProgram
 from tests.measure.bad_programs import bad_programs
 from tests.measure.conftest import TINY, Fill
+from tests.measure.networks import two_layers
 from tests.waiting import PATIENCE_S, is_running, wait_until
 
 pytestmark = pytest.mark.native
@@ -205,18 +206,6 @@ def test_folder_resumes_with_another_target_after_a_kill(
     summary = info(finished)
     assert summary["devices"] == ["test-cpu-1t", "test-cpu-1t-avx2"]
     assert summary["records"] == 2 * len(collected.hashes)
-
-
-def two_layers() -> bytes:
-    """An ONNX model that is lowered to two programs."""
-    from onnx import TensorProto, helper
-
-    shapes = {"x": (8, 16), "w": (16, 32), "y": (8, 32)}
-    x, w, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
-    layers = [helper.make_node("MatMul", ["x", "w"], ["product"]), helper.make_node("Softmax", ["product"], ["y"])]
-    model = helper.make_model(helper.make_graph(layers, "two-layers", [x, w], [y]), ir_version=10)
-    content: bytes = model.SerializeToString()
-    return content
 
 
 def test_duplicate_network_is_collected_once(tmp_path: Path, quick: CollectSettings, one_thread: Configuration) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def random_inputs(rows: int, leaves: int, seed: int = 0) -> dict[str, torch.Tens
     }
 
 
+@cache
 def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
     """Random operators on three devices; the latency is twice the reference, with noise."""
     rng = np.random.default_rng(seed)

@@ -35,13 +35,12 @@ def assert_equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> 
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
 
 
-@pytest.mark.parametrize("kill_at", [50, 100])
-def test_a_resumed_run_ends_bit_for_bit_where_the_unbroken_one_does(tmp_path: Path, kill_at: int) -> None:
-    data, config = dataset(), training(steps=120, checkpoint_every=17)
+def test_a_resumed_run_ends_bit_for_bit_where_the_unbroken_one_does(tmp_path: Path) -> None:
+    data, config = dataset(), training(steps=60, checkpoint_every=17)
     whole, _ = train(data, config, tmp_path / "whole")
 
     def stop(step: int, steps: int, metrics: dict[str, float]) -> None:
-        if step == kill_at:
+        if step == 50:
             raise KilledError
 
     with pytest.raises(KilledError):
@@ -49,7 +48,7 @@ def test_a_resumed_run_ends_bit_for_bit_where_the_unbroken_one_does(tmp_path: Pa
     assert (tmp_path / "broken" / CHECKPOINT).exists()
     resumed, summary = train(data, config, tmp_path / "broken")
     assert_equal(weights(whole), weights(resumed))
-    assert summary["steps"] == 120
+    assert summary["steps"] == 60
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -105,12 +104,12 @@ def test_a_checkpoint_that_does_not_say_its_data_is_not_continued(tmp_path: Path
 
 def test_the_loss_falls_and_is_written_down(tmp_path: Path) -> None:
     seen: list[tuple[int, float]] = []
-    config = training(steps=300, learning_rate=5e-3)
+    config = training(steps=200, learning_rate=5e-3)
     train(dataset(), config, tmp_path, progress=lambda step, _, m: seen.append((step, m["loss"])))
-    assert [step for step, _ in seen] == [50, 100, 150, 200, 250, 300]
+    assert [step for step, _ in seen] == [50, 100, 150, 200]
     assert seen[-1][1] < 0.6 * seen[0][1]
     last = json.loads((tmp_path / METRICS).read_text().splitlines()[-1])
-    assert last["step"] == 300
+    assert last["step"] == 200
 
 
 def test_lower_precision_ends_with_the_training(tmp_path: Path) -> None:
