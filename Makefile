@@ -65,6 +65,8 @@ demo: $(READY)
 
 # The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts the
 # longest files first. Tests marked native, browser, gpu or load are skipped where their tool is missing.
+# Some 150 processes of the tests would compile the package anew where the caller forbids files of bytecode.
+test test-fast test-stress: export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 test: $(READY)
 	@echo 'all tests and the notebooks: about 10 minutes on two idle cores'
