@@ -142,7 +142,7 @@ def _print(estimates: list[LLMEstimate], most: int) -> None:
             *_cells(e.prefill),
             *_cells(e.decode),
             *_cells(e.total),
-            f"{e.tokens / e.total.point:,.0f}",
+            _rate(e.tokens / e.total.point),
             _memory(e),
             e.domain,
         )
@@ -177,6 +177,10 @@ def _cells(value: Bounded | None) -> tuple[str, str]:
     if value is None:
         return "-", "-"
     return format_latency(value.point), f"{format_latency(value.lower)} – {format_latency(value.upper)}"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def _memory(estimate: LLMEstimate) -> str:

@@ -76,10 +76,29 @@ def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
     DataError
         The file cannot be read, or is not a JSON object.
     """
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
-    return _load(file)
+    shown, hint = str(path)[:200], "pass the config.json of a model"
+    try:
+        file = Path(path)
+        text = _text(file / "config.json" if file.is_dir() else file)
+    except OSError as error:
+        raise DataError(f"{shown} cannot be read: {error.strerror}", hint=hint) from None
+    except ValueError:  # a null character in the path
+        raise DataError(f"{shown!r} is not a path", hint=hint) from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DataError(f"{shown} is not JSON", hint=hint) from None
+    if not isinstance(value, dict):
+        raise DataError(f"{shown} is not a JSON object", hint=hint)
+    return value
+
+
+def _text(file: Path) -> bytes:
+    if file.stat().st_size > _MAX_FILE_BYTES:
+        raise DataError(
+            f"{str(file)[:200]} has more than {_MAX_FILE_BYTES} bytes", hint="pass the config.json of a model"
+        )
+    return file.read_bytes()
 
 
 def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
@@ -129,22 +148,6 @@ def _with_config(key: Any, value: Any) -> Any:
     if key == "llm" and isinstance(value, Mapping) and isinstance(value.get("config"), str | PathLike):
         return {**value, "config": config_fields(value["config"])}
     return _replaced(value)
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise DataError(f"{file} has more than {_MAX_FILE_BYTES} bytes", hint="pass the config.json of a model")
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror}", hint="pass the path of the config.json of a model"
-        ) from None
-    except (ValueError, RecursionError):
-        raise DataError(f"{file} is not JSON", hint="pass the config.json of a model") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{file} is not a JSON object", hint="pass the config.json of a model")
-    return value
 
 
 def _model_type(config: Mapping[str, Any], path: str) -> str:

@@ -210,6 +210,8 @@ def test_unreadable_files_are_errors(tmp_path: Path) -> None:
         (broken, "is not JSON"),
         (number, "is not a JSON object"),
         (tmp_path / "absent.json", "cannot be read"),
+        ("x" * 5000, "cannot be read"),
+        ("a\0b", "is not a path"),
     ):
         with pytest.raises(DataError, match=message):
             read_config(path)
