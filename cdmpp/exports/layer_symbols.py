@@ -51,10 +51,10 @@ def parse_layout(text: str) -> list[str]:
         The text is no layout.
     """
     expanded = text.replace(",", "").replace(" ", "")
-    for pattern in (r"\(([^()]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        largest = max((int(count) for _, count in re.findall(pattern, expanded)), default=0)
-        if largest > _MAX_LAYERS:
-            raise FieldError(f"{_OPTION}: {largest} repetitions; {_MAX_LAYERS} are the limit", path=_OPTION)
+    for pattern in (r"\(([^()]+)\)\*(\d{1,9})", r"(.)\*(\d{1,9})"):
+        size = len(expanded) + sum(len(part) * int(count) for part, count in re.findall(pattern, expanded))
+        if size > _MAX_LAYERS:
+            raise FieldError(f"{_OPTION}: more than {_MAX_LAYERS} symbols", path=_OPTION, hint="correct its numbers")
         expanded = re.sub(pattern, lambda found: found.group(1) * int(found.group(2)), expanded)
     wrong = set(expanded) - set(SYMBOLS + "|")
     if wrong or not set(expanded) - {"|"}:

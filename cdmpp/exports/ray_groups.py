@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cdmpp.compose.request import Answer, Count, Name, Request
+from cdmpp.compose.request import MAX_COUNT, Answer, Count, Name, Request, Row
+from cdmpp.compose.solve import read_request
 from cdmpp.errors import FieldError
 from cdmpp.exports.formats import Exported, Exporter, Imported, Importer
 from cdmpp.exports.rl_pools import MISSING, rl_request
@@ -15,8 +16,6 @@ from cdmpp.exports.sizes import tensor_parallel
 from cdmpp.planning.afd.schema import AfdPlan
 from cdmpp.planning.rl.plan_schema import RlPlan
 
-#: Strategies of Ray's placement groups.
-STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 Group = dict[str, Any]
 
 
@@ -89,18 +88,14 @@ class RayImporter(Importer):
         """Pools with their units."""
         units: dict[str, int] = {}
         for group in _groups(text):
-            role = str(group.get("name", "")).partition("-")[0]
+            role = group.name.partition("-")[0]
             if role not in ("generation", "training", "shared") or role in units:
                 raise FieldError(
-                    f"groups: {group.get('name')!r} is no single group of generation, training or shared",
+                    f"groups: {group.name!r} is no single group of generation, training or shared",
                     path="groups",
                     hint="an rl request is read from one group of each role",
                 )
-            gpus = [bundle.get("GPU", 0) for bundle in group["bundles"]]
-            tp = self.tp or max(int(gpus[0]), 1)
-            if int(sum(gpus)) % tp:
-                raise FieldError(f"groups: {sum(gpus):g} GPUs of {role} are no multiple of {tp}", path="groups")
-            units[role] = int(sum(gpus)) // tp
+            units[role] = group.units(self.tp)
         generation = units.get("generation", units.get("shared"))
         if generation is None:
             raise FieldError("groups: no group generates", path="groups", hint='name one "generation" or "shared"')
@@ -116,16 +111,42 @@ class RayImporter(Importer):
         return Imported(request, missing=MISSING)
 
 
-def _groups(text: str) -> list[Group]:
+class _Group(Row):
+    """A placement group, as the keyword arguments of Ray."""
+
+    name: str
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    bundles: Annotated[list[dict[str, Annotated[float, Field(ge=0, le=MAX_COUNT)]]], Field(min_length=1)]
+    bundle_label_selector: list[dict[str, str]] | None = None
+
+    def units(self, tp: int | None) -> int:
+        """Units of ``tp`` GPUs; by default a unit is a bundle.
+
+        Raises
+        ------
+        FieldError
+            The GPUs are no multiple of a unit.
+        """
+        gpus = [bundle.get("GPU", 0.0) for bundle in self.bundles]
+        size = tp if tp is not None else max(gpus[0], 1.0)
+        if sum(gpus) % size or not sum(gpus):
+            raise FieldError(
+                f"groups: {sum(gpus):g} GPUs of {self.name} are no multiple of {size:g}",
+                path="groups",
+                hint="give the option tp: GPUs of a unit",
+            )
+        return int(sum(gpus) / size)
+
+
+class _File(Row):
+    groups: Annotated[list[_Group], Field(min_length=1)]
+
+
+def _groups(text: str) -> list[_Group]:
     try:
         value = json.loads(text)
-        groups = value["groups"]
-        if not groups or not all(group["bundles"] for group in groups):
-            raise ValueError("no bundles")
-        if any(group.get("strategy", "PACK") not in STRATEGIES for group in groups):
-            raise ValueError("a strategy is none of " + ", ".join(STRATEGIES))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FieldError(
-            f"the file has no placement groups: {error}", hint='{"groups": [{"name", "strategy", "bundles"}]}'
+            f"the file is not JSON: {error}", hint='{"groups": [{"name", "strategy", "bundles"}]}'
         ) from None
-    return list(groups)
+    return read_request(_File, value).groups

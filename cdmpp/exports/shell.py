@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
+from cdmpp.compose.fields import MAX_COUNT
 from cdmpp.errors import FieldError
 
 #: Option without a value.
@@ -90,7 +91,7 @@ class Arguments:
         self.remaining = dict(values)
 
     def whole(self, name: str, default: int | None = None, *others: str) -> int | None:
-        """A whole number of at least 1, by any of its names.
+        """A whole number from 1 to :data:`MAX_COUNT`, by any of its names.
 
         Raises
         ------
@@ -100,9 +101,9 @@ class Arguments:
         value = self.text(name, None, *others)
         if value is None:
             return default
-        if not re.fullmatch(r"\d{1,12}", value) or int(value) < 1:
+        if not re.fullmatch(r"\d{1,12}", value) or not 1 <= int(value) <= MAX_COUNT:
             raise FieldError(
-                f"--{name}: {value!r} is not a whole number of at least 1",
+                f"--{name}: {value[:40]!r} is not a whole number from 1 to {MAX_COUNT}",
                 path=f"--{name}",
                 hint="write the number, or assign the variable in the same text",
             )

@@ -42,7 +42,13 @@ class TorchCsvImporter(Importer):
             order.append(passes)
         if not any(order):
             raise FieldError("no pass in the file", hint="a schedule has rows of actions such as 0F0,0F1,0B0,0B1")
-        stages = 1 + max(step["stage"] for row in order for step in row)
+        found = {step["stage"] for row in order for step in row}
+        stages = 1 + max(found)
+        if len(found) < stages:
+            raise FieldError(
+                f"stage {next(s for s in range(stages) if s not in found)} has no passes, and stage {stages - 1} has",
+                hint="number the stages from 0",
+            )
         micro_batches = 1 + max(step["micro_batch"] for row in order for step in row)
         notes = [f"{overlaps} overlapping pairs (OVERLAP_F_B) run one after the other"] if overlaps else []
         request = {"stages": [{} for _ in range(stages)], "micro_batches": micro_batches, "schedule": {"order": order}}

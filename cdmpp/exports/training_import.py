@@ -58,6 +58,12 @@ class Job:
             The tensor-parallel ranks do not divide the model, or the stages its layers.
         """
         transformer.check_dense(self.model)
+        if self.pp * self.virtual > self.model.layers + 2:
+            raise FieldError(
+                f"pipeline: {self.pp} ranks of {self.virtual} stages are too many for {self.model.layers} layers",
+                path="pipeline",
+                hint="use fewer stages",
+            )
         transformer.check_tensor_parallel(self.model, self.run.tp, "tensor-parallel size")
         request = self._split() if kind == "split" else self._simulate()
         more = list(notes) + list(transformer.NOTES)

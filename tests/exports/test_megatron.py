@@ -52,7 +52,7 @@ def test_layout_is_parsed_as_megatron_does(text: str, stages: list[str]) -> None
     assert parse_layout(layout_text(stages)) == stages
 
 
-@pytest.mark.parametrize("text", ["", "|", "Exx|L", "E(t|L", "t*999999999L"])
+@pytest.mark.parametrize("text", ["", "|", "Exx|L", "E(t|L", "t*999999999L", "E(t*9999)*9999L"])
 def test_text_that_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(FieldError):
         parse_layout(text)
@@ -168,6 +168,8 @@ def test_layout_that_is_read_back_has_the_stages_of_the_plan() -> None:
     ("change", "message"),
     [
         (("--num-layers 4", ""), "--num-layers: missing"),
+        (("--num-layers 4", "--num-layers 9999999999"), "not a whole number"),
+        (("TP=${TP:-2}\nPP=2", "TP=1\nPP=8"), "too many for 4 layers"),
         (("--num-layers 4", "--num-layers $LAYERS"), "not a whole number"),
         (("--vocab-size 1000", ""), "--vocab-size: missing"),
         (("--swiglu", "--num-experts 8"), "layers of experts"),

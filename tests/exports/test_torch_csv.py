@@ -150,7 +150,7 @@ def test_overlapping_actions_run_one_after_the_other() -> None:
     assert any("1 overlapping" in note for note in found.notes) and not found.missing
 
 
-@pytest.mark.parametrize("text", ["", "0F0,hello\n", "0F\n", "\n\n"])
+@pytest.mark.parametrize("text", ["", "0F0,hello\n", "0F\n", "\n\n", "0F0,999999999F0\n"])
 def test_text_that_is_no_schedule_is_refused(text: str) -> None:
     with pytest.raises(FieldError):
         import_request("torch-csv", text, "simulate")
