@@ -22,6 +22,8 @@ class ListedProgram:
     ----------
     program : int
         Index into :attr:`ModuleListing.programs`.
+    call : str
+        The ATen call that launches it.
     phase : {"forward", "backward", "optimizer"}
     modules : tuple of str
         Qualified names of the modules that launch it, distinct, in order; equal but for their numbers. The root has
@@ -33,6 +35,7 @@ class ListedProgram:
     """
 
     program: int
+    call: str
     phase: str
     modules: tuple[str, ...]
     count: int
@@ -78,22 +81,26 @@ class ModuleListing:
     incomplete: frozenset[str] = frozenset()
 
 
+#: Program, call, phase, pattern of the module's name, remark.
+_Key = tuple[int, str, str, tuple[str, ...], str]
+
+
 @dataclass
 class ProgramGroups:
-    """Collects launches into rows: equal programs of one phase whose modules differ only in their numbers."""
+    """Collects launches into rows: equal programs and calls of a phase whose modules differ only in numbers."""
 
     _programs: dict[str, int] = field(default_factory=dict)
     _listed: list[TensorProgram] = field(default_factory=list)
-    _counts: dict[tuple[int, str, tuple[str, ...], str], int] = field(default_factory=dict)
-    _modules: dict[tuple[int, str, tuple[str, ...], str], dict[str, None]] = field(default_factory=dict)
+    _counts: dict[_Key, int] = field(default_factory=dict)
+    _modules: dict[_Key, dict[str, None]] = field(default_factory=dict)
 
-    def add(self, program: TensorProgram, phase: str, module: str, remark: str) -> None:
+    def add(self, program: TensorProgram, call: str, phase: str, module: str, remark: str) -> None:
         """Count one launch."""
         index = self._programs.setdefault(program.hash, len(self._listed))
         if index == len(self._listed):
             self._listed.append(program)
         pattern = tuple("#" if part.isdecimal() else part for part in module.split("."))
-        key = (index, phase, pattern, remark)
+        key = (index, call, phase, pattern, remark)
         self._counts[key] = self._counts.get(key, 0) + 1
         self._modules.setdefault(key, {})[module] = None
 
@@ -103,10 +110,11 @@ class ProgramGroups:
 
     def rows(self) -> tuple[ListedProgram, ...]:
         """The rows, in the order of their first launch."""
-        return tuple(
-            ListedProgram(key[0], key[1], tuple(self._modules[key]), count, key[3])
-            for key, count in self._counts.items()
-        )
+        rows = []
+        for key, count in self._counts.items():
+            program, call, phase, _, remark = key
+            rows.append(ListedProgram(program, call, phase, tuple(self._modules[key]), count, remark))
+        return tuple(rows)
 
 
 def paths_text(paths: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ def list_module(
         )
     groups = ProgramGroups()
     for launch in trace.launches:
-        groups.add(TensorProgram.from_operator(launch.spec), launch.phase, launch.module, launch.remark)
+        groups.add(TensorProgram.from_operator(launch.spec), launch.call, launch.phase, launch.module, launch.remark)
     phases = PHASES[:1] if mode == "inference" else PHASES[: 2 if optimizer is None else 3]
     name = type(module).__name__
     if not trace.launches and not trace.unsupported:

@@ -29,6 +29,8 @@ class ModuleProgram:
     ----------
     prediction : Prediction
         Of one launch; its ``error`` is set where the program cannot be predicted.
+    call : str
+        The ATen call that launches it, such as ``addmm``.
     module : str
         Qualified names of the modules that launch it, as one text: ``layers.0-31.mlp.up``.
     modules : tuple of str
@@ -43,6 +45,7 @@ class ModuleProgram:
     """
 
     prediction: Prediction
+    call: str
     module: str
     modules: tuple[str, ...]
     phase: str
@@ -66,9 +69,10 @@ class ModuleProgram:
         return self.prediction.domain
 
     def to_dict(self) -> dict[str, Any]:
-        """The prediction's values for JSON, with module, phase, count, seconds, share and remark."""
+        """The prediction's values for JSON, with call, module, phase, count, seconds, share and remark."""
         return {
             **self.prediction.to_dict(),
+            "call": self.call,
             "phase": self.phase,
             "module": self.module,
             "count": self.count,
@@ -226,7 +230,8 @@ def _on_device(listing: ModuleListing, predictions: Sequence[Prediction]) -> Mod
         prediction = predictions[row.program]
         latency_s = prediction.latency_s
         share = row.count * latency_s / total.latency_s if latency_s is not None and total.latency_s else None
-        programs.append(ModuleProgram(prediction, row.module, row.modules, row.phase, row.count, share, row.remark))
+        where = (row.call, row.module, row.modules, row.phase)
+        programs.append(ModuleProgram(prediction, *where, row.count, share, row.remark))
     first = predictions[0]
     return ModulePrediction(
         listing.name,

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from cdmpp.modules.prediction import ModulePrediction, ModuleProgram
     from cdmpp.prediction_total import PredictionTotal
 
-PROGRAM_HEADER = ("program", "module", "phase", "count", "each", "total", "share", "domain")
+PROGRAM_HEADER = ("program", "call", "module", "phase", "count", "each", "total", "share", "domain")
 #: Columns of :data:`PROGRAM_HEADER` that are aligned to the right.
-PROGRAM_RIGHT = (3, 4, 5, 6)
+PROGRAM_RIGHT = (4, 5, 6, 7)
 
 
 def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
@@ -25,6 +25,7 @@ def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
     where = program.module or (module if program.phase != "optimizer" else "")
     return (
         program.program,
+        program.call,
         where,
         program.phase,
         f"{program.count:,} x",
@@ -98,6 +99,7 @@ def module_columns(predictions: Sequence[ModulePrediction]) -> dict[str, Column]
         "phase": Column("string", of(lambda _, program: program.phase)),
         "module": Column("string", of(lambda _, program: program.module)),
         "program": Column("string", of(lambda _, program: program.program)),
+        "call": Column("string", of(lambda _, program: program.call)),
         "count": Column("int64", of(lambda _, program: program.count)),
         "latency_s": Column("float64", of(lambda _, program: program.prediction.latency_s), "s"),
         "seconds": Column("float64", of(lambda _, program: program.seconds), "s"),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cdmpp.predictor import LatencyPredictor
-from tests.cli.conftest import LINEAR, Run
+from tests.cli.conftest import LINEAR, ROOT, Run
 
 FACTORIES = """
 import torch
@@ -113,6 +113,7 @@ def test_text_has_programs_with_their_module_and_a_total(run: Run) -> None:
     lines = result.stdout.splitlines()
     assert lines[0] == "Block on t4" and lines[1].split() == [
         "program",
+        "call",
         "module",
         "phase",
         "count",
@@ -188,3 +189,14 @@ def test_a_module_needs_a_device(run: Run) -> None:
 def test_operators_are_not_taken_for_modules(run: Run) -> None:
     result = run("predict", "linear:m", "--device", "t4")
     assert result.exit_code == 1 and "Python module" not in result.stderr
+
+
+def test_page_shows_the_real_output(run: Run) -> None:
+    page = (ROOT / "docs" / "modules.md").read_text(encoding="utf-8")
+    blocks = [block.split("\n```")[0] for block in page.split("```console\n$ ")[1:]]
+    assert len(blocks) == 2
+    for block in blocks:
+        command, _, shown = block.partition("\n")
+        words, _, tail = command.partition(" | ")
+        output = run(*words.split()[1:]).stdout.rstrip().splitlines()
+        assert shown.splitlines() == (output[-int(tail.rpartition("-")[2]) :] if tail else output)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
+from cdmpp.cli.main import app
 from cdmpp.client import AsyncPredictorClient, PredictorClient
+from cdmpp.devices import SPECIFICATION_EXAMPLE
 from cdmpp.errors import InvalidProgramError
 from cdmpp.modules.prediction import ModulePrediction
 from cdmpp.predictor import LatencyPredictor
@@ -45,3 +51,16 @@ def test_clients_equal_the_predictor_in_this_process(url: str, predictor: Latenc
             return [one, *several]
 
     assert without_ids(asyncio.run(ask())) == without_ids([here[0], *here])
+
+
+def test_the_command_line_asks_a_service(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cdmpp_test_net.py").write_text("from torch import nn\ndef net(): return nn.Linear(64, 32)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own.toml").write_text(SPECIFICATION_EXAMPLE)
+    command = ["predict", "cdmpp_test_net:net", "--input", "8,64", "-d", "t4", "-d", "own.toml", "--json"]
+    here, there = (CliRunner().invoke(app, [*command, *more]) for more in ([], ["--url", url]))
+    assert there.exit_code == 0, there.output
+    assert json.loads(there.stdout)["totals"] == json.loads(here.stdout)["totals"]
+    unknown = CliRunner().invoke(app, [*command[:4], "-d", "a101", "--url", url])
+    assert unknown.exit_code == 1 and "a101" in unknown.stderr

@@ -283,6 +283,10 @@ def test_mistakes_have_a_clear_error(module: Any, inputs: Any, options: dict[str
     assert isinstance(raised.value, CdmppError) and raised.value.hint
 
 
+def test_rows_name_the_call_that_launches_them() -> None:
+    assert [row.call for row in list_module(two_layers(), X).rows] == ["addmm", "relu", "addmm"]
+
+
 def moved_bytes(listing: ModuleListing, phase: str = "forward") -> list[int]:
     """Bytes of the passes of a phase, which ``relu`` of float32 reads and writes."""
     sizes = []
