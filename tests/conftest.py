@@ -68,6 +68,8 @@ SLOW_FILES = (
     "tests/planning/test_rl_dispatch.py",
     "tests/planning/test_fused.py",
     "tests/measure/test_sampling.py",
+    "tests/traces/test_recorded.py",
+    "tests/cli/test_replay_trace.py",
     "tests/cli/test_replay.py",
     "tests/cli/test_eval.py",
     "tests/cli/test_curve.py",

@@ -264,36 +264,44 @@ class _Rank:
 
     def _reported_waits(self, by_launch: Sequence[Activity]) -> None:
         """Waits of streams for events that the trace has (synchronisation events of CUPTI)."""
-        launches = [activity.launch_s or 0.0 for activity in by_launch]
+        streams: dict[str, list[Activity]] = {}
+        for activity in by_launch:
+            streams.setdefault(activity.stream, []).append(activity)
         for event in self.trace.events:
             detail = event.detail
             if not isinstance(detail, Sync) or detail.kind != "stream_wait" or event.correlation not in self._launches:
                 continue
             host, k = self._launches[event.correlation][0]
-            at = bisect.bisect_left(launches, host.segments[k].start_s)
-            waiting = next((a for a in by_launch[at:] if a.stream == f"stream {detail.stream}"), None)
-            recorded_s = host.segments[k].start_s
+            waits_s = recorded_s = host.segments[k].start_s
             if detail.record in self._launches:
                 other, j = self._launches[detail.record][0]
                 recorded_s = other.segments[j].start_s
-            before = by_launch[: bisect.bisect_left(launches, recorded_s)]
-            source = next((a for a in reversed(before) if a.stream == f"stream {detail.wait_on_stream}"), None)
-            if waiting is not None and source is not None and source.end_s <= waiting.start_s + TINY_S:
-                waiting.waits.append(source.event)
+            waiting = streams.get(f"stream {detail.stream}", [])
+            sources = streams.get(f"stream {detail.wait_on_stream}", [])
+            at = bisect.bisect_left(waiting, waits_s, key=_launched_s)
+            last = bisect.bisect_left(sources, recorded_s, key=_launched_s) - 1
+            if at < len(waiting) and last >= 0 and sources[last].end_s <= waiting[at].start_s + TINY_S:
+                waiting[at].waits.append(sources[last].event)
 
     def _synchronise(self) -> None:
         """Let calls that synchronise return when the device's work has ended."""
         reported = {e.correlation: e.detail for e in self.trace.events if isinstance(e.detail, Sync)}
         by_stream: dict[str, list[Activity]] = {}
-        for activity in sorted(self._device, key=lambda a: -1.0 if a.launch_s is None else a.launch_s):
+        copies: dict[int, list[Activity]] = {}
+        for activity in sorted(self._device, key=_launched_s):
             by_stream.setdefault(activity.stream, []).append(activity)
+            if activity.event.kind == "copy":
+                copies.setdefault(activity.event.correlation, []).append(activity)
         for host in self.host.lanes:
             for segment, position in zip(host.segments, host.positions, strict=True):
                 if segment.role == "sync":
                     detail = reported.get(segment.event.correlation) if segment.event is not None else None
                     self._wait(position, segment, by_stream, detail)
                 elif segment.role == "launch" and segment.end_s - segment.start_s > _BLOCKING_S:
-                    self._block(position, segment)
+                    # A copy of pageable memory: its call returns after it.
+                    own = copies.get(segment.event.correlation, []) if segment.event is not None else []
+                    done = [a for a in own if segment.start_s < a.end_s <= segment.end_s + TINY_S]
+                    self._let_wait(position, done)
 
     def _wait(self, position: int, segment: Segment, by_stream: dict[str, list[Activity]], detail: Sync | None) -> None:
         name = segment.names[-1]
@@ -306,7 +314,7 @@ class _Rank:
         for stream, activities in by_stream.items():
             if wanted and stream != f"stream {wanted}":
                 continue
-            at = bisect.bisect_left(activities, at_s, key=lambda a: -1.0 if a.launch_s is None else a.launch_s)
+            at = bisect.bisect_left(activities, at_s, key=_launched_s)
             if at and activities[at - 1].end_s <= segment.end_s + TINY_S:
                 last.append(activities[at - 1])
         if not last:
@@ -314,12 +322,6 @@ class _Rank:
         if "Device" not in name and "Ctx" not in name and not wanted:
             last = [max(last, key=lambda a: a.end_s)]
         self._let_wait(position, [a for a in last if a.end_s > segment.start_s])
-
-    def _block(self, position: int, segment: Segment) -> None:
-        """A copy of pageable memory: its call returns after it."""
-        correlation = segment.event.correlation if segment.event is not None else -1
-        own = [a for a in self._device if a.event.correlation == correlation and a.event.kind == "copy"]
-        self._let_wait(position, [a for a in own if segment.start_s < a.end_s <= segment.end_s + TINY_S])
 
     def _let_wait(self, position: int, activities: Sequence[Activity]) -> None:
         if not activities:
@@ -330,3 +332,8 @@ class _Rank:
         done_s = max(a.end_s for a in activities)
         node.duration_s = max(end_s - done_s, 0.0)
         node.start_s = done_s
+
+
+def _launched_s(activity: Activity) -> float:
+    """When work was launched; -1 where its launch is not in the graph: before all others."""
+    return -1.0 if activity.launch_s is None else activity.launch_s

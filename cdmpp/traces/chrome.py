@@ -85,7 +85,7 @@ class _Reader:
             self._base_s = value / 1e9
         elif name == "host_name":
             trace.host = str(value)
-        elif name == "deviceProperties" and isinstance(value, list):
+        elif name in ("deviceProperties", "computeProperties") and isinstance(value, list):
             for entry in value:
                 if isinstance(entry, dict) and "name" in entry:
                     trace.devices[str(entry.get("id", len(trace.devices)))] = str(entry["name"])

@@ -168,11 +168,12 @@ class HostThreads:
         if not certain and last.role == "comm" and node.duration_s < least_s:
             return
         first_s = last.start_s
-        for i in reversed(ends[: at + 1]):
-            if nodes[i].end_s <= begin_s:
-                break
-            if nodes[i].stream == last.stream:
-                first_s = min(first_s, nodes[i].start_s)
+        before = at
+        while before >= 0 and nodes[ends[before]].end_s > begin_s:
+            other = nodes[ends[before]]
+            if other.stream == last.stream:
+                first_s = min(first_s, other.start_s)
+            before -= 1
         if certain or last.end_s - max(first_s, begin_s) >= _COVERED * node.duration_s:
             node.deps.append(ends[at])
             node.duration_s = end_s - last.end_s
