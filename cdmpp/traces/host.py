@@ -133,7 +133,8 @@ def _emit(
         inner = tree.computing[0] if tree.computing else event
         if inner is not event:
             names = (*names, inner.name)
-        role = "host" if on_device or waits or (not tree.computing and is_free(event)) else "op"
+        prepares = waits or issues_work(event.name) or (not tree.computing and is_free(event))
+        role = "host" if on_device or prepares else "op"
         out.append(Segment(event.start_s, tree.end_s, role, names, ranges, inner, waits=waits))
         return
     if computes(event):
