@@ -206,7 +206,7 @@ def test_features_do_not_travel_as_json(url: str) -> None:
 
 def test_both_clients_have_the_same_methods() -> None:
     def methods(kind: type) -> dict[str, list[str]]:
-        members = {name: getattr(kind, name) for name in vars(kind) if not name.startswith("_")}
+        members = {name: member for name, member in inspect.getmembers(kind) if not name.startswith("_")}
         return {n: list(inspect.signature(m).parameters) for n, m in members.items() if callable(m)}
 
     theirs = methods(AsyncPredictorClient)
