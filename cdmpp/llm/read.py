@@ -12,7 +12,8 @@ from typing import Any
 
 from cdmpp.errors import DataError, FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.families import FAMILIES, Fields
+from cdmpp.llm.families import FAMILIES
+from cdmpp.llm.fields import Fields
 
 #: Class names that replace a missing ``model_type``.
 _ARCHITECTURES = {
