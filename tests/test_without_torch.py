@@ -137,3 +137,15 @@ from cdmpp_server.settings import Settings
 assert isinstance(create_app(Settings()), FastAPI)
 """
     run(code + PREDICT.format(folder=None), *HEAVY, "sklearn", "scipy")
+
+
+def test_torch_modules_name_the_extra_without_torch() -> None:
+    code = """
+from cdmpp.errors import MissingDependencyError
+from cdmpp.predictor import LatencyPredictor
+try:
+    LatencyPredictor.load().predict_module(object(), (), "t4")
+except MissingDependencyError as error:
+    print(error.message, error.hint)
+"""
+    assert "'.[torch]'" in run(code, *HEAVY)

@@ -64,6 +64,8 @@ def group_norm_backward(call: Call) -> Outcome:
 _STREAMED = (
     "_prelu_kernel",
     "_prelu_kernel_backward",
+    "_weight_norm_interface",
+    "_weight_norm_interface_backward",
     "adaptive_max_pool2d",
     "adaptive_max_pool2d_backward",
     "binary_cross_entropy",
@@ -88,8 +90,12 @@ _STREAMED = (
     "smooth_l1_loss",
     "smooth_l1_loss_backward",
     "softplus_backward",
+    "polar",
     "topk",
+    "vdot",
 )
+#: Calls that rename memory.
+_VIEWS = ("view_as_complex", "view_as_real")
 #: ATen name -> rule.
 FURTHER_RULES: dict[str, Callable[[Call], Outcome]] = {
     "_grouped_mm": grouped_mm,
@@ -99,6 +105,7 @@ FURTHER_RULES: dict[str, Callable[[Call], Outcome]] = {
     "native_group_norm": group_norm,
     "native_group_norm_backward": group_norm_backward,
     **dict.fromkeys(_STREAMED, streamed),
+    **dict.fromkeys(_VIEWS, lambda call: Outcome()),
 }
 
 

@@ -181,8 +181,13 @@ def _run_optimizer(
 ) -> None:
     """One step; the step before it makes the optimizer's state and is not recorded."""
     recorder.phase = "optimizer"
+    trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    if not trained:
+        raise InvalidProgramError(
+            f"{type(module).__name__}: no parameter has a gradient to update", hint="leave the optimizer out"
+        )
     try:
-        optimizer = make(parameter for parameter in module.parameters() if parameter.grad is not None)
+        optimizer = make(iter(trained))
         with recorder:
             with recorder.quiet():
                 optimizer.step()

@@ -33,6 +33,7 @@ def meta_module(module: nn.Module, dtype: torch.dtype | None, train: bool | None
     """
     module = getattr(module, "_orig_mod", module)
     check_acyclic(module)
+    _check_kinds(module)
     tensors: dict[int, Any] = {}
     for part in module.modules():
         # A tensor that is neither parameter nor buffer has no data either.
@@ -65,6 +66,22 @@ def meta_tensor(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """A tensor of the same shape and strides on ``meta``."""
     kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return torch.empty_like(tensor.detach(), device="meta", dtype=kind).requires_grad_(tensor.requires_grad)
+
+
+def _check_kinds(module: nn.Module) -> None:
+    """Raise :class:`InvalidProgramError` for compiled TorchScript and for parameters without shapes."""
+    for name, part in module.named_modules():
+        where = name or type(module).__name__
+        if isinstance(part, torch.jit.ScriptModule):
+            raise InvalidProgramError(
+                f"{where} is TorchScript, whose calls cannot be listed",
+                hint="pass the module before torch.jit.script or torch.jit.trace",
+            )
+        if any(nn.parameter.is_lazy(parameter) for parameter in part.parameters(recurse=False)):
+            raise InvalidProgramError(
+                f"{where} ({type(part).__name__}) has parameters without shapes",
+                hint="run the module once, which sets them",
+            )
 
 
 def check_acyclic(module: nn.Module) -> None:
@@ -132,16 +149,34 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
             f"{name}: the inputs do not fit: {line}",
             hint="pass example_inputs as forward takes them: a tuple, a dictionary of keywords, or one tensor",
         )
-    if "meta" in line or isinstance(error, NotImplementedError):
-        return InvalidProgramError(
-            f"{name}: does not run without data: {line}",
-            hint="control flow that depends on values cannot be listed: leave out inputs whose values are tested, such "
-            "as an attention mask, or make the result of the test an attribute of the module",
-        )
+    for signs, problem, hint in _PROBLEMS:
+        if any(sign in line for sign in signs):
+            return InvalidProgramError(f"{name}: {problem}: {line}", hint=hint)
     return InvalidProgramError(
         f"{name}: does not run on these inputs: {type(error).__name__}: {line}",
         hint="check shapes and types of example_inputs: does module(*example_inputs) run?",
     )
+
+
+#: Signs in PyTorch's messages, what they mean, and what to do; the first that fits.
+_PROBLEMS = (
+    (
+        ("fake impl", "'Meta' backend"),
+        "an operator gives no shapes without data",
+        "register its shapes with torch.library.register_fake, or use PyTorch's own operator in its place",
+    ),
+    (
+        ("CUDA", "cuda", "expected device meta", "on the same device"),
+        "names a device",
+        "make tensors on the device of the inputs, device=x.device, and take .to(device) out of forward",
+    ),
+    (
+        ("meta", "data-independent", "data-dependent"),
+        "does not run without data",
+        "control flow that depends on values cannot be listed: leave out inputs whose values are tested, such as an "
+        "attention mask, or make the result of the test an attribute of the module",
+    ),
+)
 
 
 def _line(error: Exception) -> str:

@@ -19,7 +19,7 @@ from cdmpp.frontends.torch_eager import eager_trace
 from cdmpp.frontends.torch_module import list_module
 
 TOKENS = torch.zeros(2, 8, dtype=torch.int64)
-X = torch.empty(8, 64)
+X, GROWN = torch.empty(8, 64), torch.empty(8, 64, requires_grad=True)
 
 
 def two_layers() -> nn.Module:
@@ -250,6 +250,17 @@ class Choosing(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class Moving(nn.Module):
+    """Adds a tensor on a device that it names."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(64, device=self.device)
+
+
 class Uncopied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -262,6 +273,10 @@ class Uncopied(nn.Module):
         (Cyclic(), X, {}, "the module Cyclic contains itself as block.1"),
         (nn.Sequential(Choosing()), X, {}, "Sequential, 0: does not run without data: .*item"),
         (Uncopied(), X, {}, "cannot be copied"),
+        (Moving("cpu"), X, {}, "Moving: names a device: .*cpu"),
+        (Moving("cuda"), X, {}, "Moving: names a device: .*CUDA"),
+        (nn.Sequential(nn.LazyLinear(8)), X, {}, "0 .LazyLinear. has parameters without shapes"),
+        (nn.Tanh(), GROWN, {"mode": "training", "optimizer": "sgd"}, "no parameter has a gradient"),
         (two_layers(), (), {}, "the inputs do not fit: .*missing 1 required"),
         (two_layers(), {"images": X}, {}, "the inputs do not fit: .*images"),
         (two_layers(), torch.empty(8, 65), {}, "does not run on these inputs: .*dim"),
