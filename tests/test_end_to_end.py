@@ -18,7 +18,7 @@ import torch
 from benchmarks.end_to_end import fitted, images, report, transformers
 from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import Label
-from benchmarks.end_to_end.listed import listed_sums
+from benchmarks.end_to_end.listed import listed_parts
 from benchmarks.end_to_end.study import UPLOAD_BYTES_PER_S, answer_labels, launches_of, upload_s
 from benchmarks.planning import gloo
 from benchmarks.report.markdown import percent
@@ -74,9 +74,9 @@ def test_training_has_each_product_twice_more() -> None:
 
 def test_the_sources_own_kernels_are_summed_with_the_layer_as_often_as_it_is_there() -> None:
     label = Label("neusight", "gpt2_large", "t4", "inference", "float32", 4, 1024, 1.0)
-    found = listed_sums([label, LABEL], {("t4", "gpt2_large", "inference", 4, 1024): ROWS})
+    found = listed_parts([label, LABEL], {("t4", "gpt2_large", "inference", 4, 1024): ROWS})
     # Five rows of 2 µs belong to the layer, three stand around it.
-    assert found == {label: pytest.approx((36 * 5 + 3) * 2e-6)}
+    assert found == {label: (pytest.approx((36 * 5 + 3) * 2e-6), 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_image_networks_have_the_published_number_of_parameters(name: str, milli
 
 
 def test_a_label_is_answered() -> None:
-    (found,) = answer_labels([LABEL], LatencyPredictor.load(), {LABEL: 3e-3})
+    (found,) = answer_labels([LABEL], LatencyPredictor.load(), {LABEL: (3e-3, 0.0)})
     assert found.kernels == 68
     assert found.roofline_s < found.queued_s <= found.issued_s < found.called_s
     assert found.parts_s == (found.called_s, 0.0)

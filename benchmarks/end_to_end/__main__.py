@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.end_to_end import report
 from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import read_labels
-from benchmarks.end_to_end.listed import check_lists, listed_sums, read_lists
+from benchmarks.end_to_end.listed import check_lists, listed_parts, read_lists
 from benchmarks.end_to_end.parallel import answer_parallel
 from benchmarks.end_to_end.study import answer_labels, with_fitted
 from benchmarks.report.results import write_result
@@ -43,7 +43,7 @@ def main() -> None:
     labels, lists = read_labels(folder), read_lists(folder)
     print(f"{check_lists(lists)} kernels of the source's lists: the same here")
     predictor = LatencyPredictor.load(options.model)
-    answers, machines = with_fitted(answer_labels(labels.kept, predictor, listed_sums(labels.kept, lists)))
+    answers, machines = with_fitted(answer_labels(labels.kept, predictor, listed_parts(labels.kept, lists)))
     parallel = list(answer_parallel(folder, predictor))
     result = report.result(answers, parallel, labels, predictor.model_id, COMMAND, machines)
     write_result(options.out, result)

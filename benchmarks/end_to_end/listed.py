@@ -57,9 +57,9 @@ def check_lists(lists: Mapping[Key, Sequence[Row]]) -> int:
     return compared
 
 
-def listed_sums(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> dict[Label, float]:
-    """Seconds of a whole network by the source's list: its layer as often as the network has it, and
-    the rest once.
+def listed_parts(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> dict[Label, tuple[float, float]]:
+    """Seconds of a whole network, forward and backward, by the source's list: its layer as often as the
+    network has it, and the rest once.
     """
     sums = {}
     for label in labels:
@@ -68,7 +68,9 @@ def listed_sums(labels: Sequence[Label], lists: Mapping[Key, Sequence[Row]]) -> 
             continue
         layer = [i for i, row in enumerate(own) if ".layer.0." in row["target"] or ".h.0." in row["target"]]
         last = next((i for i, row in enumerate(own) if row["target"].endswith("ln_f")), layer[-1] + 1)
-        times_s = [(float(row["fw_us"]) + float(row["bw_us"])) / 1e6 for row in own]
-        inner_s = sum(times_s[layer[0] : last])
-        sums[label] = SIZES[label.model].layers * inner_s + sum(times_s) - inner_s
+        forward_s, backward_s = (
+            (SIZES[label.model].layers - 1) * sum(times_s[layer[0] : last]) + sum(times_s)
+            for times_s in ([float(row[column]) / 1e6 for row in own] for column in ("fw_us", "bw_us"))
+        )
+        sums[label] = (forward_s, backward_s)
     return sums

@@ -19,11 +19,14 @@ from benchmarks.end_to_end.fitted import (
     is_fitted,
     machine_of,
     operator_family,
+    stream_s,
 )
 from benchmarks.end_to_end.labels import Label
+from cdmpp.domain.evidence import Evidence, Kind
 from cdmpp.frontends.eager_rules import Call, outcome
 from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
 from cdmpp.prediction import Prediction, Predictor
+from cdmpp.predictor import LatencyPredictor
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.query_options import Protocol
 from cdmpp.replay import Graph, Node, replay
@@ -44,10 +47,11 @@ class Answer:
 
     ``called_s``: calls that are waited for, one by one. ``queued_s``: device times alone, as in a stream
     that never runs dry. ``issued_s``: the host sends the input where the source timed that, and issues the calls
-    one by one; the device works them off as they come. ``fitted_s``: the same with the factors of
+    one by one; the device works them off as they come (:func:`_device_s`). ``fitted_s``: the same with the factors of
     :mod:`benchmarks.end_to_end.fitted`, of a network whose family was held out and of whose machine others were
-    fitted. ``roofline_s``: the sum of the same kernels' rooflines. ``listed_s``: the sum of the source's own
-    measurements of single kernels, where it has them. ``parts_s``: forward and backward, as called.
+    fitted. ``roofline_s``: the sum of the same kernels' rooflines. ``parts_s``, ``issued_parts_s``: forward and
+    backward, as called and as issued; a source that has them apart waits for the device between them.
+    ``listed_parts_s``: the same from the source's own measurements of single kernels, where it has them.
     ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make most of it, with
     their share.
     """
@@ -57,13 +61,19 @@ class Answer:
     queued_s: float
     issued_s: float
     roofline_s: float
-    listed_s: float | None
+    listed_parts_s: tuple[float, float] | None
     parts_s: tuple[float, float]
+    issued_parts_s: tuple[float, float]
     kernels: int
     in_share: float
     largest: tuple[tuple[str, float], ...]
     measured: Measured
     fitted_s: float | None = None
+
+    @property
+    def listed_s(self) -> float | None:
+        """The sum of the source's own measurements of single kernels, where it has them."""
+        return None if self.listed_parts_s is None else sum(self.listed_parts_s)
 
     def error(self, what: str = "called") -> float:
         """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "fitted", "roofline",
@@ -119,17 +129,18 @@ Prices = dict[OperatorSpec, Prediction]
 
 
 def answer_labels(
-    labels: Iterable[Label], predictor: Predictor, listed: Mapping[Label, float] | None = None
+    labels: Iterable[Label], predictor: LatencyPredictor, listed: Mapping[Label, tuple[float, float]] | None = None
 ) -> list[Answer]:
     """Predict labels, device by device.
 
     Parameters
     ----------
     labels : iterable of Label
-    predictor : Predictor
-    listed : mapping of Label to float, optional
-        Sums of the source's own measurements of single kernels.
+    predictor : LatencyPredictor
+    listed : mapping of Label to (float, float), optional
+        Sums of the source's own measurements of single kernels, forward and backward.
     """
+    evidence = Evidence(predictor.artifact.domain.contexts)
     by_device: dict[str, list[Label]] = {}
     for label in labels:
         by_device.setdefault(label.device, []).append(label)
@@ -138,8 +149,26 @@ def answer_labels(
         wanted = list(dict.fromkeys(launch.spec for label in own for launch in launches_of(label)))
         prices = {name: _priced(wanted, device, *how, predictor=predictor) for name, how in PROTOCOLS.items()}
         host_s = launch_cost_s(device, predictor)
-        answers += [_answer(label, prices, host_s, (listed or {}).get(label)) for label in own]
+        device_s = _device_s(prices, host_s, device, evidence)
+        answers += [_answer(label, prices, device_s, host_s, (listed or {}).get(label)) for label in own]
     return answers
+
+
+def _device_s(
+    prices: Mapping[str, Prices], host_s: float, device: str, evidence: Evidence
+) -> dict[OperatorSpec, float]:
+    """Time on the device of each kernel of a stream.
+
+    Of an operator that training had as calls rather than as kernels, what the call takes longer than its launch, and
+    at least what the kernel is predicted to take; of the others the kernel.
+    """
+    times = {}
+    for spec, kernel in prices["queued"].items():
+        kind = Kind(device, spec.operator, spec.dtype, "library")
+        as_call, as_kernel = (evidence.rank(kind, *how) for how in (("eager", "pytorch"), ("kernel", "")))
+        called_s = _latency_s(prices["called"][spec]) - host_s
+        times[spec] = max(_latency_s(kernel), called_s) if as_call < as_kernel else _latency_s(kernel)
+    return times
 
 
 def _priced(
@@ -161,31 +190,39 @@ def launch_cost_s(device: str, predictor: Predictor) -> float:
     return max(_latency_s(called) - _latency_s(queued), 0.0)
 
 
-def _answer(label: Label, prices: Mapping[str, Prices], host_s: float, listed_s: float | None) -> Answer:
+def _answer(
+    label: Label,
+    prices: Mapping[str, Prices],
+    device_s: Mapping[OperatorSpec, float],
+    host_s: float,
+    listed: tuple[float, float] | None,
+) -> Answer:
     launches, called = launches_of(label), prices["called"]
     latencies = {name: [_latency_s(own[launch.spec]) for launch in launches] for name, own in prices.items()}
     called_s, queued_s = (_one_stream(own) for own in latencies.values())
-    sent_s = upload_s(label)
-    issued_s = sent_s + _host_and_device(latencies["queued"], host_s)
-    families = np.array([operator_family(launch.spec) for launch in launches])
     pairs = list(zip(launches, latencies["called"], strict=True))
     forward_s = sum(seconds for launch, seconds in pairs if launch.phase == "forward")
     inside_s = sum(seconds for launch, seconds in pairs if called[launch.spec].domain == "in")
     by_spec: Counter[OperatorSpec] = Counter()
     for launch, seconds in pairs:
         by_spec[launch.spec] += seconds  # type: ignore[assignment]
+    on_device_s = np.array([device_s[launch.spec] for launch in launches])
+    first = sum(launch.phase == "forward" for launch in launches)
+    issued_parts_s = (stream_s(on_device_s[:first], host_s), stream_s(on_device_s[first:], host_s))
+    sent_s = upload_s(label)
     return Answer(
         label,
         called_s,
         queued_s,
-        issued_s,
+        sum(issued_parts_s) if label.parts_s is not None else sent_s + stream_s(on_device_s, host_s),
         sum(called[launch.spec].roofline_s or 0.0 for launch in launches),
-        listed_s,
+        listed,
         (forward_s, called_s - forward_s),
+        issued_parts_s,
         len(launches),
         inside_s / called_s,
         tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
-        Measured(label, np.array(latencies["queued"]), families, host_s, sent_s),
+        Measured(label, on_device_s, np.array([operator_family(launch.spec) for launch in launches]), host_s, sent_s),
     )
 
 
@@ -216,15 +253,6 @@ def _one_stream(latencies_s: Sequence[float]) -> float:
     for index, seconds in enumerate(latencies_s):
         nodes.append(Node(f"{index:06d}", "gpu", seconds, (nodes[-1].id,) if nodes else ()))
     return replay(Graph(nodes)).makespan_s
-
-
-def _host_and_device(latencies_s: Sequence[float], host_s: float) -> float:
-    """Each kernel starts when the one before has ended and the host has issued it."""
-    nodes: list[Node] = []
-    for index, seconds in enumerate(latencies_s):
-        nodes.append(Node(f"{index:06d}.call", "host", host_s))
-        nodes.append(Node(f"{index:06d}.run", "gpu", seconds, (nodes[-1].id,)))
-    return replay(Graph(nodes, order="listed")).makespan_s
 
 
 def _latency_s(price: Prediction) -> float:
