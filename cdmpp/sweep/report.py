@@ -148,7 +148,7 @@ def draw(sweep: Sweep, results: Sequence[SweepResult]) -> Figure:
     def xy(points: Sequence[SweepResult]) -> tuple[list[float], list[float]]:
         return [factors[0] * getattr(r, across) for r in points], [factors[1] * getattr(r, up) for r in points]
 
-    axes.scatter(*xy([r for r in drawn if r.status == "missed"]), s=10, color=PALE_GREY, label="misses a goal")
+    axes.scatter(*xy([r for r in drawn if r.status == "missed"]), s=10, color=PALE_GREY)
     for device, colour in colours.items():
         axes.scatter(*xy([r for r in drawn if r.status == "met" and r.device == device]), s=16, color=[colour])
     front = sorted((r for r in drawn if r.pareto), key=lambda r: (getattr(r, across), getattr(r, up)))
@@ -160,7 +160,7 @@ def draw(sweep: Sweep, results: Sequence[SweepResult]) -> Figure:
     axes.set_yscale("log")
     axes.set_xlabel(_LABELS[across])
     axes.set_ylabel(_LABELS[up])
-    draw_legend(figure, colours)
+    draw_legend(figure, {**colours, "misses a goal": PALE_GREY})
     return figure
 
 

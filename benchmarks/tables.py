@@ -1,0 +1,110 @@
+"""Tables of operators: rows per second of one process, and per core with Ray on this machine.
+
+``python -m benchmarks.tables [--rows 40000] [--rounds 3] [--workers 2]``: the same table by one process with one
+thread and by Ray workers with one core each, in turns. Rates begin with the first answered slices, so they include
+neither the start of Ray nor loading the model. ``rows_per_cpu_s`` counts the processor time of all processes, Ray's
+own included; it depends less on other load of the machine. Both ways are checked to give the same answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from cdmpp.distributed.cluster import ray_cluster
+from cdmpp.distributed.tables import load_predictor, predict_slices_on_ray
+from cdmpp.tables.predict import AnsweredSlice, SlicePredictor, TableTask, predict_slices
+from cdmpp.tables.rows import TableOptions
+
+
+def write_table(path: Path, rows: int) -> None:
+    """Distinct matrix products, softmaxes and attention of decoding steps."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 8192, (rows, 3)).tolist()
+    forms = (
+        "linear:m={0},n={1},k={2},dtype=float16",
+        "softmax:rows={0},cols={1}",
+        "attention_decode:batch={0},past_len={1},heads=32,kv_heads=8,head_dim=128,dtype=bfloat16",
+    )
+    path.write_text("".join(forms[i % 3].format(*size) + "\n" for i, size in enumerate(sizes)))
+
+
+def cpu_s() -> float:
+    """Processor seconds of this process and of all processes that it started."""
+    total = 0.0
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def measure(parts: Iterator[AnsweredSlice], skipped: int, cores: int) -> dict[str, Any]:
+    """Rates after the first ``skipped`` slices, and a digest of all answers."""
+    digest, rows, started_s, started_cpu_s = hashlib.sha256(), 0, 0.0, 0.0
+    for number, part in enumerate(parts, 1):
+        digest.update(part.body.encode())
+        if number > skipped:
+            rows += part.rows
+        elif number == skipped:
+            started_s, started_cpu_s = time.perf_counter(), cpu_s()
+    return {
+        "rows_per_s_and_core": rows / (time.perf_counter() - started_s) / cores,
+        "rows_per_cpu_s": rows / (cpu_s() - started_cpu_s),
+        "digest": digest.hexdigest(),
+    }
+
+
+def run(rows: int, rounds: int, workers: int, slice_rows: int) -> dict[str, Any]:
+    """Both ways, in turns."""
+    with tempfile.TemporaryDirectory() as folder, ray_cluster(processors=workers) as ray:
+        path = Path(folder) / "operators.txt"
+        write_table(path, rows)
+        load = partial(load_predictor, None)
+        task = TableTask(path, TableOptions(("t4",)))
+        single: list[dict[str, Any]] = []
+        several: list[dict[str, Any]] = []
+        for _ in range(rounds):
+            # A new predictor has no cached predictions, like a new worker.
+            single.append(measure(predict_slices(SlicePredictor(task, load()), rows=slice_rows), 1, 1))
+            several.append(measure(predict_slices_on_ray(ray, task, load, slice_rows), workers, workers))
+    if len({result["digest"] for result in (*single, *several)}) != 1:
+        raise SystemExit("the answers differ")
+    out: dict[str, Any] = {"rows": rows, "rounds": rounds, "workers": workers, "load_average": os.getloadavg()}
+    for name in ("rows_per_s_and_core", "rows_per_cpu_s"):
+        values = [[result[name] for result in results] for results in (single, several)]
+        out[name] = {
+            "one_process": round(statistics.median(values[0])),
+            "ray": round(statistics.median(values[1])),
+            "ratio": round(statistics.median(b / a for a, b in zip(*values, strict=True)), 3),
+        }
+    return out
+
+
+def main() -> None:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=40_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--slice-rows", type=int, default=2048)
+    chosen = parser.parse_args()
+    print(json.dumps(run(chosen.rows, chosen.rounds, chosen.workers, chosen.slice_rows), indent=1))
+
+
+if __name__ == "__main__":
+    main()
