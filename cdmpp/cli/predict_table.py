@@ -167,7 +167,7 @@ def _report(summary: TableSummary, given: TableArguments) -> None:
     row, error = summary.first_error
     report(
         f"{summary.failed:,} of {summary.answers:,} answers have an error; row {row}: {error.message}",
-        error.hint or "the columns error_code, error_message and error_hint have all errors",
+        error.hint or "the columns error_code, error and error_hint have all errors",
     )
     if summary.failed == summary.answers:
         raise typer.Exit(FAILED)

@@ -20,7 +20,7 @@ Write = Callable[[Any], object]
 GROUP_ROWS = 65_536
 _BEFORE = ("row", "name", "program_hash", "device", "backend", "protocol", "framework", "model_id")
 _FIGURES = ("latency_s", "lower_s", "upper_s")
-_AFTER = ("domain", "domain_score", "roofline_s", "domain_reason", "error_code", "error_message", "error_hint")
+_AFTER = ("domain", "domain_score", "roofline_s", "domain_reason", "error_code", "error", "error_hint")
 _NUMBERS = (*_FIGURES, "domain_score", "roofline_s")
 
 

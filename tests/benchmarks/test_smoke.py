@@ -53,6 +53,7 @@ TINY = {
     "serving.jobs": "--seconds 0.3 --rounds 1 --rates 20 --out {out}",
     "tuning.__main__": "--tasks 1 --trials 2 --methods 1 --work {folder}",
     "collecting": "--network {model} --schedules 1 --builders 1 --skip-tvm --json {out}",
+    "tables": None,
     "schedules": "--config {config} --data {records} --splits task --runs {folder} --out {out}",
 }
 #: Longer than a few seconds.

@@ -67,7 +67,7 @@ def test_csv_equals_the_predictions_to_the_last_digit(run: Run, predictor: Laten
     ]
     for row, answer in zip(rows, expected(predictor, ["t4", "l4"]), strict=True):
         if row["name"] == "":  # the predictor calls an empty text an unsupported operator
-            assert row["error_code"] == "data_error" and "empty" in row["error_message"]
+            assert row["error_code"] == "data_error" and "empty" in row["error"]
             continue
         assert row == {name: "" if value is None else str(value) for name, value in answer.items()}
     assert "note: columns that are not read: id" in result.stderr
@@ -105,7 +105,7 @@ def test_fields_of_operators_as_columns(run: Run, tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("\n".join(PROGRAMS[:2]))
     assert answers[:2] == read_csv(run("predict", plain, "-d", "t4").stdout)
-    assert "m: unknown field" in answers[2]["error_message"] and answers[2]["name"] == "softmax:m=1,rows=4096,cols=512"
+    assert "m: unknown field" in answers[2]["error"] and answers[2]["name"] == "softmax:m=1,rows=4096,cols=512"
     # pandas stores integers with gaps as floats; Parquet of another tool may store the fields as a struct.
     floats = {name: [None if row[name] == "" else row[name] for row in rows] for name in rows[0]}
     for name in ("m", "n", "k", "rows", "cols"):
