@@ -165,7 +165,9 @@ class _Reader:
         category = str(event.get("cat", "")).casefold()
         self._categories[category] += 1
         if category in _KINDS:
-            return _KINDS[category]
+            # Up to torch 1.12, ranges such as ProfilerStep#3 and Optimizer.step#SGD.step had the category of operators.
+            named = _KINDS[category] == "op" and "#" in str(event.get("name", ""))
+            return "annotation" if named else _KINDS[category]
         if category.endswith(("_runtime", "_driver")) or category == "runtime":
             return "runtime"
         if category:

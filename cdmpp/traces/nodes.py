@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from cdmpp.compose.request import MAX_NAME
-from cdmpp.replay.graph import Floats, Graph, Node, NodeKind
+from cdmpp.replay.graph import Floats, Graph, Ints, Node, NodeKind
 from cdmpp.traces.records import CollectiveCall, TraceEvent
 
 #: "op": an operator that computes on the host. "host": other time of a thread. "launch", "sync": runtime calls.
@@ -132,11 +133,16 @@ class TraceGraph:
         end_s : Floats, length nodes
             End of each node.
         """
-        ends: dict[int, float] = {}
-        for node, end in zip(self.nodes, end_s.tolist(), strict=True):
+        return max(float(end_s[own].max()) - self.begins_s.get(rank, 0.0) for rank, own in self._by_rank.items())
+
+    @cached_property
+    def _by_rank(self) -> dict[int, Ints]:
+        """Positions of each rank's nodes on its lanes; only once the graph is complete."""
+        found: dict[int, list[int]] = {}
+        for i, node in enumerate(self.nodes):
             if node.role not in ("join", "delay"):
-                ends[node.rank] = max(ends.get(node.rank, 0.0), end)
-        return max(end - self.begins_s.get(rank, 0.0) for rank, end in ends.items())
+                found.setdefault(node.rank, []).append(i)
+        return {rank: np.array(positions, dtype=np.int64) for rank, positions in found.items()}
 
     def durations(self) -> Floats:
         """Seconds of each node."""

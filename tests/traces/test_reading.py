@@ -51,12 +51,13 @@ def test_old_categories_and_flows(tmp_path: Path) -> None:
     trace.step(1, 0, 100)
     trace.op("aten::relu", 5, 20)
     trace.launch("relu_kernel", 10, 30, 20)
-    names = {"cpu_op": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime"}
+    names = {"cpu_op": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime", "user_annotation": "Operator"}
     for event in trace.events:
         event["cat"] = names.get(event["cat"], event["cat"])
         if "args" in event:
             event["args"].pop("correlation", None)
     answer = replay_trace(trace.write(tmp_path / "old.json"), remove=["aten::relu"])
+    assert answer.graph.iterations == ("ProfilerStep#1",)
     # The arrow from the launch takes the place of the correlation id.
     assert answer.what_if[0].nodes == 4
     assert [node.role for node in answer.graph.nodes if node.cause == "launch"] == ["delay"]
