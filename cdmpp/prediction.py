@@ -164,8 +164,9 @@ class Predictions(list[Prediction]):
     def to_arrow(self) -> Any:
         """A ``pyarrow.Table`` with one row per prediction; ``.to_pandas()`` makes a data frame of it.
 
-        The columns are the attributes of :class:`Prediction`, with ``error_code`` and ``error`` (the message). Columns
-        in seconds have ``unit = s`` in the metadata of their field. Figures are null where there is an error.
+        The columns are the attributes of :class:`Prediction`, with ``error_code``, ``error`` (the message) and
+        ``error_hint``. Columns in seconds have ``unit = s`` in the metadata of their field. Figures
+        are null where there is an error.
 
         Raises
         ------

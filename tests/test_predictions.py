@@ -59,7 +59,7 @@ def test_arrow_has_the_attributes_with_their_units(answers: Predictions) -> None
     table = answers.to_arrow()
     assert isinstance(table, pa.Table) and table.num_rows == 6
     attributes = [field.name for field in dataclasses.fields(Prediction) if field.name != "error"]
-    assert table.column_names == [*attributes, "error_code", "error"]
+    assert table.column_names == [*attributes, "error_code", "error", "error_hint"]
     for name in table.column_names:
         field = table.schema.field(name)
         assert (field.metadata or {}).get(b"unit") == (b"s" if name in SECONDS else None), name

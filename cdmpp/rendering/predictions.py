@@ -77,6 +77,7 @@ def predictions_arrow(predictions: Sequence[Prediction]) -> Any:
     columns["domain_reason"] = Column("string", of("domain_reason"))
     columns["error_code"] = Column("string", of_error("code"))
     columns["error"] = Column("string", of_error("message"))
+    columns["error_hint"] = Column("string", of_error("hint"))
     return arrow_table(columns)
 
 
