@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.end_to_end import fitted, images, report, transformers
+from benchmarks.end_to_end import content, fitted, images, report, transformers
 from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import Label
 from benchmarks.end_to_end.listed import listed_parts
@@ -106,9 +106,9 @@ def test_a_label_is_answered() -> None:
     assert found.parts_s == (found.called_s, 0.0)
     assert found.error("listed") == pytest.approx(3 / 2.85 - 1)
     assert sum(share for _, share in found.largest) <= 1
-    figures = report.figures([found])
+    figures = content.figures([found])
     assert figures["called"]["mape"] == abs(found.error()) and figures["listed"]["n"] == 1
-    assert "68" in json.dumps(report._row(found))
+    assert "68" in json.dumps(content._row(found))
 
 
 def test_training_clears_and_adds_gradients_as_the_source_does() -> None:

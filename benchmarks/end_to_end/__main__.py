@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.end_to_end import report
+from benchmarks.end_to_end import content, report
 from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import read_labels
 from benchmarks.end_to_end.listed import check_lists, listed_parts, read_lists
@@ -45,7 +45,7 @@ def main() -> None:
     predictor = LatencyPredictor.load(options.model)
     answers, machines = with_fitted(answer_labels(labels.kept, predictor, listed_parts(labels.kept, lists)))
     parallel = list(answer_parallel(folder, predictor))
-    result = report.result(answers, parallel, labels, predictor.model_id, COMMAND, machines)
+    result = content.result(answers, parallel, labels, predictor.model_id, COMMAND, machines)
     write_result(options.out, result)
     render(result)
     tables = (report.summary_table, report.held_out_table, report.parallel_table, report.device_table)

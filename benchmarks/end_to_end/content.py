@@ -1,0 +1,168 @@
+"""Content of the result file of the study of whole networks: error statistics and every row."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.end_to_end.fitted import FAMILIES, Machine, is_fitted
+from benchmarks.end_to_end.labels import Labels
+from benchmarks.end_to_end.parallel import LINK_WORDS, Parallel
+from benchmarks.end_to_end.study import Answer
+from benchmarks.report.results import rounded
+
+#: Ways to compose kernel times, by name -> relative error of an answer.
+ERRORS: Mapping[str, Callable[[Answer], float]] = {
+    "called": lambda a: a.error("called"),
+    "queued": lambda a: a.error("queued"),
+    "issued": lambda a: a.error("issued"),
+    "roofline": lambda a: a.error("roofline"),
+}
+
+
+def figures(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Error statistics of each composition over ``answers``."""
+    statistics_of: dict[str, Any] = {"n": len(answers)}
+    for name, error in ERRORS.items():
+        errors = [error(a) for a in answers]
+        absolute = [abs(e) for e in errors]
+        statistics_of[name] = {
+            "mape": statistics.fmean(absolute),
+            "median_ape": statistics.median(absolute),
+            "within_10": sum(e <= 0.1 for e in absolute) / len(absolute),
+            "within_20": sum(e <= 0.2 for e in absolute) / len(absolute),
+            "worst": max(errors, key=abs),
+            "bias": statistics.median(errors),
+        }
+    listed = [abs(a.error("listed")) for a in answers if a.listed_s is not None]
+    if listed:
+        statistics_of["listed"] = {"n": len(listed), "mape": statistics.fmean(listed)}
+    return statistics_of
+
+
+def held_out_figures(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Error statistics over networks of held-out families, of which a machine was fitted to other families."""
+    figures_of: dict[str, Any] = {"n": len(answers)}
+    for name in ("issued", "fitted", "roofline"):
+        absolute = [abs(a.error(name)) for a in answers]
+        figures_of[name] = {"mape": statistics.fmean(absolute), "median_ape": statistics.median(absolute)}
+    return figures_of
+
+
+def result(
+    answers: Sequence[Answer],
+    parallel: Sequence[Parallel],
+    labels: Labels,
+    model_id: str,
+    command: str,
+    machines: Mapping[tuple[str, str, str], Machine],
+) -> dict[str, Any]:
+    """Content of the result file."""
+    held_out = [a for a in answers if a.fitted_s is not None]
+    kinds = sorted({(a.label.source, a.label.mode) for a in held_out})
+    groups = sorted({(a.label.source, a.label.mode, a.label.precision, a.label.device) for a in answers})
+    everything: dict[str, Any] = {
+        "model_id": model_id,
+        "command": command,
+        "n": len(answers),
+        "left_out": [
+            {"source": source, "reason": reason, "rows": n} for (source, reason), n in sorted(labels.left_out.items())
+        ],
+        "by_source": [
+            {"source": source, "mode": mode, **rounded(figures(_some(answers, source=source, mode=mode)))}
+            for source, mode in sorted({(a.label.source, a.label.mode) for a in answers})
+        ],
+        "by_device": [
+            {
+                "source": source,
+                "mode": mode,
+                "precision": precision,
+                "device": device,
+                **rounded(figures(_some(answers, source=source, mode=mode, precision=precision, device=device))),
+            }
+            for source, mode, precision, device in groups
+        ],
+        "held_out": [
+            {"source": source, "mode": mode, "device": "all", "precision": "all", **rounded(held_out_figures(own))}
+            for source, mode in kinds
+            if (own := _some(held_out, source=source, mode=mode))
+        ]
+        + [
+            {"source": source, "mode": mode, "device": device, "precision": precision, **rounded(held_out_figures(own))}
+            for source, mode, precision, device in groups
+            if (own := _some(held_out, source=source, mode=mode, precision=precision, device=device))
+        ],
+        "families": {
+            "fitted": sorted({family for family in FAMILIES.values() if is_fitted(family)}),
+            "held_out": sorted({family for family in FAMILIES.values() if not is_fitted(family)}),
+        },
+        "machines": [
+            {"source": source, "device": device, "run": run, "factors": machine.factors}
+            for (source, device, run), machine in machines.items()
+        ],
+        "four_gpus": [
+            {
+                "model": p.model,
+                "device": p.device,
+                "variant": p.variant,
+                "batch": p.batch,
+                "link": LINK_WORDS,
+                "measured_ms": _ms(p.measured_s),
+                "replayed_ms": _ms(p.replayed_s),
+                "compute_ms": _ms(p.compute_s),
+                "error": round(p.error, 4),
+            }
+            for p in parallel
+        ],
+        "rows": [_row(a) for a in answers],
+    }
+    return everything
+
+
+def _phases(a: Answer) -> dict[str, Any]:
+    """Relative errors of the two passes of a training run, forward and backward."""
+    ways = {"called": a.parts_s, "issued": a.issued_parts_s, "listed": a.listed_parts_s}
+    measured = a.label.parts_s or (1.0, 1.0)
+    return {
+        name: [s / m - 1 for s, m in zip(seconds, measured, strict=True)] if seconds is not None else None
+        for name, seconds in ways.items()
+    }
+
+
+def _some(answers: Iterable[Answer], **wanted: str) -> list[Answer]:
+    return [a for a in answers if all(getattr(a.label, key) == value for key, value in wanted.items())]
+
+
+def _row(a: Answer) -> dict[str, Any]:
+    label = a.label
+    row = {
+        "source": label.source,
+        "model": label.model,
+        "device": label.device,
+        "mode": label.mode,
+        "precision": label.precision,
+        "batch": label.batch,
+        "size": label.size,
+        "measured_ms": _ms(label.measured_s),
+        "called_ms": _ms(a.called_s),
+        "queued_ms": _ms(a.queued_s),
+        "issued_ms": _ms(a.issued_s),
+        "roofline_ms": _ms(a.roofline_s),
+        "kernels": a.kernels,
+        "in_share": round(a.in_share, 3),
+        "largest": [[text, round(share, 3)] for text, share in a.largest],
+    }
+    if a.fitted_s is not None:
+        row["fitted_ms"] = _ms(a.fitted_s)
+    if a.listed_s is not None:
+        row["listed_ms"] = _ms(a.listed_s)
+    if label.parts_s is not None:
+        row["measured_parts_ms"] = [_ms(s) for s in label.parts_s]
+        row["called_parts_ms"] = [_ms(s) for s in a.parts_s]
+        row["phases"] = rounded(_phases(a))
+    return row
+
+
+def _ms(seconds: float) -> float:
+    return float(f"{1e3 * seconds:.5g}")
