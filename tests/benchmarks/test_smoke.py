@@ -51,6 +51,7 @@ TINY = {
     "serving.__main__": "--seconds 0.2 --workers 1 --requests 20 --only rates --out {out}",
     "serving.overload": "--seconds 0.3 --workers 1 --items 20 --capacity-seconds 0.3 --probes 5 --out {out}",
     "serving.jobs": "--seconds 0.3 --rounds 1 --rates 20 --out {out}",
+    "traces": "--rounds 1 --iterations 1 --width 16 --batch 8 --out {out}",
     "tuning.__main__": "--tasks 1 --trials 2 --methods 1 --work {folder}",
     "collecting": "--network {model} --schedules 1 --builders 1 --skip-tvm --json {out}",
     "tables": None,
