@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,8 @@ class _Reader:
         if phase not in ("X", "B", "E"):
             return
         at = event.get("ts")
-        if isinstance(at, str):  # some exporters quote numbers
-            at = _number(at)
-        if not isinstance(at, int | float):
+        at = _number(at)
+        if at is None:
             self._instants["time"] += 1
             return
         kind, values = self._kind(event), event.get("args")
@@ -112,20 +112,19 @@ class _Reader:
         if kind is None and phase != "E":
             return
         if self._origin_us is None:
-            self._origin_us = float(at)
+            self._origin_us = at
         start_s = (at - self._origin_us) * 1e-6
         if phase == "E":
             self._close(event, start_s)
             return
         assert kind is not None
-        length = event.get("dur")
-        length = _number(length) if isinstance(length, str) else length
-        if phase == "X" and not isinstance(length, int | float):
+        length = _number(event.get("dur"))
+        if phase == "X" and length is None:
             self._instants[kind] += 1
             length = 0.0
         name = self._once(str(event.get("name", "")))
         lane = self._lane(kind, event, values)
-        duration_s = max(float(length or 0.0), 0.0) * 1e-6
+        duration_s = max(length or 0.0, 0.0) * 1e-6
         made = TraceEvent(kind, name, lane, start_s, duration_s)
         made.correlation = _whole(values.get("correlation", values.get("Correlation ID")))
         made.external = _whole(values.get("External id", values.get("external id")))
@@ -154,11 +153,13 @@ class _Reader:
         trace.origin_s = self._base_s + (self._origin_us or 0.0) * 1e-6
         self._connect_flows()
         for kind, count in sorted(self._instants.items()):
-            what = "time and are left out" if kind == "time" else "duration: they count as 0 s"
-            trace.remarks.append(f"{count:,} events ({kind}) have no {what}")
+            if kind == "time":
+                trace.remarks.append(f"events without a time, which are left out: {count:,}")
+            else:
+                trace.remarks.append(f"events ({kind}) without a duration, which count as 0 s: {count:,}")
         left_open = sum(len(events) for events in self._open.values())
         if left_open:
-            trace.remarks.append(f"{left_open:,} events begin and never end: they count as 0 s")
+            trace.remarks.append(f"events that begin and never end, which count as 0 s: {left_open:,}")
         return trace
 
     def _kind(self, event: dict[str, Any]) -> EventKind | None:
@@ -258,11 +259,13 @@ def _whole(value: Any) -> int:
         return -1
 
 
-def _number(text: Any) -> float | None:
+def _number(value: Any) -> float | None:
+    """A finite number; some exporters quote them."""
     try:
-        return float(text)
+        number = float(value)
     except (TypeError, ValueError):
         return None
+    return number if math.isfinite(number) else None
 
 
 def _tuple(value: Any) -> Any:

@@ -105,6 +105,12 @@ def answer_changes(
     UnknownDeviceError
         A device is not known.
     """
+    if changes.from_device is not None and not changes.predicts:
+        raise FieldError(
+            "the device of the trace is given, and nothing that depends on it is asked",
+            path="from",
+            hint="add --device, --ranks or --link",
+        )
     parts = [*_by_model(graph, changes, predictor), *_by_name(graph.nodes, changes)]
     before_s = graph.longest_s(replayer.run().end_s) / graph.count
     base = graph.durations()

@@ -179,6 +179,7 @@ def test_a_removed_operator_takes_its_launches_with_it(single: Path) -> None:
         ({"speed_up": [("gemm", 0.0)]}, FieldError, "by 0.0"),
         ({"device": "no-such-gpu"}, UnknownDeviceError, "no-such-gpu"),
         ({"ranks": 1}, FieldError, "ranks is 1"),
+        ({"from_device": "t4"}, FieldError, "nothing that depends on it"),
         ({"link": "string"}, FieldError, "link 'string'"),
     ],
 )

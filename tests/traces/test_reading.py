@@ -80,8 +80,19 @@ def test_events_without_duration_are_counted(tmp_path: Path) -> None:
     kernels = [event for event in trace.events if event.get("cat") == "kernel"]
     del kernels[-1]["dur"]
     answer = replay_trace(trace.write(tmp_path / "instant.json"))
-    assert any("1 events (kernel) have no duration" in remark for remark in answer.graph.remarks)
+    assert any("(kernel) without a duration, which count as 0 s: 1" in remark for remark in answer.graph.remarks)
     assert sum(row.calls for row in answer.kernels) == 6
+
+
+def test_times_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    document = training_step(0, 1).document()
+    kernels = [event for event in document["traceEvents"] if event.get("cat") == "kernel"]
+    kernels[0]["ts"], kernels[1]["dur"], kernels[2]["dur"] = float("nan"), float("inf"), str(kernels[2]["dur"])
+    answer = replay_trace(write(tmp_path / "odd.json", document))
+    assert answer.replayed_s == pytest.approx(answer.measured_s)
+    assert any("without a time, which are left out: 1" in remark for remark in answer.graph.remarks)
+    assert any("(kernel) without a duration, which count as 0 s: 1" in remark for remark in answer.graph.remarks)
+    assert sum(row.calls for row in answer.kernels) == 5
 
 
 def test_a_trace_without_shapes_says_so(tmp_path: Path) -> None:
