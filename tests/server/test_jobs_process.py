@@ -61,7 +61,7 @@ def test_job_survives_the_kill_of_its_service(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_any_worker_reports_on_a_job() -> None:
     with running("--workers", "2") as served:
-        ids = [submit(served, SHORT) for _ in range(3)]
-        jobs = [wait(served, id, "done") for id in ids for _ in range(4)]
-    # The answer does not depend on the worker.
+        id = submit(served, SHORT)
+        # Any of the two may respond, whichever of them runs the job.
+        jobs = [wait(served, id, "done") for _ in range(12)]
     assert len({json.dumps(job["answer"], sort_keys=True) for job in jobs}) == 1

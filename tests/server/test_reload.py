@@ -142,20 +142,33 @@ def test_sighup_replaces_the_model_and_no_request_fails(
             assert c.models[-1] == new
 
 
+def worker_processes(server: Server) -> set[int]:
+    """The workers of a service with several, by their process ids."""
+    pids = set()
+    for pid in map(int, Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()):
+        with suppress(OSError):
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                pids.add(pid)
+    return pids
+
+
+def reload(server: Server, key: str | None) -> tuple[int, dict[str, Any]]:
+    """Status and body of ``POST /models/reload``."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    with closing(connection):
+        connection.request("POST", "/models/reload", headers=headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
 @pytest.mark.slow
-def test_an_administrator_reloads_all_workers(folder: Path, adapted: Path) -> None:
+def test_all_workers_reload_a_killed_one_is_replaced_and_they_end_with_their_supervisor(
+    folder: Path, adapted: Path
+) -> None:
     key, hash = new_key()
     new = model_id(adapted)
     settings = {"CDMPP_ADMIN_KEY_HASHES": json.dumps({"operator": hash})}
-
-    def reload(server: Server, key: str | None) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-        headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        with closing(connection):
-            connection.request("POST", "/models/reload", headers=headers)
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-
     with running_server("--workers", "2", "--model", str(folder), environment=settings | PATIENT) as server:
         assert reload(server, None)[0] == 401
         assert reload(server, "wrong")[0] == 401
@@ -163,10 +176,19 @@ def test_an_administrator_reloads_all_workers(folder: Path, adapted: Path) -> No
         assert reload(server, key) == (200, {"model_id": new, "workers": 2})
         for _ in range(8):  # any worker may respond
             assert server.request("GET", "/readyz")["model_id"] == new
-        (folder / "manifest.json").unlink()
+        if sys.platform == "linux":  # with /proc to list processes
+            wait_until(lambda: len(worker_processes(server)) == 2)
+            killed = min(worker_processes(server))
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda: len(worker_processes(server)) == 2 and killed not in worker_processes(server))
+            assert server.request("GET", "/readyz")["status"] == "ready"
+        (folder / "manifest.json").rename(folder / "aside.json")
         status, body = reload(server, key)
         assert (status, body["code"]) == (409, "reload_refused")
         assert server.request("GET", "/readyz")["model_id"] == new
+        if sys.platform == "linux":  # which alone can end a process with its parent
+            server.process.kill()
+            wait_until(lambda: refuses_connections(server.port))
 
 
 def test_reload_endpoint_exists_only_with_administrators(client: TestClient) -> None:
@@ -186,9 +208,14 @@ def waiting_rows(server: Server) -> float:
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_stopping_service_answers_requests_in_its_queue(workers: int) -> None:
+def test_stopping_service_refuses_connections_and_answers_what_has_begun_or_waits(workers: int) -> None:
     items = [{"program": {**LINEAR, "m": m, "n": workers}, "device": "t4"} for m in range(1, 1500)]
     responses: list[tuple[int, int]] = []
+    body = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
+    head = (
+        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    )
     with running_server("--workers", str(workers), environment=PATIENT) as server:
 
         def post() -> None:
@@ -198,27 +225,13 @@ def test_stopping_service_answers_requests_in_its_queue(workers: int) -> None:
                 response = connection.getresponse()
                 responses.append((response.status, len(json.loads(response.read())["results"])))
 
-        thread = threading.Thread(target=post)
-        thread.start()
-        wait_until(lambda: waiting_rows(server) > 0 or responses)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
-        thread.join()
-    assert responses == [(200, len(items))]
-
-
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_stopping_service_refuses_connections_and_answers_a_request_that_has_begun(workers: int) -> None:
-    body = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
-    head = (
-        b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(body)
-    )
-    with running_server("--workers", str(workers), environment=PATIENT) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as begun:
             begun.sendall(head)
             # A worker has read the head and waits for the body.
             assert begun.recv(4096).startswith(b"HTTP/1.1 100 ")
+            thread = threading.Thread(target=post)
+            thread.start()
+            wait_until(lambda: waiting_rows(server) > 0 or responses)
             server.process.send_signal(signal.SIGTERM)
             # A worker that is still loading its model keeps the port open until it has loaded it.
             wait_until(lambda: refuses_connections(server.port))
@@ -227,35 +240,8 @@ def test_stopping_service_refuses_connections_and_answers_a_request_that_has_beg
             assert response.startswith(b"HTTP/1.1 200 ")
             assert b"connection: close" in response
         assert server.process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc to list processes")
-def test_killed_worker_is_replaced() -> None:
-    with running_server("--workers", "2", environment=PATIENT) as server:
-        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-
-        def workers() -> set[int]:
-            pids = set()
-            for pid in map(int, children.read_text().split()):
-                with suppress(OSError):
-                    if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        pids.add(pid)
-            return pids
-
-        wait_until(lambda: len(workers()) == 2)
-        killed = min(workers())
-        os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: len(workers()) == 2 and killed not in workers())
-        assert server.request("GET", "/readyz")["status"] == "ready"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a process with its parent")
-def test_workers_end_with_their_supervisor() -> None:
-    with running_server("--workers", "2") as server:
-        server.process.kill()
-        wait_until(lambda: refuses_connections(server.port))
+        thread.join()
+    assert responses == [(200, len(items))]
 
 
 def test_service_that_cannot_start_ends_with_an_error(tmp_path: Path) -> None:
