@@ -52,7 +52,7 @@ def plan(modules: list[Module], batch: list[int], ranks: int, max_steps: int, **
 @pytest.fixture(scope="module")
 def compared() -> list[dict[str, Any]]:
     rng = np.random.default_rng(1)
-    return [compare(random_case(rng, max_designs=2000, max_passes=32), max_steps=1000) for _ in range(20)]
+    return [compare(random_case(rng, max_designs=2000, max_passes=32), max_steps=1000) for _ in range(10)]
 
 
 def test_plans_are_within_one_percent_of_the_shortest_of_all_designs_and_orders(compared: list[dict[str, Any]]) -> None:
@@ -65,7 +65,7 @@ def test_lower_bound_is_not_above_the_shortest_plan(compared: list[dict[str, Any
 
 def test_plans_called_complete_are_the_shortest(compared: list[dict[str, Any]]) -> None:
     complete = [row for row in compared if row["complete"]]
-    assert len(complete) > 5
+    assert len(complete) > 2
     for row in complete:
         assert row["makespan_s"] == row["lower_bound_s"] == pytest.approx(row["shortest_s"], rel=1e-9)
 

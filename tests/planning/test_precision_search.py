@@ -88,7 +88,7 @@ def test_networks_of_50_operators_are_proven() -> None:
 
 def test_equal_node_limits_give_equal_plans() -> None:
     costs, limit_s = limited(make_costs(50, 2), 0.3, 0.4)
-    for nodes in (1, 5, 50):
+    for nodes in (1, 20):
         first, second = (solved(costs, limit_s, nodes, seed=3) for _ in range(2))
         assert (first.levels, first.bound) == (second.levels, second.bound)
 

@@ -42,7 +42,7 @@ PLANS = "^(" + "|".join(["/plans", "/jobs.*", *(re.escape(kind.path) for kind in
     [
         # All links are between the operations of plans and jobs.
         pytest.param(
-            ["--exclude-path-regex", PLANS, "--max-examples", "12", "--phases", "examples,coverage,fuzzing"],
+            ["--exclude-path-regex", PLANS, "--max-examples", "5", "--phases", "examples,coverage,fuzzing"],
             id="predictions",
         ),
         pytest.param(
