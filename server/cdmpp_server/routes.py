@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, known
 from cdmpp.errors import CdmppError
+from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
 from cdmpp.support_matrix import known_operator, selected
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import add_problems
@@ -194,7 +195,12 @@ def support(
         str | None, Query(max_length=_MAX_NAME, description="Name of a device: only its part of the matrix.")
     ] = None,
     operator: Annotated[
-        str | None, Query(max_length=_MAX_NAME, description="Name of an operator: only its part of the matrix.")
+        str | None,
+        Query(
+            max_length=_MAX_NAME,
+            description="Name of an operator: only its part of the matrix.",
+            json_schema_extra={"enum": [*operator_types(), *PRODUCT_ALIASES, None]},
+        ),
     ] = None,
 ) -> Support:
     """List operators with their fields, trained devices, protocols, accuracy and coverage of the base model."""
