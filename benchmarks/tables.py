@@ -1,9 +1,12 @@
 """Tables of operators: rows per second of one process, and per core with Ray on this machine.
 
-``python -m benchmarks.tables [--rows 40000] [--rounds 3] [--workers 2]``: the same table by one process with one
+``python -m benchmarks.tables [--rows 60000] [--rounds 3] [--workers 2]``: the same table by one process with one
 thread and by Ray workers with one core each, in turns. Rates begin with the first answered slices, so they include
 neither the start of Ray nor loading the model. ``rows_per_cpu_s`` counts the processor time of all processes, Ray's
 own included; it depends less on other load of the machine. Both ways are checked to give the same answers.
+
+``python -m benchmarks.tables --memory-rows 100000 1000000``: peak memory of ``cdmpp predict`` for Parquet tables of
+these lengths with 30,000 distinct operators.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import hashlib
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +27,8 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cdmpp.distributed.cluster import ray_cluster
 from cdmpp.distributed.tables import load_predictor, predict_slices_on_ray
@@ -41,30 +48,43 @@ def write_table(path: Path, rows: int) -> None:
     path.write_text("".join(forms[i % 3].format(*size) + "\n" for i, size in enumerate(sizes)))
 
 
-def cpu_s() -> float:
-    """Processor seconds of this process and of all processes that it started."""
-    total = 0.0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
+class CpuTime:
+    """Processor seconds of this process, and of all processes that it started, also of those that have ended.
+
+    Parameters
+    ----------
+    children : bool
+        Whether to count the started processes.
+    """
+
+    def __init__(self, children: bool) -> None:
+        self._children, self._seconds = children, dict[int, float]()
+
+    def total_s(self) -> float:
+        """Sum so far; processes that ended count with their last value."""
+        own = psutil.Process()
+        for process in [own, *(own.children(recursive=True) if self._children else [])]:
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            self._seconds[process.pid] = times.user + times.system
+        return sum(self._seconds.values())
 
 
-def measure(parts: Iterator[AnsweredSlice], skipped: int, cores: int) -> dict[str, Any]:
+def measure(parts: Iterator[AnsweredSlice], skipped: int, cores: int, children: bool) -> dict[str, Any]:
     """Rates after the first ``skipped`` slices, and a digest of all answers."""
-    digest, rows, started_s, started_cpu_s = hashlib.sha256(), 0, 0.0, 0.0
+    digest, rows, started_s, started_cpu_s, cpu = hashlib.sha256(), 0, 0.0, 0.0, CpuTime(children)
     for number, part in enumerate(parts, 1):
         digest.update(part.body.encode())
+        spent_s = cpu.total_s()
         if number > skipped:
             rows += part.rows
         elif number == skipped:
-            started_s, started_cpu_s = time.perf_counter(), cpu_s()
+            started_s, started_cpu_s = time.perf_counter(), spent_s
     return {
         "rows_per_s_and_core": rows / (time.perf_counter() - started_s) / cores,
-        "rows_per_cpu_s": rows / (cpu_s() - started_cpu_s),
+        "rows_per_cpu_s": rows / (cpu.total_s() - started_cpu_s),
         "digest": digest.hexdigest(),
     }
 
@@ -80,8 +100,8 @@ def run(rows: int, rounds: int, workers: int, slice_rows: int) -> dict[str, Any]
         several: list[dict[str, Any]] = []
         for _ in range(rounds):
             # A new predictor has no cached predictions, like a new worker.
-            single.append(measure(predict_slices(SlicePredictor(task, load()), rows=slice_rows), 1, 1))
-            several.append(measure(predict_slices_on_ray(ray, task, load, slice_rows), workers, workers))
+            single.append(measure(predict_slices(SlicePredictor(task, load()), rows=slice_rows), 1, 1, False))
+            several.append(measure(predict_slices_on_ray(ray, task, load, slice_rows), workers, workers, True))
     if len({result["digest"] for result in (*single, *several)}) != 1:
         raise SystemExit("the answers differ")
     out: dict[str, Any] = {"rows": rows, "rounds": rounds, "workers": workers, "load_average": os.getloadavg()}
@@ -95,14 +115,36 @@ def run(rows: int, rounds: int, workers: int, slice_rows: int) -> dict[str, Any]
     return out
 
 
+def peak_memory(rows: int) -> dict[str, Any]:
+    """Peak resident memory and processor time of the command for a Parquet table."""
+    rng = np.random.default_rng(0)
+    distinct = [f"linear:m={m},n={n},k={k},dtype=float16" for m, n, k in rng.integers(1, 8192, (30_000, 3)).tolist()]
+    with tempfile.TemporaryDirectory() as folder:
+        table, out = Path(folder) / "operators.parquet", Path(folder) / "answers.parquet"
+        programs = [distinct[i] for i in rng.integers(0, len(distinct), rows).tolist()]
+        pq.write_table(pa.table({"program": programs}), table)
+        del programs
+        command = ["predict", str(table), "--device", "t4", "--out", str(out)]
+        process = subprocess.Popen([sys.executable, "-m", "cdmpp", *command])
+        _, status, usage = os.wait4(process.pid, 0)
+        if status or pq.read_metadata(out).num_rows != rows:
+            raise SystemExit("the command failed")
+    cpu = usage.ru_utime + usage.ru_stime
+    return {"rows": rows, "peak_bytes": 1024 * usage.ru_maxrss, "rows_per_cpu_s": round(rows / cpu)}
+
+
 def main() -> None:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=40_000)
+    parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--slice-rows", type=int, default=2048)
+    parser.add_argument("--slice-rows", type=int, default=1024)
+    parser.add_argument("--memory-rows", type=int, nargs="+", help="measure peak memory for these lengths instead")
     chosen = parser.parse_args()
+    if chosen.memory_rows:
+        print(json.dumps([peak_memory(rows) for rows in chosen.memory_rows], indent=1))
+        return
     print(json.dumps(run(chosen.rows, chosen.rounds, chosen.workers, chosen.slice_rows), indent=1))
 
 

@@ -9,15 +9,14 @@ import typer
 from typer.core import TyperCommand
 
 #: What follows ``--ray`` and is its value; anything else is another argument.
-_ADDRESS = re.compile(r"auto|local|ray://\S+|(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
+_ADDRESS = re.compile(r"auto|local|(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 RayOption = Annotated[
     str | None,
     typer.Option(
         "--ray",
         metavar="[ADDRESS]",
-        help="Work on all cores with Ray: of this machine, or of the cluster at HOST:PORT, auto or ray://HOST:PORT "
-        "(extra `ray`).",
+        help="Work on all cores with Ray: of this machine, or of the cluster at HOST:PORT or auto (extra `ray`).",
         show_default=False,
     ),
 ]

@@ -31,7 +31,7 @@ def ray_cluster(address: str | None = None, processors: int | None = None) -> It
     Parameters
     ----------
     address : str, optional
-        ``HOST:PORT``, ``auto`` or ``ray://HOST:PORT``. Default: ``RAY_ADDRESS`` where it is set, else an instance on
+        ``HOST:PORT`` or ``auto``. Default: ``RAY_ADDRESS`` where it is set, else an instance on
         this machine.
     processors : int, optional
         Processors that an instance on this machine uses; default: all.

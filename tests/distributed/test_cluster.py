@@ -79,7 +79,7 @@ def test_missing_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--ray", "t.csv"], ["--ray=", "t.csv"]),
         (["t.csv", "--ray", "--strict"], ["t.csv", "--ray=", "--strict"]),
         (["t.csv", "--ray", "10.0.0.1:6379"], ["t.csv", "--ray", "10.0.0.1:6379"]),
-        (["--ray", "ray://head:10001", "t.csv"], ["--ray", "ray://head:10001", "t.csv"]),
+        (["--ray", "head:6379", "t.csv"], ["--ray", "head:6379", "t.csv"]),
         (["--ray=auto"], ["--ray=auto"]),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,21 @@ def test_stopped_search_returns_the_best_plan_so_far(ray: Any) -> None:
     control.stop()
     plan = solve_on_ray(ray, "pipeline", fused(max_steps=None, budget_s=600), [], 2, control)
     assert plan.seed in (5, 6) and plan.objective_value >= plan.bound_value
+
+
+def test_killed_search_is_repeated(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "killed"
+
+    def killed_once(kind: str, value: Any, prices: Any, seed: int, shared: Any) -> Any:
+        if seed == 6 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return solve_seed(kind, value, prices, seed, shared)
+
+    expected = solve_on_ray(ray, "pipeline", fused(), [], 3)
+    monkeypatch.setattr("cdmpp.distributed.seeds.solve_seed", killed_once)
+    assert solve_on_ray(ray, "pipeline", fused(), [], 3) == expected
+    assert mark.exists()
 
 
 def test_plan_without_a_seed_is_refused(ray: Any) -> None:
