@@ -96,7 +96,7 @@ def test_compilation_is_not_part_of_the_budget(clock: Clock, monkeypatch: pytest
 
 def test_ten_thousand_units_of_a_pool_are_planned() -> None:
     pools = [{**pool, "units": 10_000} for pool in REQUEST["pools"]]
-    plan = solve(pools=pools, budget_s=600.0, max_steps=20, samples_per_step=1024, inference=0.01)
+    plan = solve(pools=pools, budget_s=600.0, max_steps=20, samples_per_step=2048, inference=0.01)
     assert plan.training is not None
     # Separate units that train take nearly no time, so that the longest sample decides.
     assert plan.gap < 0.02
@@ -111,7 +111,7 @@ def test_search_among_many_units_finds_what_the_search_of_all_finds() -> None:
         "pools": pools,
         "inference": 0.0,
         "draws": 2,
-        "samples_per_step": 512,
+        "samples_per_step": 1024,
         "objective": "cost",
     }
     found = solve(**changes, budget_s=600.0, max_steps=60)
