@@ -60,8 +60,8 @@ def ray_cluster(address: str | None = None, processors: int | None = None) -> It
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ServiceError(
             f"no Ray cluster at {address}: {_first_line(error)}",
-            hint="start one with: ray start --head; a cluster with tokens needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN; "
-            "without an address this machine is used",
+            hint="start one with: ray start --head; a cluster with tokens needs RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN; without an address this machine is used",
         ) from None
     try:
         yield ray
