@@ -417,7 +417,7 @@ def test_memory_too_small_for_any_sample_is_refused_with_the_smallest_sufficient
 
 def test_documentation_shows_the_example_and_all_fields() -> None:
     text = (EXAMPLE.parents[1] / "rl.md").read_text()
-    (shown,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    shown, *_ = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     assert json.loads(shown) == json.loads(EXAMPLE.read_text())
     for name in RlRequest.model_fields:
         assert f"`{name}`" in text, name
