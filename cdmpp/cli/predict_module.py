@@ -15,7 +15,6 @@ from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.frontends.factory import is_factory
-from cdmpp.frontends.module_listing import Mode
 from cdmpp.programs.query_options import Framework, Protocol
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from cdmpp.prediction import Predictor
 
 ModeOption = Annotated[
-    Mode | None,
+    Literal["inference", "training"] | None,
     typer.Option(
         help="Forward pass of a torch module, or forward and backward pass. Default: inference.", show_default=False
     ),
@@ -71,7 +70,7 @@ class ModuleArguments:
     strict: bool
     url: str | None
     json: bool
-    mode: Mode | None
+    mode: Literal["inference", "training"] | None
     inputs: Sequence[str] | None
     dtype: str | None
     autocast: str | None

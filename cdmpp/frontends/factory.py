@@ -11,7 +11,6 @@ from typing import Any
 
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.frontends.torch_import import import_torch
-from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
 
 #: Element types of ``--input``.
 INPUT_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -21,7 +20,11 @@ _MODULE = re.compile(rf"{_NAME}:{_NAME}")
 
 def is_factory(text: str) -> bool:
     """Whether a text has the form ``package.module:factory``, and is no operator."""
-    return _MODULE.fullmatch(text) is not None and text.partition(":")[0] not in (*operator_types(), *PRODUCT_ALIASES)
+    if _MODULE.fullmatch(text) is None:
+        return False
+    from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
+
+    return text.partition(":")[0] not in (*operator_types(), *PRODUCT_ALIASES)
 
 
 def load_factory(text: str) -> tuple[Any, Any]:
