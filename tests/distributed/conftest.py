@@ -10,7 +10,8 @@ import pytest
 from cdmpp.distributed.cluster import ray_cluster
 
 
-@pytest.fixture(scope="session")
+# Its twenty processes end with the folder: they would slow down the tests of all others.
+@pytest.fixture(scope="package")
 def ray() -> Iterator[Any]:
     """The connected module ``ray``."""
     with pytest.MonkeyPatch.context() as patch:
