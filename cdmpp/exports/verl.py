@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cdmpp.compose.fields import MAX_COUNT
 from cdmpp.compose.request import Answer, Request
 from cdmpp.errors import FieldError
 from cdmpp.exports.formats import Exported, Imported, at, leaves, put
@@ -70,7 +71,7 @@ class VerlImporter(RlImporter):
         tree, given = _tree(text)
         used: set[str] = set()
 
-        def whole(path: str, default: int | None = None) -> int | None:
+        def whole(path: str, default: int | None = None, least: int = 1) -> int | None:
             used.add(path)
             value = at(tree, path, default)
             if value is None or (isinstance(value, str) and value.startswith("${")):
@@ -79,8 +80,12 @@ class VerlImporter(RlImporter):
                 number = int(str(value))
             except ValueError:
                 number = -1
-            if number < 0:
-                raise FieldError(f"{path}: {value!r} is not a whole number", path=path, hint="correct the file")
+            if not least <= number <= MAX_COUNT:
+                raise FieldError(
+                    f"{path}: {str(value)[:80]!r} is not a whole number from {least} to {MAX_COUNT}",
+                    path=path,
+                    hint="correct the file",
+                )
             return number
 
         tp = 1
@@ -89,7 +94,7 @@ class VerlImporter(RlImporter):
         trainer = (whole("trainer.nnodes", 1) or 1) * (whole("trainer.n_gpus_per_node", 8) or 8)
         per_node = whole(f"{_ROLLOUT}.n_gpus_per_node", whole("trainer.n_gpus_per_node", 8)) or 8
         used |= {_MODE, "trainer.use_v1", "actor_rollout_ref.hybrid_engine"}
-        rollout = (whole(f"{_ROLLOUT}.nnodes", 0) or 0) * per_node
+        rollout = (whole(f"{_ROLLOUT}.nnodes", 0, least=0) or 0) * per_node
         mode = at(tree, _MODE, "sync")
         separate = mode == "separate_async"
         if separate and not rollout:
@@ -136,6 +141,11 @@ def _tree(text: str) -> tuple[dict[str, Any], list[str]]:
             "the file has none of trainer, actor_rollout_ref and data",
             hint="give a veRL configuration as YAML, or a command line with overrides such as trainer.nnodes=2",
         )
+    for name in ("trainer", "actor_rollout_ref", "data"):
+        if not isinstance(loaded.get(name) or {}, Mapping):
+            raise FieldError(
+                f"{name}: {str(loaded[name])[:80]!r} is no section", path=name, hint="write its keys below it"
+            )
     return dict(loaded), list(leaves(loaded))
 
 

@@ -122,17 +122,18 @@ def allowed_tp(config: LLMConfig) -> list[int]:
         if config.heads % tp == 0
         and (kv_heads % tp == 0 or tp % kv_heads == 0)
         and (not config.dense_layers or config.intermediate % tp == 0)
-        and (config.experts is None or any(_expert_fits(config, tp, ep) for ep in range(1, tp + 1)))
+        and (config.experts is None or any(expert_fits(config, tp, ep) for ep in range(1, tp + 1)))
     ]
 
 
 def allowed_ep(config: LLMConfig, tp: int) -> list[int]:
     """Degrees of expert parallelism that fit a degree of tensor parallelism."""
     assert config.experts is not None
-    return [ep for ep in range(1, min(config.experts.count, MAX_DEGREE) + 1) if _expert_fits(config, tp, ep)]
+    return [ep for ep in range(1, min(config.experts.count, MAX_DEGREE) + 1) if expert_fits(config, tp, ep)]
 
 
-def _expert_fits(config: LLMConfig, tp: int, ep: int) -> bool:
+def expert_fits(config: LLMConfig, tp: int, ep: int) -> bool:
+    """Whether a degree of expert parallelism fits a degree of tensor parallelism."""
     experts = config.experts
     assert experts is not None
     if experts.count % ep or (tp % ep and ep % tp):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cdmpp.errors import InfeasibleError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.layout import Layout, Types, allowed_ep, allowed_tp
+from cdmpp.llm.layout import Layout, Types, allowed_tp, expert_fits
 from cdmpp.llm.parameters import (
     Tensor,
     attention_tensors,
@@ -122,16 +123,20 @@ def smallest_layout(
 ) -> Layout | None:
     """The layout of fewest devices that holds the model, then of fewest stages; None without one.
 
-    ``ep`` is kept where it fits the layout; otherwise experts are split like other layers.
+    ``ep`` is kept where it fits ``tp``; otherwise it is the smallest degree that does.
     """
-    candidates = []
+
+    def fits(layout: Layout) -> bool:
+        return memory_of(config, layout, types, batch, tokens).total <= device_bytes
+
+    found = []
     for tp in allowed_tp(config):
-        kept = ep if config.experts is not None and ep in allowed_ep(config, tp) else 1
-        candidates += [Layout(tp, pp, kept) for pp in range(1, min(config.layers, MAX_GPUS // tp) + 1)]
-    for layout in sorted(candidates, key=lambda one: (one.gpus, one.pp)):
-        if layout.gpus <= MAX_GPUS and memory_of(config, layout, types, batch, tokens).total <= device_bytes:
-            return layout
-    return None
+        kept = 1 if config.experts is None else next(n for n in (ep, *range(1, tp + 1)) if expert_fits(config, tp, n))
+        most = min(config.layers, MAX_GPUS // Layout(tp, 1, kept).gpus)
+        layouts = [Layout(tp, pp, kept) for pp in range(1, most + 1)]
+        # No stage needs more memory with more stages.
+        found += layouts[bisect_left(layouts, True, key=fits) :][:1]
+    return min(found, key=lambda layout: (layout.gpus, layout.pp), default=None)
 
 
 def _named(layout: Layout) -> str:

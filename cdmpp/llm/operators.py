@@ -137,7 +137,7 @@ def step_operators(
             _dense(b)
         if config.experts is not None:
             with b.times(config.moe_layers):
-                _experts(b, config.experts)
+                _experts(b, config.experts, step.tokens)
     if only is None:
         if layout.pp > 1:
             b.transfer("stage_transfer", layout.pp - 1)
@@ -243,7 +243,8 @@ def _feed_forward(b: StepBuilder, prefix: str, columns: int) -> None:
     b.linear(f"{prefix}down_proj", config.hidden, columns)
 
 
-def _experts(b: StepBuilder, experts: Experts) -> None:
+def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
+    """``tokens``: of all replicas of the attention."""
     config, layout = b.config, b.layout
     b.norm("mlp_norm", config.hidden, residual=True)
     b.linear("router", experts.count, config.hidden, quantised=False)
@@ -260,7 +261,7 @@ def _experts(b: StepBuilder, experts: Experts) -> None:
         "experts",
         "moe",
         **b.types.product(experts=True),
-        tokens=b.tokens * layout.replicas,
+        tokens=tokens,
         hidden=config.hidden,
         intermediate=experts.intermediate,
         experts=experts.count,

@@ -180,12 +180,23 @@ def test_plans_that_frameworks_cannot_run_are_named() -> None:
     assert [group["name"] for group in groups] == ["generation-a", "generation-b", "training-c"]
 
 
+#: 2^30 values in 30 lines: each line refers to the one above twice.
+_ALIASES = "trainer:\n  a0: &a0 {x: 1}\n" + "".join(
+    f"  a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 30)
+)
+
+
 @pytest.mark.parametrize(
     ("format", "text", "message"),
     [
         ("verl", "a: [1", "not YAML"),
         ("verl", "a: 1", "none of trainer"),
         ("verl", "trainer: {nnodes: many}", "not a whole number"),
+        ("verl", "trainer: {nnodes: 0}", "nnodes: '0' is not a whole number from 1 to"),
+        ("verl", "trainer.nnodes=9999999999", "is not a whole number from 1 to 1000000"),
+        ("verl", "trainer: [1, 2]", "is no section"),
+        ("verl", "trainer: &itself {x: *itself}", "a value that contains itself"),
+        ("verl", _ALIASES, "more than 100,000 values"),
         ("verl", "trainer: {v1: {trainer_mode: separate_async}}", "nnodes: 0"),
         ("verl", "trainer: {n_gpus_per_node: 7}", "no multiple of the 2"),
         ("openrlhf", "--model llama", "no argument of actor"),

@@ -23,7 +23,7 @@ from cdmpp.llm import (
     step_operators,
 )
 from cdmpp.llm.host import GRAPH, host_cost, step_seconds
-from cdmpp.llm.layout import Types
+from cdmpp.llm.layout import Types, allowed_ep, allowed_tp
 from cdmpp.llm.memory import memory_of, smallest_layout
 from cdmpp.llm.pricing import StepPricing
 from cdmpp.predictor import LatencyPredictor
@@ -164,6 +164,49 @@ def test_model_that_does_not_fit_names_the_smallest_number_of_devices(predictor:
     with pytest.raises(InfeasibleError, match="GB on each h100-sxm") as caught:
         estimate(LLAMA_8B, "h100-sxm", batch=65_536, input=1_000_000, predictor=predictor)
     assert "reduce batch" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["gemma-2-9b", "mixtral-8x7b", "deepseek-v3"])
+@pytest.mark.parametrize("device_bytes", [6e9, 24e9, 80e9])
+@pytest.mark.parametrize("ep", [1, 8])
+def test_smallest_layout_is_that_of_a_search_through_all(name: str, device_bytes: float, ep: int) -> None:
+    config = read_config(EXAMPLES / f"{name}.json")
+    ep = 1 if config.experts is None else ep
+    fitting = [
+        layout
+        for tp in allowed_tp(config)
+        for pp in range(1, config.layers + 1)
+        for layout in (Layout(tp, pp, ep),)
+        if layout.gpus <= 1024 and memory_of(config, layout, Types(), 4, 5000).total <= device_bytes
+        if config.experts is None or ep in allowed_ep(config, tp)
+    ]
+    best = min(fitting, key=lambda layout: (layout.gpus, layout.pp), default=None)
+    assert smallest_layout(config, ep, Types(), 4, 5000, device_bytes) == best
+
+
+def test_smallest_layout_of_a_huge_model_is_found_with_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"hidden_size": 2**20, "num_hidden_layers": 10_000, "vocab_size": 1000, "intermediate_size": 720_720}
+    heads = {"num_attention_heads": 720_720, "num_key_value_heads": 720_720, "head_dim": 8}
+    config = read_config({"model_type": "mixtral", "num_local_experts": 720_720, **fields, **heads})
+    trials: list[Layout] = []
+
+    def counted(*args: Any) -> Any:
+        trials.append(args[1])
+        return memory_of(*args)
+
+    monkeypatch.setattr("cdmpp.llm.memory.memory_of", counted)
+    assert smallest_layout(config, 1, Types(), 1, 1152, 80e9) is None
+    assert len(trials) < 1000
+
+
+def test_smallest_layout_can_be_asked_for() -> None:
+    # Two columns of an expert cannot be split over four ranks: the experts are spread instead.
+    experts = {"num_local_experts": 64, "intermediate_size": 2}
+    config = read_config({**LLAMA, "model_type": "mixtral", "num_hidden_layers": 1, **experts})
+    for device_bytes in (2e8, 3e8, 6e8, 1.2e9):
+        best = smallest_layout(config, 1, Types(), 1, 10, device_bytes)
+        assert best is not None
+        best.check(config)
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,16 @@ def test_replicas_of_the_attention_divide_the_batch_and_exchange_tokens() -> Non
     assert (layout.replicas, layout.gpus) == (4, 8)
     parts = by_name(step_operators(config("qwen3-30b-a3b"), layout, Decode(10, 100)))
     assert parts["attention"].program.sizes()["batch"] == 3
-    # Three tokens in four replicas; each rank sends two of them to eight ranks.
-    assert parts["experts"].program.sizes()["tokens"] == 12
+    assert parts["experts"].program.sizes()["tokens"] == 10
+    # Three tokens in the fullest replica; each of its ranks sends two of them to eight ranks.
     assert parts["expert_dispatch"].program.text() == f"all_to_all:dtype=bfloat16,bytes={2 * 8 * 2048 * 2},ranks=8"
     prefill = by_name(step_operators(config("qwen3-30b-a3b"), layout, Prefill([100] * 10)))
     assert prefill["attention"].program.sizes()["batch"] == 3
+
+
+def test_experts_have_no_tokens_of_replicas_without_a_sequence() -> None:
+    parts = by_name(step_operators(config("qwen3-30b-a3b"), Layout(tp=1, ep=64), Prefill([1024])))
+    assert parts["experts"].program.sizes()["tokens"] == 1024
 
 
 def test_window_limits_the_keys() -> None:

@@ -46,6 +46,15 @@ def test_answer_equals_the_python_result(
     LlmAnswer.model_validate(response.json())
 
 
+def test_types_have_the_other_names_that_they_have_in_python(client: TestClient, predictor: LatencyPredictor) -> None:
+    response = post(client, {**GOOD, "dtype": "bf16", "weights": "fp8"})
+    assert response.status_code == 200, response.text
+    assert (
+        response.json()
+        == estimate(LLAMA, "h100-sxm", output=8, dtype="bf16", weights="fp8", predictor=predictor).to_dict()
+    )
+
+
 def test_errors_stand_at_their_devices(client: TestClient, predictor: LatencyPredictor) -> None:
     mine = lookup("l40s").model_copy(update={"name": "mine"}).model_dump(mode="json", exclude_none=True)
     body = {"config": LLAMA, "devices": ["h100", "t4", "nope", mine, {"name": "x"}], "output": 4}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cdmpp.compose.request import WholeNumber
 from cdmpp.llm.layout import MAX_DEGREE
 from cdmpp.llm.plan import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
+from cdmpp.programs.elements import canonical_dtype
 from cdmpp.programs.query_options import ProgramFramework
 from cdmpp_server.curve.schema import MAX_DEVICES
 from cdmpp_server.fields import Device
@@ -35,11 +36,14 @@ class _Request(BaseModel):
     batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences."), WholeNumber] = 1
     input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
     output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
-    dtype: Annotated[Literal["bfloat16", "float16", "float32"], Field(description="Type of activations and cache.")] = (
-        "bfloat16"
-    )
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"],
+        BeforeValidator(canonical_dtype),
+        Field(description="Type of activations and cache."),
+    ] = "bfloat16"
     weights: Annotated[
         Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
+        BeforeValidator(canonical_dtype),
         Field(
             description="Type of quantised weights. int4 quantises the weights alone, the others the activations too. "
             "null: as the configuration says, else `dtype`."
