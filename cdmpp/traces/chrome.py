@@ -82,8 +82,8 @@ class _Reader:
             rank, size = value.get("rank"), value.get("world_size")
             trace.rank = rank if isinstance(rank, int) else None
             trace.world_size = size if isinstance(size, int) else None
-        elif name == "baseTimeNanoseconds" and isinstance(value, int | float):
-            self._base_s = value / 1e9
+        elif name == "baseTimeNanoseconds":
+            self._base_s = (_number(value) or 0.0) / 1e9
         elif name == "host_name":
             trace.host = str(value)
         elif name in ("deviceProperties", "computeProperties") and isinstance(value, list):
@@ -255,7 +255,7 @@ class _Reader:
 def _whole(value: Any) -> int:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return -1
 
 
@@ -263,7 +263,7 @@ def _number(value: Any) -> float | None:
     """A finite number; some exporters quote them."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 

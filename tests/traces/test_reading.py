@@ -88,6 +88,8 @@ def test_times_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     document = training_step(0, 1).document()
     kernels = [event for event in document["traceEvents"] if event.get("cat") == "kernel"]
     kernels[0]["ts"], kernels[1]["dur"], kernels[2]["dur"] = float("nan"), float("inf"), str(kernels[2]["dur"])
+    kernels[3]["args"]["External id"] = float("inf")
+    document["baseTimeNanoseconds"] = float("nan")
     answer = replay_trace(write(tmp_path / "odd.json", document))
     assert answer.replayed_s == pytest.approx(answer.measured_s)
     assert any("without a time, which are left out: 1" in remark for remark in answer.graph.remarks)
