@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdmpp.distributed.cluster import ray_cluster
-from cdmpp.distributed.tables import load_predictor, predict_slices_on_ray
+from cdmpp.distributed.tables import RAY_SLICE_ROWS, load_predictor, predict_slices_on_ray
 from cdmpp.tables.predict import AnsweredSlice, SlicePredictor, TableTask, predict_slices
 from cdmpp.tables.rows import TableOptions
 from cdmpp.tables.sources import SLICE_ROWS
@@ -105,7 +105,7 @@ def run(rows: int, rounds: int, workers: int, slice_rows: int) -> dict[str, Any]
         several: list[dict[str, Any]] = []
         for _ in range(rounds):
             # A new predictor has no cached predictions, like a new worker.
-            single.append(measure(predict_slices(SlicePredictor(task, load()), rows=slice_rows), 1, 1, 0.0))
+            single.append(measure(predict_slices(SlicePredictor(task, load()), rows=SLICE_ROWS), 1, 1, 0.0))
             several.append(measure(predict_slices_on_ray(ray, task, load, slice_rows), workers, workers, begun))
     if len({result["digest"] for result in (*single, *several)}) != 1:
         raise SystemExit("the answers differ")
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=80_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--slice-rows", type=int, default=SLICE_ROWS)
+    parser.add_argument("--slice-rows", type=int, default=RAY_SLICE_ROWS, help="rows of a slice with Ray")
     parser.add_argument("--memory-rows", type=int, nargs="+", help="measure peak memory for these lengths instead")
     chosen = parser.parse_args()
     if chosen.memory_rows:

@@ -12,6 +12,9 @@ from cdmpp.prediction import Predictor
 from cdmpp.tables.predict import AnsweredSlice, SlicePredictor, TableTask
 from cdmpp.tables.sources import SLICE_ROWS, open_table
 
+#: A slice costs Ray about as much as some hundred rows (docs/benchmarks.md).
+RAY_SLICE_ROWS = 2 * SLICE_ROWS
+
 
 def load_predictor(model: Path | None) -> Predictor:
     """The local model, with one thread: a worker has one core."""
@@ -23,7 +26,7 @@ def load_predictor(model: Path | None) -> Predictor:
 
 
 def predict_slices_on_ray(
-    ray: Any, task: TableTask, load: Callable[[], Predictor], rows: int = SLICE_ROWS
+    ray: Any, task: TableTask, load: Callable[[], Predictor], rows: int = RAY_SLICE_ROWS
 ) -> Iterator[AnsweredSlice]:
     """Answers of all slices of a table, in order (:func:`cdmpp.distributed.ordered_map.map_on_ray`).
 
