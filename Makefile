@@ -1,5 +1,5 @@
 # Set-up, checks and demonstrations. Needs GNU make, pip and Python 3.11 or newer.
-#   make demo    a server, two networks, six GPUs, one table
+#   make demo    a server, two networks on six GPUs, a language model on four
 #   make test    the whole suite
 # Every target makes .venv from the pinned versions on first use.
 
@@ -33,7 +33,7 @@ PUBLIC_DATA ?=
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
-	@echo 'make demo          predicted latencies of two networks on GPUs this machine does not have'
+	@echo 'make demo          predicted latencies of two networks and a language model on GPUs this machine does not have'
 	@echo 'make test          all tests and the notebooks (about 10 minutes on two cores)'
 	@echo 'make test-fast     tests that are not marked slow (about 90 seconds on two cores)'
 	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
