@@ -182,28 +182,31 @@ def curve_body() -> dict[str, Any]:
     }
 
 
+#: Configuration of a language model with experts and latent attention: DeepSeek V2 Lite.
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "vocab_size": 102400,
+}
+
+
 def llm_body() -> dict[str, Any]:
     """A valid body of /llm: experts, latent attention and quantised weights."""
     return {
-        "config": {
-            "model_type": "deepseek_v2",
-            "hidden_size": 2048,
-            "intermediate_size": 10944,
-            "num_hidden_layers": 27,
-            "num_attention_heads": 16,
-            "q_lora_rank": None,
-            "kv_lora_rank": 512,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 128,
-            "v_head_dim": 128,
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 1408,
-            "first_k_dense_replace": 1,
-            "vocab_size": 102400,
-            "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        },
+        "config": {**DEEPSEEK_V2_LITE, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
         "devices": ["h100-sxm", "l40s"],
         "tp": 2,
         "pp": 3,

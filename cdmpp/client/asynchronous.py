@@ -26,7 +26,6 @@ from cdmpp.modules.prediction import DEFAULT_PROTOCOL as MODULE_PROTOCOL
 from cdmpp.modules.prediction import ModulePrediction, ModulePredictions, module_predictions
 from cdmpp.modules.predictor import ModuleOptions
 from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query, check_settings, device_list
-from cdmpp.programs.elements import canonical_dtype
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
@@ -176,8 +175,8 @@ class AsyncPredictorClient:
             "batch": batch,
             "input": input,
             "output": output,
-            "dtype": canonical_dtype(dtype),
-            "weights": canonical_dtype(weights),
+            "dtype": dtype,
+            "weights": weights,
             "framework": framework,
             "cuda_graph": cuda_graph,
         }

@@ -20,7 +20,6 @@ from cdmpp.curves.template import Axes
 from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.modules.predictor import ModulePredictor
 from cdmpp.prediction import DEFAULT_QUANTILES, Device, Predictions, Query
-from cdmpp.programs.elements import canonical_dtype
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")
@@ -168,8 +167,8 @@ class PredictorClient(ModulePredictor):
             "batch": batch,
             "input": input,
             "output": output,
-            "dtype": canonical_dtype(dtype),
-            "weights": canonical_dtype(weights),
+            "dtype": dtype,
+            "weights": weights,
             "framework": framework,
             "cuda_graph": cuda_graph,
         }

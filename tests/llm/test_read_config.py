@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fuzz.seeds import DEEPSEEK_V2_LITE
 from cdmpp.errors import DataError, FieldError
 from cdmpp.llm import read_config
 from cdmpp.llm.families import FAMILIES
@@ -104,27 +105,7 @@ OTHERS: dict[str, tuple[dict[str, Any], float]] = {
         },
         6.658,
     ),
-    "deepseek-v2-lite": (
-        {
-            "model_type": "deepseek_v2",
-            "hidden_size": 2048,
-            "intermediate_size": 10944,
-            "num_hidden_layers": 27,
-            "num_attention_heads": 16,
-            "q_lora_rank": None,
-            "kv_lora_rank": 512,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 128,
-            "v_head_dim": 128,
-            "n_routed_experts": 64,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 6,
-            "moe_intermediate_size": 1408,
-            "first_k_dense_replace": 1,
-            "vocab_size": 102400,
-        },
-        15.7,
-    ),
+    "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15.7),
 }
 
 
