@@ -16,7 +16,7 @@ from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, on_terminal, print_json
 
 if TYPE_CHECKING:
-    from cdmpp.measure.settings import CollectSettings, Progress
+    from cdmpp.measure.settings import Chooser, CollectSettings, Progress
     from cdmpp.measure.targets import Configuration
 
 
@@ -57,6 +57,17 @@ def collect(
     ] = None,
     schedules: Annotated[int, typer.Option(min=0, help="Random schedules of each task.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the schedules.")] = 0,
+    good: Annotated[
+        int, typer.Option(min=0, help="Also the predicted fastest of a pool of schedules: so many of each task.")
+    ] = 0,
+    active: Annotated[
+        int, typer.Option(min=0, help="Also schedules of the pool on which the models disagree: so many of each task.")
+    ] = 0,
+    pool: Annotated[int, typer.Option(min=1, help="Schedules drawn for --good and --active.")] = 32,
+    model: Annotated[
+        list[Path] | None,
+        typer.Option("--model", metavar="DIR", help="Models for --good and --active; repeatable.", show_default=False),
+    ] = None,
     tune: Annotated[int, typer.Option(min=0, help="Also search: so many measured trials a task (first target).")] = 0,
     device: Annotated[
         str | None,
@@ -131,10 +142,13 @@ def collect(
             file=sys.stderr,
         )
     sizes = parse_sizes(dim or [])
+    if (good or active) and build_only:
+        raise typer.BadParameter("an archive has random schedules only", param_hint="--good, --active")
+    chooser = _chooser(chosen[0], good, active, pool, model or []) if good or active else None
     if build_only:
         _build_only(wanted, chosen, out, settings, sizes, json)
         return
-    _measure(wanted, chosen, out, settings, sizes, tracker, key, json)
+    _measure(wanted, chosen, out, settings, sizes, tracker, key, chooser, json)
 
 
 def _measure(
@@ -145,6 +159,7 @@ def _measure(
     sizes: dict[str, int],
     tracker: str | None,
     key: str | None,
+    chooser: Chooser | None,
     json: bool,
 ) -> None:
     from cdmpp.measure.collect import collect
@@ -159,7 +174,17 @@ def _measure(
             timers = remote_timers(tracker, key)
         try:
             command = "cdmpp " + shlex.join(sys.argv[1:])
-            collect(wanted, chosen, out, settings, timers=timers, progress=progress, dims=sizes, command=command)
+            collect(
+                wanted,
+                chosen,
+                out,
+                settings,
+                timers=timers,
+                progress=progress,
+                chooser=chooser,
+                dims=sizes,
+                command=command,
+            )
         except KeyboardInterrupt:
             print(f"stopped; the same command goes on with {out}", file=sys.stderr)
             raise typer.Exit(130) from None
@@ -170,6 +195,26 @@ def _measure(
     if len(left_out) > _SHOWN:
         print(f"not collected: {len(left_out) - _SHOWN} more, listed in {out}/README.md", file=sys.stderr)
     print_summary(out, json)
+
+
+def _chooser(configuration: Configuration, good: int, active: int, pool: int, models: list[Path]) -> Chooser:
+    """Choice by an ensemble of models for the first configuration's device."""
+    import numpy as np
+
+    from cdmpp.features.bulk import TIR, FeaturePart, FeatureQueries
+    from cdmpp.measure.choosing import EnsembleChooser, Member
+    from cdmpp.predictor import LatencyPredictor
+
+    def member(predictor: LatencyPredictor) -> Member:
+        def log_s(encoded: Any) -> Any:
+            parts = [FeaturePart(e, TIR, configuration.device, "tvm", "kernel") for e in encoded]
+            return np.log(predictor.predict_features(FeatureQueries.of(parts)).latency_s)
+
+        return log_s
+
+    predictors = [LatencyPredictor.load(path) for path in models]
+    names = [predictor.model_id for predictor in predictors]
+    return EnsembleChooser([member(p) for p in predictors], pool=pool, good=good, active=active, names=names)
 
 
 def print_summary(out: Path, json: bool) -> None:

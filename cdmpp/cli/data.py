@@ -44,13 +44,16 @@ FileArgument = Annotated[
 def import_file(
     file: FileArgument,
     out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Parquet file to write.", show_default=False)],
+    share: Annotated[
+        float, typer.Option("--share", help="Share of the configurations of a public table of schedules.")
+    ] = 1.0,
     json: JsonOption = False,
 ) -> None:
     """Write any known table as project records; every row is kept, unusable ones with the reason."""
     from cdmpp.data.load import import_table
     from cdmpp.data.summary import summarise
 
-    summary = {"path": str(out), **summarise(import_table(file, out))}
+    summary = {"path": str(out), **summarise(import_table(file, out, share))}
     if json:
         print_json(summary)
     else:
@@ -70,6 +73,28 @@ def info_of(file: FileArgument, json: JsonOption = False) -> None:
         _print(summary)
 
 
+@data.command("merge", epilog="example: cdmpp data merge data/my-cpu data/other-cpu --out data/both")
+def merge_folders(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Dataset folders.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder.", show_default=False)],
+    json: JsonOption = False,
+) -> None:
+    """Put records and second measurements of several folders into a new one, with a card.
+
+    A program that several folders measured is stored once. `cdmpp data split` writes the splits.
+    """
+    from cdmpp.data.merge_folders import merge_folders as merge
+    from cdmpp.data.summary import info
+
+    merge(folders, out)
+    summary = info(out)
+    if json:
+        print_json({"path": str(out), **summary})
+    else:
+        print(f"wrote {out}")
+        _print(summary)
+
+
 @data.command("split", epilog="example: cdmpp data split data/my-cpu --test-network bert-tiny")
 def split_folder(
     folder: Annotated[
@@ -78,18 +103,22 @@ def split_folder(
     test_network: Annotated[
         list[str] | None, typer.Option("--test-network", metavar="NAME", help="Network to hold out; repeatable.")
     ] = None,
+    seal: Annotated[
+        int, typer.Option("--seal", min=0, metavar="N", help="Seal N networks, chosen by a hash, for a final test.")
+    ] = 0,
     json: JsonOption = False,
 ) -> None:
     """Write splits.parquet beside the records: by task, by network, by device.
 
     Whole tasks fall into one part; no task of a test network is trained on. data info names the networks.
+    No training reads a program of a sealed network. Sealed networks stay sealed when the command is repeated.
     """
     from cdmpp.data.folder import SPLITS, records_file
     from cdmpp.data.load import load_table
-    from cdmpp.data.split_file import make_splits, write_splits
+    from cdmpp.data.split_file import renew_splits, write_splits
 
     out = records_file(folder).with_name(SPLITS)
-    splits = make_splits(load_table(folder), test_networks=test_network or ())
+    splits = renew_splits(load_table(folder), out, test_networks=test_network or (), sealed=seal)
     write_splits(splits, out)
     if json:
         print_json({"path": str(out), **splits.about, "splits": splits.counts()})

@@ -17,8 +17,9 @@ import numpy as np
 from cdmpp.data.folder import CARD, RECORDS, REPEATS, SPLITS, records_file, repeats_file
 from cdmpp.data.load import load_table
 from cdmpp.data.networks import networks_of, task_of
-from cdmpp.data.noise import measured
+from cdmpp.data.noise import MIN_REPEATS, measured, spread
 from cdmpp.data.physics import UNSTABLE
+from cdmpp.data.sealed import SEALED, SEALED_FROM
 from cdmpp.data.split_file import read_splits
 from cdmpp.data.summary import summarise
 from cdmpp.data.table import MeasurementTable
@@ -30,7 +31,7 @@ _MOST_REASONS, _REASON_LENGTH = 12, 100
 _FILES = {
     RECORDS: "measurement records, one row per measurement",
     REPEATS: "second measurements of some programs, for the noise floor; not for training",
-    SPLITS: "splits by task, by network, by device",
+    SPLITS: "splits by task, by network, by device, and the sealed networks",
 }
 
 
@@ -177,7 +178,7 @@ def _origins(table: MeasurementTable) -> str:
 
 
 def _latency(table: MeasurementTable, summary: dict[str, Any]) -> str:
-    spread, rows = _spread(table), []
+    spreads, rows = spread(table), []
     floors = summary["noise_floor_by_device"]
     for name in summary["devices"]:
         here = (table.device.array() == name) & measured(table)
@@ -185,7 +186,7 @@ def _latency(table: MeasurementTable, summary: dict[str, Any]) -> str:
             continue
         quantiles = np.quantile(table.latency_s[here], [0, 0.5, 1])
         low, middle, high = (format_latency(float(value)) for value in quantiles)
-        within = spread[here][np.isfinite(spread[here])]
+        within = spreads[here][np.isfinite(spreads[here])]
         floor = floors.get(name)
         noise = ("-",) * 3
         if floor:
@@ -213,20 +214,11 @@ def _latency(table: MeasurementTable, summary: dict[str, Any]) -> str:
         "noise, 90 %",
     )
     note = (
-        "Spread is the interquartile range / median of the repeats of a record with at least 4 repeats. Noise is "
-        "the relative difference |a - b| / mean of two measurements of the same program at different times."
+        f"Spread is the interquartile range / median of the repeats of a record with at least {MIN_REPEATS} repeats. "
+        "Noise is the relative difference |a - b| / mean of two measurements of the same program at different times; "
+        "its median is the noise floor of the device."
     )
     return f"{_markdown(header, rows)}\n\n{note}" if rows else ""
-
-
-def _spread(table: MeasurementTable) -> Any:
-    """Interquartile range / median of the repeats of each row; NaN for fewer than four repeats."""
-    result = np.full(len(table), np.nan)
-    for row, repeats in enumerate([] if table.repeats_s is None else table.repeats_s.to_pylist()):
-        if repeats is not None and len(repeats) >= 4:
-            low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
-            result[row] = (high - low) / middle
-    return result
 
 
 def _reasons(table: MeasurementTable, summary: dict[str, Any]) -> str:
@@ -259,9 +251,17 @@ def _splits(folder: Path) -> str:
     for name, parts in splits.counts().items():
         unit = "programs" if name in splits.programs else "devices"
         rows.append((name, unit, *(f"{parts[part]:,}" for part in ("train", "validation", "test", "unused"))))
-    held = splits.about.get("test_networks") or []
+    held, sealed = (splits.about.get(name) or [] for name in ("test_networks", SEALED))
     text = _markdown(("split", "of", "train", "validation", "test", "unused"), rows)
-    return text + (f"\n\nTest networks: {', '.join(held)}." if held else "")
+    text += f"\n\nTest networks: {', '.join(held)}." if held else ""
+    if sealed:
+        text += (
+            f"\n\nSealed networks: {', '.join(sealed)}. They have the smallest sha256('sealed-1:' + name) of the "
+            f"{len(splits.about[SEALED_FROM])} networks that the file states. No training, choice of a parameter or "
+            "error analysis may read a program of a task that they use; `cdmpp train` leaves these programs out. "
+            "Only the final evaluation of a model may read them, once per issue, with its date and model recorded."
+        )
+    return text
 
 
 def _files(folder: Path) -> str:

@@ -13,6 +13,7 @@ from cdmpp.data.arrow import pa
 from cdmpp.data.device_specs import merge_specs
 from cdmpp.data.distinct import distinct_rows
 from cdmpp.data.labels import Labels, Mask
+from cdmpp.data.packed_texts import PackedTexts, packed_if_any
 from cdmpp.data.table import TEXT_COLUMNS, Int64, MeasurementTable, OperatorBlock, TvmPrograms
 
 
@@ -98,18 +99,42 @@ def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
     )
 
 
+def without_programs(table: MeasurementTable, drop: NDArray[np.bool_]) -> MeasurementTable:
+    """A table without some of its TVM programs and their rows; keys of the programs that stay are renumbered.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+    drop : (programs,) bool
+        By program key. Operators, which belong to no network, cannot be dropped.
+    """
+    tvm, first = table.tvm, table.tvm.first_key
+    if drop[:first].any():
+        raise ValueError("only TVM programs can be dropped")
+    kept = np.flatnonzero(~drop[first:]).tolist()
+    key = np.append(np.arange(len(drop), dtype=np.int64), -1)
+    key[[first + i for i in kept]] = first + np.arange(len(kept))
+    # Key -1, a row without a program, is the last entry.
+    rows = table.select(np.flatnonzero(~np.append(drop, False)[table.program_key]))
+    entries = PackedTexts.entries(tvm.texts)
+    hashes, tasks = (tuple(column[i] for i in kept) for column in (tvm.hashes, tvm.tasks))
+    programs = TvmPrograms(first, hashes, packed_if_any([entries[i] for i in kept]), tasks)
+    return replace(rows, program_key=key[rows.program_key], tvm=programs)
+
+
 def _merge_tvm(tables: Sequence[MeasurementTable], offsets: NDArray[Any], first_key: int, key_of: Int64) -> TvmPrograms:
     index: dict[str, int] = {}
-    texts: list[str] = []
+    texts: list[str | bytes] = []
     tasks: list[str] = []
     for table, offset in zip(tables, offsets, strict=False):
+        entries = PackedTexts.entries(table.tvm.texts)
         for position, digest in enumerate(table.tvm.hashes):
             if digest not in index:
                 index[digest] = first_key + len(index)
-                texts.append(table.tvm.texts[position])
+                texts.append(entries[position])
                 tasks.append(table.tvm.tasks[position])
             key_of[int(offset) + table.tvm.first_key + position] = index[digest]
-    return TvmPrograms(first_key, tuple(index), tuple(texts), tuple(tasks))
+    return TvmPrograms(first_key, tuple(index), packed_if_any(texts), tuple(tasks))
 
 
 def _concat_failures(tables: Sequence[MeasurementTable]) -> Labels | None:

@@ -13,12 +13,15 @@ from pydantic import ValidationError
 from cdmpp.data.assemble import CODE, Group, Reasons, check_groups
 from cdmpp.data.fields import default_dtype, flag_defaults, integer_fields
 from cdmpp.data.labels import Labels
+from cdmpp.data.packed_texts import PackedTexts
 from cdmpp.data.raw import IntColumn, RawTable
 from cdmpp.data.table import Int64, OperatorBlock, TvmPrograms
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.programs.operators import operator_types, parse_operator
 
 _ABSENT = object()
+#: Characters of TVM programs from which on they are compressed in memory.
+PACKED_FROM = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -160,4 +163,8 @@ def _tvm_programs(
     good = rows[numbered >= 0]
     key[good] = first_key + numbered[numbered >= 0]
     reason[good] = 0
-    return TvmPrograms(first_key, tuple(index), tuple(t for t, _ in pairs), tuple(t for _, t in pairs))
+    long = sum(len(text) for text, _ in pairs) > PACKED_FROM
+    programs = (text for text, _ in pairs)
+    return TvmPrograms(
+        first_key, tuple(index), PackedTexts(programs) if long else tuple(programs), tuple(t for _, t in pairs)
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cdmpp.data.importers import IMPORTERS, Importer
+from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, Importer, TunedImporter
 from cdmpp.data.load import detect
 from cdmpp.data.merge import concat
 from cdmpp.data.raw import read_columns, read_raw
@@ -36,9 +36,12 @@ class PublicTable:
     importer: Importer
     sources: frozenset[str]
 
-    def load(self) -> MeasurementTable:
-        """Read and check it."""
-        return self.importer.table(read_raw(self.path, self.importer.columns()))
+    def load(self, sources: Collection[str] | None = None, share: float = 1.0) -> MeasurementTable:
+        """Read and check it; of a table of schedules only a share of the rows of ``sources``."""
+        raw = read_raw(self.path, self.importer.columns())
+        if isinstance(self.importer, TunedImporter):
+            return self.importer.table(raw, share, sources)
+        return self.importer.table(raw)
 
 
 def public_data_dir(option: str | PathLike[str] | None = None) -> Path:
@@ -81,7 +84,7 @@ def list_public_tables(folder: str | PathLike[str]) -> list[PublicTable]:
 def _sources(path: Path, importer: Importer) -> frozenset[str]:
     if importer.row_source is None:
         return frozenset({importer.name})
-    return frozenset(importer.sources(read_raw(path, {"dtype"})).used())
+    return frozenset(importer.sources(read_raw(path, importer.source_columns)).used())
 
 
 def find_public_tables(
@@ -94,15 +97,15 @@ def find_public_tables(
     folder : path, optional
         As :func:`public_data_dir`.
     sources : collection of str, optional
-        Names of importers; default: all.
+        Names of importers; default: all tables of operators and collectives.
 
     Raises
     ------
     DataError
         A table is missing; the message names each, the hint where it comes from.
     """
-    known = {importer.name: importer for importer in IMPORTERS}
-    wanted = list(known) if sources is None else list(sources)
+    known = {importer.name: importer for importer in (*IMPORTERS, *SCHEDULE_IMPORTERS)}
+    wanted = [importer.name for importer in IMPORTERS] if sources is None else list(sources)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise DataError(f"no public source is called {unknown[0]!r}", hint="one of: " + ", ".join(known))
@@ -118,9 +121,19 @@ def find_public_tables(
     return tables
 
 
-def load_public(folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None) -> MeasurementTable:
-    """All wanted public tables, one below the other; parameters as :func:`find_public_tables`."""
-    table = concat([table.load() for table in find_public_tables(folder, sources)])
+def load_public(
+    folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None, share: float = 1.0
+) -> MeasurementTable:
+    """Load the wanted public tables, one below the other.
+
+    Parameters
+    ----------
+    folder, sources
+        As :func:`find_public_tables`.
+    share : float
+        Share of the configurations of tables of schedules, in (0, 1]: the same ones on every device.
+    """
+    table = concat([table.load(sources, share) for table in find_public_tables(folder, sources)])
     if sources is None or set(table.source.used()) <= set(sources):
         return table
     wanted = np.array([name in sources for name in table.source.names], dtype=np.bool_)

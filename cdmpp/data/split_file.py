@@ -11,10 +11,11 @@ One row assigns one program or one device to a part of one split:
 ``networks`` networks that use the task, "a;b"
 =========== =============================================================================================
 
-``task``: whole tasks, by the hash of the task. ``network``: everything that a test network contains, in any
-of its sizes, is test, and nothing of it is trained on, although other networks use it, too. ``device:NAME``:
-that device is test, the others are training; programs are in both, for the query is what a known program
-takes on a new device. Whatever is written or read is checked on hashes, not on names.
+``task``: whole tasks, by the hash of the task. ``network``: everything that a test network contains, in any of its
+sizes, is test, and nothing of it is trained on, although other networks use it, too. ``device:NAME``: that device is
+test, the others are training; programs are in both, for the query is what a known program takes on a new device.
+``sealed``: every program of a task that a sealed network uses is test; in all other splits it is unused
+(:mod:`cdmpp.data.sealed`). Whatever is written or read is checked on hashes, not on names.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa, pq
-from cdmpp.data.networks import network_parts, networks_of, split_names, without_sizes
+from cdmpp.data.merge import without_programs
+from cdmpp.data.networks import network_names, network_parts, networks_of, split_names, without_sizes
+from cdmpp.data.sealed import SEALED, SEALED_FROM, check_sealed, sealed_names, sealed_programs
 from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.data.writing import replacing
@@ -42,6 +46,7 @@ _PARTS = {**{name: part for part, name in PART_NAMES.items()}, "unused": UNUSED}
 _NAMES = {part: name for name, part in _PARTS.items()}
 _COLUMNS = ("split", "unit", "key", "part", "task", "networks")
 _METADATA = b"cdmpp_splits"
+_KINDS = {NETWORK: "test network", SEALED: "sealed network"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Splits:
     tasks, networks : mapping of str to str
         Program hash -> its task, and the networks that use it ("a;b").
     about : mapping
-        How they were made: shares, test networks.
+        How they were made: shares, test networks, sealed networks and the list that they were chosen from.
     """
 
     programs: Mapping[str, Mapping[str, int]]
@@ -71,8 +76,15 @@ class Splits:
         """Names of the splits."""
         return [*self.programs, *self.devices]
 
+    @property
+    def sealed(self) -> frozenset[str]:
+        """Hashes of the sealed programs."""
+        return frozenset(digest for digest, part in self.programs.get(SEALED, {}).items() if part == TEST)
+
     def rows(self, table: MeasurementTable, split: str) -> NDArray[np.int8]:
         """Part of every row of a table; ``UNUSED`` for programs and devices that the split does not name.
+
+        Sealed programs have a part in the split ``sealed`` alone.
 
         Raises
         ------
@@ -86,7 +98,10 @@ class Splits:
         if split in self.devices:
             named = self.devices[split]
             codes = [*(named.get(name, UNUSED) for name in table.device.names), UNUSED]
-            return np.array(codes, dtype=np.int8)[table.device.codes]
+            hashes = self.sealed
+            sealed = np.array([*(digest in hashes for digest in table.program_hashes), False])
+            parts_of_rows = np.array(codes, dtype=np.int8)[table.device.codes]
+            return np.where(sealed[table.program_key], np.int8(UNUSED), parts_of_rows)
         raise DataError(f"there is no split {split!r}", hint="one of: " + ", ".join(self.names))
 
     def check(self) -> None:
@@ -95,8 +110,11 @@ class Splits:
         Raises
         ------
         DataError
-            A task is in two parts, or one of a test network is trained on; the message names it.
+            A task is in two parts, one of a test network is trained on, or a sealed one is in any part of another
+            split; the message names it.
         """
+        check_sealed(self.about)
+        sealed = self.sealed
         for split, parts in self.programs.items():
             seen: dict[str, int] = {}
             for digest, part in parts.items():
@@ -106,14 +124,20 @@ class Splits:
                         f"split {split}: task {task} is in {_NAMES[seen[task]]} and in {_NAMES[part]}",
                         hint="make the splits again: cdmpp data split DIR",
                     )
-        held = {without_sizes(name) for name in self.about.get("test_networks", ())}
-        for digest, part in self.programs.get(NETWORK, {}).items():
-            leaked = held.intersection(map(without_sizes, split_names(self.networks.get(digest, ""))))
-            if leaked and part in (TRAIN, _PARTS["validation"]):
-                raise DataError(
-                    f"split {NETWORK}: program {digest} of test network {min(leaked)} is in {_NAMES[part]}",
-                    hint="make the splits again: cdmpp data split DIR",
-                )
+                if split != SEALED and part != UNUSED and digest in sealed:
+                    raise DataError(
+                        f"split {split}: sealed program {digest} is in {_NAMES[part]}",
+                        hint="make the splits again: cdmpp data split DIR",
+                    )
+        for split, kind in ((NETWORK, "test_networks"), (SEALED, SEALED)):
+            held = {without_sizes(name) for name in self.about.get(kind, ())}
+            for digest, part in self.programs.get(split, {}).items():
+                leaked = held.intersection(map(without_sizes, split_names(self.networks.get(digest, ""))))
+                if leaked and part in (TRAIN, _PARTS["validation"]):
+                    raise DataError(
+                        f"split {split}: program {digest} of {_KINDS[split]} {min(leaked)} is in {_NAMES[part]}",
+                        hint="make the splits again: cdmpp data split DIR",
+                    )
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Number of programs or devices in each part of each split."""
@@ -128,17 +152,22 @@ def make_splits(
     table: MeasurementTable,
     *,
     test_networks: Collection[str] = (),
+    sealed_from: Collection[str] = (),
+    sealed: int = 0,
     test_share: float = TEST_SHARE,
     validation_share: float = VALIDATION_SHARE,
 ) -> Splits:
-    """Split a table by task, by network and by device.
+    """Split a table by task, by network and by device, and seal networks.
 
     Parameters
     ----------
     table : MeasurementTable
     test_networks : collection of str
         Networks to hold out, by name and in all their sizes: the caller chooses, and the file keeps the
-        names. Without any there is no split by network.
+        names. Without any there is no split by network. A sealed network stays sealed and is no test network.
+    sealed_from, sealed : collection of str, int
+        How many networks to seal, and the names that :func:`cdmpp.data.sealed.sealed_names` chooses from. Without
+        any nothing is sealed.
     test_share, validation_share : float
         Of the tasks; which they are, the hash of the task decides, so that the part of a task is the same in
         every data set and needs no seed. ``validation_share`` also holds of the split by network.
@@ -148,28 +177,97 @@ def make_splits(
     DataError
         No record is of a test network, or it uses every task, so that nothing is left to train on.
     """
-    hashes = table.program_hashes
-    programs = {TASK: program_parts(table, test=test_share, validation=validation_share)}
+    about: dict[str, Any] = {"test_share": test_share, "validation_share": validation_share}
+    chosen = sealed_names(sealed_from, sealed) if sealed else ()
+    if chosen:
+        stated = sorted({without_sizes(name) for name in sealed_from})
+        about |= {SEALED: list(chosen), SEALED_FROM: stated}
+        test_networks = [name for name in test_networks if without_sizes(name) not in chosen]
+    hidden = sealed_programs(table, chosen)
+    rest = without_programs(table, hidden) if hidden.any() else table
+    programs = {TASK: program_parts(rest, test=test_share, validation=validation_share)}
     if test_networks:
-        programs[NETWORK] = network_parts(table, test_networks, validation=validation_share)
+        programs[NETWORK] = network_parts(rest, test_networks, validation=validation_share)
         if not (programs[NETWORK] == TRAIN).any():
             raise DataError(
                 "the test networks use every task: nothing is left to train on", hint="hold fewer networks out"
             )
+    parts = {split: np.full(table.n_programs, UNUSED, dtype=np.int8) for split in programs}
+    for split, of_rest in programs.items():
+        parts[split][~hidden] = of_rest
+    if chosen:
+        by_hash = program_parts(table, test=0.0, validation=validation_share)
+        parts[SEALED] = np.where(hidden, np.int8(TEST), by_hash)
     names = sorted(table.device.used())
     devices = {
         f"{DEVICE}{held}": {name: TEST if name == held else TRAIN for name in names} for held in names if len(names) > 1
     }
-    networks = [";".join(sorted(found)) for found in networks_of(table)]
+    hashes = table.program_hashes
+    networks = [";".join(sorted(users)) for users in networks_of(table)]
     splits = Splits(
-        programs={split: dict(zip(hashes, parts.tolist(), strict=True)) for split, parts in programs.items()},
+        programs={split: dict(zip(hashes, codes.tolist(), strict=True)) for split, codes in parts.items()},
         devices=devices,
         tasks={digest: task for digest, task in zip(table.tvm.hashes, table.tvm.tasks, strict=True) if task},
         networks=dict(zip(hashes, networks, strict=True)),
-        about={"test_networks": sorted(test_networks), "test_share": test_share, "validation_share": validation_share},
+        about=about | {"test_networks": sorted(test_networks)},
     )
     splits.check()
     return splits
+
+
+def renew_splits(
+    table: MeasurementTable, path: str | PathLike[str], *, test_networks: Collection[str] = (), sealed: int = 0
+) -> Splits:
+    """Splits of a table in place of those in a file; networks that the file seals stay sealed.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+    path : path
+        ``splits.parquet``, which need not exist.
+    test_networks : collection of str
+        See :func:`make_splits`.
+    sealed : int
+        How many networks to seal where the file seals none; they are chosen from those of the table.
+
+    Raises
+    ------
+    DataError
+        The file seals another number of networks, or it cannot be read, so that its sealed networks are unknown.
+    """
+    stated, count = read_seal(path)
+    if count and sealed not in (0, count):
+        raise DataError(
+            f"{path} seals {count} networks ({', '.join(sealed_names(stated, count))}), not {sealed}",
+            hint="leave --seal out: sealed networks are chosen once",
+        )
+    return make_splits(
+        table,
+        test_networks=test_networks,
+        sealed=count or sealed,
+        sealed_from=stated if count else network_names(table),
+    )
+
+
+def read_seal(path: str | PathLike[str]) -> tuple[tuple[str, ...], int]:
+    """The list of networks that a file of splits states, and how many of them it seals; empty and 0 without any.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, or its sealed networks do not follow from its list.
+    """
+    if not Path(path).is_file():
+        return (), 0
+    try:
+        about = json.loads((pq.read_schema(path).metadata or {}).get(_METADATA, b"{}"))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(
+            f"{path} is no readable file of splits, so the networks that it seals are unknown: {error}",
+            hint="restore the file, or remove it if no network was sealed",
+        ) from None
+    check_sealed(about)
+    return tuple(about.get(SEALED_FROM, ())), len(about.get(SEALED, ()))
 
 
 def write_splits(splits: Splits, path: str | PathLike[str]) -> None:

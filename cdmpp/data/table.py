@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -36,6 +36,7 @@ UNSUPPORTED = {
     "invalid_device": "the record's device specification cannot be read, or is one of another device",
     "unknown_setting": "backend, protocol or framework is not supported by cdmpp",
     "missing_program": "the record has no program text, or one that cannot be read",
+    "inexpressible_schedule": "no program of the kernel's template is the configuration; column inexpressible says why",
 }
 
 
@@ -104,11 +105,12 @@ class OperatorBlock:
 
 @dataclass(frozen=True, eq=False)
 class TvmPrograms:
-    """Programs stored as TVM JSON; their keys start at ``first_key``."""
+    """Programs stored as TVM JSON; their keys start at ``first_key``. Many texts are compressed
+    (:class:`cdmpp.data.packed_texts.PackedTexts`): read each one once."""
 
     first_key: int = 0
     hashes: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
+    texts: Sequence[str] = ()
     tasks: tuple[str, ...] = ()  #: the workload each schedule belongs to ("" unknown): splits keep it whole
 
 

@@ -33,8 +33,8 @@ def measure_copy(cores: Sequence[int], total_bytes: int) -> float:
     """Bytes read and written per second by one copying thread per core, as STREAM counts them.
 
     The best of some passes after one that is not counted, as STREAM reports it: whatever else the machine
-    does makes a pass slower, never faster. A pass lasts until its last thread is done; numpy gives up the
-    interpreter's lock while it copies.
+    does makes a pass slower, never faster. A pass lasts from its first thread's start to its last one's end, by their
+    own clocks: the calling thread may get no core meanwhile. numpy gives up the interpreter's lock while it copies.
 
     Parameters
     ----------
@@ -46,6 +46,8 @@ def measure_copy(cores: Sequence[int], total_bytes: int) -> float:
     count = max(total_bytes // (2 * len(cores) * 8), 1)
     barrier = threading.Barrier(len(cores) + 1)
 
+    spans: list[tuple[float, float]] = []
+
     def work(core: int) -> None:
         try:
             if hasattr(os, "sched_setaffinity"):
@@ -53,21 +55,24 @@ def measure_copy(cores: Sequence[int], total_bytes: int) -> float:
             source, target = np.ones(count), np.zeros(count)  # touched here, by the thread that copies them
             for _ in range(_PASSES + 1):
                 barrier.wait()
+                start = time.perf_counter()
                 np.copyto(target, source)
+                spans.append((start, time.perf_counter()))
                 barrier.wait()
         except BaseException:
             barrier.abort()  # nobody waits for this thread
             raise
 
-    rates = []
+    rates: list[float] = []
     with ThreadPoolExecutor(len(cores)) as pool:
         workers = [pool.submit(work, core) for core in cores]
         try:
             for _ in range(_PASSES + 1):
                 barrier.wait()
-                start = time.perf_counter()
                 barrier.wait()
-                rates.append(2 * 8 * count * len(cores) / (time.perf_counter() - start))
+                starts, ends = zip(*spans, strict=True)
+                rates.append(2 * 8 * count * len(cores) / (max(ends) - min(starts)))
+                spans.clear()
         except threading.BrokenBarrierError:
             pass  # a worker failed: its error is raised below
         failed = [error for error in (w.exception() for w in workers) if error]

@@ -22,9 +22,10 @@ from cdmpp.frontends.tasks import is_file, network_name, network_tasks
 from cdmpp.measure.building import Library, build_program, check_toolchain
 from cdmpp.measure.disk import disk_full_error, is_disk_full
 from cdmpp.measure.imports import import_tvm_alone
+from cdmpp.measure.passes import time_in_passes
 from cdmpp.measure.pools import WorkerPool
 from cdmpp.measure.sampling import prepare_sampler, sample_programs
-from cdmpp.measure.settings import CollectSettings, Progress
+from cdmpp.measure.settings import Chooser, CollectSettings, Progress
 from cdmpp.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
 from cdmpp.measure.targets import Configuration, available_cores, describe
 from cdmpp.measure.timers import LocalTimers, Timers, on_this_machine
@@ -54,6 +55,8 @@ class Collector:
     timers : callable, optional
         Makes the :class:`Timers` of a configuration. Default: timers on this machine.
     progress : Progress, optional
+    chooser : Chooser, optional
+        Adds schedules from a larger pool to the random ones.
     """
 
     def __init__(
@@ -64,11 +67,12 @@ class Collector:
         *,
         timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
         progress: Progress | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         # Output of TVM and of crashes would disturb the progress bar.
         self.settings = settings.model_copy(update={"log": str(store.folder / LOG)})
         self.store, self.configurations = store, tuple(configurations)
-        self._make_timers, self._progress = timers, progress
+        self._make_timers, self._progress, self._chooser = timers, progress, chooser
         self._spool = store.folder / "spool"
         self._tries: dict[tuple[str, str], int] = {}
 
@@ -90,6 +94,8 @@ class Collector:
         # number of its cores bounds parallel loops.
         target = self.store.settings().get("sampling_target") or dict(first.target)
         self.store.settle({"sampling_target": target})
+        if self._chooser is not None:
+            self.store.settle({"chooser": self._chooser.description})
         self._lower(list(dict.fromkeys(sources)), dims or {})
         tasks = self.store.unsampled(self.settings.schedules)
         if not tasks:
@@ -98,9 +104,8 @@ class Collector:
         limits = self.settings.worker(_SAMPLING_LIMIT_S)
         # At most one worker per core, because each imports TVM.
         with WorkerPool(self._builders(), limits, prepare_sampler, (first.kind,)) as pool:
-            arguments = [
-                (text, digest, target, self.settings.schedules, self.settings.seed) for digest, _, text in tasks
-            ]
+            drawn = max(self.settings.schedules, self._chooser.pool if self._chooser else 0)
+            arguments = [(text, digest, target, drawn, self.settings.seed) for digest, _, text in tasks]
             outcomes = pool.run(sample_programs, arguments)
             failed = []
             for (digest, name, text), outcome in zip(tasks, outcomes, strict=True):
@@ -108,7 +113,10 @@ class Collector:
                     logger.warning("task %s: no schedules: %s", name, outcome.failure)
                     failed.append((digest, text, outcome.failure))
                 else:
-                    self.store.add_programs(digest, outcome.value, self.settings.schedules)
+                    programs = outcome.value
+                    if self._chooser is not None:
+                        programs = self._chooser(programs, self.settings.schedules)
+                    self.store.add_programs(digest, programs, self.settings.schedules)
                 self._step(not outcome.failure)
             # A task without a design space still has its default.
             defaults = pool.run(sample_programs, [(text, digest, target, 0, 0) for digest, text, _ in failed])
@@ -279,7 +287,8 @@ class Collector:
                     self._keep(StoredMeasurement(program.hash, configuration.name, turn, failure=failure))
                 else:
                     ready.append((program, outcome.value))
-            outcomes = timers[configuration.name].time([library for _, library in ready])
+            libraries_of = [library for _, library in ready]
+            outcomes = time_in_passes(timers[configuration.name], libraries_of, self.settings.timing)
             for (program, library), outcome in zip(ready, outcomes, strict=True):
                 self._store_outcome(program, library, configuration, turn, outcome)
         for path in self._spool.iterdir():
@@ -356,6 +365,7 @@ def collect(
     *,
     timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
     progress: Progress | None = None,
+    chooser: Chooser | None = None,
     dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> Path:
@@ -369,7 +379,7 @@ def collect(
     configurations : sequence of Configuration
     out : path
     settings : CollectSettings, optional
-    timers, progress
+    timers, progress, chooser
         See :class:`Collector`.
     dims : mapping of str to int, optional
         Sizes of dynamic dimensions of ONNX models.
@@ -395,7 +405,7 @@ def collect(
     if timers is LocalTimers:  # identifies the GPU and checks its driver
         configurations = [c if c.kind == "llvm" else on_this_machine(c, settings) for c in configurations]
     with Store(Path(out)) as store:
-        collector = Collector(store, settings, configurations, timers=timers, progress=progress)
+        collector = Collector(store, settings, configurations, timers=timers, progress=progress, chooser=chooser)
         try:
             collector.prepare(sources, dims)
         except CdmppError:

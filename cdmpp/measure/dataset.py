@@ -68,11 +68,23 @@ def how_measured(timing: TimingSettings) -> tuple[str, ...]:
             else " with warm caches."
         ),
         f"A repeat is as many runs as take {timing.repeat_s * 1e3:g} ms. There are {timing.min_repeats} to "
-        f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms. The label is their median.",
+        f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms. Programs are timed in groups, in "
+        f"{timing.passes} to {timing.max_passes} passes, until the two fastest passes of a program differ by at most "
+        f"{100 * timing.agreement:g} %. The label is the median of the repeats of the fastest pass.",
         f"A record whose interquartile range / median exceeded {100 * timing.max_spread:g} % was timed again, and "
-        "the round with the smaller spread was kept. If its spread exceeded the limit too, the record is flagged.",
+        "the round with the smaller spread was kept. If its spread, or the difference of the two fastest passes, "
+        "exceeded the limit too, the record is flagged.",
         f"A program whose run took more than {timing.once_s:g} s was run once after a warm-up run (column `timed`).",
         "No program was compiled while others were timed.",
+        *(
+            (
+                "Runs began when a small matrix product on each core took at most "
+                f"{100 * timing.quiet_tolerance:g} % longer than at best, and were repeated if it did not after them, "
+                f"for at most {timing.patience_s:g} s per pass.",
+            )
+            if timing.patience_s and not timing.flush_cache
+            else ()
+        ),
     )
 
 

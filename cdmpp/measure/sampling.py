@@ -31,8 +31,9 @@ class SampledProgram:
     hash : str
         Structural hash; traces with equal programs count once.
     tvm_json : str
-    origin : {"default", "sampled", "tuned"}
-        Untuned program, random schedule, or program proposed by a search.
+    origin : {"default", "sampled", "good", "active", "tuned"}
+        Untuned program, random schedule, best predicted schedule of a pool, schedule of a pool on which models
+        disagree, or program proposed by a search.
     """
 
     hash: str
@@ -119,9 +120,11 @@ def sample_programs(
     programs = {default.hash: default}
     if count == 0:  # without a design space, which some tasks do not have
         return [default]
+    import tvm_ffi
+
     context, spaces = tune_context(tvm_json, target, task_seed(task_hash, seed))
     strategy = context.search_strategy
-    idle = 0
+    idle, drawn = 0, set[int]()
     # An upper bound that no space reaches: replay-trace stops by itself after max_trials.
     strategy.pre_tuning(max_trials=DRAW * 1000, num_trials_per_iter=DRAW, design_spaces=spaces)
     while len(programs) <= count and idle < IDLE_DRAWS:
@@ -130,8 +133,10 @@ def sample_programs(
             break
         before = len(programs)
         for candidate in candidates:
-            program = scheduled_program(candidate.sch.mod, "sampled")
-            if len(programs) <= count:
+            key = tvm_ffi.structural_hash(candidate.sch.mod["main"])  # cheaper than the program's text and hash
+            if key not in drawn and len(programs) <= count:
+                drawn.add(key)
+                program = scheduled_program(candidate.sch.mod, "sampled")
                 programs.setdefault(program.hash, program)
         idle = idle + 1 if len(programs) == before else 0
         strategy.notify_runner_results(candidates, _no_results(len(candidates)))

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.errors import MeasurementError
 from cdmpp.measure.imports import import_tvm_alone, load_device_runtime
+from cdmpp.measure.quiet import QuietCheck
 
 #: Runs the program ``number`` times for each of ``repeat`` repeats; seconds per run, one value per repeat.
 Evaluate = Callable[[int, int], Sequence[float]]
@@ -36,23 +37,31 @@ class TimingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     repeat_s: float = Field(0.004, gt=0, description="a repeat lasts at least this long")
-    total_s: float = Field(0.06, gt=0, description="all repeats together last about this long")
+    total_s: float = Field(0.02, gt=0, description="all repeats of a pass together last about this long")
     min_repeats: int = Field(3, ge=2)
-    max_repeats: int = Field(10, ge=2)
+    max_repeats: int = Field(5, ge=2)
+    passes: int = Field(2, ge=1, description="passes over a group of programs in which each is timed")
+    max_passes: int = Field(5, ge=1, description="passes for programs whose two fastest passes do not agree")
+    agreement: float = Field(0.05, gt=0, description="relative difference up to which two passes agree")
     once_s: float = Field(0.25, gt=0, description="a program that takes longer is timed once and marked")
     max_spread: float = Field(
         0.1, gt=0, description="interquartile range / median above which a record is timed again, then flagged"
     )
+    quiet_tolerance: float = Field(
+        0.1, gt=0, description="relative slowdown of a reference product up to which a CPU counts as quiet"
+    )
+    patience_s: float = Field(1.0, ge=0, description="longest wait of a pass for a quiet CPU; 0: it is not checked")
     flush_cache: bool = Field(False, description="flush arguments from the CPU's caches before every run")
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A timing, its total wall-clock seconds, and the seconds of the timed runs."""
+    """A timing, its total wall-clock seconds, the seconds of the timed runs, and whether the CPU was quiet."""
 
     timing: Timing
     elapsed_s: float
     timed_s: float
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,13 +77,17 @@ class Timing:
     once : bool
         True if a single run exceeded the limit; it is the only repeat.
     rounds : int
-        2 if the spread of the first round exceeded the limit; the round with the smaller spread is kept.
+        2 if the spread of the first round exceeded the limit; the round with the smaller spread is kept. Summed over
+        passes.
+    disagreement : float
+        Relative difference of the two fastest passes (:mod:`cdmpp.measure.passes`).
     """
 
     repeats_s: tuple[float, ...]
     number: int
     once: bool = False
     rounds: int = 1
+    disagreement: float = 0.0
 
     @property
     def latency_s(self) -> float:
@@ -83,9 +96,9 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Interquartile range over median; 0 for a single run, whose spread is unknown."""
+        """Interquartile range over median (0 for a single run), or the disagreement of passes if it is larger."""
         low, high = np.quantile(self.repeats_s, [0.25, 0.75])
-        return float((high - low) / self.latency_s)
+        return max(float((high - low) / self.latency_s), self.disagreement)
 
 
 def time_program(evaluate: Evaluate, settings: TimingSettings) -> Timing:
@@ -130,18 +143,37 @@ class Clock:
     """TVM's timer on a loaded module, local or remote, as an :data:`Evaluate` that sums the timed seconds.
 
     ``time_evaluator`` runs the program once before it starts the clock. ``started`` is the
-    ``time.perf_counter`` at which work on the program began, including loading and inputs.
+    ``time.perf_counter`` at which work on the program began, including loading and inputs. With ``quiet``, runs begin
+    on a quiet CPU, and are repeated if it is not quiet after them, while there is patience.
     """
 
     def __init__(
-        self, module: Any, device: Any, arguments: Sequence[Any], settings: TimingSettings, started: float
+        self,
+        module: Any,
+        device: Any,
+        arguments: Sequence[Any],
+        settings: TimingSettings,
+        started: float,
+        quiet: QuietCheck | None = None,
     ) -> None:
         self._module, self._device, self._arguments = module, device, arguments
         self._prepare = "cache_flush_cpu_non_first_arg" if settings.flush_cache else ""
-        self._started = started
-        self.timed_s = 0.0
+        self._started, self._quiet = started, quiet
+        self.timed_s, self._was_quiet = 0.0, False
+        if quiet is not None:
+            quiet.begin()
 
     def __call__(self, number: int, repeat: int) -> Sequence[float]:
+        figures = self._once(number, repeat)
+        if self._quiet is not None:
+            while not (is_quiet := self._quiet.is_quiet()) and self._quiet.has_patience:
+                figures = self._once(number, repeat)
+            self._was_quiet = is_quiet
+        return figures
+
+    def _once(self, number: int, repeat: int) -> Sequence[float]:
+        if self._quiet is not None:
+            self._quiet.wait()
         run = self._module.time_evaluator("main", self._device, number=number, repeat=repeat, f_preproc=self._prepare)
         figures = tuple(run(*self._arguments).results)
         self.timed_s += number * sum(figures)
@@ -149,7 +181,7 @@ class Clock:
 
     def finish(self, timing: Timing) -> TimedRun:
         """Return the timing with the seconds since the start."""
-        return TimedRun(timing, time.perf_counter() - self._started, self.timed_s)
+        return TimedRun(timing, time.perf_counter() - self._started, self.timed_s, self._was_quiet)
 
 
 def random_array(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -244,7 +276,7 @@ class Inputs:
 class LocalTimer:
     """Times libraries in this process, which is a worker (:func:`prepare_timer`)."""
 
-    def __init__(self, kind: str, settings: TimingSettings) -> None:
+    def __init__(self, kind: str, settings: TimingSettings, cores: Sequence[int] = ()) -> None:
         import tvm.runtime
 
         load_device_runtime(tvm, kind)
@@ -256,6 +288,8 @@ class LocalTimer:
                 hint="check the driver, or measure elsewhere: cdmpp collect --build-only, cdmpp measure",
             )
         self.inputs = Inputs(self.device)
+        is_checked = kind == "cpu" and bool(cores) and settings.patience_s > 0 and hasattr(os, "sched_setaffinity")
+        self._quiet = QuietCheck(cores, settings.quiet_tolerance, settings.patience_s) if is_checked else None
 
     def time(self, library: str, arguments: Arguments) -> TimedRun:
         """Time the function ``main`` of a shared library."""
@@ -263,7 +297,7 @@ class LocalTimer:
 
         started = time.perf_counter()
         module = tvm.runtime.load_module(library)
-        clock = Clock(module, self.device, self.inputs.of(arguments), self.settings, started)
+        clock = Clock(module, self.device, self.inputs.of(arguments), self.settings, started, self._quiet)
         return clock.finish(time_program(clock, self.settings))
 
 
@@ -284,7 +318,7 @@ def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> 
         tvm.get_global_func("runtime.config_threadpool")(_SPECIFY_ONE_CORE_PER_THREAD, len(cores), names)
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {cores[0]})
-    _timer = LocalTimer(kind, settings)
+    _timer = LocalTimer(kind, settings, cores)
 
 
 def driver_name() -> str:

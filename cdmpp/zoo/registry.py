@@ -24,7 +24,21 @@ if TYPE_CHECKING:
 Value = int | float | str
 
 #: Modules that register networks, in the order of :func:`network_names`.
-_MODULES = ("vision", "branches", "images", "transformers", "decoders", "packed", "video", "audio", "moe")
+_MODULES = (
+    "vision",
+    "branches",
+    "modern_vision",
+    "images",
+    "transformers",
+    "decoders",
+    "packed",
+    "sequences",
+    "video",
+    "audio",
+    "moe",
+    "tabular",
+    "layouts",
+)
 
 #: No size of a network is larger; a mistyped one would fill the memory.
 MAX_SIZE = 1 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.data.importers import IMPORTERS, Importer
+from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, Importer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 OVERVIEW = PAGE.partition("## All sources")[2].partition("\n## ")[0]
@@ -19,7 +19,7 @@ def row_of(importer: Importer) -> list[str]:
     return [cell.strip() for cell in lines[0].strip("|").split("|")]
 
 
-@pytest.mark.parametrize("importer", IMPORTERS, ids=lambda i: i.name)
+@pytest.mark.parametrize("importer", [*IMPORTERS, *SCHEDULE_IMPORTERS], ids=lambda i: i.name)
 def test_overview_has_file_commit_licence_rows_and_meaning(importer: Importer) -> None:
     _, file, origin, licence, rows, latency, module = row_of(importer)
     assert file == f"`{importer.file_name}`" and licence == importer.licence

@@ -144,3 +144,20 @@ def test_the_command_prints_the_summary(folder: Path) -> None:
     assert "noise floor on cpu-2t: median 0.0 %" in result.output
     result = CliRunner().invoke(app, ["data", "info", str(folder), "--json"])
     assert json.loads(result.output)["records"] == 5
+
+
+def test_merged_folders_have_the_records_and_second_measurements_of_all(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other-cpu"
+    other.mkdir()
+    three = cpu("cpu-3t", compute_units=3, peak_flops_fp32=6 * 16 * 2.6e9)
+    write_records(from_measurements([schedule(1, three), schedule(21, three)]), other / "records.parquet")
+    out = tmp_path / "both"
+    result = CliRunner().invoke(app, ["data", "merge", str(folder), str(other), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    merged, parts = info(out), [info(folder), info(other)]
+    assert merged["records"] == sum(part["records"] for part in parts) == 7
+    assert merged["programs"] == 5  # program 1 of both is stored once
+    assert merged["noise_floor_by_device"] == parts[0]["noise_floor_by_device"]
+    assert (out / "README.md").is_file()
+    result = CliRunner().invoke(app, ["data", "merge", str(folder), "--out", str(out)])
+    assert result.exit_code == 1 and "not empty" in result.output

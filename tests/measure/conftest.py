@@ -70,7 +70,7 @@ def quick() -> CollectSettings:
         repeat_share=1.0,
         repeat_gap_s=0.0,
         builders=1,  # each imports TVM for seconds
-        timing=TimingSettings(repeat_s=1e-4, total_s=1e-3, min_repeats=2, max_repeats=3, max_spread=100.0),
+        timing=TimingSettings(repeat_s=1e-4, total_s=1e-3, min_repeats=2, max_repeats=3, max_spread=100.0, passes=1),
     )
 
 

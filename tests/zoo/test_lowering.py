@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.coverage import DOCS, coverage_table, measured, sources, table_of
+from benchmarks.coverage import DOCS, coverage_table, table_of
 from cdmpp.frontends.tasks import TaskList
 from cdmpp.programs.tvm_json import load, prim_funcs
 from cdmpp.zoo import network_names
@@ -45,8 +45,6 @@ def test_a_density_makes_other_products() -> None:
 
 def test_the_coverage_table_is_up_to_date(lowered: Callable[[str], TaskList]) -> None:
     """It is here and not in test_coverage.py so that one process lowers all networks."""
-    measurements = measured()
-    lists = {name: [lowered(text) for text in sources(name, measurements.networks)] for name in network_names()}
-    table = coverage_table(lists, measurements)
+    table = coverage_table(lowered)
     print(table)  # shown with pytest -s, and where the comparison fails
     assert table_of(DOCS.read_text(encoding="utf-8")) == table, "python -m benchmarks.coverage --write"

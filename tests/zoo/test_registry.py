@@ -55,7 +55,7 @@ def test_parameters() -> None:
     ("text", "message"),
     [
         ("", "no network is called ''"),
-        ("resnet", "near it: resnet"),
+        ("resnet", "near it: resnext, resnet50, resnet18"),
         ("bert-tiny:", "not key=value"),
         ("bert-tiny:seq", "not key=value"),
         ("bert-tiny:seq=4,seq=4", "once each"),

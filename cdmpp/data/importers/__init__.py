@@ -1,4 +1,4 @@
-"""Importers of the public operator tables, one module per source; each recognises its table by its columns."""
+"""Importers of the public tables, one module per source; each recognises its table by its columns."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from cdmpp.data.importers import (
     vidur,
 )
 from cdmpp.data.importers.base import Importer
+from cdmpp.data.importers.kernel_tuner import tables as kernel_tuner
+from cdmpp.data.importers.kernel_tuner.tables import TunedImporter
 
 IMPORTERS: tuple[Importer, ...] = (
     neusight.IMPORTER,
@@ -45,7 +47,10 @@ IMPORTERS: tuple[Importer, ...] = (
     infersim.IMPORTER,
 )
 
+#: Tables of brute-forced schedules, whose programs take minutes to build: loaded only where their source is named.
+SCHEDULE_IMPORTERS: tuple[TunedImporter, ...] = kernel_tuner.IMPORTERS
+
 #: Sources of tensor programs, which the network is trained on; the others hold collectives.
 PROGRAM_SOURCES = tuple(i.name for i in IMPORTERS if i is not comm_collectives.IMPORTER)
 
-__all__ = ["IMPORTERS", "PROGRAM_SOURCES", "Importer"]
+__all__ = ["IMPORTERS", "PROGRAM_SOURCES", "SCHEDULE_IMPORTERS", "Importer", "TunedImporter"]

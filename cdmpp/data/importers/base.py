@@ -49,6 +49,8 @@ class Importer:
         Name of the importer that reads this source's tables, which have the same columns; "" for this one.
     doubtful : callable or None
         Rows of doubtful meaning by reason (:mod:`cdmpp.data.doubtful`): evaluated, but not trained on.
+    source_columns : frozenset of str
+        Columns that ``row_source`` reads.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Importer:
     row_source: Callable[[RawTable], Labels] | None = None
     read_by: str = ""
     doubtful: Callable[[RawTable], dict[str, Mask]] | None = None
+    source_columns: frozenset[str] = frozenset({"dtype"})
 
     def matches(self, columns: Collection[str]) -> bool:
         """Whether a table with these columns is from this source."""
