@@ -5,184 +5,279 @@ column of a 1024 x 1024 matrix, 64 KB of lines, does not fit a cache of 2 MB twi
 access are counted together with the sets that they fall in. Intermediate tensors lie as TVM's
 CompactBufferAllocation leaves them: as large as one iteration of the loops around producer and consumers
 needs, and at the same place in every iteration.
+
+Functions on :class:`~cdmpp.features.leaf_tables.Tables`, in the subset of Python that numba compiles.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from cdmpp.features.ast import Access, Buffer, CompactAST
-from cdmpp.features.leaf import element_bytes
+import numpy as np
+
+from cdmpp.features.leaf_tables import PARTS, Tables
 
 LINE_BYTES = 64
 PAGE_BYTES = 4096
 #: First-level caches have as many sets as a page has lines; of larger ones a page spreads over as many.
 SETS = PAGE_BYTES // LINE_BYTES
+#: Numbers of :func:`touched`.
+LINES, IN_SETS, IN_PAGES = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Memory layout of a buffer.
-
-    Attributes
-    ----------
-    shape : tuple of float
-        Elements per dimension, after compaction.
-    fixed : frozenset of int
-        Loops around all of its accesses: each iteration finds it at the same place.
-    """
-
-    shape: tuple[float, ...]
-    fixed: frozenset[int] = frozenset()
-
-
-def places(ast: CompactAST) -> dict[int, Place]:
-    """Place of every intermediate buffer, by the buffer's ``id``; arguments have their declared layout."""
-    shared: dict[int, tuple[int, ...]] = {}
-    uses: dict[int, list[Access]] = {}
-    for leaf in ast.leaves:
-        for access in (leaf.store, *leaf.reads):
-            if access.buffer.is_parameter:
-                continue
-            key = id(access.buffer)
-            uses.setdefault(key, []).append(access)
-            shared[key] = _common(shared[key], leaf.path) if key in shared else leaf.path
-    moves = {}
-    for key, accesses in uses.items():
-        fixed = frozenset(shared[key])
-        spans = [_spans(ast, access, fixed) for access in accesses]
-        moves[key] = Place(tuple(max(sizes) for sizes in zip(*spans, strict=False)), fixed)
-    return moves
-
-
-def _common(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    same = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        same += 1
-    return a[:same]
-
-
-def _spans(ast: CompactAST, access: Access, fixed: frozenset[int]) -> list[float]:
-    """Elements per dimension that an access sweeps while the ``fixed`` loops stand still."""
-    spans = []
-    for index, size in zip(access.indices, access.buffer.shape, strict=False):
-        span = 1.0
-        for loop, step in index.steps.items():
-            if loop not in fixed:
-                span += abs(float(step)) * (ast.loops[loop].extent - 1)
-        spans.append(float(size) if index.indirect else min(span, float(size)))
-    return spans
-
-
-@dataclass(slots=True)
-class Moves:
-    """Byte strides of one access along the loops of its leaf.
+class Places(NamedTuple):
+    """Memory layout of buffers.
 
     Attributes
     ----------
-    width : float
-        Bytes of an element.
-    dims : list of (bytes between neighbours, size, steps of the loops in elements)
-        Dimensions that move, the last one first.
-    steps : dict of loop to float
-        Bytes that one iteration moves the address, forwards or back.
-    bytes : float
-        Of the whole buffer.
-    splits : set of int
-        Loops that cross the rows of the buffer at odd places: their index needs a division per element.
+    size : elements per dimension after compaction, in the places of Tables.buffer_size
+    count : dimensions of each buffer that all its accesses index
+    fixed : number of outermost loops around all accesses of a buffer that the program allocates: each of their
+        iterations finds it at the same place; 0 for arguments
     """
 
-    width: float
-    dims: list[tuple[float, float, dict[int, float]]] = field(default_factory=list)
-    steps: dict[int, float] = field(default_factory=dict)
-    bytes: float = 0.0
-    splits: set[int] = field(default_factory=set)
+    size: Any
+    count: Any
+    fixed: Any
 
-    def touched(self, inner: set[int], extents: dict[int, float]) -> tuple[float, float, float]:
-        """Cache lines, sets of :data:`SETS` among them, and pages that the loops ``inner`` touch."""
-        rows: list[tuple[float, float]] = []
-        for pitch, size, steps in self.dims:
-            span, values, smallest = 1.0, 1.0, math.inf
-            for loop, step in steps.items():
-                if loop in inner:
-                    span += step * (extents[loop] - 1)
-                    values *= extents[loop]
-                    smallest = min(smallest, step)
-            count = min(span, values, size)
-            if count > 1:
-                rows.append((pitch * max(smallest, 1.0) if values <= span else pitch, count))
-        run, runs, sets, span = self.width, 1.0, 1.0, self.width
-        pages = 1.0
-        for distance, count in sorted(rows):
-            span += distance * (count - 1)
-            if runs == 1.0 and (distance <= run or distance < LINE_BYTES):
-                run += distance * (count - 1)
+
+@PARTS.part
+def places(t: Tables) -> Places:
+    """Layouts of the buffers of all programs; arguments have their declared layout."""
+    buffers, leaves = len(t.buffer_inside), len(t.path_at) - 1
+    fixed, common = np.full(buffers, -1, np.int64), np.zeros(buffers, np.int64)
+    for leaf in range(leaves):
+        for access in range(t.access_at[leaf], t.access_at[leaf + 1]):
+            buffer = t.access_buffer[access]
+            if not t.buffer_inside[buffer]:
                 continue
-            runs *= count
-            sets *= min(count, PAGE_BYTES / math.gcd(round(distance), PAGE_BYTES))
-            if distance >= PAGE_BYTES:
-                pages *= count
-        of_run = max(1.0, run / LINE_BYTES)
-        lines = runs * of_run
-        if pages == 1.0:
-            pages = max(min(span / PAGE_BYTES, lines), 1.0)
-        return lines, min(SETS, sets * of_run, lines), min(pages, lines)
-
-
-def moves(access: Access, where: dict[int, Place], extents: dict[int, float]) -> Moves:
-    """Moves of an access whose leaf has loops of these extents (a loop of one iteration moves nothing)."""
-    found = Moves(element_bytes(access.buffer.dtype))
-    shape, fixed = _place(access.buffer, where, len(access.indices))
-    pitch = found.width
-    straight = _straight(access, shape, fixed)
-    for index, size in zip(reversed(access.indices), reversed(shape), strict=False):
-        steps = {}
-        for loop, step in index.steps.items():
-            if loop in fixed or not step or extents.get(loop, 1.0) <= 1:
+            depth = t.path_at[leaf + 1] - t.path_at[leaf]
+            if fixed[buffer] < 0:
+                fixed[buffer], common[buffer] = depth, leaf
                 continue
-            steps[loop] = abs(float(step))
-            if steps[loop] % 1 and loop not in straight and not _within(loop, steps, extents[loop]):
-                found.splits.add(loop)
-        if size > 1 and steps:
-            found.dims.append((pitch, size, steps))
-            for loop, step in steps.items():
-                before = found.steps.get(loop, 0.0)
-                found.steps[loop] = max(before, step * pitch) if loop in straight else before + step * pitch
-        pitch *= size
-    found.bytes = pitch
-    return found
+            other, same = common[buffer], 0
+            while same < min(depth, fixed[buffer]) and (
+                t.path_loop[t.path_at[leaf + 1] - 1 - same] == t.path_loop[t.path_at[other + 1] - 1 - same]
+            ):
+                same += 1
+            fixed[buffer] = same
+    size, count = np.zeros(len(t.buffer_size), np.float64), np.full(buffers, -1, np.int64)
+    for leaf in range(leaves):
+        start, depth = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+        for access in range(t.access_at[leaf], t.access_at[leaf + 1]):
+            buffer = t.access_buffer[access]
+            if not t.buffer_inside[buffer]:
+                continue
+            first, index = t.buffer_at[buffer], t.index_at[access]
+            dims = min(t.index_at[access + 1] - index, t.buffer_at[buffer + 1] - first)
+            count[buffer] = dims if count[buffer] < 0 else min(dims, count[buffer])
+            for d in range(dims):
+                span, whole = 1.0, t.buffer_size[first + d]
+                for s in range(t.step_at[index + d], t.step_at[index + d + 1]):
+                    if t.step_loop[s] < depth - fixed[buffer]:
+                        span += abs(t.step_value[s]) * (t.loop_extent[t.path_loop[start + t.step_loop[s]]] - 1)
+                if t.index_indirect[index + d] or span > whole:
+                    span = whole
+                size[first + d] = max(size[first + d], span)
+    for buffer in range(buffers):
+        if not t.buffer_inside[buffer]:
+            fixed[buffer] = 0
+            count[buffer] = t.buffer_at[buffer + 1] - t.buffer_at[buffer]
+            for d in range(t.buffer_at[buffer], t.buffer_at[buffer + 1]):
+                size[d] = t.buffer_size[d]
+    return Places(size, count, fixed)
 
 
-def _straight(access: Access, shape: list[float], fixed: frozenset[int]) -> set[int]:
+class Moves(NamedTuple):
+    """How the accesses of one leaf move: the n loops of its path, innermost first.
+
+    Attributes
+    ----------
+    extent, trips : extents of the loops; iterations of the innermost 0, 1, ... n
+    width : bytes of an element, for each access
+    step : bytes that one iteration of a loop moves an access, forwards or back; 0 where it stays: access * n + loop
+    split : whether the loop crosses the rows of the buffer at odd places: its index needs a division
+    size : bytes of the whole buffer
+    levels : lines, sets and pages that the innermost i loops touch: (access * (n + 1) + i) * 3
+    """
+
+    extent: Any
+    trips: Any
+    width: Any
+    step: Any
+    split: Any
+    size: Any
+    levels: Any
+
+
+@PARTS.part
+def moves(t: Tables, where: Places, leaf: int) -> Moves:
+    """Moves of a leaf's accesses."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    first, accesses = t.access_at[leaf], t.access_at[leaf + 1] - t.access_at[leaf]
+    extent, trips = np.ones(n, np.float64), np.ones(n + 1, np.float64)
+    for i in range(n):
+        extent[i] = t.loop_extent[t.path_loop[start + i]]
+        trips[i + 1] = trips[i] * extent[i]
+    width, size = np.zeros(accesses, np.float64), np.zeros(accesses, np.float64)
+    step = np.zeros(accesses * n, np.float64)
+    split = np.zeros(accesses * n, np.int64)
+    levels = np.zeros(accesses * (n + 1) * 3, np.float64)
+    for a in range(accesses):
+        width[a] = t.access_width[first + a]
+        size[a] = _move(
+            t,
+            where,
+            first + a,
+            n,
+            extent,
+            width[a],
+            step[a * n : a * n + n],
+            split[a * n : a * n + n],
+            levels[a * (n + 1) * 3 : (a + 1) * (n + 1) * 3],
+        )
+    return Moves(extent, trips, width, step, split, size, levels)
+
+
+@PARTS.part
+def _move(
+    t: Tables, where: Places, access: int, n: int, extent: Any, width: float, step: Any, split: Any, levels: Any
+) -> float:
+    """Fill in one access; the bytes of its buffer."""
+    buffer, index = t.access_buffer[access], t.index_at[access]
+    first, known = t.buffer_at[buffer], where.count[buffer]
+    indices = t.index_at[access + 1] - index
+    movable = n - where.fixed[buffer]
+    straight = _straight(t, where, access, n)
+    # Of each dimension that moves: bytes between neighbours, size, and its steps, the last dimension first.
+    total = t.step_at[index + indices] - t.step_at[index]
+    pitches, sizes, ends = np.zeros(indices), np.zeros(indices), np.zeros(indices + 1, np.int64)
+    loops, steps = np.zeros(total, np.int64), np.zeros(total)
+    dims, kept, pitch = 0, 0, width
+    shape = max(known, indices)
+    for back in range(indices):
+        d = indices - 1 - back
+        # Dimensions and sizes are matched from the last one on; a buffer with fewer sizes than indices ends in ones.
+        place = shape - 1 - back
+        whole = where.size[first + place] if place < known else 1.0
+        begin = kept
+        for s in range(t.step_at[index + d], t.step_at[index + d + 1]):
+            loop, value = t.step_loop[s], abs(t.step_value[s])
+            if loop >= movable or value == 0.0:
+                continue
+            if value % 1.0 != 0.0 and not straight[loop]:
+                if _stays(value, extent[loop]):
+                    continue
+                split[loop] = 1
+            loops[kept], steps[kept] = loop, value
+            kept += 1
+        if whole > 1 and kept > begin:
+            pitches[dims], sizes[dims] = pitch, whole
+            for s in range(begin, kept):
+                loop = loops[s]
+                if straight[loop]:
+                    step[loop] = max(step[loop], steps[s] * pitch)
+                else:
+                    step[loop] += steps[s] * pitch
+            dims += 1
+            ends[dims] = kept
+        else:
+            kept = begin
+        pitch *= whole
+    for i in range(n + 1):
+        if i > 0 and step[i - 1] == 0.0:
+            for k in range(3):
+                levels[i * 3 + k] = levels[(i - 1) * 3 + k]
+            continue
+        _touched(i, dims, pitches, sizes, ends, loops, steps, extent, width, levels[i * 3 : i * 3 + 3])
+    return pitch
+
+
+@PARTS.part
+def _straight(t: Tables, where: Places, access: int, n: int) -> Any:
     """Loops that move the address evenly through several dimensions: a fused loop, taken apart again just as
     the buffer is laid out. No division is left of it."""
-    by_loop: dict[int, list[float]] = {}
-    pitch = 1.0
-    for index, size in zip(reversed(access.indices), reversed(shape), strict=False):
-        for loop, step in index.steps.items():
-            if step and size > 1 and loop not in fixed:
-                by_loop.setdefault(loop, []).append(abs(float(step)) * pitch)
-        pitch *= size
-    return {loop for loop, parts in by_loop.items() if len(parts) > 1 and max(parts) - min(parts) <= 1e-6 * max(parts)}
+    buffer, index = t.access_buffer[access], t.index_at[access]
+    first, known = t.buffer_at[buffer], where.count[buffer]
+    indices = t.index_at[access + 1] - index
+    movable = n - where.fixed[buffer]
+    parts, least, most = np.zeros(n, np.int64), np.zeros(n), np.zeros(n)
+    pitch, shape = 1.0, max(known, indices)
+    for back in range(indices):
+        d, place = indices - 1 - back, shape - 1 - back
+        whole = where.size[first + place] if place < known else 1.0
+        for s in range(t.step_at[index + d], t.step_at[index + d + 1]):
+            loop, value = t.step_loop[s], abs(t.step_value[s]) * pitch
+            if value == 0.0 or whole <= 1 or loop >= movable:
+                continue
+            least[loop] = value if parts[loop] == 0 else min(least[loop], value)
+            most[loop] = max(most[loop], value)
+            parts[loop] += 1
+        pitch *= whole
+    straight = np.zeros(n, np.int64)
+    for loop in range(n):
+        straight[loop] = parts[loop] > 1 and most[loop] - least[loop] <= 1e-6 * most[loop]
+    return straight
 
 
-def _within(loop: int, steps: dict[int, float], extent: float) -> bool:
+@PARTS.part
+def _stays(step: float, extent: float) -> bool:
     """Whether a fused loop stays in one row: 64 of 256 elements do, 64 of 160 do not. If so it does not move
     this dimension."""
-    if steps[loop] * extent > 1 + 1e-9:
+    if step * extent > 1 + 1e-9:
         return False
-    each_row = 1 / steps[loop] / extent
-    if abs(each_row - round(each_row)) > 1e-3:
-        return False
-    del steps[loop]
-    return True
+    each_row = 1 / step / extent
+    return bool(abs(each_row - np.rint(each_row)) <= 1e-3)
 
 
-def _place(buffer: Buffer, where: dict[int, Place], dimensions: int) -> tuple[list[float], frozenset[int]]:
-    place = where.get(id(buffer))
-    shape = list(place.shape) if place else [float(size) for size in buffer.shape]
-    shape += [1.0] * (dimensions - len(shape))
-    return shape, place.fixed if place else frozenset()
+@PARTS.part
+def _touched(
+    inner: int,
+    dims: int,
+    pitches: Any,
+    sizes: Any,
+    ends: Any,
+    loops: Any,
+    steps: Any,
+    extent: Any,
+    width: float,
+    out: Any,
+) -> None:
+    """Cache lines, sets of :data:`SETS` among them, and pages that the ``inner`` innermost loops touch."""
+    distances, counts, rows = np.zeros(dims), np.zeros(dims), 0
+    for d in range(dims):
+        span, values, smallest = 1.0, 1.0, np.inf
+        for s in range(ends[d], ends[d + 1]):
+            loop = loops[s]
+            if loop < inner:
+                span += steps[s] * (extent[loop] - 1)
+                values *= extent[loop]
+                smallest = min(smallest, steps[s])
+        count = min(span, values, sizes[d])
+        if count > 1:
+            distance = pitches[d] * max(smallest, 1.0) if values <= span else pitches[d]
+            at = rows
+            while at > 0 and (distances[at - 1], counts[at - 1]) > (distance, count):
+                distances[at], counts[at] = distances[at - 1], counts[at - 1]
+                at -= 1
+            distances[at], counts[at] = distance, count
+            rows += 1
+    run, runs, sets, span, pages = width, 1.0, 1.0, width, 1.0
+    for r in range(rows):
+        distance, count = distances[r], counts[r]
+        span += distance * (count - 1)
+        if runs == 1.0 and (distance <= run or distance < LINE_BYTES):
+            run += distance * (count - 1)
+            continue
+        runs *= count
+        sets *= min(count, PAGE_BYTES / math.gcd(int(np.rint(distance) % PAGE_BYTES), PAGE_BYTES))
+        if distance >= PAGE_BYTES:
+            pages *= count
+    of_run = max(1.0, run / LINE_BYTES)
+    lines = runs * of_run
+    if pages == 1.0:
+        pages = max(min(span / PAGE_BYTES, lines), 1.0)
+    out[LINES] = lines
+    out[IN_SETS] = min(float(SETS), sets * of_run, lines)
+    out[IN_PAGES] = min(pages, lines)

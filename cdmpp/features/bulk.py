@@ -23,7 +23,7 @@ from cdmpp.features.bulk_answers import DOMAINS, FeatureAnswers
 from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import TIR
-from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
+from cdmpp.features.schedule import SCHEDULE_HASHES, SCHEDULE_WIDTHS
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
@@ -37,8 +37,11 @@ __all__ = ["DOMAINS", "MEDIA_TYPE", "TIR", "FeatureAnswers", "FeaturePart", "Fea
 
 MEDIA_TYPE = "application/vnd.safetensors"
 QUESTIONS_FORMAT = "cdmpp-feature-questions-1"
-#: Feature schemas by width of a leaf: operator columns, or operator and schedule columns.
-SCHEMAS = {WIDTH: SCHEMA_HASH, WIDTH + SCHEDULE_WIDTH: f"{SCHEMA_HASH}+{SCHEDULE_HASH}"}
+#: Feature schemas by width of a leaf: operator columns, or operator columns and a version of the schedule's.
+SCHEMAS = {
+    WIDTH: SCHEMA_HASH,
+    **{WIDTH + width: f"{SCHEMA_HASH}+{SCHEDULE_HASHES[version]}" for version, width in SCHEDULE_WIDTHS.items()},
+}
 #: Bounds above those of any program: a magnitude is log2(1 + x) of a double; totals are doubles, which are
 #: multiplied with a device's figures.
 MAX_COLUMN, MAX_TOTAL = 1100.0, 1e200

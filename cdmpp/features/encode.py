@@ -18,7 +18,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.features.ast import CompactAST
 from cdmpp.features.class_features import argument_bytes, class_features, output_elements, template, totals
 from cdmpp.features.leaf import ast_matrix, positions
-from cdmpp.features.schedule import schedule_matrix
+from cdmpp.features.schedule import schedule_matrices
 from cdmpp.features.useful import useful_flops
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family, read_value
@@ -111,12 +111,12 @@ def structure_types(structure: str, dtype: str) -> str:
 _size_names = lru_cache(maxsize=None)(size_names)
 
 
-def encode_tvm_json(text: str, function: str | None = None, *, schedule: bool = False) -> EncodedPrograms:
+def encode_tvm_json(text: str | bytes, function: str | None = None, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one program given as TVM JSON.
 
     Parameters
     ----------
-    text : str
+    text : str or bytes
     function : str, optional
         Which PrimFunc, when the module has several.
     schedule : bool
@@ -138,19 +138,34 @@ def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
     InvalidProgramError
         Its sizes overflow, or an element type is not one.
     """
+    return encode_asts([ast], schedule=schedule)[0]
+
+
+def encode_asts(asts: Sequence[CompactAST], *, schedule: bool = False) -> list[EncodedPrograms]:
+    """Features of concrete compact ASTs, each as :func:`encode_ast` gives it.
+
+    Raises
+    ------
+    InvalidProgramError
+        Sizes of one overflow, or an element type is not one.
+    """
     try:
-        matrix = ast_matrix(ast)[None]
-        program = totals(matrix, argument_bytes(ast), output_elements(ast))
-        if schedule:
-            matrix = np.concatenate([matrix, schedule_matrix(ast)[None]], axis=2)
-        if not np.isfinite(matrix).all():
-            raise OverflowError("a quantity is larger than any number")
+        encoded = []
+        schedules = schedule_matrices(asts) if schedule else [None] * len(asts)
+        for ast, further in zip(asts, schedules, strict=True):
+            matrix = ast_matrix(ast)[None]
+            program = totals(matrix, argument_bytes(ast), output_elements(ast))
+            if further is not None:
+                matrix = np.concatenate([matrix, further[None]], axis=2)
+            if not np.isfinite(matrix).all():
+                raise OverflowError("a quantity is larger than any number")
+            dtype = next((b.dtype for b in ast.buffers if b.is_parameter), ast.leaves[0].compute_dtype)
+            encoded.append(EncodedPrograms(matrix, positions(ast), program, dtype, "tir"))
     except InvalidProgramError:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:
         raise InvalidProgramError(f"the program's sizes make no sense ({error})", hint=HINT) from None
-    dtype = next((b.dtype for b in ast.buffers if b.is_parameter), ast.leaves[0].compute_dtype)
-    return EncodedPrograms(matrix, positions(ast), program, dtype, "tir")
+    return encoded
 
 
 def operator_ast(spec: OperatorSpec) -> CompactAST:

@@ -34,7 +34,7 @@ _ARITHMETIC = {
     "GT": "compare",
     "GE": "compare",
 }
-_INTEGER = frozenset({"Add", "Sub", "Mul", "FloorDiv", "Div", "FloorMod", "Mod", "Min", "Max"})
+INTEGER = frozenset({"Add", "Sub", "Mul", "FloorDiv", "Div", "FloorMod", "Mod", "Min", "Max"})
 _COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or"})
 _LOGIC = frozenset({"And", "Or", "Not"})
 #: What an unknown value may be: an index loaded from memory, the result of a call.
@@ -49,6 +49,8 @@ _INSTRUCTIONS = frozenset(
 )
 #: Calls that take about two exponentials.
 _DEAR = frozenset(f"tirx.{name}" for name in ("erf", "tanh", "pow", "sin", "cos", "tan"))
+#: External functions that only load from an address: CUDA's read-only cache.
+_LOADS = frozenset({"__ldg"})
 #: Sizes and offsets are below this; so are products of them that a real program makes.
 MAX_VALUE = 1 << 60
 #: Nodes visited in one program, loops in their indices counted.
@@ -154,7 +156,7 @@ class Expressions:
             self.env[index] = Linear(value, value)
             return self.env[index]
         kind = kind.rpartition(".")[2]
-        if kind in _INTEGER:
+        if kind in INTEGER:
             return self._checked(self._integer(kind, self.expression(data["a"]), self.expression(data["b"])))
         if kind == "Cast":
             value = self.expression(data["value"])
@@ -314,6 +316,10 @@ class Expressions:
             # The condition is a predicate of the leaf, not arithmetic.
             self.predicates = self.predicates + (1 - self.holds(args[0]))
             return args[1:]
+        if name == "tirx.call_extern" and self._string(args[0]) in _LOADS:
+            # A load like any other, except that it is marked. Its argument is the address of an element.
+            counts[_OP["other_call"]] += 1
+            return self.array(self.data(args[1])["args"])
         if name.startswith("tirx.") and "float" in self.dtype(index):
             counts[_OP["float_math"]] += 1
             if name not in _INSTRUCTIONS:
@@ -321,6 +327,11 @@ class Expressions:
         else:
             counts[_OP["other_call"]] += 1
         return args
+
+    def _string(self, index: int) -> str:
+        """Text of a StringImm; "" for anything else."""
+        node = self.nodes[index]
+        return str(self.data(node["data"]["value"])) if node["type"].endswith("StringImm") else ""
 
 
 def check_extents(extents: list[Num], what: str) -> None:

@@ -8,7 +8,7 @@ output element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
@@ -25,6 +25,10 @@ MAX_NESTING = 250
 #: A tuned convolution has some twenty; the network's time grows with the square.
 MAX_LEAVES = 1024
 
+#: Kinds of loops in TVM's order.
+LOOP_KINDS = ("serial", "parallel", "vectorized", "unrolled", "thread")
+#: Annotations that bound the body up to which a loop is unrolled.
+UNROLLS = ("pragma_auto_unroll_max_step", "auto_unroll_max_step")
 #: Marks in the name of an intrinsic that computes or moves something, and of one that only waits.
 _COMPUTES = ("mma", "matrix", "fragment", "extern", "packed", "ptx", "atomic", "dp4a")
 _WAITS = ("wait", "commit", "barrier", "fence")
@@ -49,20 +53,11 @@ def build_ast(
     InvalidProgramError
         No (or several) PrimFunc, a symbolic size without a value, a while loop, broken references.
     """
-    walker = _Walker(nodes, bindings or {})
-    try:
-        walker.function(find_prim_func(nodes, root, function))
-    except InvalidProgramError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise InvalidProgramError(f"the program's nodes are broken ({error!r:.200})", hint=HINT) from None
-    if not walker.ast.leaves:
-        raise InvalidProgramError("the program stores nothing", hint="there is no computation to predict")
-    return walker.ast
+    return Walker(nodes, bindings or {}).build(root, function)
 
 
-class _Walker(Expressions):
-    """One pass over the statements of a PrimFunc."""
+class Walker(Expressions):
+    """One pass over the statements of a PrimFunc; arguments as of :func:`build_ast`."""
 
     def __init__(self, nodes: Nodes, bindings: Mapping[str, Num]) -> None:
         super().__init__(nodes, bindings)
@@ -76,6 +71,18 @@ class _Walker(Expressions):
         #: Nodes of the regions that the present block writes and reads.
         self._regions: tuple[int, int] | None = None
         self._in_init = False
+
+    def build(self, root: int, function: str | None = None) -> CompactAST:
+        """The compact AST; arguments and errors as of :func:`build_ast`. A walker builds one."""
+        try:
+            self.function(find_prim_func(self.nodes, root, function))
+        except InvalidProgramError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+            raise InvalidProgramError(f"the program's nodes are broken ({error!r:.200})", hint=HINT) from None
+        if not self.ast.leaves:
+            raise InvalidProgramError("the program stores nothing", hint="there is no computation to predict")
+        return self.ast
 
     def function(self, index: int) -> None:
         """Walk a PrimFunc."""
@@ -105,13 +112,13 @@ class _Walker(Expressions):
         """For: serial, parallel, vectorized, unrolled, or bound to a hardware thread."""
         extent = self.expression(data["extent"]).high
         binding = self.nodes[data["thread_binding"]]
-        kind = ("serial", "parallel", "vectorized", "unrolled", "thread")[data["kind"]]
+        kind = LOOP_KINDS[data["kind"]]
         if kind == "thread":
             kind = str(self.data(binding["data"]["thread_tag"]))
         unroll = 0
         pairs = self.array(data["annotations"])
         for key, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if self.data(key) in ("pragma_auto_unroll_max_step", "auto_unroll_max_step"):
+            if self.data(key) in UNROLLS:
                 unroll = int(self.expression(value).high)
         step: Num = 1
         if "step" in data and not self._is_none(data["step"]):
@@ -119,9 +126,14 @@ class _Walker(Expressions):
             check_extents([step], "a loop's step")
             extent = -(-extent // step)
         start = self.expression(data["min"]).low
-        self.loop(data["loop_var"], extent, kind, data["body"], unroll, start, step)
+        self.loop(data["loop_var"], self._name(data["loop_var"]), extent, kind, data["body"], unroll, start, step)
 
-    def loop(self, var: int, extent: Num, kind: str, body: int, unroll: int = 0, start: Num = 0, step: Num = 1) -> None:
+    def _name(self, var: int) -> str:
+        return str(self.data(self.data(var)["name"]))
+
+    def loop(
+        self, var: int, name: str, extent: Num, kind: str, body: int, unroll: int = 0, start: Num = 0, step: Num = 1
+    ) -> None:
         """Enter a loop, walk its body, leave it."""
         loops = self.ast.loops
         shared = self._thread_loops.get(kind)
@@ -130,7 +142,6 @@ class _Walker(Expressions):
             self.env[var] = Linear(start, start + loops[shared].extent - 1, {shared: 1})
             self.statement(body)
             return
-        name = str(self.data(self.data(var)["name"]))
         check_extents([extent], f"loop {name[:40]!r}")
         me = len(loops)
         loops.append(Loop(name, extent, kind, unroll))
@@ -156,18 +167,24 @@ class _Walker(Expressions):
     def block_realize(self, data: dict[str, Any]) -> None:
         """SBlockRealize: bind the block's variables, then its initial value and its body."""
         block = self.data(data["block"])
-        reduce_loops: set[int] = set()
         variables, values = self.array(block["iter_vars"]), self.array(data["iter_values"])
+        bound = []
         for iter_var, value in zip(variables, values, strict=True):
             info = self.data(iter_var)
-            bound = self.expression(value)
-            self.env[info["var"]] = bound
-            if info["iter_type"] == 2:
-                reduce_loops.update(bound.steps)
+            bound.append((info["var"], self.expression(value), info["iter_type"]))
+        self.block(block, bound, data["predicate"])
+
+    def block(self, block: dict[str, Any], bound: Iterable[tuple[int, Linear, int]], predicate: int) -> None:
+        """A block, given the value and the type of each of its variables."""
+        reduce_loops: set[int] = set()
+        for var, value, iter_type in bound:
+            self.env[var] = value
+            if iter_type == 2:
+                reduce_loops.update(value.steps)
         for loop in reduce_loops:
             self.ast.loops[loop].reduces = True
         before = self.predicates
-        self.predicates = before + (1 - self.holds(data["predicate"]))
+        self.predicates = before + (1 - self.holds(predicate))
         outer = self._block, self._regions
         self._block = str(self.data(block["name_hint"]))
         self._regions = (block["writes"], block["reads"]) if "writes" in block else None
@@ -204,7 +221,8 @@ class _Walker(Expressions):
         node = self.nodes[data["node"]]
         if self.data(data["attr_key"]) == "thread_extent" and node["type"].endswith("IterVar"):
             tag = str(self.data(node["data"]["thread_tag"]))
-            self.loop(node["data"]["var"], self.expression(data["value"]).high, tag, data["body"])
+            var = node["data"]["var"]
+            self.loop(var, self._name(var), self.expression(data["value"]).high, tag, data["body"])
         else:
             self.statement(data["body"])
 
@@ -331,21 +349,21 @@ class _Walker(Expressions):
         self._depth -= 1
 
 
-_STATEMENTS: dict[str, Callable[[_Walker, dict[str, Any]], None]] = {
-    "SeqStmt": _Walker.sequence,
-    "For": _Walker.for_loop,
-    "While": _Walker.while_loop,
-    "SBlockRealize": _Walker.block_realize,
-    "SBlock": _Walker.body,
-    "IfThenElse": _Walker.if_then_else,
-    "AttrStmt": _Walker.attribute,
-    "Bind": _Walker.bind,
-    "LetStmt": _Walker.bind,
-    "AllocBuffer": _Walker.allocate,
-    "DeclBuffer": _Walker.allocate,
-    "AssertStmt": _Walker.body,
-    "Evaluate": _Walker.evaluate,
-    "BufferStore": _Walker.store,
+_STATEMENTS: dict[str, Callable[[Walker, dict[str, Any]], None]] = {
+    "SeqStmt": Walker.sequence,
+    "For": Walker.for_loop,
+    "While": Walker.while_loop,
+    "SBlockRealize": Walker.block_realize,
+    "SBlock": Walker.body,
+    "IfThenElse": Walker.if_then_else,
+    "AttrStmt": Walker.attribute,
+    "Bind": Walker.bind,
+    "LetStmt": Walker.bind,
+    "AllocBuffer": Walker.allocate,
+    "DeclBuffer": Walker.allocate,
+    "AssertStmt": Walker.body,
+    "Evaluate": Walker.evaluate,
+    "BufferStore": Walker.store,
 }
 
 

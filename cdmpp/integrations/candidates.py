@@ -1,4 +1,4 @@
-"""Features of a search's candidates, encoded once per distinct program."""
+"""Candidates of a search: features and predictions, computed once per distinct program."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.encode import EncodedPrograms, encode_tvm_json
+import numpy as np
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.features.ast import CompactAST
+from cdmpp.features.encode import EncodedPrograms
+from cdmpp.features.population import encode_many
 from cdmpp.integrations.needed import tvm, tvm_ffi
+from cdmpp.integrations.object_walk import build_asts
+from cdmpp.integrations.online import summary
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +26,27 @@ logger = logging.getLogger(__name__)
 KEPT = 6_000
 
 
+@dataclass(slots=True)
+class Candidate:
+    """A distinct program of a search.
+
+    Attributes
+    ----------
+    features : EncodedPrograms of one row
+        With the schedule's columns.
+    summary : float64, (columns,)
+        Of :func:`cdmpp.integrations.online.summary`.
+    log_s : float
+        Log of the seconds that the network predicts; NaN before the first prediction.
+    """
+
+    features: EncodedPrograms
+    summary: np.ndarray[Any, np.dtype[np.float64]]
+    log_s: float = float("nan")
+
+
 class CandidateEncoder:
-    """Features of scheduled modules, cached by TVM's structural hash.
+    """Candidates of scheduled modules, cached by target and TVM's structural hash.
 
     Attributes
     ----------
@@ -30,38 +56,50 @@ class CandidateEncoder:
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._cache: OrderedDict[int, EncodedPrograms | None] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, int], Candidate | None] = OrderedDict()
         self.failed = 0
 
-    def encode(self, modules: Sequence[Any]) -> list[EncodedPrograms | None]:
-        """Return the features of each module's PrimFunc with schedule columns; None if it cannot be encoded."""
-        encoded: list[EncodedPrograms | None] = []
+    def encode(self, modules: Sequence[Any], target: str = "") -> list[Candidate | None]:
+        """Return the candidate of each module; None if it cannot be encoded.
+
+        Parameters
+        ----------
+        modules : sequence of IRModule with one PrimFunc each
+        target : str
+            Target of the programs; predictions of one program for several targets differ.
+        """
+        keys: list[tuple[str, int] | None] = []
+        missing: dict[tuple[str, int], Any] = {}
         with _no_collection():
             for module in modules:
                 try:
                     function = prim_func(module)
                 except InvalidProgramError as error:
                     self._refuse(error)
-                    encoded.append(None)
+                    keys.append(None)
                     continue
-                key = int(tvm_ffi.structural_hash(function))
+                keys.append(key := (target, int(tvm_ffi.structural_hash(function))))
                 if key in self._cache:
                     self._cache.move_to_end(key)
                 else:
-                    self._cache[key] = self._features(function)
-                encoded.append(self._cache[key])
+                    missing[key] = function
+            asts = dict(zip(missing, build_asts(list(missing.values())), strict=True))
+            sound = {key: ast for key, ast in asts.items() if isinstance(ast, CompactAST)}
+            encoded = dict(zip(sound, encode_many(list(sound.values()), schedule=True), strict=True))
+            for key, ast in asts.items():
+                self._cache[key] = self._candidate(ast if isinstance(ast, InvalidProgramError) else encoded[key])
+        candidates = [None if key is None else self._cache[key] for key in keys]
         while len(self._cache) > self._kept:
             self._cache.popitem(last=False)
-        return encoded
+        return candidates
 
-    def _features(self, function: Any) -> EncodedPrograms | None:
-        try:
-            return encode_tvm_json(str(tvm.ir.save_json(function)), schedule=True)
-        except CdmppError as error:
-            self._refuse(error)
+    def _candidate(self, features: EncodedPrograms | InvalidProgramError) -> Candidate | None:
+        if isinstance(features, InvalidProgramError):
+            self._refuse(features)
             return None
+        return Candidate(features, summary([features])[0])
 
-    def _refuse(self, error: CdmppError) -> None:
+    def _refuse(self, error: InvalidProgramError) -> None:
         self.failed += 1
         logger.warning("a candidate cannot be encoded and is ranked last: %s", error.message)
 
@@ -84,10 +122,7 @@ def prim_func(module: Any) -> Any:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disable cyclic garbage collection, which would scan a program's JSON repeatedly.
-
-    The scans take three times as long as parsing and find nothing.
-    """
+    """Disable cyclic garbage collection, which would scan the programs' nodes repeatedly and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

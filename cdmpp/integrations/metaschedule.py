@@ -22,8 +22,8 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.features.bulk import TIR, FeaturePart, FeatureQueries
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.integrations.candidates import CandidateEncoder
+from cdmpp.integrations.candidates import Candidate, CandidateEncoder
+from cdmpp.integrations.exploring import Spread, optimistic
 from cdmpp.integrations.needed import derived_object, ms
 from cdmpp.integrations.online import OnlineResiduals, read_state, write_state
 from cdmpp.integrations.sources import BulkPredictor, host_of, predictor_of
@@ -56,6 +56,9 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
     update : {"frozen", "fine-tune"}
         "frozen" ignores run results. "fine-tune" corrects the predictions of the same task in closed form,
         without changing the network (:mod:`cdmpp.integrations.online`).
+    explore : float
+        Standard deviations of the correction that are subtracted from the predictions before ranking
+        (:mod:`cdmpp.integrations.exploring`): candidates unlike the measured ones and unlike each other gain. 0: off.
     api_key : str, optional
         API key of the server.
     report : callable, optional
@@ -71,7 +74,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
     Raises
     ------
     DataError
-        ``update`` is invalid.
+        ``update`` or ``explore`` is invalid.
     ArtifactError
         The model's folder is missing, damaged, or of another format.
     """
@@ -83,19 +86,26 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         device: DeviceSpec | Mapping[str, Any] | str | None = None,
         protocol: Protocol = DEFAULT_PROTOCOL,
         update: Update = "frozen",
+        explore: float = 0.0,
         api_key: str | None = None,
         report: Callable[[str], None] | None = print_line,
     ) -> None:
         super().__init__()
         if update not in get_args(Update):
             raise DataError(f"unknown update {update!r}", hint="one of: " + ", ".join(get_args(Update)))
+        if not (math.isfinite(explore) and explore >= 0):
+            raise DataError(f"explore is {explore!r}", hint="a number of standard deviations, 0 or more")
+        if explore and update == "frozen":
+            raise DataError(f"explore={explore!r} needs measurements to learn from", hint='add update="fine-tune"')
         self._predictor: BulkPredictor = predictor_of(model, api_key)
         self._owned = self._predictor is not model and hasattr(self._predictor, "close")
         self._device = from_mapping(dict(device)) if isinstance(device, Mapping) else device
-        self._protocol, self._update = protocol, update
+        self._protocol, self._update, self._explore = protocol, update, explore
         self._encoder = CandidateEncoder()
         self._online: dict[str, OnlineResiduals] = {}
         self._reference: dict[str, float] = {}
+        #: Summaries of the candidates that were picked since the last results, by task.
+        self._picked: dict[str, list[Array]] = {}
         self._hosts: dict[str, DeviceSpec | str] = {}
         self._report, self._reported_s = report, -math.inf
         self._ranked = self._learned = 0
@@ -125,7 +135,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
             above 1 for a candidate that is faster than that batch, 0 if it cannot be encoded.
         """
         scores = np.zeros(len(candidates))
-        encoded = self._encoder.encode([c.sch.mod for c in candidates])
+        encoded = self._encode(context, candidates)
         encodable = [i for i, e in enumerate(encoded) if e is not None]
         if not encodable:
             return scores
@@ -155,14 +165,15 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
             return
         pairs = [
             (e, _seconds(result))
-            for e, result in zip(self._encoder.encode([c.sch.mod for c in candidates]), results, strict=True)
+            for e, result in zip(self._encode(context, candidates), results, strict=True)
             if e is not None
         ]
         if not pairs:
             return
         task, encoded = task_key(context), [e for e, _ in pairs]
         online = self._online.setdefault(task, OnlineResiduals())
-        online.learn(encoded, self._log_base(context, encoded), [s for _, s in pairs])
+        online.learn(_summaries(encoded), self._log_base(context, encoded), [s for _, s in pairs])
+        self._picked.pop(task, None)
         self._learned += len(pairs)
         self._say_counts()
 
@@ -202,15 +213,35 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
             self._reported_s = now_s
             self._report(f"cdmpp: {text}")
 
-    def _log_seconds(self, context: Any, task: str, encoded: Sequence[EncodedPrograms]) -> Array:
-        base = self._log_base(context, encoded)
-        online = self._online.get(task)
-        return base if online is None else base + online.correction(encoded, base)
+    def _encode(self, context: Any, candidates: Sequence[Any]) -> list[Candidate | None]:
+        return self._encoder.encode([c.sch.mod for c in candidates], str(context.target))
 
-    def _log_base(self, context: Any, encoded: Sequence[EncodedPrograms]) -> Array:
-        device = self._device_of(context)
-        parts = [FeaturePart(e, TIR, device, "tvm", self._protocol) for e in encoded]
-        return np.log(self._predictor.predict_features(FeatureQueries.of(parts)).latency_s)
+    def _log_seconds(self, context: Any, task: str, candidates: Sequence[Candidate]) -> Array:
+        """Log seconds that candidates are ranked by, (n,)."""
+        log_s, online = self._log_base(context, candidates), self._online.get(task)
+        if online is None and not self._explore:
+            return log_s
+        rows, online = _summaries(candidates), online or OnlineResiduals()
+        log_s = log_s + online.correction(rows, log_s)
+        if not self._explore:
+            return log_s
+        picked = self._picked.setdefault(task, [])
+        observed = [part for part in (online.learned.features, *picked) if len(part)]
+        spread = Spread(rows, np.concatenate(observed) if observed else rows[:0], online.scales)
+        log_s, picks = optimistic(log_s, spread, self._explore)
+        picked.append(rows[picks])
+        return log_s
+
+    def _log_base(self, context: Any, candidates: Sequence[Candidate]) -> Array:
+        """Log seconds that the network predicts, (n,); each distinct candidate is predicted once."""
+        new = list({id(c): c for c in candidates if math.isnan(c.log_s)}.values())
+        if new:
+            device = self._device_of(context)
+            parts = [FeaturePart(c.features, TIR, device, "tvm", self._protocol) for c in new]
+            answers = self._predictor.predict_features(FeatureQueries.of(parts))
+            for candidate, latency_s in zip(new, answers.latency_s.tolist(), strict=True):
+                candidate.log_s = math.log(latency_s)
+        return np.array([c.log_s for c in candidates])
 
     def _device_of(self, context: Any) -> DeviceSpec | str:
         if self._device is not None:
@@ -225,6 +256,11 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
 def task_key(context: Any) -> str:
     """Return the key of a search's task: structural hash of the untuned module, and target."""
     return f"{ms.utils.shash2hex(context.mod)} {context.target}"
+
+
+def _summaries(candidates: Sequence[Candidate]) -> Array:
+    """Summaries of candidates, (n, columns)."""
+    return np.stack([candidate.summary for candidate in candidates])
 
 
 def _seconds(result: Any) -> float | None:

@@ -14,13 +14,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cdmpp.data.writing import replacing
 from cdmpp.errors import ArtifactError
 from cdmpp.features.encode import EncodedPrograms
+from cdmpp.features.schedule import SCHEDULE_WIDTHS
+from cdmpp.features.schema import WIDTH
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,8 +35,12 @@ CLIP = 1.5
 OFFSET, SLOPE = 0.5, 0.5
 #: Length scales, standard deviations and noises; the marginal likelihood selects a triple.
 LENGTHS, AMPLITUDES, NOISES = (0.5, 1.0, 2.0, 4.0, 8.0), (0.15, 0.3, 0.6), (0.05, 0.1, 0.2)
+#: Length scale, standard deviation and noise before the first measurement.
+_FIRST = (2.0, 0.3, 0.1)
 #: Feature units (powers of two of a column) of a distance of one.
 UNIT = float(np.sqrt(20.0))
+#: Columns of a leaf that count in a distance: those with which the scales above were chosen, and that files hold.
+_COLUMNS = WIDTH + SCHEDULE_WIDTHS[2]
 #: A magnitude is a base-2 logarithm of a double.
 _LARGEST = 1000.0
 
@@ -44,9 +50,23 @@ def summary(encoded: Sequence[EncodedPrograms]) -> Array:
     rows = []
     for program in encoded:
         # Flags use the same formula; they only distinguish programs.
-        raw = np.exp2(np.clip(program.leaves[0].astype(np.float64), -_LARGEST, _LARGEST)) - 1
+        leaves = program.narrow(_COLUMNS).leaves[0].astype(np.float64)
+        raw = np.exp2(np.clip(leaves, -_LARGEST, _LARGEST)) - 1
         rows.append(np.log2(1 + np.maximum(raw.sum(axis=0), 0.0)))
     return np.array(rows) / UNIT
+
+
+class Scales(NamedTuple):
+    """Length scale, standard deviation (natural log) of the smooth part, and standard deviation of a measurement."""
+
+    length: float
+    amplitude: float
+    noise: float
+
+
+def matern(one: Array, other: Array, length: float) -> Array:
+    """Correlation (Matern 5/2) of the rows of two summaries, (rows of one, rows of other)."""
+    return _matern(_gaps(one, other), length)
 
 
 @dataclass
@@ -74,12 +94,18 @@ class OnlineResiduals:
     def __len__(self) -> int:
         return len(self.learned.log_s)
 
-    def learn(self, encoded: Sequence[EncodedPrograms], base: Array, seconds: Sequence[float | None]) -> None:
+    @property
+    def scales(self) -> Scales:
+        """Scales that the measurements select; before the first, usual ones."""
+        return Scales(*_FIRST) if self._process is None else self._process.scales
+
+    def learn(self, rows: Array, base: Array, seconds: Sequence[float | None]) -> None:
         """Add run results.
 
         Parameters
         ----------
-        encoded : sequence of EncodedPrograms, length n
+        rows : (n, columns)
+            Summaries of the programs.
         base : (n,)
             Predicted log seconds of the network.
         seconds : sequence of float or None, length n
@@ -90,7 +116,6 @@ class OnlineResiduals:
         slowest = max([*good, *before.log_s.tolist()], default=float(np.max(base)))
         failed = slowest + np.log(FAILED_FACTOR)
         log_s = np.array([failed if s is None else np.log(s) for s in seconds])
-        rows = summary(encoded)
         self.learned = Learned(
             np.concatenate([before.features, rows]) if len(self) else rows,
             np.concatenate([before.base, base]),
@@ -98,24 +123,24 @@ class OnlineResiduals:
         )
         self._process = _fit(self.learned)
 
-    def correction(self, encoded: Sequence[EncodedPrograms], base: Array) -> Array:
-        """Return the correction of the predicted log seconds, (n,)."""
-        if self._process is None or not len(encoded):
-            return np.zeros(len(encoded))
-        return self._process.mean(summary(encoded), base)
+    def correction(self, rows: Array, base: Array) -> Array:
+        """Return the correction of the predicted log seconds, (n,), of programs with these summaries, (n, columns)."""
+        if self._process is None or not len(rows):
+            return np.zeros(len(rows))
+        return self._process.mean(rows, base)
 
 
 class _Process:
     """Posterior of the residuals, given those of the measured programs."""
 
-    def __init__(self, learned: Learned, gap: Array, length: float, amplitude: float, noise: float) -> None:
+    def __init__(self, learned: Learned, gap: Array, scales: Scales) -> None:
         residual = learned.log_s - learned.base
-        self._features, self._length, self._amplitude = learned.features, length, amplitude
+        self._features, self.scales = learned.features, scales
         self._middle, self._centre = float(learned.base.mean()), float(np.median(residual))
         self._base = learned.base - self._middle
         used = np.clip(residual - self._centre, -CLIP, CLIP)
         covariance = self._kernel(gap, self._base)
-        covariance[np.diag_indices(len(used))] += noise**2
+        covariance[np.diag_indices(len(used))] += scales.noise**2
         factor = np.linalg.cholesky(covariance)
         half = np.linalg.solve(factor, used)
         self._weight = np.linalg.solve(factor.T, half)
@@ -123,9 +148,8 @@ class _Process:
 
     def _kernel(self, gap: Array, base: Array) -> Array:
         """Prior covariance; Matern 5/2 in the features."""
-        r = np.sqrt(5.0) * gap / self._length
-        near = (1 + r + r * r / 3) * np.exp(-r)
-        return np.asarray(OFFSET**2 + self._amplitude**2 * near + SLOPE**2 * np.outer(base, self._base))
+        near = _matern(gap, self.scales.length)
+        return np.asarray(OFFSET**2 + self.scales.amplitude**2 * near + SLOPE**2 * np.outer(base, self._base))
 
     def mean(self, features: Array, base: Array) -> Array:
         """Expected residuals, (n,)."""
@@ -136,8 +160,13 @@ class _Process:
 def _fit(learned: Learned) -> _Process:
     """Return the process with the scales of the largest marginal likelihood."""
     gap = _gaps(learned.features, learned.features)
-    tried = [_Process(learned, gap, *scales) for scales in itertools.product(LENGTHS, AMPLITUDES, NOISES)]
+    tried = [_Process(learned, gap, Scales(*s)) for s in itertools.product(LENGTHS, AMPLITUDES, NOISES)]
     return max(tried, key=lambda process: process.log_likelihood)
+
+
+def _matern(gap: Array, length: float) -> Array:
+    r = np.sqrt(5.0) * gap / length
+    return np.asarray((1 + r + r * r / 3) * np.exp(-r))
 
 
 def _gaps(one: Array, other: Array) -> Array:

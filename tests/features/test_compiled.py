@@ -9,7 +9,9 @@ import pytest
 from cdmpp.features.addresses import LINE_BYTES, SETS, moves, places
 from cdmpp.features.affine import Linear
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
-from cdmpp.features.compiled import FLAGS, MAGNITUDES, CompiledLeaf, contiguous_loops
+from cdmpp.features.leaf_tables import tables
+from cdmpp.features.schedule_columns import ORDER
+from cdmpp.features.schedule_columns import columns as schedule_columns
 
 PLAIN = "serial"
 
@@ -27,10 +29,7 @@ def counts(**given: int) -> list[int]:
 
 
 def columns(ast: CompactAST, index: int = 0) -> dict[str, float]:
-    where = places(ast)
-    contiguous, launched = contiguous_loops(ast, where), set[int]()
-    counts = [CompiledLeaf(ast, leaf, where, contiguous, launched).values() for leaf in ast.leaves][index]
-    return dict(zip((*MAGNITUDES, *FLAGS), (*counts[0], *counts[1]), strict=True))
+    return dict(zip(ORDER, schedule_columns(tables([ast]))[index].tolist(), strict=True))
 
 
 def leaf(path: tuple[int, ...], store: Access, *reads: Access, reduces: tuple[int, ...] = (), **more: int) -> Leaf:
@@ -120,10 +119,12 @@ def test_a_parallel_loop_is_entered_once_for_all_its_leaves() -> None:
 def test_rows_a_power_of_two_apart_share_a_set() -> None:
     # A column of 64 rows: 64 lines in one set, in two, or each in its own.
     for row, sets in ((1024, 1), (512, 2), (1040, SETS)):
-        x = tensor("x", 64, row)
-        counts = moves(at(x, {0: 1}, {}), {}, {0: 64.0})
-        assert counts.touched({0}, {0: 64.0})[:2] == (64, sets)
-        assert counts.touched(set(), {0: 64.0}) == (1, 1, 1)
+        x, y = tensor("x", 64, row), tensor("y", 1)
+        t = tables([CompactAST([leaf((0,), at(y, {}), at(x, {0: 1}, {}))], [Loop("i", 64, PLAIN)], [x, y])])
+        # Lines, sets and pages of the read, in no loop and in one.
+        still, column = moves(t, places(t), 0).levels.reshape(2, 2, 3)[1]
+        assert column[:2].tolist() == [64, sets]
+        assert still.tolist() == [1, 1, 1]
 
     def walk(row: int) -> dict[str, float]:
         x, y = tensor("x", 64, row), tensor("y", 1)
@@ -144,7 +145,7 @@ def test_an_intermediate_is_as_large_as_one_iteration_needs() -> None:
     writes = leaf((0, 1), at(inside, {0: 1}, {1: 1}), at(x, {0: 1}, {1: 1}))
     reads = leaf((0, 2), at(y, {0: 1}, {2: 1}), at(inside, {0: 1}, {2: 1}))
     ast = CompactAST([writes, reads], loops, [inside, x, y])
-    assert places(ast)[id(inside)].shape == (1, 256)
+    assert places(tables([ast])).size[:2].tolist() == [1, 256]
     counts = columns(ast)
     assert (counts["compact_store_bytes"], counts["on_stack"]) == (1024, 1)
     assert counts["store_lines_32768"] == pytest.approx(1024 / LINE_BYTES)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cdmpp.features.encode import encode_tvm_json
-from cdmpp.features.schedule import CAPACITIES, SCHEDULE_COLUMNS, SCHEDULE_FLAGS, SCHEDULE_WIDTH
+from cdmpp.features.loop_order import CAPACITIES
+from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS, SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from tests.features.builder import Builder
 
@@ -31,10 +32,10 @@ def columns(loops: list[tuple[int, int, int]], size: int = 4096) -> dict[str, fl
         body = b.loop(b.integer(extent), body, variable, kind=kind)
     encoded = encode_tvm_json(json.dumps(b.program(body)), schedule=True)
     assert encoded.leaves.shape == (1, 1, WIDTH + SCHEDULE_WIDTH)
-    values = encoded.leaves[0, 0, WIDTH:].astype(float)
-    flags = len(SCHEDULE_FLAGS)
-    values[:-flags] = np.exp2(values[:-flags]) - 1
-    return dict(zip(SCHEDULE_COLUMNS, values.tolist(), strict=True))
+    return {
+        name: value if name in SCHEDULE_FLAGS else 2**value - 1
+        for name, value in zip(SCHEDULE_COLUMNS, encoded.leaves[0, 0, WIDTH:].tolist(), strict=True)
+    }
 
 
 def test_rows_in_order_pass_through_every_cache_once() -> None:

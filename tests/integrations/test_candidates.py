@@ -22,9 +22,9 @@ def test_features_are_those_of_the_programs_text(tvm: Any, draw: Draw) -> None:
     for each, candidate in zip(found, candidates, strict=True):
         assert each is not None
         again = encode_tvm_json(str(tvm.ir.save_json(candidate.sch.mod["main"])), schedule=True)
-        np.testing.assert_array_equal(each.leaves, again.leaves)
-        np.testing.assert_array_equal(each.positions, again.positions)
-        np.testing.assert_array_equal(each.totals, again.totals)
+        np.testing.assert_array_equal(each.features.leaves, again.leaves)
+        np.testing.assert_array_equal(each.features.positions, again.positions)
+        np.testing.assert_array_equal(each.features.totals, again.totals)
 
 
 def test_equal_programs_are_encoded_once_and_the_oldest_forgotten(draw: Draw) -> None:
@@ -37,3 +37,4 @@ def test_equal_programs_are_encoded_once_and_the_oldest_forgotten(draw: Draw) ->
     first = encoder.encode(modules)
     assert first[3] is encoder.encode([again[3]])[0]
     assert first[0] is not encoder.encode([again[0]])[0]
+    assert first[3] is not encoder.encode([again[3]], "another target")[0]

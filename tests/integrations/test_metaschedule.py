@@ -19,10 +19,10 @@ pytestmark = pytest.mark.tvm
 pytest.importorskip("tvm")
 
 
-def model(predictor: Any, device: DeviceSpec, update: str = "frozen") -> Any:
+def model(predictor: Any, device: DeviceSpec, update: str = "frozen", explore: float = 0.0) -> Any:
     from cdmpp.integrations.metaschedule import CdmppCostModel
 
-    return CdmppCostModel(predictor, device=device, update=update)
+    return CdmppCostModel(predictor, device=device, update=update, explore=explore)
 
 
 def results(seconds: list[float | None]) -> list[Any]:
@@ -101,6 +101,29 @@ def test_fine_tuned_follows_what_was_measured(draw: Draw, device: DeviceSpec) ->
     assert np.corrcoef(np.log(after[:32]), np.log(seconds[:32]))[0, 1] < 0
 
 
+def test_each_distinct_program_is_predicted_once(draw: Draw, device: DeviceSpec) -> None:
+    simple = Simple()
+    made = model(simple, device, "fine-tune")
+    context, candidates = draw(12)
+    first = made.predict(context, [*candidates[:8], *candidates[:4]])
+    made.update(context, candidates[:4], results([1e-5, 2e-5, 3e-5, None]))
+    made.predict(context, candidates)
+    assert [len(queries) for queries in simple.asked] == [8, 4]
+    np.testing.assert_array_equal(first[:4], first[8:])
+
+
+def test_exploring_prefers_programs_unlike_the_measured_ones(draw: Draw, device: DeviceSpec) -> None:
+    context, candidates = draw(40)
+    scores = {}
+    for explore in (0.0, 2.0):
+        made = model(Simple(), device, "fine-tune", explore)
+        base = made.predict(context, candidates)
+        made.update(context, candidates[:20], results((1e-5 / base[:20]).tolist()))
+        scores[explore] = made.predict(context, candidates)
+    gain = scores[2.0] / scores[0.0]
+    assert np.median(gain[20:]) > np.median(gain[:20])
+
+
 def test_a_failed_run_is_learned_as_slow(draw: Draw, device: DeviceSpec) -> None:
     context, candidates = draw(24)
     made = model(Simple(), device, "fine-tune")
@@ -152,6 +175,9 @@ def test_settings_that_make_no_sense_are_refused(device: DeviceSpec) -> None:
         model(Simple(), device, "thaw")
     with pytest.raises(DataError, match="int"):
         model(3, device)
+    for update, explore, problem in (("fine-tune", -1.0, "-1.0"), ("frozen", 0.5, "0.5 needs measurements")):
+        with pytest.raises(DataError, match=problem):
+            model(Simple(), device, update, explore)
     with pytest.raises(ArtifactError):
         model("no/such/folder", device)
 

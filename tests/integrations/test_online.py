@@ -13,10 +13,10 @@ from cdmpp.features.encode import EncodedPrograms
 from cdmpp.integrations.online import FAILED_FACTOR, OnlineResiduals, read_state, summary, write_state
 
 
-def programs(count: int, seed: int = 0, at: float = 0.0) -> list[EncodedPrograms]:
-    """Programs of one to three leaves with random columns around a point."""
+def programs(count: int, seed: int = 0, at: float = 0.0) -> np.ndarray:
+    """Summaries of programs of one to three leaves with random columns around a point."""
     rng = np.random.default_rng(seed)
-    return [
+    encoded = [
         EncodedPrograms(
             (at + 10 * rng.random((1, 1 + i % 3, 6))).astype(np.float32),
             np.zeros(1 + i % 3, dtype=np.int32),
@@ -26,11 +26,12 @@ def programs(count: int, seed: int = 0, at: float = 0.0) -> list[EncodedPrograms
         )
         for i in range(count)
     ]
+    return summary(encoded)
 
 
-def truth(encoded: list[EncodedPrograms]) -> np.ndarray:
+def truth(rows: np.ndarray) -> np.ndarray:
     """A smooth residual."""
-    return 0.3 * np.sin(summary(encoded)[:, :3].sum(axis=1))
+    return 0.3 * np.sin(rows[:, :3].sum(axis=1))
 
 
 def test_residuals_are_followed_between_the_measured_ones() -> None:
@@ -58,25 +59,25 @@ def test_an_offset_is_learned_from_one_program_and_a_slope_from_several() -> Non
 
 
 def test_failures_are_slower_than_all_that_ran() -> None:
-    encoded, base = programs(20), np.full(20, -9.0)
+    rows, base = programs(20), np.full(20, -9.0)
     seconds: list[float | None] = [None if i % 4 == 0 else 1e-4 for i in range(20)]
     online = OnlineResiduals()
-    online.learn(encoded, base, seconds)
+    online.learn(rows, base, seconds)
     failed = [i for i, s in enumerate(seconds) if s is None]
     assert np.exp(online.learned.log_s[failed]) == pytest.approx(FAILED_FACTOR * 1e-4)
-    found = online.correction(encoded, base)
+    found = online.correction(rows, base)
     ran = [i for i, s in enumerate(seconds) if s is not None]
     assert found[failed].min() > found[ran].max()
 
 
 def test_order_of_rounds_does_not_matter() -> None:
-    encoded, base = programs(24), np.linspace(-10, -8, 24)
-    seconds = np.exp(base + truth(encoded)).tolist()
+    rows, base = programs(24), np.linspace(-10, -8, 24)
+    seconds = np.exp(base + truth(rows)).tolist()
     whole, parts = OnlineResiduals(), OnlineResiduals()
-    whole.learn(encoded, base, seconds)
+    whole.learn(rows, base, seconds)
     for start in (0, 8, 16):
-        rows = slice(start, start + 8)
-        parts.learn(encoded[rows], base[rows], seconds[rows])
+        part = slice(start, start + 8)
+        parts.learn(rows[part], base[part], seconds[part])
     asked, at = programs(10, seed=5), np.full(10, -9.0)
     np.testing.assert_allclose(parts.correction(asked, at), whole.correction(asked, at), rtol=1e-9)
 

@@ -1,0 +1,310 @@
+"""Counts of what a compiler makes of a scheduled leaf: vector instructions, library calls, branches.
+
+Estimates for LLVM behind TVM, found by reading measured programs: small inner loops are unrolled; a loop
+along which the store is contiguous is vectorised, by the schedule or by the compiler; a loop that neither the
+store nor any read depends on is run once where all inside it is unrolled; up to 14 accumulators stay in
+registers over the reduction around them, unless they are vectors of an odd length (12, 14, 28 floats), which
+are stored in pieces and read back whole, at a stall each time. Counts are of a machine with vectors of 8
+floats; a narrower one needs a multiple, which is for a model to learn. All is per leaf and sums over leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cdmpp.features.addresses import Moves
+from cdmpp.features.leaf_tables import (
+    ARITHMETIC,
+    CALLS,
+    INIT,
+    LEAF_NUMBERS,
+    PARALLEL,
+    PARTS,
+    PREDICATED,
+    REDUCES,
+    SERIAL,
+    STEP,
+    UNROLLED,
+    VECTORIZED,
+    WEIGHT,
+    Tables,
+)
+
+#: Floats of a vector, and vectors that accumulators may take.
+LANES, REGISTERS = 8, 14
+#: Instructions that LLVM unrolls a loop to by itself (its -unroll-threshold is 300, of smaller units); loads
+#: beyond which it moves no more of them out of a loop.
+UNROLL, MOVED = 150.0, 450.0
+
+MAGNITUDES = (
+    "vector_ops",
+    "vector_trips",
+    "vector_loads",
+    "vector_stores",
+    "chained_ops",
+    "bodies",
+    "library_calls",
+    "split_indices",
+    "branches",
+    "all_stores",
+    "odd_updates",
+    "accumulator_vectors",
+    "kept_over",
+    "loads_per_op",
+    "lanes",
+    "body",
+    "iterations",
+    "hoisted",
+    "inside",
+    "repeats",
+    "repeats_parallel",
+    "task_trips",
+    "regions",
+)
+FLAGS = (
+    "vector_by_schedule",
+    "vector_by_compiler",
+    "contiguous_reads",
+    "gathered_reads",
+    "store_contiguous",
+    "store_scattered",
+    "accumulates_in_registers",
+    "register_pressure",
+    "promoted",
+    "imbalance_2",
+    "whole_vectors",
+    "vector_multiple",
+    "odd_rows",
+    "conditional",
+)
+
+
+class Code(NamedTuple):
+    """What the compiler makes of a leaf's loops, by their place in its path.
+
+    Attributes
+    ----------
+    body : the innermost loops that become straight code, vector loops among them
+    vector : the loop whose iterations share a vector; -1 for none
+    by_schedule : whether the schedule vectorises it
+    lanes : iterations of that loop, 1 without one
+    hoisted : iterations that compute the same again and that the compiler saves
+    inside : iterations of all loops that do not compute the same again
+    repeats, repeats_parallel : iterations of serial and of parallel loops that compute the same again
+    """
+
+    body: int
+    vector: int
+    by_schedule: bool
+    lanes: float
+    hoisted: float
+    inside: float
+    repeats: float
+    repeats_parallel: float
+
+
+@PARTS.part
+def contiguous_loops(t: Tables, m: Moves, leaf: int, out: Any) -> None:
+    """Mark the loops along which a leaf stores neighbours: what the compiler vectorises."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    for i in range(n):
+        if m.step[i] == m.width[0]:
+            out[t.path_loop[start + i]] = 1
+
+
+@PARTS.part
+def compile_leaf(t: Tables, m: Moves, leaf: int, contiguous: Any) -> Code:
+    """What the compiler makes of a leaf."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    weight = t.leaf_numbers[leaf * LEAF_NUMBERS + WEIGHT]
+    step = t.leaf_numbers[leaf * LEAF_NUMBERS + STEP]
+    body, size = 0, 1.0
+    while body < n:
+        kind, extent = t.loop_kind[t.path_loop[start + body]], m.extent[body]
+        if kind != VECTORIZED:
+            small = size * extent <= max(step, UNROLL / weight)
+            if kind != UNROLLED and not (kind == SERIAL and small):
+                break
+            size *= extent
+        body += 1
+    vector, by_schedule = _vectorised(t, m, leaf, contiguous, body)
+    lanes = m.extent[vector] if vector >= 0 else 1.0
+    most = min(max(step, UNROLL / weight), MOVED)
+    hoisted = inside = repeats = parallel = 1.0
+    for i in range(n):
+        if t.path_needed[start + i]:
+            inside *= m.extent[i]
+        elif t.loop_kind[t.path_loop[start + i]] == PARALLEL and inside > most:
+            parallel *= m.extent[i]
+        else:
+            repeats *= m.extent[i]
+            if inside <= most:
+                hoisted *= m.extent[i]
+    return Code(body, vector, by_schedule, lanes, hoisted, inside, repeats, parallel)
+
+
+@PARTS.part
+def _vectorised(t: Tables, m: Moves, leaf: int, contiguous: Any, body: int) -> tuple[int, bool]:
+    """The loop whose iterations share a vector, if any, and whether the schedule vectorises it explicitly."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    accesses = len(m.width)
+    split = np.zeros(n, np.int64)
+    for a in range(accesses):
+        for i in range(n):
+            split[i] |= m.split[a * n + i]
+    if t.leaf_numbers[leaf * LEAF_NUMBERS + PREDICATED] == 0:  # a condition in it has TVM write a loop in its place
+        for i in range(body - 1, -1, -1):
+            if t.loop_kind[t.path_loop[start + i]] == VECTORIZED and not split[i]:
+                return i, True
+    candidates = body
+    if body < n:
+        kind = t.loop_kind[t.path_loop[start + body]]
+        candidates += kind in (SERIAL, UNROLLED)
+    scalar = t.buffer_inside[t.access_buffer[t.access_at[leaf]]]
+    best, largest = -1, 0.0
+    for i in range(candidates):
+        loop = start + i
+        if not t.path_needed[loop] or t.path_reduces[loop] or split[i]:
+            continue
+        near = m.step[i] == m.width[0]
+        along = near or (scalar and contiguous[t.path_loop[loop]] and m.step[i] == 0.0)
+        if along and m.extent[i] > largest:
+            best, largest = i, m.extent[i]
+    return best, False
+
+
+@PARTS.part
+def instructions(t: Tables, m: Moves, c: Code, leaf: int, launched: Any, out: Any) -> None:
+    """Columns :data:`MAGNITUDES` and :data:`FLAGS` of a leaf; ``launched`` marks parallel loops counted before."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    own = leaf * LEAF_NUMBERS
+    arithmetic, calls = t.leaf_numbers[own + ARITHMETIC], t.leaf_numbers[own + CALLS]
+    predicated, accesses = t.leaf_numbers[own + PREDICATED] > 0, len(m.width)
+    all_trips, trips = m.trips[n], m.trips[n] / c.hoisted
+    size = m.trips[c.body]
+    if c.vector >= c.body:
+        size *= c.lanes
+    bodies = trips / size
+    loads, near, far = 0.0, 0.0, 0.0
+    for a in range(1, accesses):
+        loads += values_in_vectors(m, c, a, distinct(m, c, a, n), n)
+        step = m.step[a * n + c.vector] if c.vector >= 0 else 0.0
+        near += 0 < step <= m.width[a] + 1e-6
+        far += step > m.width[a] + 1e-6
+    loads *= bodies
+    stored = values_in_vectors(m, c, 0, distinct(m, c, 0, n), n)
+    reduces = t.leaf_numbers[own + REDUCES] > 0 and t.leaf_numbers[own + INIT] == 0
+    odd = reduces and c.by_schedule and whole_vector(c.lanes) != c.lanes
+    kept = _kept_over(t, m, c, leaf) if reduces and not odd else 1.0
+    vectors = values_in_vectors(m, c, -1, size, n) * bodies
+    innermost, outermost = -1, -1
+    for i in range(n):
+        if t.loop_kind[t.path_loop[start + i]] == PARALLEL:
+            innermost = i if innermost < 0 else innermost
+            outermost = i
+    regions, tasks = 0.0, 1.0
+    if innermost >= 0:
+        tasks = m.extent[innermost]
+        loop = t.path_loop[start + outermost]
+        if not launched[loop]:
+            launched[loop] = 1
+            regions = m.trips[n] / m.trips[outermost + 1]
+    split = 0.0
+    for a in range(accesses):
+        crossed = False
+        for i in range(n):
+            at_end = i == 0 or i == c.vector or t.loop_kind[t.path_loop[start + i]] == VECTORIZED
+            crossed = crossed or (at_end and m.split[a * n + i] > 0)
+        split += crossed
+    store_step = m.step[c.vector] if c.vector >= 0 else 0.0
+    magnitudes = (
+        vectors * arithmetic,
+        vectors,
+        loads,
+        stored * bodies / (kept if stored <= REGISTERS else 1.0),
+        vectors / max(1.0, min(stored, 16.0)) if reduces else 0.0,
+        bodies,
+        calls * trips,
+        split * all_trips / c.hoisted,
+        trips if predicated else 0.0,
+        stored * bodies,
+        stored * bodies if odd else 0.0,
+        stored,
+        kept,
+        loads / max(vectors, 1e-9),
+        c.lanes,
+        m.trips[c.body],
+        all_trips / m.trips[c.body],
+        c.hoisted,
+        c.inside,
+        c.repeats,
+        c.repeats_parallel,
+        m.trips[innermost] if innermost >= 0 else all_trips,
+        regions,
+    )
+    flags = (
+        1.0 if c.by_schedule else 0.0,
+        1.0 if c.vector >= 0 and not c.by_schedule else 0.0,
+        near,
+        far,
+        1.0 if 0 < store_step <= m.width[0] + 1e-6 else 0.0,
+        1.0 if store_step > m.width[0] + 1e-6 else 0.0,
+        1.0 if reduces and stored <= REGISTERS else 0.0,
+        min(stored / 16, 4.0) if reduces else 0.0,
+        1.0 if reduces and c.body < n and t.path_reduces[start + c.body] else 0.0,
+        math.ceil(tasks / 2) * 2 / tasks if innermost >= 0 else 2.0,
+        1.0 if whole_vector(c.lanes) == c.lanes else 0.0,
+        (1.0 if c.lanes % 4 == 0 else 0.0) + (1.0 if c.lanes % 8 == 0 else 0.0),
+        split,
+        1.0 if predicated else 0.0,
+    )
+    for i in range(len(magnitudes)):
+        out[i] = magnitudes[i]
+    for i in range(len(flags)):
+        out[len(magnitudes) + i] = flags[i]
+
+
+@PARTS.part
+def values_in_vectors(m: Moves, c: Code, access: int, values: float, n: int) -> float:
+    """Instructions for so many values of the body: fewer where neighbours share a vector; -1 for arithmetic."""
+    if c.vector < 0:
+        return values
+    if access >= 0:
+        step = m.step[access * n + c.vector]
+        if step == 0.0 or step > m.width[access] + 1e-6:
+            return values
+    return values / c.lanes * max(1.0, whole_vector(c.lanes) / LANES)
+
+
+@PARTS.part
+def distinct(m: Moves, c: Code, access: int, n: int) -> float:
+    """Elements that an access addresses in one body."""
+    product = 1.0
+    for i in range(n):
+        if (i < c.body or i == c.vector) and m.step[access * n + i] > 0:
+            product *= m.extent[i]
+    return product
+
+
+@PARTS.part
+def _kept_over(t: Tables, m: Moves, c: Code, leaf: int) -> float:
+    """Iterations of the reduction right around the body, over which accumulators can stay."""
+    start, n, kept = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf], 1.0
+    for i in range(c.body, n):
+        if t.path_reduces[start + i]:
+            kept *= m.extent[i]
+        elif i != c.vector:
+            break
+    return kept
+
+
+@PARTS.part
+def whole_vector(extent: float) -> float:
+    """The next power of two: what a vector of an odd length is widened to."""
+    power = 1.0
+    while power < extent:
+        power *= 2.0
+    return power
