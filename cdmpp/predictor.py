@@ -133,7 +133,7 @@ class LatencyPredictor(ModulePredictor):
         self._support: dict[str, Any] | None = None
         self.cache: Lru[CachedRow] = Lru(cache_rows * ROW_BYTES) if cache is None else cache
         self._pipeline = InferencePipeline(artifact, one_by_one=True, threads=threads)
-        self._encoder = ProgramEncoder(artifact.config)
+        self._encoder = ProgramEncoder(artifact)
         self._report: dict[str, Any] | None = None
 
     @cached_property
@@ -434,7 +434,7 @@ class LatencyPredictor(ModulePredictor):
                 kind = kinds.setdefault((operator_name(missing[key][0].program), form.types), len(kinds))
                 kind_of = np.append(kind_of, kind)
                 further.append(form)
-        store = ProgramStore.of([*encoded, *further], self.artifact.config.leaf_width)
+        store = ProgramStore.of([*encoded, *further], self.artifact.leaf_width)
         batch = QueryBatch(store, list(kinds), kind_of, specs, query_rows, half_of)
         output = self._pipeline.predict(batch)
         bound = np.maximum(*roofline_s(store.summary[: len(sound)], stack_devices(specs)[query_rows.device]))

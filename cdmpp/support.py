@@ -16,7 +16,7 @@ def support(artifact: Artifact) -> dict[str, Any]:
 
     ``matrix`` is :func:`cdmpp.support_matrix.support_matrix`: domain and error by operator, types and device.
     """
-    contexts = [c.split("|") for c in artifact.domain.contexts if c.count("|") == 4]
+    contexts = [c.split("|") for c in artifact.contexts if c.count("|") == 4]
     trained: dict[str, set[str]] = {}
     for _, operator, dtype, protocol, backend in contexts:
         trained.setdefault(operator, set()).add(f"{backend}/{protocol}/{dtype}")
@@ -33,7 +33,7 @@ def support(artifact: Artifact) -> dict[str, Any]:
             }
             for name, kind in sorted(operator_types().items())
         },
-        "trained_devices": list(filter(None, artifact.devices)),
+        "trained_devices": list(artifact.device_names),
         "backends": list(BACKENDS),
         "protocols": list(PROTOCOLS),
         "frameworks": list(ALL_FRAMEWORKS),

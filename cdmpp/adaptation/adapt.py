@@ -99,19 +99,15 @@ def adapt(
             f"{artifact.model_id} is adapted already, to {artifact.manifest['adapted_device']}",
             hint=f"adapt its base, {artifact.manifest['base']['model_id']}, with all records",
         )
-    collective = records.table.collective[records.usable]
-    if collective.all():
+    if records.table.collective[records.usable].all():
         return Adaptation(*adapt_collectives(artifact, records, records.usable, k=k, seed=seed, warnings=[]))
-    left_out = int(collective.sum())
-    if left_out:
-        records = replace(records, usable=records.usable[~collective])
-    cache = cache or FeatureCache(schedule=artifact.config.schedule)
-    known = known or survey(InferencePipeline(artifact), records, cache, progress)
+    records, scheduled, left_out = _of_one_part(artifact, records)
+    part = artifact.part(scheduled=scheduled)
+    cache = cache or FeatureCache(schedule=artifact.reads_schedules)
+    known = known or survey(InferencePipeline(part), records, cache, progress)
     chosen = np.arange(len(known.rows)) if k is None else _choose(known, k, sampler, seed, settings)
     warnings, used = _usable(records, known, chosen)
-    if left_out:
-        text = f"{left_out} records are of collectives, which another model predicts: adapt it to them alone"
-        warnings.append(warning("collectives_not_used", text))
+    warnings += left_out
     measured, queries = _measured(records, known, used)
     check_physics(records.device.name, np.exp(measured.log_s), known.roofline_s[queries])
     protocols = records.table.protocol.take(known.rows[used]).array().tolist()
@@ -139,7 +135,8 @@ def adapt(
         "unsupported": dict(records.unsupported) | ({"invalid_program": known.lost} if known.lost else {}),
         "warnings": warnings,
     }
-    adapter = Adapter(records.device, checked.process, known.names, checked.weight, checked.width, None, report)
+    figures = checked.process, known.names, checked.weight, checked.width
+    adapter = Adapter(records.device, *figures, None, report, scheduled=scheduled)
     made = adapted(artifact, adapter)
     result = {"model_id": made.model_id, **report, "selected": None, "before": None, "after": None}
     if k is not None:
@@ -155,6 +152,22 @@ def adapt(
         "all": round(time.monotonic() - started, 3),
     }
     return Adaptation(made, result)
+
+
+def _of_one_part(artifact: Artifact, records: DeviceRecords) -> tuple[DeviceRecords, bool, list[Warning_]]:
+    """The records that one network predicts, whether it is the part for scheduled programs, and warnings."""
+    table, usable, warnings = records.table, records.usable, []
+    collective = table.collective[usable]
+    if collective.any():
+        text = f"{collective.sum()} records are of collectives, which another model predicts: adapt it to them alone"
+        warnings.append(warning("collectives_not_used", text))
+        usable = usable[~collective]
+    tvm = table.backend.is_("tvm")[usable] & (artifact.scheduled is not None)
+    if tvm.any() and not tvm.all():
+        text = f"{tvm.sum()} records have backend tvm, which another part of the model predicts: adapt it to them alone"
+        warnings.append(warning("scheduled_not_used", text))
+        usable = usable[~tvm]
+    return replace(records, usable=usable), bool(tvm.all()), warnings
 
 
 def _choose(known: Survey, k: int, sampler: str, seed: int, settings: ResidualSettings | None) -> Array:

@@ -110,7 +110,7 @@ def select(
         for spec in fitting
     ]
     records = device_records(rows, device, artifact)
-    known = survey(InferencePipeline(artifact), records, FeatureCache(schedule=artifact.config.schedule))
+    known = survey(InferencePipeline(artifact), records, FeatureCache(schedule=artifact.reads_schedules))
     expected = np.exp(known.point[known.query])
     left_out["not predictable"] = len(fitting) - len(known.rows)
     short = np.flatnonzero(expected <= LONGEST_S)

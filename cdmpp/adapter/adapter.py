@@ -39,6 +39,8 @@ class Adapter:
         Tuned weights (:meth:`cdmpp.nn.weights.Weights.tuned`).
     report : dict
         Report of the adaptation (:mod:`cdmpp.adaptation`).
+    scheduled : bool
+        Whether it corrects the model's part for programs of backend ``tvm``, in place of the model itself.
     """
 
     device: DeviceSpec
@@ -48,6 +50,7 @@ class Adapter:
     width: float
     tuned: Tuned | None = None
     report: dict[str, Any] = field(default_factory=dict)
+    scheduled: bool = False
 
     def apply(
         self, point: Array, levels: Array, features: AdapterFeatures, *, one_by_one: bool = False

@@ -83,6 +83,7 @@ def save_adapted(folder: str | os.PathLike[str], artifact: Artifact) -> dict[str
         "weight": adapter.weight,
         "width": adapter.width,
         "tuned": adapter.tuned is not None,
+        "scheduled": adapter.scheduled,
         "report": adapter.report,
         "libraries": library_versions(),
         "sha256": {ADAPTER: hashlib.sha256(payload).hexdigest()},
@@ -149,9 +150,10 @@ def on_base(base: Artifact, payload: bytes, manifest: dict[str, Any], path: Path
         width=float(manifest["width"]),
         tuned=tuned if manifest["tuned"] else None,
         report=manifest["report"],
+        scheduled=bool(manifest.get("scheduled", False)),
     )
     if adapter.tuned is not None:
-        base.weights.tuned(adapter.tuned)
+        base.part(scheduled=adapter.scheduled).weights.tuned(adapter.tuned)
     identity = _identity(base, adapter, payload)
     check_identity(path, manifest, identity)
     return _on_top(base, adapter, identity)
@@ -240,6 +242,7 @@ def _payload(adapter: Adapter) -> bytes:
 def _identity(base: Artifact, adapter: Adapter, payload: bytes) -> str:
     digest = hashlib.sha256(payload)
     figures = [adapter.process.manifest(), float(adapter.weight), float(adapter.width), asdict(adapter.names)]
+    figures += ["scheduled"] if adapter.scheduled else []
     digest.update(json.dumps(figures).encode())
     digest.update((base.model_id + adapter.device.digest()).encode())
     return f"{base.model_id}+{adapter.device.name}-k{len(adapter.process)}-{digest.hexdigest()[:8]}"

@@ -17,6 +17,8 @@ FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
 #: File of the full error table; the manifest has a summary.
 ERROR_TABLE = "errors.json"
+#: Folder in a model folder: a trained model that predicts the programs of backend ``tvm``.
+SCHEDULED = "scheduled"
 
 
 def default_model() -> Path:
@@ -51,18 +53,26 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         aside.mkdir(parents=True)
         for file, content in files.items():
             (aside / file).write_bytes(content)
-        if folder.exists():
-            old = folder.with_name(folder.name + ".old")
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(folder, old)
-            os.replace(aside, folder)
-            shutil.rmtree(old)
-        else:
-            os.replace(aside, folder)
+        swap_folder(folder, aside)
     except OSError as error:
-        raise ArtifactError(
-            f"cannot write {folder}: {error.strerror or error}", hint="check the folder and its disk"
-        ) from None
+        raise cannot_write(folder, error) from None
+
+
+def swap_folder(folder: Path, aside: Path) -> None:
+    """Put a complete folder in the place of another one, which may not exist yet."""
+    if folder.exists():
+        old = folder.with_name(folder.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(folder, old)
+        os.replace(aside, folder)
+        shutil.rmtree(old)
+    else:
+        os.replace(aside, folder)
+
+
+def cannot_write(folder: Path, error: OSError) -> ArtifactError:
+    """The error for a folder that cannot be written."""
+    return ArtifactError(f"cannot write {folder}: {error.strerror or error}", hint="check the folder and its disk")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

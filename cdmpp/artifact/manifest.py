@@ -25,6 +25,7 @@ _PREDICTING = (
     "device_specs",
     "domain",
     "calibration",
+    "scheduled",
 )
 
 _Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -63,6 +64,8 @@ class TrainedManifest(_Fields):
     calibration: _Calibration
     sha256: dict[str, _Digest]
     metrics: dict[str, Any] = {}
+    #: Identity of the model for programs of backend ``tvm`` in the folder :data:`cdmpp.artifact.folder.SCHEDULED`.
+    scheduled: str = ""
 
 
 class _Base(_Fields):
@@ -90,6 +93,7 @@ class AdapterManifest(_Fields):
     weight: Annotated[float, Field(ge=0, le=1)]
     width: _Factor
     tuned: bool
+    scheduled: bool = False
     report: dict[str, Any]
     sha256: dict[str, _Digest]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ class Artifact:
         Folder of the model; for an adapted model, folder of its base.
     collectives : CollectiveModel, optional
         The model of collectives in the folder. It is no part of the model's identity.
+    scheduled : Artifact, optional
+        Trained model in the folder that predicts the programs of backend ``tvm`` in place of this one.
     """
 
     weights: Weights
@@ -55,6 +57,37 @@ class Artifact:
     adapter: Adapter | None = None
     folder: Path | None = None
     collectives: CollectiveModel | None = None
+    scheduled: Artifact | None = None
+
+    @property
+    def _parts(self) -> tuple[Artifact, ...]:
+        return (self,) if self.scheduled is None else (self, self.scheduled)
+
+    @property
+    def leaf_width(self) -> int:
+        """Columns of a leaf that the networks read."""
+        return max(part.config.leaf_width for part in self._parts)
+
+    @property
+    def reads_schedules(self) -> bool:
+        """Whether a network reads the schedule's columns of programs given as TIR."""
+        return any(part.config.schedule for part in self._parts)
+
+    def part(self, *, scheduled: bool) -> Artifact:
+        """The network that predicts programs of backend ``tvm``, or all others, with the adapter if it corrects it."""
+        whole = self.scheduled if scheduled and self.scheduled is not None else self
+        corrects = self.adapter is not None and self.adapter.scheduled == (whole is not self)
+        return replace(whole, adapter=self.adapter if corrects else None)
+
+    @cached_property
+    def contexts(self) -> frozenset[str]:
+        """Contexts of the training set, of all parts."""
+        return frozenset().union(*(part.domain.contexts for part in self._parts))
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of the training devices, of all parts, without those held out."""
+        return tuple(dict.fromkeys(name for part in self._parts for name in part.devices if name))
 
     @property
     def config(self) -> NetworkConfig:
@@ -76,6 +109,8 @@ class Artifact:
     def device_specs(self) -> dict[str, DeviceSpec]:
         """Specifications of devices that the device table lacks; the records or the adapter supplied them."""
         specs = {name: from_mapping(spec) for name, spec in self.manifest.get("device_specs", {}).items()}
+        if self.scheduled is not None:
+            specs = self.scheduled.device_specs | specs
         if self.adapter is not None:
             specs.setdefault(self.adapter.device.name, self.adapter.device)
         corrected = self.manifest.get("collectives")

@@ -15,15 +15,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from cdmpp.artifact.folder import FORMAT_VERSION, MANIFEST, TENSORS, library_versions, no_model_folder, write_folder
-from cdmpp.artifact.manifest import TrainedManifest, check_fields, check_identity, sealed, trained_identity
+from cdmpp.artifact.folder import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SCHEDULED,
+    TENSORS,
+    library_versions,
+    no_model_folder,
+    read_manifest,
+    write_folder,
+)
+from cdmpp.artifact.manifest import TrainedManifest, check_fields, check_identity, check_seal, sealed, trained_identity
 from cdmpp.artifact.model import Artifact
 from cdmpp.collectives.store import read_model
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.table import table
 from cdmpp.domain.score import Domain
 from cdmpp.errors import ArtifactError, CdmppError
-from cdmpp.features.schedule import SCHEDULE_HASH
+from cdmpp.features.schedule import SCHEDULE_HASHES
 from cdmpp.features.schema import SCHEMA_HASH
 from cdmpp.nn.config import LEVELS, NetworkConfig, UnsupportedOptionError
 from cdmpp.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
@@ -71,7 +80,7 @@ def save_artifact(
         "name": name,
         "feature_schema": SCHEMA_HASH,
         "input_schema": INPUT_HASH,
-        **({"schedule_schema": SCHEDULE_HASH} if network.config.schedule else {}),
+        **({"schedule_schema": SCHEDULE_HASHES[network.config.schedule_version]} if network.config.schedule else {}),
         "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
         "network": network.config.model_dump(),
         "columns": network_columns(network.config),
@@ -124,15 +133,15 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
     except OSError as error:
         raise no_model_folder(path, error) from None
     for key, expected in (
-        ("feature_schema", SCHEMA_HASH),
-        ("input_schema", INPUT_HASH),
-        ("schedule_schema", SCHEDULE_HASH),
+        ("feature_schema", (SCHEMA_HASH,)),
+        ("input_schema", (INPUT_HASH,)),
+        ("schedule_schema", tuple(SCHEDULE_HASHES.values())),
     ):
         if key == "schedule_schema" and key not in manifest:
             continue  # the network does not read schedule columns
-        if manifest.get(key) != expected:
+        if manifest.get(key) not in expected:
             raise ArtifactError(
-                f"{path} was trained on {key} {manifest.get(key)}, this version computes {expected}",
+                f"{path} was trained on {key} {manifest.get(key)}, this version computes {' and '.join(expected)}",
                 hint="use the cdmpp version that made it, or retrain",
             )
     check_fields(path, manifest, TrainedManifest)
@@ -152,10 +161,35 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
     identity = trained_identity(manifest)
     known = {**manifest, "model_id": identity}
     names, factors = tuple(manifest["devices"]), manifest["calibration"]
-    artifact = Artifact(weights, names, domain, factors, known, folder=path, collectives=read_model(path))
+    artifact = Artifact(
+        weights,
+        names,
+        domain,
+        factors,
+        known,
+        folder=path,
+        collectives=read_model(path),
+        scheduled=_scheduled(path, manifest),
+    )
     try:
         artifact.trained_devices  # noqa: B018 - looked up now, so that a model with unknown devices fails here
     except CdmppError as error:
         raise ArtifactError(f"{path}: {error}", hint="use the cdmpp version that made it, or retrain") from None
     check_identity(path, manifest, identity)
+    return artifact
+
+
+def _scheduled(path: Path, manifest: dict[str, Any]) -> Artifact | None:
+    """The model for programs of backend ``tvm`` that the manifest names, if it names one."""
+    named = manifest.get("scheduled")
+    if not named:
+        return None
+    part = path / SCHEDULED
+    inner = read_manifest(part)
+    check_seal(part, inner)
+    artifact = load_trained(part, inner)
+    if artifact.model_id != named:
+        raise ArtifactError(
+            f"{part} is {artifact.model_id}, but {path} names {named}", hint="copy the model folder again"
+        )
     return artifact

@@ -4,12 +4,16 @@ The score is the sum of two parts. The first is the distance of the program's su
 centres of the training programs, in units of the 99th percentile of that distance among training programs. The
 second is a step for a context that training did not have: a new combination of device, operator, dtype and protocol,
 or a new operator.
+
+Programs with a GPU schedule are compared with the training programs that have one, and with no others: operators and
+CPU schedules say nothing about threads and shared memory. Beyond those programs' reach they are "out", within it at
+best "near".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -39,6 +43,11 @@ _COLUMNS = tuple(
         "leaves",
     )
 )
+#: Of a program with a GPU schedule; "blocks" is 0 for any other.
+_SCHEDULED = (*_COLUMNS, SUMMARY_COLUMNS.index("blocks"))
+_TIR, _BLOCKS = SUMMARY_COLUMNS.index("family_tir"), SUMMARY_COLUMNS.index("blocks")
+#: Largest distance of a program.
+_FAR = 10.0
 #: Points of one block of the distance computation.
 _BLOCK = 512
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
@@ -86,6 +95,11 @@ class Context(NamedTuple):
         return "|".join(self)
 
 
+def has_gpu_schedule(summary: Array) -> Array:
+    """Whether programs are given with thread bindings, (n,) bool."""
+    return np.asarray((summary[:, _TIR] > 0) & (summary[:, _BLOCKS] > 0))
+
+
 @dataclass(frozen=True)
 class Domain:
     """Centres of the training programs and the contexts that training rows had.
@@ -98,56 +112,47 @@ class Domain:
     contexts : frozenset of str
         The keys (:meth:`Context.keys`, :meth:`Context.launch_key`) of every training row, and ``device&`` for every
         device.
+    schedules : float32, (centres, columns + 1)
+        Centres of the training programs with a GPU schedule; none where training had no such program.
+    schedule_reach : float
+        As ``reach``, of these.
     """
 
     centres: Array
     reach: float
     contexts: frozenset[str]
+    schedules: Array = field(default_factory=lambda: np.zeros((0, len(_SCHEDULED)), dtype=np.float32))
+    schedule_reach: float = 1.0
 
     @classmethod
     def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 1024) -> Domain:
         """Fit to the summaries of the distinct training programs (k-means on a seeded sample)."""
-        from sklearn.cluster import MiniBatchKMeans
-
-        points = summary[:, _COLUMNS].astype(np.float32)
-        rng = np.random.default_rng(seed)
-        sample = points[rng.choice(len(points), min(len(points), 40_000), replace=False)]
-        means = MiniBatchKMeans(min(centres, len(sample)), random_state=seed, n_init=1, batch_size=4096)
-        centres_found = means.fit(sample).cluster_centers_.astype(np.float32)
-        bare = cls(centres_found, 1.0, contexts)
-        return cls(centres_found, float(np.quantile(bare.distance(sample), 0.99)), contexts)
+        bound = has_gpu_schedule(summary)
+        all_programs = _centres(summary[:, _COLUMNS], seed, centres)
+        if not bound.any():
+            return cls(*all_programs, contexts)
+        return cls(*all_programs, contexts, *_centres(summary[bound][:, _SCHEDULED], seed, centres))
 
     def tensors(self) -> dict[str, Array]:
         """Arrays for the safetensors file."""
-        return {"centres": self.centres}
+        own = {"schedules": self.schedules} if len(self.schedules) else {}
+        return {"centres": self.centres, **own}
 
     def manifest(self) -> dict[str, Any]:
         """Fields for the manifest."""
-        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts)}
+        own = {"schedule_reach": self.schedule_reach} if len(self.schedules) else {}
+        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts), **own}
 
     @classmethod
     def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
         """Inverse of :meth:`tensors` and :meth:`manifest`."""
-        return cls(tensors["centres"], float(manifest["reach"]), frozenset(manifest["contexts"]))
+        contexts = frozenset(manifest["contexts"])
+        own = (tensors["schedules"], float(manifest["schedule_reach"])) if "schedules" in tensors else ()
+        return cls(tensors["centres"], float(manifest["reach"]), contexts, *own)
 
     def distance(self, points: Array) -> Array:
         """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
-        out = np.full(len(points), np.inf)
-        centres = self.centres.astype(np.float64)
-        squares = (centres**2).sum(axis=1)
-        for start in range(0, len(points), _BLOCK):
-            part = points[start : start + _BLOCK].astype(np.float64)
-            own = (part**2).sum(axis=1)[:, None]
-            # A matrix product finds candidates for the nearest centre. Its last digits depend on the number of
-            # rows, so the candidates are compared again, row by row.
-            rough = own + squares - 2.0 * (part @ centres.T)
-            near = rough.min(axis=1, keepdims=True) + 1e-9 * (own + squares.max(initial=0.0))
-            rows, columns = np.nonzero(rough <= near)
-            gaps = np.zeros(len(rows))
-            for point, centre in zip(part.T, centres.T, strict=True):
-                gaps += (point[rows] - centre[columns]) ** 2
-            np.minimum.at(out, start + rows, gaps)
-        return np.asarray(np.sqrt(out) / max(self.reach, 1e-9))
+        return _distance(points, self.centres, self.reach)
 
     def score(self, summary: Array, contexts: Sequence[Context]) -> Array:
         """Domain score of queries.
@@ -163,7 +168,11 @@ class Domain:
 
     def program_distance(self, summary: Array) -> Array:
         """First part of the score, which depends only on the program: :meth:`distance`, at most 10."""
-        capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), 10.0)
+        capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), _FAR)
+        bound = np.flatnonzero(has_gpu_schedule(summary))
+        if len(bound):
+            own = _distance(summary[bound][:, _SCHEDULED], self.schedules, self.schedule_reach)
+            capped[bound] = np.where(own <= 1.0, own, _FAR)
         return capped
 
     def step(self, context: Context) -> float:
@@ -185,6 +194,40 @@ class Domain:
         if exact in self.contexts and not any(new):
             return 0.0
         return NEAR_STEP + PART_STEP * max(sum(new) - 1, 0)
+
+
+def _centres(points: Array, seed: int, count: int) -> tuple[Array, float]:
+    """Centres of points, and the 99th percentile of the distance to them (k-means on a seeded sample)."""
+    from sklearn.cluster import MiniBatchKMeans
+
+    points = points.astype(np.float32)
+    rng = np.random.default_rng(seed)
+    sample = points[rng.choice(len(points), min(len(points), 40_000), replace=False)]
+    means = MiniBatchKMeans(min(count, len(sample)), random_state=seed, n_init=1, batch_size=4096)
+    centres = means.fit(sample).cluster_centers_.astype(np.float32)
+    return centres, float(np.quantile(_distance(sample, centres, 1.0), 0.99))
+
+
+def _distance(points: Array, centres: Array, reach: float) -> Array:
+    """Distance of points to the nearest centre, in units of ``reach``; infinite without centres."""
+    out = np.full(len(points), np.inf)
+    if not len(centres):
+        return out
+    centres = centres.astype(np.float64)
+    squares = (centres**2).sum(axis=1)
+    for start in range(0, len(points), _BLOCK):
+        part = points[start : start + _BLOCK].astype(np.float64)
+        own = (part**2).sum(axis=1)[:, None]
+        # A matrix product finds candidates for the nearest centre. Its last digits depend on the number of
+        # rows, so the candidates are compared again, row by row.
+        rough = own + squares - 2.0 * (part @ centres.T)
+        near = rough.min(axis=1, keepdims=True) + 1e-9 * (own + squares.max(initial=0.0))
+        rows, columns = np.nonzero(rough <= near)
+        gaps = np.zeros(len(rows))
+        for point, centre in zip(part.T, centres.T, strict=True):
+            gaps += (point[rows] - centre[columns]) ** 2
+        np.minimum.at(out, start + rows, gaps)
+    return np.asarray(np.sqrt(out) / max(reach, 1e-9))
 
 
 def limited_step(distance: Array, step: Array, limited: Array) -> Array:

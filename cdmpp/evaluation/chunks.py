@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,19 +107,20 @@ def program_chunks(
             yield _tvm_chunk(first, texts, needed[first : first + len(texts)], cache)
 
 
-def _tvm_chunk(first: int, texts: tuple[str, ...], needed: Array, cache: FeatureCache) -> ProgramChunk:
+def _tvm_chunk(first: int, texts: Sequence[str], needed: Array, cache: FeatureCache) -> ProgramChunk:
     store, failed = ProgramStore(len(texts), cache.width), {}
     kinds: dict[tuple[str, str], int] = {("tir", "float32"): 0}
     kind = np.zeros(len(texts), dtype=np.int64)
     loose: set[int] = set()
     for key in np.flatnonzero(needed).tolist():
+        text = texts[key]
         try:
-            encoded = cache.get(texts[key])
+            encoded = cache.get(text)
             if encoded is None:
-                encoded = encode_tvm_json(texts[key], schedule=cache.schedule)
+                encoded = encode_tvm_json(text, schedule=cache.schedule)
                 if not finite(encoded).all():
                     raise _OVERFLOW
-                cache.put(texts[key], encoded)
+                cache.put(text, encoded)
         except CdmppError as error:
             failed[key] = reason_of(error)
             continue

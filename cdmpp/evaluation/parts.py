@@ -41,6 +41,8 @@ def row_parts(artifact: Artifact, table: MeasurementTable) -> Array:
     rows: Array = np.append(parts, np.int8(UNUSED))[table.program_key]
     for name in data.get("holdout_devices", ()):
         rows[table.device.is_(name) & (rows != UNUSED)] = TEST
+    if artifact.scheduled is not None:
+        rows = np.where(table.backend.is_("tvm"), row_parts(artifact.scheduled, table), rows)
     return rows
 
 
@@ -51,6 +53,8 @@ def trained_on(artifact: Artifact, table: MeasurementTable, parts: Array) -> Arr
     known = set(filter(None, artifact.devices))
     device = np.array([*(name in known for name in table.device.names), False], dtype=bool)[table.device.codes]
     mask: Array = (parts == TRAIN) & source & device & ~table.collective
+    if artifact.scheduled is not None:
+        mask = np.where(table.backend.is_("tvm"), trained_on(artifact.scheduled, table, parts), mask)
     model = artifact.collectives
     if model is not None:
         measured = {context.device for context in model.known}

@@ -140,7 +140,7 @@ def evaluate(
         raise DataError(f"unknown part {part!r}", hint="one of: " + ", ".join(CODES))
     artifact = model if isinstance(model, Artifact) else model.artifact
     wanted = None if devices is None else {*devices, *(d.name for d in map(_known, devices) if d)}
-    scores, kept = _Scores(), cache or FeatureCache(schedule=artifact.config.schedule)
+    scores, kept = _Scores(), cache or FeatureCache(schedule=artifact.reads_schedules)
     unmatched = {name for name in devices or () if _known(name) is None}
     for table in tables:
         unmatched -= set(table.device_name.names)

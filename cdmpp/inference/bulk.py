@@ -50,7 +50,7 @@ def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> Fe
         return FeatureAnswers.none(levels, artifact.model_id)
     _check_bindings(queries, specs)
     kinds, kind, half, further = _halves(queries, pipeline)
-    store = _store(queries, artifact.config.leaf_width, further)
+    store = _store(queries, artifact.leaf_width, further)
     batch = QueryBatch(
         store,
         kinds,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cdmpp.artifact.model import Artifact
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.features.encode import EncodedPrograms, encode_operators, encode_tvm_json, finite, overflow
 from cdmpp.features.encoded import TIR, EncodedProgram
 from cdmpp.lru import Lru
-from cdmpp.nn.config import NetworkConfig
 from cdmpp.programs.program import TensorProgram
 
 #: Bytes of encoded programs that are cached.
@@ -16,15 +16,15 @@ ENCODED_BYTES = 1 << 24
 
 
 class ProgramEncoder:
-    """Encodes programs for one network. Safe to share between threads.
+    """Encodes programs for the networks of one model. Safe to share between threads.
 
     Parameters
     ----------
-    config : NetworkConfig
+    artifact : Artifact
     """
 
-    def __init__(self, config: NetworkConfig) -> None:
-        self._config = config
+    def __init__(self, artifact: Artifact) -> None:
+        self._schedule, self._leaf_width = artifact.reads_schedules, artifact.leaf_width
         self.cache: Lru[EncodedPrograms] = Lru(ENCODED_BYTES)
 
     def encode(self, programs: Sequence[TensorProgram | EncodedProgram]) -> list[EncodedPrograms | CdmppError]:
@@ -57,9 +57,10 @@ class ProgramEncoder:
 
     def _tir(self, program: TensorProgram) -> EncodedPrograms | CdmppError:
         try:
-            features = encode_tvm_json(program.tvm_json or "", program.function, schedule=self._config.schedule)
+            features = encode_tvm_json(program.tvm_json or "", program.function, schedule=self._schedule)
         except CdmppError as error:
             return error
+        features = features.narrow(self._leaf_width)
         return features if finite(features).all() else overflow(program.name)
 
     def _keep(self, key: str, features: EncodedPrograms | CdmppError) -> EncodedPrograms | CdmppError:
@@ -69,7 +70,7 @@ class ProgramEncoder:
 
     def _narrow(self, program: EncodedProgram) -> EncodedPrograms | CdmppError:
         """Features that were computed elsewhere, with the columns that the network reads."""
-        features, width = program.features, self._config.leaf_width
+        features, width = program.features, self._leaf_width
         if features.leaves.shape[2] < width and program.operator == TIR:
             return InvalidProgramError(
                 f"{program.name}: its features lack the schedule columns that the model reads",

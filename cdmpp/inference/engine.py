@@ -178,7 +178,7 @@ class Engine:
             bucket, members, padded = chunk
             slots = inputs.store.slot[rows.program[padded]]
             feed = {
-                "leaves": bucket.leaves[slots],
+                "leaves": np.ascontiguousarray(bucket.leaves[slots][:, :, : self.config.leaf_width]),
                 "mask": bucket.mask[slots],
                 "inputs": queries[padded],
                 "logs": logs[padded],

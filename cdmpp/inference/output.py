@@ -89,3 +89,25 @@ class NetworkOutput:
             np.concatenate([block.reference for block in blocks])[:rows],
             np.concatenate(views)[:rows] if views else None,
         )
+
+    @classmethod
+    def placed(cls, parts: Sequence[tuple[Array, NetworkOutput]]) -> NetworkOutput:
+        """Outputs of several networks as one, without views and peers.
+
+        Parameters
+        ----------
+        parts : sequence of (rows, output)
+            Positions of each output's rows; together they are 0 .. n - 1.
+        """
+        rows = np.concatenate([positions for positions, _ in parts])
+        order = np.argsort(rows)
+
+        def joined(name: str) -> Array:
+            columns = [getattr(output, name) for _, output in parts]
+            if not any(len(column) for column in columns):
+                return _empty()
+            filled = [c if len(c) else np.zeros(len(p)) for c, (p, _) in zip(columns, parts, strict=True)]
+            return np.asarray(np.concatenate(filled)[order])
+
+        names = ("point", "levels", "reference", "distance", "step", "factor", "bent")
+        return cls(**{name: joined(name) for name in names})

@@ -17,8 +17,8 @@ from cdmpp.adapter.features import FeatureMaker
 from cdmpp.artifact.model import Artifact
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.domain.evidence import ADAPTED, Evidence
-from cdmpp.domain.peers import TRANSFERRED, Peers, Trained, as_peers, shift, weights
-from cdmpp.domain.score import THRESHOLDS, Context, limited_step
+from cdmpp.domain.peers import TRANSFERRED, Peers, Trained, as_peers, corrects, shift, weights
+from cdmpp.domain.score import THRESHOLDS, Context, has_gpu_schedule, limited_step
 from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
 from cdmpp.inference.consistency import BENT, REASONS, Rules
 from cdmpp.inference.engine import all_threads, engine_of
@@ -35,6 +35,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FEW_STEP = 1.0
 #: A service computes several batches at a time.
 MOST_THREADS = 4
+_TVM = BACKENDS.index("tvm")
 
 
 class InferencePipeline:
@@ -51,6 +52,11 @@ class InferencePipeline:
     """
 
     def __init__(self, artifact: Artifact, *, one_by_one: bool = False, threads: int | None = None) -> None:
+        self._scheduled: InferencePipeline | None = None
+        if artifact.scheduled is not None:
+            inner = artifact.part(scheduled=True)
+            self._scheduled = InferencePipeline(inner, one_by_one=one_by_one, threads=threads)
+            artifact = artifact.part(scheduled=False)
         self.artifact, self._one_by_one = artifact, one_by_one
         count = threads or (min(all_threads(), MOST_THREADS) if one_by_one else all_threads())
         # Threads of one network call change the last digits; chunks that are computed at the same time do not.
@@ -74,13 +80,26 @@ class InferencePipeline:
     def predict(self, batch: QueryBatch) -> NetworkOutput:
         """Predict queries, in their order, with the adapter where the model has one.
 
-        Predictions of one program agree across protocols and types (:mod:`cdmpp.inference.consistency`).
+        Predictions of one program agree across protocols and types (:mod:`cdmpp.inference.consistency`). Programs of
+        backend ``tvm`` are predicted by the model's part for them, if it has one.
 
         Raises
         ------
         InvalidProgramError
             A prediction depends on the program's 16-bit form, which the batch lacks.
         """
+        own = batch.rows.backend != _TVM
+        if self._scheduled is None or own.all():
+            return self._predict(batch)
+        if not own.any():
+            return self._scheduled.predict(batch)
+        parts = [
+            (rows, pipeline.predict(replace(batch, rows=batch.rows.take(rows))))
+            for pipeline, rows in ((self, np.flatnonzero(own)), (self._scheduled, np.flatnonzero(~own)))
+        ]
+        return NetworkOutput.placed(parts)
+
+    def _predict(self, batch: QueryBatch) -> NetworkOutput:
         plan = self._rules.plan(batch, self._evidence_names(batch.specs))
         output = self._unbent(batch) if plan is None else plan.bend(self._unbent(plan.batch), self)
         return _with_status(batch, output)
@@ -91,10 +110,14 @@ class InferencePipeline:
 
     def half_type(self, operator: str, dtype: str, backend: str) -> str | None:
         """The 16-bit type whose features :meth:`predict` may need beside those of a program; None: it does not."""
+        if self._scheduled is not None and backend == BACKENDS[_TVM]:
+            return self._scheduled.half_type(operator, dtype, backend)
         return self.evidence.may_need_half(operator, dtype, backend)
 
     def reason(self, program: TensorProgram | EncodedProgram, bent: int) -> str:
         """Why a prediction is not the network's own, from its code :attr:`NetworkOutput.bent`."""
+        if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
+            return self._scheduled.reason(program, bent)
         key = (operator_name(program), element_types(program), program.backend, bent)
         if key not in self._reasons:
             operator, types, backend, _ = key
@@ -177,7 +200,7 @@ class InferencePipeline:
             if not peers:
                 continue
             weight = weights(spec, kind[1], [peer for _, peer in peers])
-            counts = weight > 0
+            counts = (weight > 0) & corrects(spec.kind, kind[0])
             computed = np.ones(len(peers), dtype=bool) if details else counts
             columns = np.array([column_of[index] for index, _ in peers])[computed]
             groups.append((members, weight[counts], columns, counts[computed]))
@@ -191,13 +214,14 @@ class InferencePipeline:
             stop = start + len(members) * len(columns)
             of_peers = efficiency[start:stop].reshape(len(members), len(columns))
             start = stop
-            by = shift(efficiency[members], np.ascontiguousarray(of_peers[:, counts]), weight)
-            point[members] += by
-            levels[members] += by[:, None]
+            if len(weight):
+                by = shift(efficiency[members], np.ascontiguousarray(of_peers[:, counts]), weight)
+                point[members] += by
+                levels[members] += by[:, None]
             if opinions is not None:
                 opinions[members[:, None], columns[None, :]] = of_peers
         distance = self.distance(batch)
-        step = limited_step(distance, step, _status_codes(batch) > 0)
+        step = limited_step(distance, step, (_status_codes(batch) > 0) | _scheduled(batch))
         factor = self.factor(distance + step) * self._open_factor(batch, names)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
@@ -354,12 +378,22 @@ def _status_codes(batch: QueryBatch) -> Array:
 
 
 def _with_status(batch: QueryBatch, output: NetworkOutput) -> NetworkOutput:
-    """The output, in which stand-ins and unreleased devices are not "in", with the reason."""
-    if not any(spec.status for spec in batch.specs):
+    """The output, in which GPU schedules, stand-ins and unreleased devices are not "in"; the latter with the reason."""
+    scheduled = _scheduled(batch)
+    if any(spec.status for spec in batch.specs):
+        codes = _status_codes(batch)
+        bent = output.bent if len(output.bent) else np.zeros(len(codes), dtype=np.int8)
+        return replace(
+            output, step=limited_step(output.distance, output.step, (codes > 0) | scheduled), bent=bent + codes
+        )
+    if not scheduled.any():
         return output
-    codes = _status_codes(batch)
-    bent = output.bent if len(output.bent) else np.zeros(len(codes), dtype=np.int8)
-    return replace(output, step=limited_step(output.distance, output.step, codes > 0), bent=bent + codes)
+    return replace(output, step=limited_step(output.distance, output.step, scheduled))
+
+
+def _scheduled(batch: QueryBatch) -> Array:
+    """Rows of programs with a GPU schedule, (n,) bool."""
+    return has_gpu_schedule(batch.store.summary)[batch.rows.program]
 
 
 def _steps(artifact: Artifact, batch: QueryBatch, trained_names: Sequence[str]) -> Array:

@@ -50,7 +50,8 @@ class Inputs(RowInputs):
             where = slice(int(chunk[0]), int(chunk[-1]) + 1)
             real = mask[slots]
             padding = None if bool(real.all()) else real
-            latents.append(network.encode(leaves[slots], positions[slots], padding, inputs[where], logs[where]))
+            columns = leaves[slots, :, : network.config.leaf_width]
+            latents.append(network.encode(columns, positions[slots], padding, inputs[where], logs[where]))
         return torch.cat(latents), inputs, reference
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cdmpp.features.schedule import SCHEDULE_WIDTH
+from cdmpp.features.schedule import SCHEDULE_VERSION, SCHEDULE_WIDTHS
 from cdmpp.features.schema import WIDTH
 
 #: Quantile levels that the network emits; other levels are interpolated between them.
@@ -18,6 +18,8 @@ Positions = Literal["published", "standard"]
 #: Options of earlier versions, each with the one value that is still supported. The other values are only in
 #: the ablation study (benchmarks/ablation_variants).
 RETIRED: dict[str, Any] = {"device_inputs": "ratio", "leaf_times": True}
+#: Version of the schedule's columns that manifests without the field mean.
+_UNNAMED_VERSION = 2
 
 
 class UnsupportedOptionError(ValueError):
@@ -44,11 +46,16 @@ class NetworkConfig(BaseModel):
     schedule: bool = Field(
         False, description="read the schedule's columns of programs given as TIR; their time is a sum over leaves"
     )
+    schedule_version: int = Field(
+        SCHEDULE_VERSION, description="of the schedule's columns; networks of earlier versions read the first of them"
+    )
+
+    members: int = Field(1, ge=1, le=8, description="networks, trained together, whose mean is the answer")
 
     @property
     def leaf_width(self) -> int:
         """Columns of a leaf."""
-        return WIDTH + SCHEDULE_WIDTH if self.schedule else WIDTH
+        return WIDTH + SCHEDULE_WIDTHS[self.schedule_version] if self.schedule else WIDTH
 
     @classmethod
     def of_manifest(cls, fields: dict[str, Any]) -> NetworkConfig:
@@ -65,4 +72,16 @@ class NetworkConfig(BaseModel):
                 raise UnsupportedOptionError(
                     f"the network has the option {name} = {fields[name]!r}; this version supports only {only}"
                 )
-        return cls(**{name: value for name, value in fields.items() if name not in RETIRED})
+        version = fields.get("schedule_version", _UNNAMED_VERSION if fields.get("schedule") else SCHEDULE_VERSION)
+        if version not in SCHEDULE_WIDTHS:
+            known = " or ".join(map(str, SCHEDULE_WIDTHS))
+            raise UnsupportedOptionError(
+                f"the network reads version {version!r} of the schedule's columns; this version computes {known}"
+            )
+        kept = {name: value for name, value in fields.items() if name not in RETIRED}
+        return cls(**(kept | {"schedule_version": version}))
+
+
+def member_prefixes(config: NetworkConfig) -> list[str]:
+    """Prefix of the array names of each member; the first member has none."""
+    return ["", *(f"members.{i}." for i in range(config.members - 1))]

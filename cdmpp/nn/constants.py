@@ -19,6 +19,8 @@ ADD = {
     "regions": 50.0,
     "odd_updates": 8.0,
 }
+#: Column that only programs with thread bindings have above 0; the counts above are of a CPU.
+THREADS = "gpu_threads"
 #: Initial cycles of a call and seconds of a cycle.
 CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
 #: A multiply-add of 8 lanes, in operations.

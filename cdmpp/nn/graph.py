@@ -38,6 +38,8 @@ class Graph:
 
     def __init__(self, weights: dict[str, Array]) -> None:
         self._weights = weights
+        #: What the names of weights begin with.
+        self.prefix = ""
         self._nodes: list[Any] = []
         self._stored: dict[str, Any] = {}
         self._inputs: list[Any] = []
@@ -55,7 +57,8 @@ class Graph:
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
 
     def weight(self, name: str) -> Value:
-        """A weight, by name."""
+        """A weight, by its name behind the prefix."""
+        name = self.prefix + name
         if name not in self._stored:
             self._stored[name] = numpy_helper.from_array(np.ascontiguousarray(self._weights[name]), name)
         return name

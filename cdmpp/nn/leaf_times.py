@@ -1,9 +1,10 @@
 """The time of a scheduled program as the sum of its leaves' times.
 
 A program runs its leaves one after the other, so their times add up. Each of a leaf's counts
-(:mod:`cdmpp.features.compiled`: vector instructions, cache lines, library calls, ...) has a cost, which the leaf's
+(:mod:`cdmpp.features.instructions`: vector instructions, cache lines, library calls, ...) has a cost, which the leaf's
 token adjusts within bounds. The program's time is the sum over leaves plus a constant. Costs of instructions that can
-overlap are combined by a power mean, the others add up.
+overlap are combined by a power mean, the others add up. The counts are of a CPU: a program with thread bindings has no
+such time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from cdmpp.nn.constants import (
     PEAK_LOG,
     POWER,
     REACH,
+    THREADS,
     UNITS_LOG,
     VECTOR_FLOPS,
 )
@@ -38,13 +40,17 @@ class LeafTimes(nn.Module):
         Columns of a token.
     inputs : int
         Number of standardised inputs of a query.
+    leaf_width : int
+        Columns of a leaf.
     """
 
     _columns: Tensor
     _base: Tensor
 
-    def __init__(self, width: int, inputs: int) -> None:
+    def __init__(self, width: int, inputs: int, leaf_width: int) -> None:
         super().__init__()
+        place = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
+        self._threads = place if leaf_width > place else None
         names = (*OVERLAP, *ADD)
         places = [WIDTH + SCHEDULE_COLUMNS.index(name) for name in names]
         self.register_buffer("_columns", torch.tensor(places), persistent=False)
@@ -60,7 +66,12 @@ class LeafTimes(nn.Module):
 
     def scheduled(self, leaves: Tensor) -> Tensor:
         """Mask of the programs with schedule columns, (rows,); ``leaves`` as in :meth:`forward`."""
-        return (leaves[:, :, self._columns[0]] > 0).any(dim=1)
+        return self._counted(leaves).any(dim=1)
+
+    def _counted(self, leaves: Tensor) -> Tensor:
+        """Mask of the leaves with counts of a CPU, (rows, leaves)."""
+        counted = leaves[:, :, self._columns[0]] > 0
+        return counted if self._threads is None else counted & (leaves[:, :, self._threads] == 0)
 
     def forward(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Log seconds of programs, and an indicator of a schedule.
@@ -79,7 +90,7 @@ class LeafTimes(nn.Module):
             Natural logarithm of seconds and 1; two zeros for a program without schedule columns.
         """
         counts = torch.exp2(leaves[:, :, self._columns].clamp(0.0, 60.0)) - 1
-        real = counts[:, :, 0] > 0
+        real = self._counted(leaves)
         real = real if mask is None else real & mask
         known = real.any(dim=1)
         token = self.norm(tokens)

@@ -46,6 +46,9 @@ class Residual(nn.Module):
 class LatencyNetwork(nn.Module):
     """Predicts log(latency / reference), a point and quantiles, from leaves and query.
 
+    With ``config.members`` it contains further networks, and the prediction is the mean of all. Latents of the members
+    are columns behind each other.
+
     Device 0 of the embedding means "not trained on". Training replaces some known devices by it, so that the
     rest of the network learns to predict without an embedding.
     """
@@ -73,7 +76,7 @@ class LatencyNetwork(nn.Module):
         )
         self.pool_norm = nn.LayerNorm(width)
         self.pool_score = nn.Linear(width, config.heads)
-        self.leaf_times = LeafTimes(width, INPUT_WIDTH) if config.schedule else None
+        self.leaf_times = LeafTimes(width, INPUT_WIDTH, config.leaf_width) if config.schedule else None
         self.device = nn.Embedding(devices + 1, config.device_width)
         nn.init.normal_(self.device.weight, std=0.1)
         latent = 2 * width + (2 if self.leaf_times else 0)
@@ -89,6 +92,12 @@ class LatencyNetwork(nn.Module):
         if self.timed is not None:
             nn.init.zeros_(self.timed.weight)
             nn.init.zeros_(self.timed.bias)
+        alone = config.model_copy(update={"members": 1})
+        self.members = nn.ModuleList(LatencyNetwork(alone, devices) for _ in range(config.members - 1))
+
+    def all_members(self) -> list[LatencyNetwork]:
+        """This network and the further ones."""
+        return [self, *self.members]
 
     def encode(self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Latent of each program on its device.
@@ -115,6 +124,10 @@ class LatencyNetwork(nn.Module):
         (rows, .)
             In the parts' order.
         """
+        return torch.cat([one._encode(parts, inputs, logs, multiple) for one in self.all_members()], dim=-1)
+
+    def _encode(self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
+        """:meth:`encode_parts` of this network alone."""
         rows = [part.shape[0] for part in parts]
         leaves, places, biases = [], [], []
         conditions = torch.split(self.condition(inputs), rows)
@@ -192,7 +205,20 @@ class LatencyNetwork(nn.Module):
         return self.decode_seen(latent, inputs, device)[:2]
 
     def decode_seen(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """:meth:`decode`, and the last hidden layer, (rows, NetworkConfig.head_width)."""
+        """:meth:`decode`, and the last hidden layer of the first member, (rows, NetworkConfig.head_width)."""
+        outputs = self.decode_each(latent, inputs, device)
+        if len(outputs) == 1:
+            return outputs[0]
+        point, levels = (torch.stack([output[i] for output in outputs]).mean(dim=0) for i in (0, 1))
+        return point, levels, outputs[0][2]
+
+    def decode_each(self, latent: Tensor, inputs: Tensor, device: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """:meth:`decode_seen` of each member."""
+        parts = latent.chunk(len(self.members) + 1, dim=1)
+        return [one._decode(part, inputs, device) for one, part in zip(self.all_members(), parts, strict=True)]
+
+    def _decode(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`decode_seen` of this network alone."""
         leaf_times = None
         if self.leaf_times is not None:
             latent, leaf_times, timed = (latent[:, :-2], latent[:, -2] - self._log_reference(inputs), latent[:, -1])

@@ -7,13 +7,14 @@ Numbers of rows and leaves vary in the graph; padded leaves are masked and do no
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS
 from cdmpp.features.schema import WIDTH
-from cdmpp.nn.config import LEVELS, NetworkConfig
+from cdmpp.nn.config import LEVELS, NetworkConfig, member_prefixes
 from cdmpp.nn.constants import (
     ADD,
     CALL_CYCLES,
@@ -23,6 +24,7 @@ from cdmpp.nn.constants import (
     PEAK_LOG,
     POWER,
     REACH,
+    THREADS,
     UNITS_LOG,
     VECTOR_FLOPS,
 )
@@ -76,6 +78,18 @@ class _Writer:
         g = self._graph
         mean, scale = g.weight("input_mean"), g.weight("input_scale")
         inputs = g("Clip", g("Mul", g("Sub", self._raw, mean), scale), -6.0, 6.0)
+        outputs = []
+        for g.prefix in member_prefixes(self._config):
+            outputs.append(self._member(inputs))
+        points, levels, hidden = zip(*outputs, strict=True)
+        g.output(self._mean(points), "point", ["rows"])
+        g.output(self._mean(levels), "levels", ["rows", len(LEVELS)])
+        g.output(g("MatMul", hidden[0], view), "view", ["rows", view.shape[1]])
+        return g.model()
+
+    def _member(self, inputs: Value) -> tuple[Value, Value, Value]:
+        """Point, levels and last hidden layer of the member whose weights the graph finds."""
+        g = self._graph
         tokens = self._tokens(inputs)
         bias = g("Unsqueeze", self._pad, np.array([1, 2]))
         for layer in range(self._config.layers):
@@ -83,11 +97,10 @@ class _Writer:
         tokens = g.norm(tokens, "pool_norm")
         pooled = [*self._pool(tokens)]
         timed = self._leaf_times(tokens, inputs) if self._config.schedule else None
-        point, levels, hidden = self._decode(pooled, inputs, timed)
-        g.output(point, "point", ["rows"])
-        g.output(levels, "levels", ["rows", len(LEVELS)])
-        g.output(g("MatMul", hidden, view), "view", ["rows", view.shape[1]])
-        return g.model()
+        return self._decode(pooled, inputs, timed)
+
+    def _mean(self, values: Sequence[Value]) -> Value:
+        return self._graph("Mean", *values) if len(values) > 1 else values[0]
 
     def _split(self, x: Value, *sizes: int) -> Value:
         """(rows * leaves, columns) -> (rows, leaves, *sizes)."""
@@ -150,6 +163,9 @@ class _Writer:
         counts = g("Sub", g("Pow", 2.0, counts), 1.0)
         first = g("Gather", counts, 0, axis=2)
         real = g("And", g("Greater", first, 0.0), self._mask)
+        bound = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
+        if self._config.leaf_width > bound:
+            real = g("And", real, g("Equal", g("Gather", self._leaves, bound, axis=2), 0.0))
         known = g("ReduceMax", g("Cast", real, to=1), np.array([1]), keepdims=0)
         token = g.norm(tokens, "leaf_times.norm")
         moved = g.linear(g("Add", token, self._silu(g.linear(token, "leaf_times.hidden"))), "leaf_times.costs")

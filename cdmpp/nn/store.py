@@ -81,7 +81,8 @@ class ProgramStore:
         return store
 
     def add(self, keys: Array, encoded: EncodedPrograms) -> None:
-        """Store programs under their keys."""
+        """Store programs under their keys, without columns from ``width`` on."""
+        encoded = encoded.narrow(self.width)
         count, real = encoded.leaves.shape[:2]
         size = bucket_of(real)
         leaves = np.zeros((count, size, self.width), dtype=np.float32)

@@ -23,10 +23,7 @@ Columns = Mapping[str, Sequence[str]]
 
 def network_columns(config: NetworkConfig) -> dict[str, list[str]]:
     """Names of the columns that this version's networks read, as the manifest of a model has them."""
-    return {
-        "leaf": [*COLUMNS, *(SCHEDULE_COLUMNS if config.schedule else ())],
-        "inputs": [*SUMMARY_COLUMNS, *QUESTION_COLUMNS],
-    }
+    return {"leaf": [*COLUMNS, *SCHEDULE_COLUMNS][: config.leaf_width], "inputs": [*SUMMARY_COLUMNS, *QUESTION_COLUMNS]}
 
 
 def transferred(

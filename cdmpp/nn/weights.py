@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdmpp.errors import MissingDependencyError, install_hint
-from cdmpp.nn.config import LEVELS, NetworkConfig
+from cdmpp.nn.config import LEVELS, NetworkConfig, member_prefixes
 from cdmpp.nn.constants import ADD, OVERLAP
 from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 
@@ -65,7 +65,7 @@ class Weights:
     @property
     def parameters(self) -> int:
         """Number of trained parameters."""
-        return sum(array.size for name, array in self.arrays.items() if name not in _FIXED)
+        return sum(array.size for name, array in self.arrays.items() if not name.endswith(_FIXED))
 
     @property
     def network(self) -> LatencyNetwork:
@@ -139,6 +139,11 @@ def tuned_names(config: NetworkConfig) -> dict[str, str]:
 
 def shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
     """Shape of every array of a network."""
+    member = _member_shapes(config, devices)
+    return {prefix + name: shape for prefix in member_prefixes(config) for name, shape in member.items()}
+
+
+def _member_shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
     width, head, leaf = config.width, config.head_width, config.leaf_width
     out: dict[str, Shape] = {
         "leaf_mean": (leaf,),

@@ -22,6 +22,10 @@ class DataConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     public: bool = Field(True, description="all ops_* tables of the public data folder")
+    schedules: tuple[str, ...] = Field(
+        (), description="sources of public tables of schedules, whose programs are built at each start"
+    )
+    schedule_share: float = Field(1.0, gt=0, le=1, description="of their configurations, the same on every device")
     records: tuple[str, ...] = Field((), description="further records or raw tables, paths")
     holdout_devices: tuple[str, ...] = Field((), description="devices without training rows")
     max_rows_per_source: int | None = Field(None, ge=1, description="seeded subsample of each source's train rows")
@@ -66,6 +70,9 @@ class OptimiserConfig(BaseModel):
     hide_framework: float = Field(0.1, ge=0, le=1, description="share of rows whose framework is hidden")
     quantile_weight: float = Field(0.5, ge=0)
     ranking_weight: float = Field(0.0, ge=0, description="of the order among programs of one task")
+    ranking: Literal["pairwise", "listwise"] = Field(
+        "pairwise", description="pairwise: logistic loss on pairs; listwise: softmax over the programs of a task"
+    )
     group_tasks: int = Field(
         1, ge=1, le=256, description="programs of one task and device that are drawn into a batch together"
     )
@@ -154,6 +161,10 @@ class TrainConfig(BaseModel):
         None, description="train the original with these values, on this data and budget"
     )
     finish: FinishConfig = FinishConfig()
+
+    def of_one_network(self) -> TrainConfig:
+        """The same configuration without further members."""
+        return self.model_copy(update={"network": self.network.model_copy(update={"members": 1})})
 
     @classmethod
     def of_manifest(cls, fields: Mapping[str, Any]) -> TrainConfig:

@@ -16,8 +16,10 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.ceilings import Ceilings
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.sustained import TYPICAL
-from cdmpp.features.encode import encode_shapes, encode_tvm_json
+from cdmpp.errors import InvalidProgramError
+from cdmpp.features.encode import encode_shapes
 from cdmpp.features.encoded import TIR
+from cdmpp.features.population import encode_many
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.nn.inputs import stack_devices
@@ -48,12 +50,11 @@ def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[Pr
             continue
         for rows, encoded in encode_shapes(block.operator, block.dtype, block.flags, block.sizes):
             store.add(block.row_index[rows], encoded)
-    for position, text in enumerate(table.tvm.texts):
-        key = table.tvm.first_key + position
-        try:
-            store.add(np.array([key]), encode_tvm_json(text, schedule=schedule))
-        except ValueError as error:
-            failed[key] = str(error)
+    for key, found in enumerate(encode_many(table.tvm.texts, schedule=schedule), table.tvm.first_key):
+        if isinstance(found, InvalidProgramError):
+            failed[key] = str(found)
+        else:
+            store.add(np.array([key]), found)
     store.finish()
     return store, failed
 

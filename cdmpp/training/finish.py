@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.domain.calibration import fit_factor, read_quantiles
-from cdmpp.domain.peers import Peers, ask_peers, weights
+from cdmpp.domain.peers import Peers, ask_peers, corrects, weights
 from cdmpp.domain.score import Context, Domain
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.ranking import RANKING, rank
@@ -227,7 +227,7 @@ def _with_peers(
         operator, dtype = dataset.kinds[kind]
         spec = dataset.devices[device]
         known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
-        if not known:
+        if not known or not corrects(spec.kind, operator):
             continue
         part = rows.take(members)
         point[members], levels[members] = ask_peers(

@@ -33,10 +33,10 @@ METRICS = "metrics.jsonl"
 def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, rng: np.random.Generator) -> None:
     """Set means and standard deviations of the inputs from a seeded sample of the training rows."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
-    features = inputs.queries(sample)[0]
+    features, width = inputs.queries(sample)[0], network.config.leaf_width
     leaves = np.concatenate(
         [
-            b.leaves[inputs.store.slot[sample.program[members]]].reshape(-1, b.leaves.shape[-1])
+            b.leaves[inputs.store.slot[sample.program[members]], :, :width].reshape(-1, width)
             for size, b in inputs.store.buckets.items()
             if (members := inputs.store.bucket[sample.program] == size).any()
         ]
@@ -44,8 +44,9 @@ def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, rng
     for name, values in (("input", features), ("leaf", leaves)):
         spread = values.std(0)
         scale = np.where(spread > 1e-4, 1 / np.maximum(spread, 1e-4), 0.0)
-        getattr(network, f"{name}_mean").copy_(torch.from_numpy(values.mean(0).astype(np.float32)))
-        getattr(network, f"{name}_scale").copy_(torch.from_numpy(scale.astype(np.float32)))
+        for one in network.all_members():
+            getattr(one, f"{name}_mean").copy_(torch.from_numpy(values.mean(0).astype(np.float32)))
+            getattr(one, f"{name}_scale").copy_(torch.from_numpy(scale.astype(np.float32)))
 
 
 def train(
@@ -171,7 +172,7 @@ def train(
     return network, {
         "steps": step,
         "train_rows": len(index),
-        "train_seconds": round(seconds + time.monotonic() - started, 1),
+        "train_seconds": round(seconds + time.monotonic() - started, 3),
     }
 
 

@@ -17,6 +17,7 @@ from cdmpp.data.merge import concat
 from cdmpp.data.pool import POOL, pool_of
 from cdmpp.data.public import load_public
 from cdmpp.data.table import MeasurementTable
+from cdmpp.data.unsealed import sealed_networks, without_sealed
 from cdmpp.domain.peers import Peers
 from cdmpp.errors import DataError
 from cdmpp.nn.network import parameter_count
@@ -27,24 +28,40 @@ from cdmpp.training.dataset import make_dataset
 from cdmpp.training.finish import calibrate, error_table, fit_domain, held_out_sample
 from cdmpp.training.loop import Inputs, Progress, train, training_rows
 from cdmpp.training.ranks import ALONE, Ranks
+from cdmpp.training.start import check_start
 
 
 def load_training_table(
-    config: TrainConfig, public_data: str | Path | None, records: Sequence[str | Path]
+    config: TrainConfig, public_data: str | Path | None, records: Sequence[str | Path], *, keep_sealed: bool = False
 ) -> MeasurementTable:
-    """The concatenated tables of a configuration.
+    """The concatenated tables of a configuration, without the programs of sealed networks.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    public_data : path, optional
+        Folder of the public tables.
+    records : sequence of path
+        Further tables.
+    keep_sealed : bool
+        Keep programs that ``splits.parquet`` beside the records seals. Only the benchmark that evaluates the sealed
+        networks sets it, and it trains on none of them (:mod:`cdmpp.data.unsealed`).
 
     Raises
     ------
     DataError
         The public folder is missing, a file cannot be read, or no table is named.
     """
-    tables = [load_table(path) for path in (*config.data.records, *records)]
+    paths = (*config.data.records, *records)
+    tables = [load_table(path) for path in paths]
+    if config.data.schedules:
+        tables.insert(0, load_public(public_data, config.data.schedules, config.data.schedule_share))
     if config.data.public:
         tables.insert(0, load_public(public_data, PROGRAM_SOURCES))
     if not tables:
         raise DataError("nothing to train on", hint="name --records FILE, or set data.public = true")
-    return tables[0] if len(tables) == 1 else concat(tables)
+    table = concat(tables)
+    return table if keep_sealed else without_sealed(table, paths)
 
 
 def train_model(
@@ -84,6 +101,8 @@ def train_model(
         but the first.
     """
     run = Path(run) if run is not None else Path("runs") / config.name
+    sealed = sealed_networks((*config.data.records, *records))
+    check_start(config, sealed)
     table = load_training_table(config, public_data, records)
     if config.reference is not None:
         from cdmpp.training.reference.run import train_reference
@@ -130,7 +149,11 @@ def train_model(
         device_specs=dataset.devices,
         details={
             "config": config.model_dump(mode="json"),
-            "data": {"fingerprint": dataset.fingerprint, "sources": dict(table.source.counts())},
+            "data": {
+                "fingerprint": dataset.fingerprint,
+                "sources": dict(table.source.counts()),
+                "sealed": list(sealed),
+            },
             "train": summary,
             "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.numpy import load
 from cdmpp.artifact.folder import TENSORS, no_model_folder, read_manifest
 from cdmpp.artifact.manifest import check_seal
 from cdmpp.errors import ArtifactError, DataError
+from cdmpp.nn.config import member_prefixes
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.nn.transfer import transferred
 from cdmpp.training.config import TrainConfig
@@ -20,7 +22,7 @@ from cdmpp.training.dataset import Dataset
 #: Fields of the data's configuration that decide which programs are in the test part.
 _SPLIT = ("split", "test_share", "validation_share", "test_networks")
 #: Fields of the network that do not change its arrays.
-_FREE = ("dropout",)
+_FREE = ("dropout", "schedule_version")
 
 
 def start_from(folder: Path, network: LatencyNetwork, dataset: Dataset, config: TrainConfig) -> None:
@@ -55,14 +57,46 @@ def start_from(folder: Path, network: LatencyNetwork, dataset: Dataset, config: 
     fitted = {name: value.numpy() for name, value in network.named_buffers() if name.endswith(("_mean", "_scale"))}
     names = [device.name for device in dataset.devices]
     try:
-        state = transferred(arrays, config.network, manifest["columns"], manifest["devices"], names, fitted)
+        state: dict[str, Any] = {}
+        for prefix in member_prefixes(config.network):
+            own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+            own = {name: value for name, value in own.items() if not name.startswith("members.")}
+            member = transferred(own, config.network, manifest["columns"], manifest["devices"], names, fitted)
+            state |= {prefix + name: value for name, value in member.items()}
         network.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     except (KeyError, RuntimeError, ValueError) as error:
         raise ArtifactError(f"{folder} cannot be the start of this network: {str(error)[:300]}") from None
 
 
+def check_start(config: TrainConfig, sealed: Sequence[str]) -> None:
+    """Refuse a start from a model that may have been trained on programs of sealed networks.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    sealed : sequence of str
+        Networks that the run's data seal (:mod:`cdmpp.data.sealed`).
+
+    Raises
+    ------
+    DataError
+        The model's manifest does not say that these networks were sealed.
+    """
+    start = config.optimiser.start_from
+    if start is None or not sealed:
+        return
+    stored = read_manifest(Path(start)).get("data", {}).get("sealed", ())
+    seen = sorted(set(sealed) - set(stored))
+    if seen:
+        raise DataError(
+            f"{start} may have been trained on the sealed networks {', '.join(seen)}",
+            hint="leave optimiser.start_from out: train once from the beginning, then start from that model",
+        )
+
+
 def _check_network(folder: Path, manifest: dict[str, Any], config: TrainConfig) -> None:
-    own, stored = config.network.model_dump(exclude=set(_FREE)), manifest["network"]
+    own = config.network.model_dump(exclude=set(_FREE))
+    stored = {"members": 1} | manifest["network"]
     other = [f"{name} = {stored[name]!r}, not {value!r}" for name, value in own.items() if stored.get(name) != value]
     if other:
         raise DataError(

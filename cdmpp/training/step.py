@@ -13,7 +13,7 @@ from cdmpp.nn.batch import Inputs
 from cdmpp.nn.discrepancy import DISCREPANCIES, bounded
 from cdmpp.nn.encoder import Part
 from cdmpp.nn.inputs import virtual_devices
-from cdmpp.nn.losses import pinball_loss, ranking_loss, relative_error_loss
+from cdmpp.nn.losses import listwise_loss, pinball_loss, ranking_loss, relative_error_loss
 from cdmpp.nn.network import LatencyNetwork
 from cdmpp.programs.query_options import BACKENDS
 from cdmpp.training.config import TrainConfig
@@ -46,7 +46,9 @@ def latents(
         leaves, positions, mask = inputs.tensors[int(sizes[chunk[0]])]
         slots = torch.from_numpy(inputs.store.slot[rows.program[chunk]])
         real = mask[slots]
-        parts.append(Part(leaves[slots], positions[slots], None if bool(real.all()) else real))
+        parts.append(
+            Part(leaves[slots, :, : network.config.leaf_width], positions[slots], None if bool(real.all()) else real)
+        )
     latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple)
     return latent, standard, reference
 
@@ -112,16 +114,16 @@ class Objective:
         latent, queries, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
         if virtual.any():
             reference = self.inputs.queries(rows)[2]
-        point, quantiles = network.decode(latent, queries, device)
         target = torch.from_numpy(self.label(rows, reference).astype(np.float32))
-        loss = self.error(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
-        if ranks.size > 1:
-            loss = loss * (len(rows) / whole)
-        if opt.ranking_weight:
-            first, second = (torch.from_numpy(i) for i in pairs_within(tasks))
-            fixed = torch.from_numpy(reference.astype(np.float32))
-            ordered = ranking_loss(ranks.whole(point + fixed, whole), ranks.whole(target + fixed, whole), first, second)
-            loss = loss + opt.ranking_weight * ranks.shared(ordered)
+        fixed = torch.from_numpy(reference.astype(np.float32))
+        loss = torch.zeros(())
+        # Members are trained side by side, each on its own error: their mean is better than they are.
+        for point, quantiles, _ in network.decode_each(latent, queries, device):
+            error = self.error(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
+            loss = loss + error * (len(rows) / whole)
+            if opt.ranking_weight:
+                predicted, measured = ranks.whole(point + fixed, whole), ranks.whole(target + fixed, whole)
+                loss = loss + opt.ranking_weight * ranks.shared(self.order(predicted, measured, tasks))
         domain = self.config.domain
         if domain.loss != "none" and domain.weight:
             unlabelled = self._drawn(step)
@@ -136,6 +138,13 @@ class Objective:
     def label(self, rows: MeasuredRows, reference: Array) -> Array:
         """Labels of rows, (rows,): log(latency / reference)."""
         return np.asarray(rows.log_latency - reference)
+
+    def order(self, predicted: Tensor, measured: Tensor, tasks: Array) -> Tensor:
+        """Loss of the order of log latencies within tasks."""
+        if self.config.optimiser.ranking == "listwise":
+            return listwise_loss(predicted, measured, torch.from_numpy(tasks))
+        first, second = (torch.from_numpy(i) for i in pairs_within(tasks))
+        return ranking_loss(predicted, measured, first, second)
 
     def error(self, point: Tensor, target: Tensor) -> Tensor:
         """Loss of the point predictions."""

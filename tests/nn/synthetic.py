@@ -90,14 +90,14 @@ def training(steps: int = 12, **optimiser: Any) -> TrainConfig:
     return TrainConfig(network=TINY, optimiser=OptimiserConfig(steps=steps, **(settings | optimiser)))
 
 
-def write_artifact(folder: Path, seed: int = 0) -> dict[str, Any]:
+def write_artifact(folder: Path, seed: int = 0, config: NetworkConfig = TINY) -> dict[str, Any]:
     """A model folder with random weights; returns its manifest."""
     data = dataset(programs=60, seed=seed)
     trained = [Context(d, "linear", "float32", "kernel", "library") for d in DEVICES]
     contexts = frozenset(key for c in trained for key in (*c.keys(), f"{c.device}&"))
     return save_artifact(
         folder,
-        network(seed),
+        network(seed, config),
         Domain.fit(data.store.summary, contexts, seed, centres=8),
         name="synthetic",
         devices=list(DEVICES),

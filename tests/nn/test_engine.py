@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 
+from cdmpp.features.schedule import SCHEDULE_WIDTHS
 from cdmpp.features.schema import WIDTH
 from cdmpp.inference.engine import Engine, engine_of
 from cdmpp.nn.config import NetworkConfig, Positions
@@ -25,7 +26,7 @@ from tests.nn.synthetic import TINY, network
 CONFIGS = [
     TINY.model_copy(update={"positions": p, "head": h, "schedule": s})
     for p, h, s in itertools.product(get_args(Positions), ("ratio", "structured"), (False, True))
-]
+] + [TINY.model_copy(update={"schedule": True, "members": 3})]
 #: Relative error of a latency, so of the exponential of what is compared.
 TOLERANCE = 1e-5
 
@@ -36,12 +37,13 @@ def weights_of(net: LatencyNetwork) -> Weights:
 
 
 def random_feed(config: NetworkConfig, rows: int, leaves: int) -> dict[str, Any]:
-    """Inputs of both: every third program has no schedule, every second a padded leaf."""
+    """Inputs of both: every third program has no schedule, every fourth threads, every second a padded leaf."""
     rng = np.random.default_rng(rows * leaves)
     mask = np.ones((rows, leaves), dtype=bool)
     mask[1::2, 1:][:, -1:] = False
     features = (rng.random((rows, leaves, config.leaf_width)) * 8).astype(np.float32)
     features[::3, :, WIDTH:] = 0
+    features[np.arange(rows) % 4 > 0, :, WIDTH + SCHEDULE_WIDTHS[3] :] = 0
     return {
         "leaves": features,
         "mask": mask,

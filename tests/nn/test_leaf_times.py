@@ -27,7 +27,7 @@ def leaf(**counts: float) -> torch.Tensor:
 @torch.inference_mode()
 def seconds(*leaves: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Of an untrained module: one program on one unit of 2^20 flop/s."""
-    times = LeafTimes(8, INPUT_WIDTH).eval()
+    times = LeafTimes(8, INPUT_WIDTH, WIDTH + SCHEDULE_WIDTH).eval()
     rows = torch.stack(leaves)[None]
     log_seconds: torch.Tensor = times(
         rows, torch.ones(1, len(leaves), 8), mask, torch.zeros(1, INPUT_WIDTH), torch.zeros(1, len(DEVICE_LOGS))
@@ -59,6 +59,8 @@ def test_leaves_add_up_and_what_overlaps_does_not() -> None:
 
 def test_a_program_without_schedule_has_no_time() -> None:
     assert seconds(torch.zeros(WIDTH + SCHEDULE_WIDTH)).tolist() == [0, 0]
+    # The counts are of a CPU.
+    assert seconds(leaf(vector_ops=1e6, gpu_threads=256)).tolist() == [0, 0]
 
 
 def test_padding_is_not_read() -> None:

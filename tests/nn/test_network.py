@@ -33,6 +33,7 @@ def answer(
 VARIANTS = {
     "structured": TINY,
     "ratio": RATIO,
+    "members": TINY.model_copy(update={"members": 2}),
     **{f"positions-{kind}": TINY.model_copy(update={"positions": kind}) for kind in get_args(Positions)},
 }
 
@@ -117,6 +118,19 @@ def test_a_fresh_network_predicts_near_the_reference() -> None:
     point, quantiles = answer(net, random_inputs(rows=5, leaves=3), None)
     assert (point == 0).all()
     assert (quantiles[:, LEVELS.index(0.5)] == 0).all()
+
+
+def test_the_prediction_is_the_mean_of_the_members() -> None:
+    net, inputs = network(config=TINY.model_copy(update={"members": 3})), random_inputs(rows=6, leaves=4)
+    both = answer(net, inputs, None)
+    parts = []
+    for member in net.all_members():
+        alone = LatencyNetwork(TINY, 3).eval()
+        alone.load_state_dict({n: v for n, v in member.state_dict().items() if not n.startswith("members.")})
+        parts.append(answer(alone, inputs, None))
+    assert (parts[0][0] - parts[1][0]).abs().max() > 0.01
+    for mean, own in zip(both, zip(*parts, strict=True), strict=True):
+        torch.testing.assert_close(mean, torch.stack(own).mean(dim=0))
 
 
 def test_hidden_devices_share_one_embedding() -> None:

@@ -92,7 +92,7 @@ class TreeBaseline:
             colsample_bytree=0.6,
             tree_method="hist",
             objective="reg:absoluteerror",
-            n_jobs=2,
+            n_jobs=self.config.optimiser.threads or 2,
             random_state=self.config.seed,
         )
         self.model.fit(self.features(rows), target)

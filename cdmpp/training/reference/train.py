@@ -104,7 +104,7 @@ class ReferenceModel:
             "steps": step,
             "samples": samples,
             "train_rows": len(index),
-            "train_seconds": round(seconds, 1),
+            "train_seconds": round(seconds, 3),
             "samples_per_s": round(samples / seconds, 1),
             "leaf_counts": sorted(set(counts.tolist())),
         }
