@@ -1,14 +1,15 @@
-"""Coverage of the networks: how many programs each has, and how many are lowered, measured, predicted.
+"""Coverage of the networks: how many programs each has, and how many are lowered, predicted, measured.
 
 ``python -m benchmarks.coverage`` prints the table, ``--write`` puts it into docs/networks.md. It lowers all
-networks (half a minute) and, for each of their programs, looks for its task in the shipped measurements and
-predicts it with the shipped model.
+networks at their default sizes (half a minute) and predicts each of their programs with the shipped model. What is
+measured, at whatever sizes, it counts in the shipped records.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,70 +28,66 @@ DEVICE = "xeon-platinum-8124m"
 
 @dataclass(frozen=True)
 class Measured:
-    """Networks and tasks in a file of records.
+    """What a file of records has of one network.
 
     Attributes
     ----------
+    sizes : frozenset of str
+        The network with its parameters, as it was collected.
     tasks : frozenset of str
-        Hashes of tasks with at least one measured latency.
-    networks : frozenset of str
-        Networks as they were collected, with parameters.
+        Hashes of its tasks with at least one latency.
     """
 
+    sizes: frozenset[str] = frozenset()
     tasks: frozenset[str] = frozenset()
-    networks: frozenset[str] = frozenset()
 
 
-def measured(records: Path = RECORDS) -> Measured:
-    """The tasks of a file of records; none where there is no file."""
+def measured(records: Path = RECORDS) -> dict[str, Measured]:
+    """The measured tasks of each network of a file of records; none where there is no file."""
     if not records.is_file():
-        return Measured()
+        return {}
     import pyarrow.parquet as pq
 
     rows = pq.read_table(records, columns=["task", "networks", "latency_s"]).to_pydict()
-    timed = [
-        (task, names)
-        for task, names, latency_s in zip(rows["task"], rows["networks"], rows["latency_s"], strict=True)
-        if latency_s is not None
-    ]
-    tasks = frozenset(task for task, _ in timed)
-    return Measured(tasks, frozenset(name for _, names in timed for name in (names or "").split(";") if name))
+    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for task, sizes, latency_s in zip(rows["task"], rows["networks"], rows["latency_s"], strict=True):
+        if latency_s is not None:
+            for size in filter(None, (sizes or "").split(";")):
+                found[size.partition(":")[0]].add((size, task))
+    return {
+        name: Measured(frozenset(size for size, _ in pairs), frozenset(task for _, task in pairs))
+        for name, pairs in found.items()
+    }
 
 
-def sources(name: str, networks: Iterable[str]) -> list[str]:
-    """The network as it was collected, or with its default sizes if it was not."""
-    return sorted(text for text in networks if text.partition(":")[0] == name) or [name]
-
-
-def coverage_row(name: str, lists: Iterable[TaskList], found: Measured, predictor: LatencyPredictor) -> str:
-    """One row of the table. A program that several sizes of the network share counts once."""
-    lists = list(lists)
-    tasks = {task.hash: task for tasks in lists for task in tasks.tasks}
-    unsupported = {item for tasks in lists for item in tasks.unsupported}
-    programs = [TensorProgram.from_tvm_json(task.tvm_json, name=task.name) for task in tasks.values()]
+def coverage_row(tasks: TaskList, found: Measured, predictor: LatencyPredictor) -> str:
+    """One row of the table."""
+    name = tasks.network
+    programs = [TensorProgram.from_tvm_json(task.tvm_json, name=task.name) for task in tasks.tasks]
     answers = predictor.predict(programs, DEVICE)
-    sizes = " ".join(f"`{key}={value}`" for key, value in network_parameters(name).items())
-    launches = sum(task.calls for tasks in lists for task in tasks.tasks)
+    parameters = " ".join(f"`{key}={value}`" for key, value in network_parameters(name).items())
     what = describe_network(name).replace("``", "`")
     counts = (
-        launches,
-        len(tasks) + len(unsupported),
-        len(tasks),
-        len(tasks.keys() & found.tasks),
+        sum(task.calls for task in tasks.tasks),
+        len(programs) + len(tasks.unsupported),
+        len(programs),
         sum(answer.error is None for answer in answers),
+        len(found.sizes),
+        len(found.tasks),
     )
-    cells = (f"`{name}`", what, sizes, *map(str, counts))
-    return "| " + " | ".join(cells) + " |"
+    return "| " + " | ".join((f"`{name}`", what, parameters, *map(str, counts))) + " |"
 
 
-def coverage_table(lists: Mapping[str, Iterable[TaskList]], found: Measured) -> str:
+def coverage_table(lowered: Callable[[str], TaskList]) -> str:
     """The whole table, one row for each network."""
-    predictor = LatencyPredictor.load()
+    predictor, found = LatencyPredictor.load(), measured()
     head = (
-        "| network | what it is | parameters and defaults | launches | programs | lowered | measured | predicted |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| network | what it is | parameters and defaults | launches | programs | lowered | predicted"
+        " | measured sizes | measured tasks |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     )
-    return "\n".join((*head, *(coverage_row(name, own, found, predictor) for name, own in lists.items())))
+    rows = (coverage_row(lowered(name), found.get(name, Measured()), predictor) for name in network_names())
+    return "\n".join((*head, *rows))
 
 
 def table_of(text: str) -> str:
@@ -102,11 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"put the table into {DOCS.name}")
     options = parser.parse_args()
-    measurements = measured()
-    table = coverage_table(
-        {name: [network_tasks(text) for text in sources(name, measurements.networks)] for name in network_names()},
-        measurements,
-    )
+    table = coverage_table(network_tasks)
     print(table)
     if options.write:
         before, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)

@@ -25,6 +25,7 @@ from cdmpp.artifact.model import Artifact
 from cdmpp.data.folder import records_file
 from cdmpp.data.load import load_table
 from cdmpp.data.table import MeasurementTable
+from cdmpp.data.unsealed import without_sealed
 from cdmpp.evaluation.metrics import measure
 from cdmpp.evaluation.ranking import MIN_PROGRAMS, rank
 from cdmpp.evaluation.tables import evaluate
@@ -56,7 +57,7 @@ def part_of_tasks(table: MeasurementTable, data: DataConfig) -> dict[str, int]:
 
 
 def choose_tasks(table: MeasurementTable, data: DataConfig) -> dict[str, list[str]]:
-    """A fixed choice of ``test`` and ``train`` tasks."""
+    """A fixed choice of ``test`` and ``train`` tasks; the table has no sealed programs."""
     parts = part_of_tasks(table, data)
     names = np.array(table.tvm.tasks, dtype=object)
     task_of_row = names[table.program_key - table.tvm.first_key]
@@ -159,7 +160,7 @@ def main() -> None:
     old = json.loads(GATE.read_text(encoding="utf-8")) if GATE.is_file() else None
     manifest = json.loads((MODEL / "manifest.json").read_text(encoding="utf-8"))
     data = TrainConfig.of_manifest(manifest["config"]).data
-    tasks = choose_tasks(load_table(DATA), data)
+    tasks = choose_tasks(without_sealed(load_table(DATA), [DATA]), data)
     now = measured_now(tasks)
     allowed = {"model": MARGINS, "training": TRAINING_MARGINS}
     problems = []

@@ -1,7 +1,7 @@
 """Our network beside the original on one split, data and budget of time, one after the other.
 
 ``python -m benchmarks.reference_preset [--seconds 30] [--threads 1] [--split task|network] [--terms none]``
-trains the preset of ``configs/reference.toml`` for that long, our network of ``configs/cpu.toml`` for as long
+trains the preset of ``configs/reference.toml`` for that long, one network of ``configs/cpu.toml`` for as long
 and for a tenth of it, and reports samples a second and the errors on the test part, XGBoost and the mean per
 operator on the same rows beside them. ``--terms`` adds the original with its domain terms: the tasks of
 ``--target-networks`` are then unlabelled for all methods, and only their test rows are counted.
@@ -139,7 +139,7 @@ def main() -> None:
     target = tuple(filter(None, options.target_networks.split(",")))
     if set(terms) - {"none", "cmd", "mmd"} or (terms != ["none"]) != bool(target):
         raise SystemExit("--terms must be none, cmd or mmd; cmd and mmd need --target-networks")
-    ours, preset = load_config(options.config), load_config(options.preset)
+    ours, preset = load_config(options.config).of_one_network(), load_config(options.preset)
     if options.data:
         ours = ours.model_copy(update={"data": ours.data.model_copy(update={"records": (options.data,)})})
     if options.split == "network":

@@ -178,7 +178,7 @@ def shared_rows(table: MeasurementTable, rows: Array, seed: int = 0) -> Array:
 def interval_bounds(pipeline: InferencePipeline, table: MeasurementTable, rows: Array) -> Array:
     """log of the bounds of the 80 % interval of each row, (n, 2); NaN where a program cannot be encoded."""
     bounds = np.full((len(rows), 2), np.nan)
-    cache = FeatureCache(schedule=pipeline.artifact.config.schedule)
+    cache = FeatureCache(schedule=pipeline.artifact.reads_schedules)
     for part in query_parts(table, rows, cache, half_type=pipeline.half_type):
         output = pipeline.predict(part.batch)
         levels = read_quantiles(output.levels, output.factor, INTERVAL)

@@ -94,7 +94,7 @@ def held_out_rows(table: MeasurementTable, config: TrainConfig) -> Array:
 def answer_rows(artifact: Artifact, table: MeasurementTable, rows: Array) -> Answered:
     """The model's answers for rows (ordered by program); those that cannot be encoded are left out."""
     pipeline = InferencePipeline(artifact)
-    cache = FeatureCache(schedule=artifact.config.schedule)
+    cache = FeatureCache(schedule=artifact.reads_schedules)
     filtered = np.ones(len(table), dtype=bool) if table.row_filter is None else table.row_filter
     device = table.device.array()
     tasks = {name: i for i, name in enumerate(sorted(set(table.tvm.tasks) - {""}))}

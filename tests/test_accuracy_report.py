@@ -11,7 +11,7 @@ import pytest
 from benchmarks import left_out as study
 from benchmarks.accuracy import command_of
 from benchmarks.figures import SOURCES
-from benchmarks.report import added, collectives, former, goals, known, studies, unseen
+from benchmarks.report import added, collectives, former, goals, known, schedules, studies, unseen
 from benchmarks.report.document import DOCUMENTS, rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.markdown import fill
@@ -40,6 +40,46 @@ def figures(gemm: float, conv: float) -> dict[str, Any]:
     macro = (gemm + conv) / 2
     families = {"gemm": metrics(gemm), "conv": metrics(conv)}
     return {"overall": metrics(macro), "families": families, "macro": macro}
+
+
+def schedule_studies() -> dict[str, Any]:
+    """Two variants of one study, three seeds each, and an ensemble with its cost."""
+
+    def entries(mape: float, **fields: Any) -> list[dict[str, Any]]:
+        ranked = {"task_kendall_tau": 0.7, "top1_score": None}
+        tests = {"networks": {"mape": mape, **ranked}, "tasks": {"mape": mape / 2, **ranked}}
+        return [{"seed": seed, "figures": tests, **fields} for seed in range(3)]
+
+    part = {
+        "networks": ["gpt"],
+        "steps": 2000,
+        "studies": {
+            "choice of tasks": {
+                "random, 150 tasks": entries(0.30, train_tasks=150),
+                "kmeans, 600 tasks": entries(0.20, train_tasks=600),
+            },
+            "ensemble": {"one network": entries(0.2, cost=1.0), "mean of 2 networks": entries(0.18, cost=2.0)},
+        },
+    }
+    return {"command": "run studies", "splits": {"development": part}}
+
+
+def scheduled(methods: dict[str, Any]) -> dict[str, Any]:
+    """Figures of the splits, with a sealed evaluation and an adapted configuration."""
+    adapted = {name: {"before": m, "after": m | {"mape": m["mape"] / 4}} for name, m in methods.items()}
+    return {
+        "command": "run me",
+        "splits": {
+            "network": methods,
+            "sealed": {k: m | {"devices": {"cpu-2t": {"n": 1, "mape": 0.123}}} for k, m in methods.items()},
+        },
+        "sealed_reads": {
+            "issue 17": {"date": "2026-11-23", "model": "0123abcd", "commit": "4567ef", "networks": ["vocoder"]}
+        },
+        "inference_cost": {"network": {"cdmpp and XGBoost, mean": 1.5}},
+        "near_twins": {"cpu-1t": ["cpu-2t"]},
+        "adapted": {"cpu-1t": {"measurements": 40, "configurations": {"cpu-1t": adapted}}},
+    }
 
 
 def left_out(device: str, source: str, error: float) -> dict[str, Any]:
@@ -174,7 +214,8 @@ def results() -> Results:
             "left_out": held,
             "collectives": exchange,
             "collective_baselines": exchange_baselines,
-            "schedules": {"command": "run me", "splits": {"network": methods}},
+            "schedules": scheduled(methods),
+            "schedule_studies": schedule_studies(),
             "reference": {
                 "command": "race",
                 "test_rows": 5,
@@ -236,7 +277,17 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     assert "t4-bx00, p100-rtx-pro" in shown.splitlines()[0]
     assert "random, k = 40" in unseen.samplers(results)
     assert "| a100-x, a100-y | 80 % | 80 % | 0.80 | 0.60 | 20.0 % | 1.0 % |" in unseen.trust(results)
-    assert "0.820" in studies.schedules(results)
+    shown = schedules.schedules(results)
+    assert "0.820" in shown and "| sealed networks | cdmpp | 100 | **40.0 %** |" in shown
+    assert "evaluated once for issue 17, on 2026-11-23, with model 0123abcd" in shown
+    assert "| cpu-1t | cpu-2t | cpu-1t | cdmpp | 40.0 % | 10.0 % |" in shown
+    assert (
+        "relative to the network: cdmpp and XGBoost, mean 1.50." in shown
+        and "| sealed networks | cdmpp | 12.3 % |" in shown
+    )
+    shown = schedules.schedule_studies(results)
+    assert "| random, 150 tasks | 3 | 150 | 30.0 % ± 0.0 % | 0.700 ± 0.000 | - | 15.0 % ± 0.0 % |" in shown
+    assert "| mean of 2 networks | 3 | 2.00 | 18.0 % ± 0.0 % |" in shown and "unseen networks: gpt" in shown
     assert "30 times as many samples" in studies.reference(results)
     ablations = studies.ablations(results)
     assert "| **default** | 2 | 21.0 ± 1.4 % |" in ablations and "| ratio | 1 | 20.0 % |" in ablations
@@ -314,9 +365,9 @@ def test_missing_studies_are_named_with_their_commands() -> None:
 
 
 def test_incomplete_and_outdated_studies_are_missing(results: Results) -> None:
-    assert results.missing() == ["devices"]
+    assert results.missing() == ["devices", "gpu_schedules"]
     results.model_id = "base-2"
-    assert results.missing() == ["shapes", "devices"]
+    assert results.missing() == ["shapes", "devices", "gpu_schedules"]
     assert "Predicted with base-1, not with base-2" in known.details(results)
 
 

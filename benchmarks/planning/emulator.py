@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import interleaved, median_ratio
-from cdmpp.compose import jit
+from cdmpp import jit
 from cdmpp.emulator import Emulator, Stage
 from cdmpp.emulator.arrays import durations
 from cdmpp.emulator.as_graph import to_graph

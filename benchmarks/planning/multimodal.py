@@ -22,9 +22,9 @@ import numpy as np
 
 from benchmarks.report.results import write_result
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.jit import COMPILED
 from cdmpp.compose.predict import predict_prices
 from cdmpp.compose.solve import read_request
+from cdmpp.jit import COMPILED
 from cdmpp.planning.multimodal import Module, StepSolution, plan_step, plan_steps
 from cdmpp.planning.multimodal.knobs import peak_bytes
 from cdmpp.planning.multimodal.memory import Memory

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose import jit
+from cdmpp import jit
 from cdmpp.compose.solve import read_request, solve
 from cdmpp.replay import Graph, Node, Replayer
 from cdmpp.replay.parquet import write_parquet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import added, collectives, former, goals, known, studies, unseen
+from benchmarks.report import added, collectives, former, goals, gpu_schedules, known, schedules, studies, unseen
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import Results
 
@@ -26,7 +26,9 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "collectives-left-out": collectives.left_out,
         "samplers": unseen.samplers,
         "trust": unseen.trust,
-        "schedules": studies.schedules,
+        "schedules": schedules.schedules,
+        "schedule-studies": schedules.schedule_studies,
+        "gpu-schedules": gpu_schedules.left_out,
         "reference": studies.reference,
         "ablations": studies.ablations,
     },

@@ -59,6 +59,8 @@ STUDIES: dict[str, Study] = {
     ),
     "collective_baselines": Study("benchmarks/results/collectives.json", f"python -m benchmarks.collectives {_PUBLIC}"),
     "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
+    "schedule_studies": Study("benchmarks/results/schedule_studies.json", "python -m benchmarks.schedules.studies"),
+    "gpu_schedules": Study("benchmarks/results/gpu_schedules.json", f"python -m benchmarks.gpu_schedules {_PUBLIC}"),
     "reference": Study("benchmarks/results/reference.json", "python -m benchmarks.reference_preset"),
     "ablations": Study("benchmarks/results/ablations.json", f"python -m benchmarks.ablations {_PUBLIC}"),
 }

@@ -1,4 +1,4 @@
-"""Reports on TVM programs, on the comparison with the original CDMPP, and on the ablations."""
+"""Reports on the comparison with the original CDMPP, and on the ablations."""
 
 from __future__ import annotations
 
@@ -8,45 +8,6 @@ from typing import Any
 
 from benchmarks.report.markdown import number, percent, table
 from benchmarks.report.results import Results, not_measured
-
-#: Split of the TVM programs -> what is unseen in it.
-SPLITS = {"task": "tasks", "network": "networks"}
-_RANKS = ("task_kendall_tau", "top1_score", "top5_score")
-
-
-def schedules(results: Results) -> str:
-    """Every method on every split of the TVM programs."""
-    result = results.get("schedules")
-    if result is None:
-        return not_measured("schedules")
-    rows = [
-        [
-            SPLITS.get(split, f"configuration {split}"),
-            method,
-            f"{m['n']:,}",
-            f"**{percent(m['mape'])}**",
-            percent(m["median_ape"]),
-            percent(m["within_20"]),
-            *(number(m.get(key)) for key in _RANKS),
-            str(m.get("ranked_groups", "-")),
-        ]
-        for split, methods in result["splits"].items()
-        for method, m in methods.items()
-    ]
-    header = (
-        "what is unseen",
-        "method",
-        "n",
-        "MAPE",
-        "median",
-        "within 20 %",
-        "tau within a task",
-        "top-1",
-        "top-5",
-        "ranked tasks",
-    )
-    held = ", ".join(result.get("held_out_networks", ())) or "none"
-    return f"`{result['command']}`. Networks left out: {held}.\n\n{table(header, rows, left=2)}"
 
 
 def reference(results: Results) -> str:

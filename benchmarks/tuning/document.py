@@ -6,25 +6,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.markdown import fill, percent, table
-from benchmarks.tuning.results import AT, geometric
+from benchmarks.report.markdown import fill, number, percent, table
+from benchmarks.tuning.results import AGAINST, AT, GOAL_TIME, GOAL_TRIALS, after, geometric, ratios
 
-NAMES = {"random": "random", "xgboost": "TVM's XGBModel", "frozen": "cdmpp, frozen", "fine-tuned": "cdmpp, fine-tuned"}
+NAMES = {
+    "random": "random",
+    "xgboost": "TVM's XGBModel",
+    "frozen": "cdmpp, frozen",
+    "fine-tuned": "cdmpp, fine-tuned",
+    "exploring": "cdmpp, exploring",
+}
+#: Trials that the figure marks.
+_TICKS = (1, 4, 8, 16, 32, 64, 128)
 #: Tasks in a row of the figure.
 _ACROSS = 3
-COLOURS = {"random": "0.6", "xgboost": "#e0a458", "frozen": "#1f6f8b", "fine-tuned": "#7a1f5c"}
+COLOURS = {"random": "0.6", "xgboost": "#e0a458", "frozen": "#1f6f8b", "fine-tuned": "#7a1f5c", "exploring": "#4f8a3c"}
 #: The two variants of cdmpp nearly coincide: one is dashed.
 _STYLES = {"fine-tuned": (0, (4, 2))}
 
 
 def overview(result: Mapping[str, Any]) -> str:
     """Geometric means of the best latency relative to XGBModel's after all of its trials."""
-    summary = result["summary"]
-    if not summary:
-        return "*No search was finished by every method.*"
-    counts = list(next(iter(summary.values())))
-    rows = [[NAMES[m], *(f"{ratios[n]:.3f}" for n in counts)] for m, ratios in summary.items()]
-    return table([f"best latency relative to {_against(result)}", *(f"{n} trials" for n in counts)], rows)
+    if AGAINST not in result["methods"] or not result["tasks"]:
+        return "*No search was finished by every method, XGBModel among them.*"
+    means = {m: ratios(result, m) for m in result["methods"]}
+    rows = [[NAMES[m], *(number(means[m].get(n)) for n in _counts(result))] for m in means]
+    return table([f"best latency relative to {_against(result)}", *_headers(result)], rows)
+
+
+def _counts(result: Mapping[str, Any]) -> list[int]:
+    return [n for n in AT if n <= result["trials"]]
+
+
+def _headers(result: Mapping[str, Any]) -> list[str]:
+    return [f"{n} trials" for n in _counts(result)]
 
 
 def _against(result: Mapping[str, Any]) -> str:
@@ -33,45 +48,41 @@ def _against(result: Mapping[str, Any]) -> str:
 
 
 def best(result: Mapping[str, Any]) -> str:
-    """Best latencies by task."""
+    """Best latencies by task, geometric means over the seeds."""
     rows = []
     for task in result["tasks"]:
-        for m, seconds in task["best_s"].items():
+        for m in result["methods"]:
             name = task["task"] if m == result["methods"][0] else ""
-            rows.append([name, NAMES[m], *(f"{1e6 * s:.1f}" for s in seconds.values())])
-    counts = list(result["tasks"][0]["best_s"][result["methods"][0]]) if result["tasks"] else []
-    return table(["task; best latency in µs", "cost model", *(f"{n} trials" for n in counts)], rows, left=2)
+            curves = [c for c in result["curves"] if (c["task"], c["method"]) == (task["task"], m)]
+            seconds = [[after(c, n) for c in curves] for n in _counts(result)]
+            rows.append([name, NAMES[m], *("-" if None in s else f"{1e6 * geometric(s):.1f}" for s in seconds)])
+    return table(["task; best latency in µs", "cost model", *_headers(result)], rows, left=2)
 
 
 def verdict(result: Mapping[str, Any]) -> str:
     """The two goals: trials to reach XGBModel's final result, and the time of a round's search."""
-    theirs, lines = result["per_round"]["xgboost"]["search_s"], []
-    for m in ("frozen", "fine-tuned"):
-        if m not in result["summary"]:
+    lines = []
+    for m in result["methods"]:
+        if m in ("random", AGAINST) or AGAINST not in result["per_round"]:
             continue
-        ratio, means = result["summary"][m].get("32", float("nan")), mean_ratios(result, m)
-        trials = next((n for n, value in means if value <= 1.0), None)
+        means = ratios(result, m)
+        ratio = means.get(GOAL_TRIALS)
+        trials = next((n for n, value in means.items() if value <= 1.0), None)
         reached_at = "not reached" if trials is None else f"reached after {trials} trials"
-        search_s = result["per_round"][m]["search_s"]
-        lines.append(
-            f"- {NAMES[m]}: after 32 trials the best latency is {percent(abs(ratio - 1))} "
-            f"{'above' if ratio > 1 else 'below'} XGBModel's final one (goal {'missed' if ratio > 1 else 'met'}; "
-            f"{reached_at}). The search of a round takes {search_s / theirs:.2f} of XGBModel's time "
-            f"(goal {'missed' if search_s > theirs else 'met'})."
+        distance = (
+            "is unknown" if ratio is None else f"is {percent(abs(ratio - 1))} {'above' if ratio > 1 else 'below'}"
         )
-    return "\n".join(lines)
+        share = result["per_round"][m]["search_s"] / result["per_round"][AGAINST]["search_s"]
+        lines.append(
+            f"- {NAMES[m]}: after {GOAL_TRIALS} trials the best latency {distance} XGBModel's final one "
+            f"(goal {_met(ratio is not None and ratio <= 1)}; {reached_at}). The search of a round takes {share:.2f} "
+            f"of XGBModel's time (goal {GOAL_TIME:g}: {_met(share <= GOAL_TIME)})."
+        )
+    return "\n".join(lines) or "*XGBModel was not searched with.*"
 
 
-def mean_ratios(result: Mapping[str, Any], method: str) -> list[tuple[int, float]]:
-    """Pairs of a number of trials and the mean ratio of the best latency to XGBModel's final one, where defined."""
-    goals = {(c["task"], c["seed"]): c["best_s"][-1] for c in result["curves"] if c["method"] == "xgboost"}
-    curves = [c for c in result["curves"] if c["method"] == method]
-    points = []
-    for n in range(result["trials"] if goals else 0):
-        at = [(c["best_s"][min(n, len(c["best_s"]) - 1)], goals[c["task"], c["seed"]]) for c in curves]
-        if all(b is not None for b, _ in at):
-            points.append((n + 1, geometric([b / goal for b, goal in at])))
-    return points
+def _met(goal: bool) -> str:
+    return "met" if goal else "missed"
 
 
 def rounds(result: Mapping[str, Any]) -> str:
@@ -96,11 +107,11 @@ def reached(result: Mapping[str, Any]) -> str:
     """Searches that reached XGBModel's final result."""
     rows = []
     for m, counts in result["reached"].items():
-        after = sorted(counts["after"])
-        middle = f"{after[len(after) // 2]}" if after else "-"
-        within = sum(a <= 32 for a in after)
+        trials = sorted(counts["after"])
+        middle = f"{trials[len(trials) // 2]}" if trials else "-"
+        within = sum(n <= GOAL_TRIALS for n in trials)
         rows.append([NAMES[m], f"{counts['reached']} of {counts['searches']}", f"{within}", middle])
-    return table([f"reached {_against(result)}", "searches", "within 32 trials", "median trials"], rows)
+    return table([f"reached {_against(result)}", "searches", f"within {GOAL_TRIALS} trials", "median trials"], rows)
 
 
 def settings(result: Mapping[str, Any]) -> str:
@@ -111,14 +122,34 @@ def settings(result: Mapping[str, Any]) -> str:
     return (
         f"`{result['command']}`: {done} searches{missing}, {len(result['tasks'])} tasks, seeds "
         f"{', '.join(map(str, seeds))}, {result['programs']:,} distinct programs measured on "
-        f"`{result['device']}` (target `{result['target']}`), model `{result['model_id']}`; "
+        f"`{result['device']}`{_processor(result)} (target `{result['target']}`), model `{result['model_id']}`; "
         f"{result['trials_per_round']} trials per round, population {result['population']}, "
         f"{result['generations']} generations, one thread."
     )
 
 
-def document(result: Mapping[str, Any], text: str) -> str:
-    """Fill the generated parts of the page."""
+def _processor(result: Mapping[str, Any]) -> str:
+    return f", {result['processor']}" if result.get("processor") else ""
+
+
+def defaults(result: Mapping[str, Any] | None) -> str:
+    """The searches with the settings of TVM's own search."""
+    if result is None:
+        return "*Not measured yet: `python -m benchmarks.tuning --defaults`.*"
+    return "\n\n".join(part(result) for part in (settings, overview, verdict, rounds))
+
+
+def document(result: Mapping[str, Any], text: str, with_defaults: Mapping[str, Any] | None = None) -> str:
+    """Fill the generated parts of the page.
+
+    Parameters
+    ----------
+    result : mapping
+        Of the full table.
+    text : str
+    with_defaults : mapping, optional
+        Of the searches with TVM's own settings.
+    """
     parts = {
         "settings": settings,
         "overview": overview,
@@ -127,13 +158,14 @@ def document(result: Mapping[str, Any], text: str) -> str:
         "rounds": rounds,
         "best": best,
     }
-    return fill(text, {name: make(result) for name, make in parts.items()})
+    filled = {name: make(result) for name, make in parts.items()}
+    return fill(text, filled | {"defaults": defaults(with_defaults)})
 
 
-def render(result: Mapping[str, Any], folder: Path) -> None:
-    """Write the page and the figure."""
+def render(result: Mapping[str, Any], with_defaults: Mapping[str, Any] | None, folder: Path) -> None:
+    """Write the page and the figure; arguments as in :func:`document`."""
     page = folder / "tuning.md"
-    page.write_text(document(result, page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(document(result, page.read_text(encoding="utf-8"), with_defaults), encoding="utf-8")
     draw(result, folder / "tuning.png")
 
 
@@ -186,9 +218,11 @@ def _curves(result: Mapping[str, Any], name: str, axis: Any) -> None:
 def _ratios(result: Mapping[str, Any], axis: Any) -> None:
     """Geometric mean over all searches, trial by trial."""
     for m in result["methods"]:
-        if points := mean_ratios(result, m):
+        if points := ratios(result, m):
             style = _STYLES.get(m, "-")
-            axis.plot(*zip(*points, strict=True), color=COLOURS[m], linestyle=style, linewidth=2.2, label=NAMES[m])
+            axis.plot(
+                list(points), list(points.values()), color=COLOURS[m], linestyle=style, linewidth=2.2, label=NAMES[m]
+            )
     axis.axhline(1.0, color="0.3", linewidth=0.8)
     axis.set(
         title=f"all tasks: best latency relative to\n{_against(result)}", xlabel="measured trials", ylim=(0.7, 2.5)
@@ -199,7 +233,7 @@ def _ratios(result: Mapping[str, Any], axis: Any) -> None:
 
 def _trial_axis(axis: Any) -> None:
     axis.set_xscale("log")
-    axis.set_xticks([1, 4, *AT], ["1", "4", *map(str, AT)])
+    axis.set_xticks(_TICKS, [str(n) for n in _TICKS])
     axis.minorticks_off()
 
 

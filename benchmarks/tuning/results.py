@@ -8,9 +8,12 @@ from itertools import accumulate
 from typing import Any
 
 #: Cost models, in the order in which they are run and shown.
-METHODS = ("random", "xgboost", "frozen", "fine-tuned")
+METHODS = ("random", "xgboost", "frozen", "fine-tuned", "exploring")
 #: Numbers of measured trials at which searches are compared.
-AT = (16, 32, 64, 128)
+AT = (8, 16, 24, 32, 64, 128)
+#: Goals: trials after which a search is as good as TVM's model in the end, and the time of a round's search relative
+#: to the time with TVM's model.
+GOAL_TRIALS, GOAL_TIME = 24, 0.7
 #: What the ratios are to: TVM's model with all of its trials.
 AGAINST, AGAINST_TRIALS = "xgboost", 128
 
@@ -56,28 +59,9 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
     by = {(s["task"], s["seed"], s["method"]): s for s in searches}
     methods = [m for m in METHODS if any(key[2] == m for key in by)]
     pairs = sorted({(t, s) for t, s, _ in by if all((t, s, m) in by for m in methods)}, key=_order(searches))
-    if not pairs:
-        return {"trials": trials, "methods": methods, "tasks": [], "summary": {}, "per_round": {}}
-    at = [n for n in AT if n <= trials]
     last = min(AGAINST_TRIALS, trials)
-    names = list(dict.fromkeys(task for task, _ in pairs))
-    tasks = [
-        {
-            "task": name,
-            "hash": by[name, seeds[0], methods[0]]["hash"],
-            "seeds": seeds,
-            "best_s": {m: {str(n): geometric(best_at(by[name, s, m], n) for s in seeds) for n in at} for m in methods},
-        }
-        for name in names
-        if (seeds := [s for t, s in pairs if t == name])
-    ]
-    summary, per_round = {}, {}
-    for m in methods:
-        if AGAINST in methods:
-            summary[m] = {
-                str(n): geometric(best_at(by[t, s, m], n) / best_at(by[t, s, AGAINST], last) for t, s in pairs)
-                for n in at
-            }
+    per_round = {}
+    for m in methods if pairs else ():
         rounds = [r for t, s in pairs for r in by[t, s, m]["rounds"]]
         model = [r["predict_s"] + r["update_s"] for r in rounds]
         per_round[m] = {
@@ -94,8 +78,11 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
         "methods": methods,
         "against": f"{AGAINST} at {last} trials",
         "searches": len(pairs) * len(methods),
-        "tasks": tasks,
-        "summary": summary,
+        "tasks": [
+            {"task": name, "hash": by[name, seeds[0], methods[0]]["hash"], "seeds": seeds}
+            for name in dict.fromkeys(task for task, _ in pairs)
+            if (seeds := [s for t, s in pairs if t == name])
+        ],
         "per_round": per_round,
         "reached": reached(by, pairs, last) if AGAINST in methods else {},
         "curves": [
@@ -112,6 +99,29 @@ def summarise(searches: Sequence[Mapping[str, Any]], trials: int) -> dict[str, A
     }
 
 
+def ratios(result: Mapping[str, Any], method: str) -> dict[int, float]:
+    """Geometric mean, over tasks and seeds, of the best latency relative to the final one of TVM's model.
+
+    Returns
+    -------
+    dict of int to float
+        By number of trials; those after which every search has a program that ran.
+    """
+    goals = {(c["task"], c["seed"]): c["best_s"][-1] for c in result["curves"] if c["method"] == AGAINST}
+    curves = [c for c in result["curves"] if c["method"] == method]
+    means = {}
+    for n in range(1, result["trials"] + 1 if goals else 1):
+        best = [(after(c, n), goals[c["task"], c["seed"]]) for c in curves]
+        if all(seconds is not None for seconds, _ in best):
+            means[n] = geometric([seconds / goal for seconds, goal in best])
+    return means
+
+
+def after(curve: Mapping[str, Any], trials: int) -> Any:
+    """Best seconds of a curve after so many trials; None before the first program that ran."""
+    return curve["best_s"][min(trials, len(curve["best_s"])) - 1]
+
+
 def reached(
     by: Mapping[tuple[str, int, str], Mapping[str, Any]], pairs: Iterable[tuple[str, int]], last: int
 ) -> dict[str, dict[str, Any]]:
@@ -124,10 +134,10 @@ def reached(
                 continue
             entry = summary.setdefault(m, {"searches": 0, "reached": 0, "after": []})
             entry["searches"] += 1
-            after = next((i + 1 for i, b in enumerate(best_so_far(by[t, s, m])) if b <= goal), None)
-            if after is not None:
+            count = next((i + 1 for i, b in enumerate(best_so_far(by[t, s, m])) if b <= goal), None)
+            if count is not None:
                 entry["reached"] += 1
-                entry["after"].append(after)
+                entry["after"].append(count)
     return summary
 
 

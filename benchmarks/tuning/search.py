@@ -18,10 +18,39 @@ from cdmpp.integrations.measuring import Trial, Workbench
 from cdmpp.integrations.metaschedule import CdmppCostModel
 from cdmpp.integrations.sources import BulkPredictor
 
-#: Measured trials in a round.
-ROUND = 16
-#: An eighth of TVM's population, for which a round's search takes seconds on one core. The same for all.
-POPULATION, GENERATIONS, LEAST_UNMEASURED = 64, 3, 16
+#: Standard deviations that the method "exploring" subtracts.
+EXPLORE = 1.0
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of the evolutionary search, the same for all cost models.
+
+    Attributes
+    ----------
+    population : int
+        Candidates of a generation. By default an eighth of TVM's, for which a round's search takes seconds on one
+        core.
+    generations : int
+    least_unmeasured : int
+        Candidates of the first generation that no trial measured, at least.
+    round : int
+        Measured trials of a round.
+    """
+
+    population: int = 64
+    generations: int = 3
+    least_unmeasured: int = 16
+    round: int = 16
+
+    @property
+    def label(self) -> str:
+        """Settings as part of a file's name."""
+        return f"{self.population}x{self.generations}-{self.round}"
+
+
+#: Settings of TVM's ``EvolutionarySearch``, with rounds as above.
+TVM_DEFAULTS = SearchSettings(512, 4, 50)
 
 
 @dataclass
@@ -133,27 +162,39 @@ class ClockedRunner(ms.runner.PyRunner):  # type: ignore[misc]
         return futures
 
 
-def cost_model(method: str, predictor: BulkPredictor, device: Any) -> Any:
+def cost_model(method: str, predictor: BulkPredictor, device: Any, warm_up: int) -> Any:
     """A method's cost model, new."""
     if method == "random":
         return ms.cost_model.RandomModel()
     if method == "xgboost":
         # By default TVM's model guesses for its first 100 trials; here it learns after the first round.
-        return ms.cost_model.XGBModel(num_warmup_samples=ROUND, num_tuning_cores=1)
+        return ms.cost_model.XGBModel(num_warmup_samples=warm_up, num_tuning_cores=1)
     return CdmppCostModel(
-        predictor, device=device, update="fine-tune" if method == "fine-tuned" else "frozen", report=None
+        predictor,
+        device=device,
+        update="frozen" if method == "frozen" else "fine-tune",
+        explore=EXPLORE if method == "exploring" else 0.0,
+        report=None,
     )
 
 
 def run_search(
-    task: TuningTask, method: str, seed: int, trials: int, bench: Workbench, predictor: BulkPredictor
+    task: TuningTask,
+    method: str,
+    seed: int,
+    trials: int,
+    bench: Workbench,
+    predictor: BulkPredictor,
+    settings: SearchSettings,
 ) -> dict[str, Any]:
     """Search; gives rounds and what the cost model could not encode."""
     np.random.seed(seed)  # XGBModel and RandomModel draw from the global generator
     clock = Clock()
-    model = cost_model(method, predictor, bench.configuration.device)
+    model = cost_model(method, predictor, bench.configuration.device, settings.round)
     strategy = ms.search_strategy.EvolutionarySearch(
-        population_size=POPULATION, genetic_num_iters=GENERATIONS, init_min_unmeasured=LEAST_UNMEASURED
+        population_size=settings.population,
+        genetic_num_iters=settings.generations,
+        init_min_unmeasured=settings.least_unmeasured,
     )
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +203,7 @@ def run_search(
             tvm.target.Target(dict(bench.configuration.target)),
             folder,
             trials,
-            num_trials_per_iter=ROUND,
+            num_trials_per_iter=settings.round,
             builder=ClockedBuilder(bench, clock),
             runner=ClockedRunner(bench, clock),
             database="memory",

@@ -84,7 +84,7 @@ class Group:
     def __init__(self, study: Study, config: TrainConfig, dataset: Dataset, artifact: Artifact) -> None:
         self.study, self.config, self.dataset, self.artifact = study, config, dataset, artifact
         self.held_out = config.data.holdout_devices
-        self.cache = FeatureCache(schedule=artifact.config.schedule)
+        self.cache = FeatureCache(schedule=artifact.reads_schedules)
         self._pipeline = InferencePipeline(artifact)
 
     def measure(self) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ NEED_PUBLIC_DATA = [
     "ablations",
     "accuracy",
     "end_to_end.__main__",
+    "gpu_schedules.__main__",
     "leave_one_device_out",
     "llm_serving.__main__",
     "planning.replay_intervals",
@@ -55,7 +56,8 @@ TINY = {
     "tuning.__main__": "--tasks 1 --trials 2 --methods 1 --work {folder}",
     "collecting": "--network {model} --schedules 1 --builders 1 --skip-tvm --json {out}",
     "tables": None,
-    "schedules": "--config {config} --data {records} --splits task --runs {folder} --out {out}",
+    "schedules.__main__": "--config {config} --data {records} --splits task --original-seconds 0.2 --runs {folder}"
+    " --out {out}",
 }
 #: Longer than a few seconds.
 SLOW = {
@@ -70,7 +72,7 @@ SLOW = {
     "planning.multimodal",
     "planning.rl",
     "reference_preset",
-    "schedules",
+    "schedules.__main__",
     "serving.__main__",
     "serving.jobs",
     "serving.overload",

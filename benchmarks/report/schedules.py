@@ -1,0 +1,174 @@
+"""Reports on scheduled programs: splits, held-out configurations, sealed networks, and studies of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.report.markdown import folded, number, percent, table
+from benchmarks.report.results import Results, not_measured
+
+#: Split of the programs -> what is unseen in it.
+SPLITS = {"task": "tasks", "network": "networks", "sealed": "sealed networks"}
+_RANKS = ("task_kendall_tau", "top1_score", "top5_score")
+_RANK_HEADERS = ("tau within a task", "top-1", "top-5")
+
+
+def schedules(results: Results) -> str:
+    """Every method on every split."""
+    result = results.get("schedules")
+    if result is None:
+        return not_measured("schedules")
+    rows = [
+        [
+            SPLITS.get(split, f"configuration {split}"),
+            method,
+            f"{m['n']:,}",
+            f"**{percent(m['mape'])}**",
+            percent(m["median_ape"]),
+            percent(m["within_20"]),
+            *(number(m.get(key)) for key in _RANKS),
+            str(m.get("ranked_groups", "-")),
+        ]
+        for split, methods in result["splits"].items()
+        for method, m in methods.items()
+    ]
+    header = ("what is unseen", "method", "n", "MAPE", "median", "within 20 %", *_RANK_HEADERS, "ranked tasks")
+    held = ", ".join(result.get("held_out_networks", ())) or "none"
+    parts = [
+        f"`{result['command']}`. Networks left out: {held}.",
+        *_sealed(result),
+        table(header, rows, left=2),
+        *_adapted(result),
+        *_costs(result),
+        *_devices(result),
+    ]
+    return "\n\n".join(parts)
+
+
+def _sealed(result: Mapping[str, Any]) -> Iterator[str]:
+    """When the sealed networks were evaluated, and with which model."""
+    for label, read in result.get("sealed_reads", {}).items():
+        yield (
+            f"Sealed networks ({', '.join(read['networks'])}): evaluated once for {label}, on {read['date']}, with "
+            f"model {read['model']} (weights) of commit {read['commit']}."
+        )
+
+
+def _adapted(result: Mapping[str, Any]) -> Iterator[str]:
+    """Held-out configurations before and after measurements."""
+    adapted, twins = result.get("adapted", {}), result.get("near_twins", {})
+    if not adapted:
+        return
+    count = next(iter(adapted.values()))["measurements"]
+    rows = [
+        [
+            split,
+            ", ".join(twins.get(split, ())) or "none",
+            configuration,
+            method,
+            *(f"{percent(m['mape'])}" for m in (entry["before"], entry["after"])),
+            *(number(entry["after"].get(key)) for key in _RANKS),
+        ]
+        for split, part in adapted.items()
+        for configuration, methods in part["configurations"].items()
+        for method, entry in methods.items()
+    ]
+    header = (
+        "left out",
+        "near twins in training",
+        "configuration",
+        "method",
+        "MAPE, not measured",
+        f"MAPE, {count} measured",
+    )
+    yield (
+        f"The next table shows configurations without training rows, before and after {count} programs of them were "
+        "measured. All programs were measured on other configurations. Near twins are configurations of the same CPU. "
+        "`cdmpp adapt` uses the measurements for the network; each baseline is multiplied by one factor. The order is "
+        "that after the measurements."
+    )
+    yield table(header, rows, left=4)
+
+
+def _costs(result: Mapping[str, Any]) -> Iterator[str]:
+    """CPU time of a prediction relative to the network."""
+    costs: dict[str, list[float]] = {}
+    for methods in result.get("inference_cost", {}).values():
+        for method, ratio in methods.items():
+            costs.setdefault(method, []).append(ratio)
+    if costs:
+        shown = "; ".join(f"{method} {number(mean(ratios), 2)}" for method, ratios in costs.items())
+        yield f"CPU time of a prediction from encoded programs, relative to the network: {shown}."
+
+
+def _devices(result: Mapping[str, Any]) -> Iterator[str]:
+    """Error of each method on each configuration."""
+    names = sorted(
+        {name for methods in result["splits"].values() for m in methods.values() for name in m.get("devices", ())}
+    )
+    if not names:
+        return
+    rows = [
+        [
+            SPLITS.get(split, f"configuration {split}"),
+            method,
+            *(percent(m.get("devices", {}).get(name, {}).get("mape")) for name in names),
+        ]
+        for split, methods in result["splits"].items()
+        for method, m in methods.items()
+    ]
+    yield folded("MAPE on each configuration", table(("what is unseen", "method", *names), rows, left=2))
+
+
+#: Split of the studies -> what it evaluates.
+_STUDY_SPLITS = {
+    "development": "validation tasks and validation networks",
+    "task": "test tasks",
+    "network": "test networks",
+}
+_STUDY_FIGURES = (("mape", "MAPE", percent), ("task_kendall_tau", "tau", number), ("top1_score", "top-1", number))
+
+
+def schedule_studies(results: Results) -> str:
+    """One table per study and split: each variant's mean and standard deviation over seeds."""
+    result = results.get("schedule_studies")
+    if result is None:
+        return not_measured("schedule_studies")
+    blocks = [f"`{result['command']}`. Tables show the mean ± standard deviation over seeds."]
+    for split, part in result["splits"].items():
+        networks = f" (unseen networks: {', '.join(part['networks'])})" if split != "task" else ""
+        blocks.append(f"On {_STUDY_SPLITS[split]}{networks}, {part['steps']:,} training steps per run:")
+        blocks += [
+            f"**{study[:1].upper()}{study[1:]}**:\n\n{_variants(variants)}"
+            for study, variants in part["studies"].items()
+        ]
+    return "\n\n".join(blocks)
+
+
+def _variants(variants: Mapping[str, list[dict[str, Any]]]) -> str:
+    tests = list(next(iter(variants.values()))[0]["figures"])
+    every = [entry for entries in variants.values() for entry in entries]
+    # Columns that only some studies have.
+    extra = ["training tasks"] if len({entry.get("train_tasks") for entry in every}) > 1 else []
+    extra += ["cost of a prediction"] if any("cost" in entry for entry in every) else []
+    rows = []
+    for variant, entries in variants.items():
+        row = [variant, str(len(entries))]
+        if "training tasks" in extra:
+            row.append(f"{entries[0]['train_tasks']:,}")
+        if "cost of a prediction" in extra:
+            row.append(number(mean(entry["cost"] for entry in entries), 2))
+        for test in tests:
+            row += [_over_seeds([e["figures"][test][key] for e in entries], show) for key, _, show in _STUDY_FIGURES]
+        rows.append(row)
+    headers = [f"unseen {test}: {name}" for test in tests for _, name, _ in _STUDY_FIGURES]
+    return table(["variant", "seeds", *extra, *headers], rows)
+
+
+def _over_seeds(values: list[float | None], show: Any) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return str(show(mean(known))) + (f" ± {show(stdev(known))}" if len(known) > 1 else "")

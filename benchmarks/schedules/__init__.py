@@ -1,0 +1,1 @@
+"""Studies of scheduled programs: unseen tasks, networks and configurations, and choices of training."""

@@ -1,0 +1,146 @@
+"""Scheduled programs measured on CPUs: unseen tasks, networks and configurations, beside baselines.
+
+``python -m benchmarks.schedules [--config configs/cpu.toml] [--data data/cdmpp-measured]``: per split, trains
+the configuration, fits XGBoost on our features and on TVM's PerStoreFeature (as sums over the stores of a
+program, and "packed" as TVM's own cost model does it), each with both labels, log(latency / reference) and
+log(latency), and trains the original's network on the same rows. Of the variants of a baseline the one with the lowest
+error on the validation part is shown. The test part is read once. ``--splits`` takes task, network, device and cpu;
+device holds out each configuration in turn, cpu each CPU with all its configurations: all programs were seen on the
+others, nothing on this one. Configurations of one CPU are near twins, which the result file names. These splits are
+also evaluated after 40 measurements of the held-out configuration. PerStoreFeature needs TVM; its features are kept in
+the user's cache. Networks that are held out are those of ``splits.parquet`` beside the records, or ``--test-networks
+a,b``. ``--sealed LABEL`` evaluates the sealed networks, once per label; the result file records date and model. The
+figures go into ``benchmarks/results/schedules.json``, split by split.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.schedules.configuration import MEASURED, after_measurements
+from benchmarks.schedules.document import add, check_unread, header, line, sealed_read
+from benchmarks.schedules.methods import Contest, Predict, cost_ratio, figures, mean_of
+from benchmarks.schedules.parts import Array, Scheduled
+from benchmarks.schedules.per_store import per_store_features
+from cdmpp.errors import CdmppError
+from cdmpp.evaluation.ranking import MIN_PROGRAMS
+from cdmpp.nn.network import LatencyNetwork
+from cdmpp.training.config import TrainConfig, load_config
+
+OUT = Path("benchmarks/results/schedules.json")
+SPLITS = ("task", "network", "device", "cpu")
+
+
+class Study:
+    """Evaluates splits one by one and adds each to the result file."""
+
+    def __init__(self, data: Scheduled, config: TrainConfig, options: argparse.Namespace) -> None:
+        self.data, self.config, self.options = data, config, options
+        self.features: list[Array] = per_store_features(data.table.tvm.texts)
+        self.preset = load_config(options.preset)
+        self.lines: list[str] = []
+
+    def methods(self, contest: Contest, network: LatencyNetwork) -> dict[str, Predict]:
+        """Every method, fitted."""
+        own, trees = contest.best(contest.trees("summed", None))
+        store, per_store = contest.best(contest.per_store(self.features))
+        ours = contest.predicts([network])
+        result = {"cdmpp": ours, "cdmpp and XGBoost, mean": mean_of(ours, trees)}
+        result |= {f"XGBoost, our features ({own})": trees, f"XGBoost, PerStoreFeature ({store})": per_store}
+        if self.options.original_seconds:
+            seconds = self.options.original_seconds
+            result["original's network"] = contest.original(self.preset, self.features, seconds)
+        return result | {"roofline": contest.roofline}
+
+    def evaluate(self, name: str) -> None:
+        """Train on a split and evaluate its test part."""
+        split = self.data.split(name, self.config)
+        contest = Contest(self.data, split, self.config)
+        network = contest.network(Path(self.options.runs) / f"{self.config.name}-{name.replace(':', '-')}")
+        methods = self.methods(contest, network)
+        (test,) = split.tests.values()
+        rows = contest.dataset.rows.take(test)
+        result = {method: figures(contest.dataset, rows, predict(rows)) for method, predict in methods.items()}
+        about = {"held_out_networks": list(self.data.test_networks)}
+        key = name.partition(":")[2] or name
+        if name == "sealed":
+            read = sealed_read(network, self.data.sealed, contest.dataset.fingerprint)
+            add(self.options.out, "sealed_reads", self.options.sealed, read)
+        add(self.options.out, "splits", key, result, **about)
+        sample = rows.take(np.arange(min(len(rows), 2048)))
+        costs = {m: cost_ratio(methods["cdmpp"], p, sample) for m, p in methods.items() if m.startswith("cdmpp ")}
+        add(self.options.out, "inference_cost", key, costs, **about)
+        if split.held_devices:
+            add(self.options.out, "near_twins", key, list(split.twins), **about)
+            others = {m: p for m, p in methods.items() if m != "cdmpp"}
+            folder = Path(self.options.runs) / f"{self.config.name}-{name.replace(':', '-')}-model"
+            adapted = after_measurements(self.data, contest, network, others, folder)
+            add(self.options.out, "adapted", key, {"measurements": MEASURED, "configurations": adapted}, **about)
+            for configuration, found in adapted.items():
+                after = f"{configuration}, {MEASURED} measured"
+                self.lines += [line(after, method, entry["after"]) for method, entry in found.items()]
+        self.lines += [line(key, method, found) for method, found in result.items()]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", default="configs/cpu.toml")
+    parser.add_argument("--preset", default="configs/reference.toml", help="of the original's network")
+    parser.add_argument("--data", help="dataset folder or records, in place of the configuration's")
+    parser.add_argument("--splits", default="task,network", help="of task, network, device and cpu")
+    parser.add_argument("--configurations", default="", help="a,b: of device and cpu, only these")
+    parser.add_argument("--test-networks", default="", help="a,b; by default those of splits.parquet")
+    parser.add_argument(
+        "--original-seconds", type=float, default=300.0, help="training time of the original's network; 0 leaves it out"
+    )
+    parser.add_argument(
+        "--sealed", metavar="LABEL", help="evaluate the sealed networks instead of --splits, once per label"
+    )
+    parser.add_argument(
+        "--runs",
+        default="runs",
+        help="for checkpoints; finished runs are not repeated, runs on other data found there refused",
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="result file; other splits in it stay")
+    options = parser.parse_args()
+    config = load_config(options.config)
+    if options.data:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"records": (options.data,)})})
+    wanted = options.splits.split(",")
+    if unknown := sorted(set(wanted) - set(SPLITS)):
+        raise SystemExit(f"--splits: {', '.join(unknown)} is not one of {', '.join(SPLITS)}")
+    try:
+        if options.sealed:
+            check_unread(options.out, options.sealed)
+        held = tuple(filter(None, options.test_networks.split(",")))
+        data = Scheduled.load(config, keep_sealed=bool(options.sealed), networks=held)
+        study = Study(data, config, options)
+        for name in ["sealed"] if options.sealed else _chosen(data, wanted, options.configurations):
+            study.evaluate(name)
+    except CdmppError as error:
+        raise SystemExit(f"{error}\nhint: {error.hint}") from None
+    held_out = ", ".join(data.test_networks) or "none"
+    print(f"\nHeld-out networks: {held_out}. Ranked: tasks of {MIN_PROGRAMS} or more.\n")
+    print(header())
+    print("\n".join(study.lines))
+
+
+def _chosen(data: Scheduled, wanted: list[str], configurations: str) -> list[str]:
+    """Names of the splits to evaluate."""
+    names: list[Any] = ["task"] if "task" in wanted else []
+    names += ["network"] if "network" in wanted and data.test_networks else []
+    only = set(filter(None, configurations.split(",")))
+    for name in data.configurations():
+        kind, _, of = name.partition(":")
+        if kind in wanted and (not only or of in only):
+            names.append(name)
+    return names
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Records of scheduled programs, encoded once, and the parts of each split."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.folder import SPLITS, records_file
+from cdmpp.data.networks import network_names, network_parts, without_sizes
+from cdmpp.data.sealed import sealed_programs
+from cdmpp.data.split_file import read_splits
+from cdmpp.data.splits import TEST, TRAIN, UNUSED, VALIDATION, program_parts
+from cdmpp.data.table import MeasurementTable
+from cdmpp.data.unsealed import sealed_networks
+from cdmpp.errors import DataError
+from cdmpp.training.config import TrainConfig
+from cdmpp.training.dataset import Dataset, make_dataset
+from cdmpp.training.run import load_training_table
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Networks that are held out while choices are made: those with the smallest sha256(rule + name).
+DEVELOPMENT_NETWORKS, _DEVELOPMENT_RULE = 4, "validation-1:"
+_CONFIGURATION = re.compile(r"(?P<cpu>.+)-\d+t-[a-z0-9]+")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Parts of one split.
+
+    Attributes
+    ----------
+    name : str
+    part : (rows,) int8
+        Part of each row of the dataset, a code of :mod:`cdmpp.data.splits`.
+    tests : mapping of str to (n,) int
+        Rows to evaluate, by what is unseen in them.
+    held_devices : tuple of str
+        Configurations without training rows.
+    twins : tuple of str
+        Configurations of the same CPU that are trained on.
+    """
+
+    name: str
+    part: Array
+    tests: Mapping[str, Array]
+    held_devices: tuple[str, ...] = ()
+    twins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """All rows of scheduled programs that can be trained on.
+
+    Attributes
+    ----------
+    table : MeasurementTable
+        Row i of it is row i of the dataset.
+    dataset : Dataset
+    test_networks, sealed : tuple of str
+        Networks of the split ``network``, and sealed networks.
+    origin : (programs,) str
+        How the schedule of each program was chosen: ``default``, ``sampled``, ``good``, ``active``, or "".
+    """
+
+    table: MeasurementTable
+    dataset: Dataset
+    test_networks: tuple[str, ...]
+    sealed: tuple[str, ...]
+    origin: Array
+
+    @classmethod
+    def load(cls, config: TrainConfig, *, keep_sealed: bool = False, networks: tuple[str, ...] = ()) -> Scheduled:
+        """Read and encode the records of a configuration.
+
+        Parameters
+        ----------
+        config : TrainConfig
+        keep_sealed : bool
+            Only for the evaluation of the sealed networks.
+        networks : tuple of str
+            Test networks; by default those of ``splits.parquet``.
+
+        Raises
+        ------
+        DataError
+            The records hold operators.
+        """
+        table = load_training_table(config, None, (), keep_sealed=keep_sealed)
+        if table.programs:
+            raise DataError("the records hold operators; this benchmark evaluates scheduled programs", hint="--data")
+        table = table.select(np.flatnonzero(table.trainable & np.isfinite(table.latency_s) & (table.latency_s > 0)))
+        everything = {"split": "shape", "test_networks": (), "holdout_devices": ()}
+        dataset = make_dataset(table, config.data.model_copy(update=everything), schedule=config.network.schedule)
+        # Programs that cannot be encoded are in no bucket.
+        table = table.select(np.flatnonzero(dataset.store.bucket[table.program_key] > 0))
+        if not networks:
+            files = [records_file(path).with_name(SPLITS) for path in config.data.records]
+            stored = [read_splits(file).about.get("test_networks", ()) for file in files if file.is_file()]
+            networks = tuple(sorted({name for names in stored for name in names}))
+        return cls(table, dataset, networks, sealed_networks(config.data.records), _origins(table))
+
+    @property
+    def development_networks(self) -> tuple[str, ...]:
+        """Networks that choices are made on: neither test networks nor sealed."""
+        taken = {without_sizes(name) for name in (*self.test_networks, *self.sealed)}
+        names = {without_sizes(name) for name in network_names(self.table)} - taken
+        by_hash = sorted(names, key=lambda n: hashlib.sha256((_DEVELOPMENT_RULE + n).encode()).hexdigest())
+        return tuple(sorted(by_hash[:DEVELOPMENT_NETWORKS]))
+
+    def split(self, name: str, config: TrainConfig) -> Split:
+        """``development``, ``task``, ``network``, ``sealed``, ``device:NAME`` or ``cpu:NAME``.
+
+        ``development`` trains on none of the test tasks and test networks. It evaluates validation tasks, and
+        networks that are in no other test.
+        """
+        shares = {"test": config.data.test_share, "validation": config.data.validation_share}
+        by_task = program_parts(self.table, **shares)
+        sealed = sealed_programs(self.table, self.sealed)
+        by_task[sealed] = UNUSED
+        if name.startswith(("device:", "cpu:")):
+            return self._device(name, by_task)
+        tests: dict[str, Array] = {}
+        part = by_task
+        if name == "task":
+            tests["tasks"] = part == TEST
+        elif name == "network":
+            part = network_parts(self.table, _given(self.test_networks, name), validation=shares["validation"])
+            part[sealed] = UNUSED
+            tests["networks"] = part == TEST
+        elif name == "sealed":
+            _given(self.sealed, name)
+            part = program_parts(self.table, test=0.0, validation=shares["validation"])
+            part[sealed] = TEST
+            tests["sealed"] = sealed
+        elif name == "development":
+            held = network_parts(self.table, self.development_networks) == TEST
+            if self.test_networks:
+                part[network_parts(self.table, self.test_networks) == TEST] = UNUSED
+            tests["networks"] = held & (part != TEST) & (part != UNUSED)
+            tests["tasks"] = (part == VALIDATION) & ~held
+            part = np.where((part == TRAIN) & ~held, TRAIN, UNUSED)
+            for mask in tests.values():
+                part[mask] = TEST
+        else:
+            raise DataError(f"there is no split {name!r}", hint="task, network, sealed, device:NAME, cpu:NAME")
+        key = self.dataset.rows.program
+        rows = {unseen: np.flatnonzero(mask[key]) for unseen, mask in tests.items()}
+        return Split(name, part[key].astype(np.int8), rows)
+
+    def _device(self, name: str, by_task: Array) -> Split:
+        kind, _, wanted = name.partition(":")
+        names = [device.name for device in self.dataset.devices]
+        held = tuple(n for n in names if (n if kind == "device" else cpu_of(n)) == wanted)
+        if not held or len(held) == len(names):
+            raise DataError(f"{name} is none of several in the records", hint=", ".join(names))
+        rows = self.dataset.rows
+        unseen = np.isin(rows.device, [names.index(n) for n in held])
+        part = np.where(unseen, TEST, by_task[rows.program]).astype(np.int8)
+        part[by_task[rows.program] == UNUSED] = UNUSED
+        # Test tasks are trained on by nothing, on whatever device they were measured.
+        part[(part == TEST) & ~unseen] = UNUSED
+        cpus = {cpu_of(n) for n in held}
+        twins = tuple(n for n in names if n not in held and cpu_of(n) in cpus)
+        return Split(name, part, {"configuration": np.flatnonzero((part == TEST) & unseen)}, held, twins)
+
+    def configurations(self) -> list[str]:
+        """Splits that hold out one configuration, then those that hold out one CPU where there are several."""
+        names = [device.name for device in self.dataset.devices]
+        cpus = sorted({cpu_of(name) for name in names})
+        return [f"device:{name}" for name in names] + [f"cpu:{cpu}" for cpu in cpus if len(cpus) > 1]
+
+    def with_part(self, part: Array) -> Dataset:
+        """The dataset with other parts of its rows."""
+        return replace(self.dataset, rows=replace(self.dataset.rows, part=part.astype(np.int8)))
+
+
+def _given(networks: tuple[str, ...], split: str) -> tuple[str, ...]:
+    """The networks that a split holds out, at least one."""
+    if not networks:
+        raise DataError(f"there is no split {split!r}: no network is held out", hint="cdmpp data split DIR")
+    return networks
+
+
+def cpu_of(configuration: str) -> str:
+    """The CPU of a configuration: "amd-zen3" of "amd-zen3-2t-avx2"; configurations of one CPU are near twins."""
+    match = _CONFIGURATION.fullmatch(configuration)
+    return match["cpu"] if match else configuration
+
+
+def _origins(table: MeasurementTable) -> Array:
+    """Origin of each program: that of its first record."""
+    origin = np.zeros(table.n_programs, dtype=object)
+    origin[:] = ""
+    column = table.provenance.get("origin")
+    if column is not None:
+        origin[table.program_key[::-1]] = column.array()[::-1]
+    return origin.astype(str)
