@@ -65,9 +65,10 @@ demo: $(READY)
 
 # The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts the
 # longest files first. Tests marked native, browser, gpu or load are skipped where their tool is missing.
+# After a crash of one of its processes xdist may wait for ever, so a crash ends the run.
 # Some 150 processes of the tests would compile the package anew where the caller forbids files of bytecode.
 test test-fast test-stress: export PYTHONDONTWRITEBYTECODE :=
-PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 test: $(READY)
 	@echo 'all tests and the notebooks: about 10 minutes on two idle cores'
 	$(PYTEST) tests --nbmake notebooks

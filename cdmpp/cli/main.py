@@ -51,6 +51,13 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+class _Stderr(logging.Handler):
+    """Writes each record to the current ``sys.stderr``, which a caller in the same process may have replaced."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
 @app.callback()
 def options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log; keep tracebacks.")] = False,
@@ -60,7 +67,7 @@ def options(
 ) -> None:
     """Predict the latency of tensor programs on devices you do not have."""
     if verbose:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s", force=True)
+        logging.basicConfig(level=logging.INFO, handlers=[_Stderr()], format="%(name)s: %(message)s", force=True)
     else:
         warnings.simplefilter("ignore")
 

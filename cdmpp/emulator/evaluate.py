@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]

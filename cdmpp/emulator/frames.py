@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
 from cdmpp.emulator.evaluate import Floats, Ints, evaluate
 from cdmpp.emulator.structure import Structure
+from cdmpp.jit import jit
 
 #: Structures whose frames are held.
 _MOST = 32

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cdmpp.compose.jit import COMPILED, jit
 from cdmpp.errors import FieldError
+from cdmpp.jit import COMPILED, jit
 from cdmpp.replay.graph import Arrays, Floats, Follow, Graph, Ints, to_arrays
 from cdmpp.replay.timeline import Timeline
 

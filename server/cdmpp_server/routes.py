@@ -159,7 +159,7 @@ async def readyz(request: Request) -> Ready:
 async def devices(request: Request) -> DeviceList:
     """List the known devices with their figures. Describe any other device by an object in the item."""
     artifact = _service(request).predictor.artifact
-    trained, named = set(artifact.devices), {spec.name: spec for spec in known()}
+    trained, named = set(artifact.device_names), {spec.name: spec for spec in known()}
     specs = {**named, **{name: artifact.device(name) for name in artifact.device_specs}}
     return DeviceList(
         devices=[KnownDevice(**spec.model_dump(), trained=name in trained) for name, spec in specs.items()]
@@ -182,7 +182,7 @@ def _model_info(artifact: Artifact, default: bool) -> ModelInfo:
         parameters=artifact.weights.parameters,
         feature_schema=manifest["feature_schema"],
         label=manifest["label"],
-        trained_devices=list(artifact.devices),
+        trained_devices=list(artifact.device_names),
         libraries=manifest["libraries"],
         adapted_device=manifest.get("adapted_device"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -127,6 +128,12 @@ def test_unexpected_exception_is_one_line(run: Run, monkeypatch: pytest.MonkeyPa
     assert "Traceback" in run("-v", "predict", LINEAR, "--device", "t4").stderr
     monkeypatch.setenv("CDMPP_DEBUG", "1")
     assert "Traceback" in run("predict", LINEAR, "--device", "t4").stderr
+
+
+def test_later_logging_goes_to_the_present_stderr(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run("-v", "devices")
+    logging.getLogger("later").warning("still heard")
+    assert "later: still heard" in capsys.readouterr().err
 
 
 def test_missing_package_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

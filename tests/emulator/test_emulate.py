@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.compose.jit import COMPILED
 from cdmpp.emulator import SCHEDULES, Emulator, Pass, PassCost, Stage, simulate
 from cdmpp.emulator.arrays import durations
 from cdmpp.emulator.as_graph import to_graph
@@ -21,6 +20,7 @@ from cdmpp.emulator.bound import lower_bound
 from cdmpp.emulator.candidates import Candidates
 from cdmpp.emulator.reuse import Reuse
 from cdmpp.errors import FieldError
+from cdmpp.jit import COMPILED
 from cdmpp.replay import replay
 
 SECONDS = st.sampled_from([0.0, 0.1, 1.0, 2.5, 1 / 3])

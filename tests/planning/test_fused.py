@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.compose.budget import Progress, SearchControl
-from cdmpp.compose.jit import COMPILED
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.jit import COMPILED
 from cdmpp.planning.fused import Model, Problem, lower_bound_s, search
 from cdmpp.planning.fused.baselines import serial_1f1b
 from cdmpp.planning.fused.check import check

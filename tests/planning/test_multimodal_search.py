@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.jit import COMPILED
+from cdmpp.jit import COMPILED
 from cdmpp.planning.multimodal.bound import preemptive_makespan_s
 from cdmpp.planning.multimodal.branch_and_bound import branch_and_bound, solve_exactly
 from cdmpp.planning.multimodal.dispatch import DispatchRule, dispatch

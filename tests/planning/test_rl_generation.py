@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.compose.jit import COMPILED
 from cdmpp.errors import InfeasibleError
+from cdmpp.jit import COMPILED
 from cdmpp.planning.rl import generation as module
 from cdmpp.planning.rl.engine import GenerationEngine, SampleQueues
 from cdmpp.planning.rl.generation import generate

@@ -63,7 +63,7 @@ def test_the_golden_prediction_sees_what_is_no_latency(predictor: LatencyPredict
 def test_every_known_device_with_its_figures(client: TestClient, predictor: LatencyPredictor) -> None:
     listed = client.get("/devices").json()["devices"]
     assert [d["name"] for d in listed] == [spec.name for spec in known()]
-    assert {d["name"] for d in listed if d["trained"]} == set(predictor.artifact.devices)
+    assert {d["name"] for d in listed if d["trained"]} == set(predictor.artifact.device_names)
     first = {key: value for key, value in listed[0].items() if key != "trained"}
     assert first == known()[0].model_dump(mode="json")
 
@@ -117,7 +117,7 @@ def test_support_and_models_are_the_predictors(client: TestClient, predictor: La
     # The loaded model comes first; other tests of this application adapt it.
     model = client.get("/models").json()["models"][0]
     assert model["model_id"] == predictor.model_id
-    assert model["trained_devices"] == list(predictor.artifact.devices)
+    assert model["trained_devices"] == list(predictor.artifact.device_names)
     assert model["parameters"] > 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 from cdmpp.planning.fused.problem import GroupArrays
 
 

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.jit import COMPILED
+from cdmpp.jit import COMPILED
 from cdmpp.planning.fused.baselines import EQUAL, Floats, Ints, Schedule, greedy, schedule_from, serial_1f1b
 from cdmpp.planning.fused.bound import lower_bound_s
 from cdmpp.planning.fused.list_scheduling import improve

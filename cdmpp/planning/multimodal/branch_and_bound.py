@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.jit import COMPILED, jit
+from cdmpp.jit import COMPILED, jit
 from cdmpp.planning.multimodal.graph import TaskGraph
 from cdmpp.planning.multimodal.schedule import Schedule, schedule_orders
 from cdmpp.planning.multimodal.tasks import Tasks

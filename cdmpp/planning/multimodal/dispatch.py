@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 from cdmpp.planning.multimodal.graph import TaskGraph
 
 #: Backward rules: of the ready backward passes, run first the one that has waited longest, the first in the forward

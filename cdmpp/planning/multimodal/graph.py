@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 
 
 class TaskGraph(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 from cdmpp.planning.multimodal.modules import Module, topological_order
 from cdmpp.planning.multimodal.placement import Placement, contiguous_at, contiguous_cuts, move_layer
 from cdmpp.planning.multimodal.tasks import Tasks

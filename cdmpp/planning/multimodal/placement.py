@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 from cdmpp.planning.multimodal.modules import Module, topological_order
 
 #: Most segments that the proportional rule gives a module: more add little overlap and many tasks.

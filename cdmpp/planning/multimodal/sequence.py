@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 from cdmpp.planning.multimodal.tasks import Tasks
 
 _EMPTY = np.empty(0, np.int64)

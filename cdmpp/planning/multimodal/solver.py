@@ -8,7 +8,7 @@ from functools import cache, partial
 import numpy as np
 
 from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.jit import COMPILED
+from cdmpp.jit import COMPILED
 from cdmpp.planning.multimodal.modules import Module
 from cdmpp.planning.multimodal.plan_schema import MultimodalPlan
 from cdmpp.planning.multimodal.report import make_plan, make_step_plan

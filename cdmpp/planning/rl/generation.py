@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.compose.jit import jit
+from cdmpp.jit import jit
 from cdmpp.planning.rl.engine import Floats, GenerationEngine, Ints, SampleQueues
 
 
