@@ -130,16 +130,18 @@ def test_scrape_of_any_worker_covers_all_workers(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     # A separate process acts as supervisor: prometheus_client reads the variable when it is imported.
     code = f"""
-import subprocess, sys
-from cdmpp_server.operate.metrics import shared_by_workers, worker_ended
+import os, pathlib, subprocess, sys
+from cdmpp_server.operate.metrics import FOLDER_VARIABLE, shared_by_workers, worker_ended
 with shared_by_workers():
+    # The file of a worker that is just creating it.
+    pathlib.Path(os.environ[FOLDER_VARIABLE], "counter_1.db").touch()
     workers = [
         subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for _ in range(3)
     ]
     for worker in workers:  # all have written when each has printed
-        while b"cdmpp_sandbox_restarts_total" not in worker.stdout.readline():
-            pass
+        while b"cdmpp_sandbox_restarts_total" not in (line := worker.stdout.readline()):
+            assert line, "a worker has failed"
     workers[0].communicate()
     worker_ended(workers[0].pid)
     code = "from cdmpp_server.operate.metrics import Metrics; print(Metrics().text().decode())"

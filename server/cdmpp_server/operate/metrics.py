@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections import Counter as Count
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prometheus_client import (
@@ -25,6 +25,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from cdmpp import __version__
@@ -206,8 +207,24 @@ class Metrics:
         registry = self.registry
         if os.environ.get(FOLDER_VARIABLE):
             registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it carries no annotations
+            _AllWorkers(registry)  # type: ignore[no-untyped-call]  # it carries no annotations
         return generate_latest(registry)
+
+
+class _AllWorkers(MultiProcessCollector):
+    """Metrics of all workers, without files that are still empty.
+
+    A worker that starts creates a file first and gives it a size afterwards; the library fails on such a file.
+    """
+
+    def collect(self) -> Iterable[Metric]:
+        files = []
+        for file in Path(self._path).glob("*.db"):
+            with suppress(FileNotFoundError):  # the gauges of a worker that has just ended
+                if file.stat().st_size:
+                    files.append(str(file))
+        merged: Iterable[Metric] = self.merge(files)  # type: ignore[no-untyped-call]  # it carries no annotations
+        return merged
 
 
 @contextmanager
