@@ -61,15 +61,15 @@ class Study:
         split = self.data.split(name, self.config)
         contest = Contest(self.data, split, self.config)
         network = contest.network(Path(self.options.runs) / f"{self.config.name}-{name.replace(':', '-')}")
+        if name == "sealed":  # recorded before the rows are read
+            read = sealed_read(network, self.data.sealed, contest.dataset.fingerprint)
+            add(self.options.out, "sealed_reads", self.options.sealed, read)
         methods = self.methods(contest, network)
         (test,) = split.tests.values()
         rows = contest.dataset.rows.take(test)
         result = {method: figures(contest.dataset, rows, predict(rows)) for method, predict in methods.items()}
         about = {"held_out_networks": list(self.data.test_networks)}
         key = name.partition(":")[2] or name
-        if name == "sealed":
-            read = sealed_read(network, self.data.sealed, contest.dataset.fingerprint)
-            add(self.options.out, "sealed_reads", self.options.sealed, read)
         add(self.options.out, "splits", key, result, **about)
         sample = rows.take(np.arange(min(len(rows), 2048)))
         costs = {m: cost_ratio(methods["cdmpp"], p, sample) for m, p in methods.items() if m.startswith("cdmpp ")}

@@ -99,7 +99,9 @@ def command(options: argparse.Namespace, tasks: int) -> str:
     if options.defaults:
         return "python -m benchmarks.tuning --defaults"
     rounds = f" --trials-per-round {options.trials_per_round}" if options.trials_per_round != ROUND else ""
-    return f"python -m benchmarks.tuning --tasks {tasks} --seeds {options.seeds} --trials {options.trials}{rounds}"
+    methods = f" --methods {options.methods}" if options.methods != FULL[3] else ""
+    settings = f"--tasks {tasks} --seeds {options.seeds} --trials {options.trials}"
+    return f"python -m benchmarks.tuning {settings}{rounds}{methods}"
 
 
 def chosen(text: str, known: list[str]) -> list[str]:

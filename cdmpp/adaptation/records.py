@@ -17,6 +17,7 @@ from cdmpp.data.device_specs import resolve
 from cdmpp.data.load import load_table
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.data.table import MeasurementTable
+from cdmpp.data.unsealed import without_sealed
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.evaluation.tables import reasons, rows_of
@@ -115,7 +116,7 @@ def as_table(records: Records, protocol: str, framework: str | None) -> Measurem
     if isinstance(records, MeasurementTable):
         return records
     if isinstance(records, str | PathLike):
-        return load_table(records)
+        return without_sealed(load_table(records), [records])
     rows = [r if isinstance(r, Measurement) else _measurement(i, r, protocol, framework) for i, r in enumerate(records)]
     if not rows:
         raise DataError("the records are empty", hint="a program and its latency per row")

@@ -17,7 +17,7 @@ from typing import Any
 from cdmpp.artifact.folder import ERROR_TABLE, MANIFEST, SCHEDULED, cannot_write, read_manifest, swap_folder
 from cdmpp.artifact.load import load_artifact
 from cdmpp.artifact.manifest import TrainedManifest, check_fields, check_seal, sealed, trained_identity
-from cdmpp.errors import ArtifactError
+from cdmpp.errors import ArtifactError, CdmppError
 
 
 def attach_scheduled(folder: Path, trained: Path) -> str:
@@ -47,7 +47,7 @@ def attach_scheduled(folder: Path, trained: Path) -> str:
     if inner.adapter is not None or inner.scheduled is not None or not inner.config.schedule:
         raise ArtifactError(
             f"{trained} is no model for scheduled programs",
-            hint="train one with: cdmpp train --config configs/cpu.toml",
+            hint="train one with: cdmpp train --config configs/scheduled.toml",
         )
     outer = read_manifest(folder)
     check_seal(folder, outer)
@@ -91,7 +91,10 @@ def joined_errors(whole: Mapping[str, Any], scheduled: Mapping[str, Any]) -> dic
 def _errors(folder: Path) -> dict[str, Any]:
     """Error table of a model folder; empty where it has none."""
     file = folder / ERROR_TABLE
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ArtifactError(f"{file} is damaged: {error}", hint="train the model again") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,7 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("trained", type=Path, help="folder of the model for scheduled programs")
     parser.add_argument("--into", type=Path, required=True, help="model folder that gains it")
     options = parser.parse_args(arguments)
-    print(attach_scheduled(options.into, options.trained))
+    try:
+        print(attach_scheduled(options.into.resolve(), options.trained))
+    except CdmppError as error:
+        raise SystemExit(f"error: {error}\nhint: {error.hint}") from None
 
 
 if __name__ == "__main__":

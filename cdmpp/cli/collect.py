@@ -63,7 +63,7 @@ def collect(
     active: Annotated[
         int, typer.Option(min=0, help="Also schedules of the pool on which the models disagree: so many of each task.")
     ] = 0,
-    pool: Annotated[int, typer.Option(min=1, help="Schedules drawn for --good and --active.")] = 32,
+    pool: Annotated[int, typer.Option(min=1, help="Further schedules drawn for --good and --active.")] = 32,
     model: Annotated[
         list[Path] | None,
         typer.Option("--model", metavar="DIR", help="Models for --good and --active; repeatable.", show_default=False),
@@ -144,6 +144,8 @@ def collect(
     sizes = parse_sizes(dim or [])
     if (good or active) and build_only:
         raise typer.BadParameter("an archive has random schedules only", param_hint="--good, --active")
+    if model and not (good or active):
+        raise typer.BadParameter("a model chooses nothing without --good or --active", param_hint="--model")
     chooser = _chooser(chosen[0], good, active, pool, model or []) if good or active else None
     if build_only:
         _build_only(wanted, chosen, out, settings, sizes, json)

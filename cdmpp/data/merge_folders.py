@@ -50,10 +50,11 @@ def merge_folders(
     records = concat([load_table(folder) for folder in folders])
     repeats = [load_table(found) for found in map(repeats_file, folders) if found is not None]
     path.mkdir(parents=True, exist_ok=True)
-    write_records(records, path / RECORDS)
-    if repeats:
-        write_records(concat(repeats), path / REPEATS)
+    # The seal first: a merge that is killed leaves no records without it.
     for stated, count in seals:
         write_splits(make_splits(records, sealed=count, sealed_from=stated), path / SPLITS)
+    if repeats:
+        write_records(concat(repeats), path / REPEATS)
+    write_records(records, path / RECORDS)
     write_card(path, command=command, notes=notes)
     return path

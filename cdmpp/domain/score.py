@@ -50,6 +50,8 @@ _TIR, _BLOCKS = SUMMARY_COLUMNS.index("family_tir"), SUMMARY_COLUMNS.index("bloc
 _FAR = 10.0
 #: Points of one block of the distance computation.
 _BLOCK = 512
+#: With fewer points per centre, the reach is that of points that the centres were not fitted to, a share of all.
+_ENOUGH, _UNSEEN = 20, 0.2
 NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
 #: Scores up to the first are "in", up to the second "near".
 THRESHOLDS = (1.0, 2.0)
@@ -108,7 +110,8 @@ class Domain:
     ----------
     centres : float32, (centres, columns)
     reach : float
-        99th percentile of the distance of training programs to their centre.
+        99th percentile of the distance of training programs to their centre. Where there are few programs, it is that
+        of programs which the centres were not fitted to.
     contexts : frozenset of str
         The keys (:meth:`Context.keys`, :meth:`Context.launch_key`) of every training row, and ``device&`` for every
         device.
@@ -203,9 +206,11 @@ def _centres(points: Array, seed: int, count: int) -> tuple[Array, float]:
     points = points.astype(np.float32)
     rng = np.random.default_rng(seed)
     sample = points[rng.choice(len(points), min(len(points), 40_000), replace=False)]
-    means = MiniBatchKMeans(min(count, len(sample)), random_state=seed, n_init=1, batch_size=4096)
-    centres = means.fit(sample).cluster_centers_.astype(np.float32)
-    return centres, float(np.quantile(_distance(sample, centres, 1.0), 0.99))
+    unseen = int(_UNSEEN * len(sample)) if len(sample) < _ENOUGH * count else 0
+    fitted, judged = sample[unseen:], sample[:unseen] if unseen else sample
+    means = MiniBatchKMeans(min(count, len(fitted)), random_state=seed, n_init=1, batch_size=4096)
+    centres = means.fit(fitted).cluster_centers_.astype(np.float32)
+    return centres, float(np.quantile(_distance(judged, centres, 1.0), 0.99))
 
 
 def _distance(points: Array, centres: Array, reach: float) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 
 from cdmpp.artifact.model import Artifact
 from cdmpp.data.networks import network_parts
+from cdmpp.data.sealed import sealed_programs
 from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
@@ -26,7 +27,7 @@ CODES = {name: code for code, name in PART_NAMES.items()}
 def row_parts(artifact: Artifact, table: MeasurementTable) -> Array:
     """Part of every row by the split that the model was trained with, (n,) int8.
 
-    Rows of a device that the model held out are test rows.
+    Rows of a device that the model held out are test rows. Programs of sealed networks are in no part.
 
     Raises
     ------
@@ -41,6 +42,8 @@ def row_parts(artifact: Artifact, table: MeasurementTable) -> Array:
     rows: Array = np.append(parts, np.int8(UNUSED))[table.program_key]
     for name in data.get("holdout_devices", ()):
         rows[table.device.is_(name) & (rows != UNUSED)] = TEST
+    if sealed := artifact.manifest.get("data", {}).get("sealed"):
+        rows[np.append(sealed_programs(table, sealed), False)[table.program_key]] = UNUSED
     if artifact.scheduled is not None:
         rows = np.where(table.backend.is_("tvm"), row_parts(artifact.scheduled, table), rows)
     return rows

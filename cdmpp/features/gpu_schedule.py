@@ -26,6 +26,8 @@ GPU_VERSION = 1
 WARP, SECTOR_BYTES, BANKS, WORD_BYTES = 32, 32, 32, 4
 #: Values of an index up to which equal ones are found.
 MANY_VALUES = 4096
+#: Most lanes of a vector, far more than any GPU moves at once.
+MOST_LANES = 1024.0
 
 #: Of the whole program, equal in all its leaves.
 PROGRAM = ("threads", "blocks", "warps", "local_words", "shared_bytes")
@@ -226,7 +228,7 @@ class _Leaf:
         lanes = 1.0
         if vector is not None:
             step = sum(float(i.steps.get(vector, 0.0)) * s for i, s in zip(access.indices, strides, strict=True))
-            lanes = self.extent[vector] if step == 1.0 else 1.0
+            lanes = min(self.extent[vector], MOST_LANES) if step == 1.0 else 1.0
         last = max((n for n, p in enumerate(self.own) if p in moved), default=-1)
         # Straight code loads an address once; a loop outside of all that move the address loads it again.
         repeated = (p for n, p in enumerate(self.own) if n <= last and p not in self.unrolled)
@@ -266,8 +268,10 @@ class _Leaf:
             return float(math.prod(extent for _, extent in steps))
         values = {0.0}
         for step, extent in steps:
-            values = {value + step * i for value in values for i in range(extent)}
-            if len(values) > MANY_VALUES:
+            # So many sums would take too much memory.
+            is_bounded = len(values) * extent <= 16 * MANY_VALUES
+            values = {value + step * i for value in values for i in range(extent)} if is_bounded else values
+            if not is_bounded or len(values) > MANY_VALUES:
                 return float(math.prod(extent for _, extent in steps))
         return float(len(values))
 

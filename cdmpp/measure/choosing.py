@@ -33,7 +33,7 @@ class EnsembleChooser:
     members : sequence of callable
         Trained models; at least two for active choice.
     pool : int
-        Number of schedules to draw.
+        Number of schedules to draw besides the random ones.
     good : int
         Schedules with the lowest mean of the predicted log latencies.
     active : int

@@ -94,8 +94,7 @@ class Collector:
         # number of its cores bounds parallel loops.
         target = self.store.settings().get("sampling_target") or dict(first.target)
         self.store.settle({"sampling_target": target})
-        if self._chooser is not None:
-            self.store.settle({"chooser": self._chooser.description})
+        self.store.settle({"chooser": self._chooser.description if self._chooser is not None else None})
         self._lower(list(dict.fromkeys(sources)), dims or {})
         tasks = self.store.unsampled(self.settings.schedules)
         if not tasks:
@@ -104,7 +103,7 @@ class Collector:
         limits = self.settings.worker(_SAMPLING_LIMIT_S)
         # At most one worker per core, because each imports TVM.
         with WorkerPool(self._builders(), limits, prepare_sampler, (first.kind,)) as pool:
-            drawn = max(self.settings.schedules, self._chooser.pool if self._chooser else 0)
+            drawn = self.settings.schedules + (self._chooser.pool if self._chooser else 0)
             arguments = [(text, digest, target, drawn, self.settings.seed) for digest, _, text in tasks]
             outcomes = pool.run(sample_programs, arguments)
             failed = []

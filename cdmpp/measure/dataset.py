@@ -50,15 +50,17 @@ def write_dataset(
             continue
         rows = list(_rows(measurements, programs, described, timing.max_spread))
         write_records(from_measurements(rows), store.folder / name)
+    local_cpu = any(c.kind == "llvm" and c.cores for c in configurations)
     missing = store.count_programs() * len(described) - len(store.measured(list(described), FIRST))
     faults = [f"Not finished: {missing:,} measurements are missing."] if missing else []
     faults += [f"Not collected: {name}: {what}: {why}" for name, what, why in store.left_out()]
-    write_card(store.folder, command=command, notes=how_measured(timing), faults=faults)
+    write_card(store.folder, command=command, notes=how_measured(timing, local_cpu), faults=faults)
     return store.folder
 
 
-def how_measured(timing: TimingSettings) -> tuple[str, ...]:
-    """Describe the timing protocol in sentences, for a dataset card."""
+def how_measured(timing: TimingSettings, local_cpu: bool) -> tuple[str, ...]:
+    """Describe the timing protocol in sentences, for a dataset card; only local CPUs are checked for other work."""
+    checked = local_cpu and timing.patience_s > 0
     return (
         "TVM compiled the programs. Its `time_evaluator` timed them in a worker process with pinned threads, "
         "after a warm-up run, on random inputs"
@@ -68,9 +70,10 @@ def how_measured(timing: TimingSettings) -> tuple[str, ...]:
             else " with warm caches."
         ),
         f"A repeat is as many runs as take {timing.repeat_s * 1e3:g} ms. There are {timing.min_repeats} to "
-        f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms. Programs are timed in groups, in "
-        f"{timing.passes} to {timing.max_passes} passes, until the two fastest passes of a program differ by at most "
-        f"{100 * timing.agreement:g} %. The label is the median of the repeats of the fastest pass.",
+        f"{timing.max_repeats} repeats within about {timing.total_s * 1e3:g} ms. Programs are timed in groups, "
+        f"{'once on a quiet CPU, otherwise ' if checked else ''}in {timing.passes} to {timing.max_passes} passes, "
+        f"until the two fastest passes of a program differ by at most {100 * timing.agreement:g} %. "
+        "The label is the median of the repeats of the fastest pass.",
         f"A record whose interquartile range / median exceeded {100 * timing.max_spread:g} % was timed again, and "
         "the round with the smaller spread was kept. If its spread, or the difference of the two fastest passes, "
         "exceeded the limit too, the record is flagged.",
@@ -82,7 +85,7 @@ def how_measured(timing: TimingSettings) -> tuple[str, ...]:
                 f"{100 * timing.quiet_tolerance:g} % longer than at best, and were repeated if it did not after them, "
                 f"for at most {timing.patience_s:g} s per pass.",
             )
-            if timing.patience_s and not timing.flush_cache
+            if checked
             else ()
         ),
     )

@@ -31,7 +31,7 @@ class QuietCheck:
     tolerance : float
         Relative excess over the fastest check of a core up to which it runs at full speed.
     patience_s : float
-        Longest time to wait for one program.
+        Longest time to wait for one program and to repeat its runs.
     """
 
     def __init__(self, cores: Sequence[int], tolerance: float, patience_s: float) -> None:
@@ -53,6 +53,10 @@ class QuietCheck:
     def has_patience(self) -> bool:
         """Whether waiting time is left for the present program."""
         return self._left_s > 0
+
+    def spend(self, seconds: float) -> None:
+        """Take repeated runs from the patience for the present program."""
+        self._left_s -= seconds
 
     def is_quiet(self) -> bool:
         """Whether every core runs at full speed now."""

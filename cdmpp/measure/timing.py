@@ -168,6 +168,7 @@ class Clock:
         if self._quiet is not None:
             while not (is_quiet := self._quiet.is_quiet()) and self._quiet.has_patience:
                 figures = self._once(number, repeat)
+                self._quiet.spend(number * sum(figures))
             self._was_quiet = is_quiet
         return figures
 

@@ -47,9 +47,11 @@ class NetworkConfig(BaseModel):
         False, description="read the schedule's columns of programs given as TIR; their time is a sum over leaves"
     )
     schedule_version: int = Field(
-        SCHEDULE_VERSION, description="of the schedule's columns; networks of earlier versions read the first of them"
+        SCHEDULE_VERSION,
+        ge=min(SCHEDULE_WIDTHS),
+        le=SCHEDULE_VERSION,
+        description="of the schedule's columns; networks of earlier versions read the first of them",
     )
-
     members: int = Field(1, ge=1, le=8, description="networks, trained together, whose mean is the answer")
 
     @property

@@ -198,3 +198,9 @@ def test_help_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_models_that_would_choose_no_schedule_are_refused(run: Run, tmp_path: Path) -> None:
+    refused = run("collect", "--network", "agent", "--model", tmp_path, "--out", tmp_path / "new")
+    assert refused.exit_code == 2 and "--good or --active" in refused.stderr
+    assert not (tmp_path / "new").exists()

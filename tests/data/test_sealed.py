@@ -7,12 +7,17 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+import cdmpp.data.merge_folders as merging
+from cdmpp.adaptation.records import as_table
+from cdmpp.artifact.model import Artifact
 from cdmpp.cli.main import app
 from cdmpp.data.card import card_text
 from cdmpp.data.load import load_table
@@ -23,6 +28,7 @@ from cdmpp.data.splits import TEST, TRAIN, UNUSED
 from cdmpp.data.table import MeasurementTable
 from cdmpp.data.unsealed import sealed_networks, without_sealed
 from cdmpp.errors import DataError
+from cdmpp.evaluation.parts import row_parts
 from cdmpp.training.config import DataConfig, OptimiserConfig, TrainConfig
 from cdmpp.training.dataset import make_dataset
 from cdmpp.training.run import load_training_table, train_model
@@ -209,3 +215,28 @@ def test_sealed_networks_stay_sealed_when_folders_are_merged(folder: Path, tmp_p
     write_splits(make_splits(load_table(other), sealed=1, sealed_from=["net1", "net2"]), other / "splits.parquet")
     result = CliRunner().invoke(app, ["data", "merge", str(folder), str(other), "--out", str(tmp_path / "again")])
     assert result.exit_code == 1 and "seal different networks" in result.output and not (tmp_path / "again").exists()
+
+
+def test_a_merge_that_ends_early_leaves_no_records_without_their_seal(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(merging, "write_records", killed)
+    with pytest.raises(KeyboardInterrupt):
+        merging.merge_folders([folder], tmp_path / "both")
+    assert {file.name for file in (tmp_path / "both").iterdir()} == {"splits.parquet"}
+
+
+def test_adaptation_reads_no_sealed_program(folder: Path) -> None:
+    assert as_table(folder, "kernel", None).n_programs == 60
+    assert as_table(load_table(folder), "kernel", None).n_programs == 120
+
+
+def test_sealed_rows_are_in_no_part_of_the_split_of_a_model(table: MeasurementTable) -> None:
+    split = {"split": "shape", "test_share": 0.2, "validation_share": 0.1}
+    manifest = {"config": {"data": split}, "data": {"sealed": [HELD]}}
+    parts = row_parts(cast(Artifact, SimpleNamespace(manifest=manifest, scheduled=None)), table)
+    assert (parts[is_sealed(table)[table.program_key]] == UNUSED).all()
+    assert (parts[~is_sealed(table)[table.program_key]] != UNUSED).any()

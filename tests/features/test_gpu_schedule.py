@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -129,3 +131,15 @@ def test_staging_registers_and_arithmetic_of_a_tile():
 def test_a_program_without_threads_has_zeros():
     ast = copy({0: 1}, loops(("parallel", 32)))
     assert gpu_columns(ast).shape == (1, GPU_WIDTH) and not gpu_columns(ast).any()
+
+
+@pytest.mark.parametrize("kind", ["vectorized", "unrolled"])
+def test_absurd_extents_take_bounded_memory(kind):
+    nest = loops(("threadIdx.x", 32), (kind, 1 << 22), ("unrolled", 8))
+    tracemalloc.start()
+    try:
+        found = gpu_columns(copy({0: 4, 1: 1, 2: 3}, nest, "shared"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert np.isfinite(found).all() and peak < 32 << 20

@@ -45,3 +45,12 @@ def test_waiting_ends_with_the_disturbance_or_with_the_patience(speeds: list[flo
     assert not check.has_patience
     check.begin()
     assert check.has_patience
+
+
+def test_repeated_runs_take_from_the_patience(speeds: list[float]) -> None:
+    check = QuietCheck([0], tolerance=0.1, patience_s=0.5)
+    check.begin()
+    check.spend(0.3)
+    assert check.has_patience
+    check.spend(0.3)
+    assert not check.has_patience

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cdmpp.artifact.load import load_artifact
-from cdmpp.artifact.scheduled import attach_scheduled, joined_errors
+from cdmpp.artifact.scheduled import attach_scheduled, joined_errors, main
 from cdmpp.errors import ArtifactError
+from cdmpp.nn.config import NetworkConfig
 from cdmpp.predictor import LatencyPredictor, Query
 from cdmpp.programs.program import TensorProgram
 from tests.features.shapes import random_specs
@@ -124,3 +126,14 @@ def test_records_of_both_parts_adapt_the_general_one(folders: tuple[Path, Path, 
     assert [entry["code"] for entry in report["warnings"]].count("scheduled_not_used") == 1
     tvm = [query for query in mixed if query.program.backend == "tvm"]
     assert [p.latency_s for p in adapted.predict_queries(tvm)] == [p.latency_s for p in both.predict_queries(tvm)]
+
+
+def test_command_reports_what_it_cannot_read(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: .*nothing(.|\n)*hint: "):
+        main([str(tmp_path / "nothing"), "--into", str(folders[2])])
+
+
+@pytest.mark.parametrize("version", [1, 7])
+def test_unknown_version_of_the_schedule_columns_is_refused(version: int) -> None:
+    with pytest.raises(ValidationError, match="schedule_version"):
+        NetworkConfig(schedule=True, schedule_version=version)
