@@ -22,7 +22,7 @@ def schedules(results: Results) -> str:
         return not_measured("schedules")
     rows = [
         [
-            SPLITS.get(split, f"configuration {split}"),
+            SPLITS.get(split, split),
             method,
             f"{m['n']:,}",
             f"**{percent(m['mape'])}**",
@@ -82,6 +82,7 @@ def _adapted(result: Mapping[str, Any]) -> Iterator[str]:
         "method",
         "MAPE, not measured",
         f"MAPE, {count} measured",
+        *_RANK_HEADERS,
     )
     yield (
         f"The next table shows configurations without training rows, before and after {count} programs of them were "
@@ -112,11 +113,12 @@ def _devices(result: Mapping[str, Any]) -> Iterator[str]:
         return
     rows = [
         [
-            SPLITS.get(split, f"configuration {split}"),
+            SPLITS[split],
             method,
             *(percent(m.get("devices", {}).get(name, {}).get("mape")) for name in names),
         ]
         for split, methods in result["splits"].items()
+        if split in SPLITS
         for method, m in methods.items()
     ]
     yield folded("MAPE on each configuration", table(("what is unseen", "method", *names), rows, left=2))
