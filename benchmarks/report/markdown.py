@@ -38,7 +38,10 @@ def error_cells(m: Mapping[str, Any]) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A table whose first ``left`` columns are aligned to the left."""
+    """A table whose first ``left`` columns are aligned to the left; ValueError where a row has another length."""
+    rows = list(rows)
+    if wrong := [row for row in rows if len(row) != len(header)]:
+        raise ValueError(f"{len(header)} columns, but a row of {len(wrong[0])}: {wrong[0]}")
     lines = ["| " + " | ".join(header) + " |"]
     lines.append("| " + " | ".join("---" if i < left else "---:" for i in range(len(header))) + " |")
     lines += ["| " + " | ".join(row) + " |" for row in rows]
