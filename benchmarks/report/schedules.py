@@ -112,11 +112,7 @@ def _devices(result: Mapping[str, Any]) -> Iterator[str]:
     if not names:
         return
     rows = [
-        [
-            SPLITS[split],
-            method,
-            *(percent(m.get("devices", {}).get(name, {}).get("mape")) for name in names),
-        ]
+        [SPLITS[split], method, *(percent(m.get("devices", {}).get(name, {}).get("mape")) for name in names)]
         for split, methods in result["splits"].items()
         if split in SPLITS
         for method, m in methods.items()
