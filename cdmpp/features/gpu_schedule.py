@@ -264,15 +264,16 @@ class _Leaf:
     def _values(self, index: Linear) -> float:
         """Different values of an index within the unrolled loops."""
         steps = [(float(index.steps[p]), int(self.extent[p])) for p in self.unrolled if index.steps.get(p)]
+        every = float(math.prod(extent for _, extent in steps))
         if len(steps) < 2:
-            return float(math.prod(extent for _, extent in steps))
+            return every
         values = {0.0}
         for step, extent in steps:
-            # So many sums would take too much memory.
-            is_bounded = len(values) * extent <= 16 * MANY_VALUES
-            values = {value + step * i for value in values for i in range(extent)} if is_bounded else values
-            if not is_bounded or len(values) > MANY_VALUES:
-                return float(math.prod(extent for _, extent in steps))
+            if len(values) * extent > 16 * MANY_VALUES:  # too many sums to compare in memory
+                return every
+            values = {value + step * i for value in values for i in range(extent)}
+            if len(values) > MANY_VALUES:
+                return every
         return float(len(values))
 
     def _unique(self, access: Access, request: _Request, threads: int) -> float:
