@@ -18,6 +18,13 @@ Loop = tuple[str, str, int]
 Axis = tuple[str, int, Any]
 
 
+def thread_loop(extent: int, tag: str, *, bound: bool) -> Any:
+    """Open a loop over a hardware thread such as ``threadIdx.x``; not ``bound``, a serial loop, which a CPU can run."""
+    from tvm.script.ir_builder import tirx
+
+    return tirx.thread_binding(extent, thread=tag) if bound else tirx.serial(extent)
+
+
 class Builder:
     """TVM's IR builder with names.
 

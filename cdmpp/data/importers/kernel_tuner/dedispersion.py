@@ -12,8 +12,10 @@ are neighbours; with 1 they are one block of threads apart. Nothing is staged an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from cdmpp.data.importers.kernel_tuner.blocks import thread_loop
 from cdmpp.data.importers.kernel_tuner.template import Launch, Parameters, PrimFunc, TunedKernel
 
 PARAMETERS = (
@@ -89,8 +91,7 @@ def program(parameters: Parameters, sizes: Sizes, *, bound: bool = True) -> Prim
     grid = _launch(parameters, sizes).grid
     unroll = parameters["loop_unroll_factor_channel"]
 
-    def threads(extent: int, tag: str) -> Any:
-        return ir.thread_binding(extent, thread=tag) if bound else ir.serial(extent)
+    threads = partial(thread_loop, bound=bound)
 
     def index(block: Any, thread: Any, item: Any, axis: str) -> Any:
         size, tile = parameters[f"block_size_{axis}"], parameters[f"tile_size_{axis}"]

@@ -15,8 +15,10 @@ Constant memory is not expressed: the polygon is a parameter in global memory, w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from cdmpp.data.importers.kernel_tuner.blocks import thread_loop
 from cdmpp.data.importers.kernel_tuner.template import Launch, Parameters, PrimFunc, TunedKernel
 
 PARAMETERS = ("between_method", "block_size_x", "tile_size", "use_method")
@@ -75,8 +77,7 @@ def program(parameters: Parameters, sizes: Sizes, *, bound: bool = True) -> Prim
     block, tile = parameters["block_size_x"], parameters["tile_size"]
     grid, method = _launch(parameters, sizes).grid[0], parameters["use_method"]
 
-    def threads(extent: int, tag: str) -> Any:
-        return ir.thread_binding(extent, thread=tag) if bound else ir.serial(extent)
+    threads = partial(thread_loop, bound=bound)
 
     with IRBuilder() as builder, ir.prim_func():
         ir.func_name("main")
