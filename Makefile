@@ -61,7 +61,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@echo 'starting a server on this machine (some seconds) ...'
-	$(BIN)/python -m cdmpp.demo
+	$(BIN)/python -m cdmpp.cli.demo
 
 # The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts the
 # longest files first. Tests marked native, browser, gpu or load are skipped where their tool is missing.

@@ -25,15 +25,15 @@ import numpy as np
 
 from benchmarks.ablation_variants.labels import LabelObjective, fit_label, predict_log
 from benchmarks.ablation_variants.network import NETWORKS
-from cdmpp.nn.batch import Inputs
-from cdmpp.nn.network import LatencyNetwork
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, MeasuredRows, make_dataset
-from cdmpp.training.draw import target_rows
-from cdmpp.training.loop import train
-from cdmpp.training.reference.box_cox import BoxCox
-from cdmpp.training.run import load_training_table
-from cdmpp.training.step import Objective
+from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset, MeasuredRows, make_dataset
+from cdmpp.train.draw import target_rows
+from cdmpp.train.loop import train
+from cdmpp.train.reference.box_cox import BoxCox
+from cdmpp.train.run import load_training_table
+from cdmpp.train.step import Objective
 
 RESULTS = Path(__file__).parent / "results" / "ablations.json"
 STEPS, CPU_STEPS = 300, 400

@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.report.document import rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.results import STUDIES, Results
-from cdmpp.data.writing import replacing
 from cdmpp.errors import CdmppError
+from cdmpp.utils.writing import replacing
 
 ROOT = Path(__file__).resolve().parent.parent
 

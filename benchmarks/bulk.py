@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cdmpp.features.bulk import FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_shapes
+from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 
 T = TypeVar("T")
 _ARRAYS = ("leaves", "leaf_count", "positions", "totals", "kind", "device", "backend", "protocol", "framework")

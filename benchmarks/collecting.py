@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cdmpp.measure.collect import Collector
-from cdmpp.measure.sampling import prepare_sampler, sample_programs
-from cdmpp.measure.settings import CollectSettings
-from cdmpp.measure.store import FIRST, Store, StoredMeasurement
-from cdmpp.measure.targets import Configuration, configurations
+from cdmpp.data.measure.collect import Collector
+from cdmpp.data.measure.sampling import prepare_sampler, sample_programs
+from cdmpp.data.measure.settings import CollectSettings
+from cdmpp.data.measure.store import FIRST, Store, StoredMeasurement
+from cdmpp.data.measure.targets import Configuration, configurations
 
 NETWORKS = ("bert-tiny", "resnet18", "mobilenet-v2", "llama-block", "vae-3d", "moe-top2")
 #: Programs over which the one-time start is spread.
@@ -101,8 +101,8 @@ def candidates(count: int, target: dict[str, Any]) -> list[str]:
 
 def ours(texts: list[str], chosen: tuple[Configuration, ...]) -> tuple[int, float]:
     """Number of measured programs, and seconds including start-up."""
-    from cdmpp.frontends.tasks import Task, TaskList
-    from cdmpp.measure.sampling import SampledProgram
+    from cdmpp.data.measure.sampling import SampledProgram
+    from cdmpp.programs.frontends.tasks import Task, TaskList
 
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
         store.add_network("one", TaskList("one", (Task("conv2d", "task", texts[0], 1),)))

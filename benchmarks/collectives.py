@@ -2,7 +2,7 @@
 
 XGBoost is fitted to 30,000 rows of the training sizes: of all devices for the test sizes, and of all other devices for
 each device left out. The model's own figures are those stored in ``models/base`` by ``python -m
-cdmpp.training.collectives``. Writes ``benchmarks/results/collectives.json`` and the marked tables of
+cdmpp.train.collectives``. Writes ``benchmarks/results/collectives.json`` and the marked tables of
 docs/collectives.md.
 """
 
@@ -17,17 +17,17 @@ import numpy as np
 from benchmarks.end_to_end.document import put_parts
 from benchmarks.report.markdown import table
 from benchmarks.report.results import write_result
-from cdmpp.artifact.folder import default_model
-from cdmpp.collectives.baseline import roofline_seconds
-from cdmpp.collectives.context import Context
-from cdmpp.collectives.fit import Measured
-from cdmpp.collectives.store import read_model
 from cdmpp.data.public import load_public
 from cdmpp.data.splits import TEST, TRAIN
 from cdmpp.devices.links import KINDS
+from cdmpp.model.artifact.folder import default_model
+from cdmpp.model.collectives.baseline import roofline_seconds
+from cdmpp.model.collectives.context import Context
+from cdmpp.model.collectives.fit import Measured
+from cdmpp.model.collectives.store import read_model
 from cdmpp.programs.collectives import COLLECTIVES, LIBRARIES
 from cdmpp.programs.query_options import PROTOCOLS
-from cdmpp.training.collectives import SOURCE, Rows
+from cdmpp.train.collectives import SOURCE, Rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -154,7 +154,7 @@ def main() -> None:
     options = parser.parse_args()
     model = read_model(default_model())
     if model is None or not model.metrics:
-        raise SystemExit("error: models/base has no figures of collectives: python -m cdmpp.training.collectives")
+        raise SystemExit("error: models/base has no figures of collectives: python -m cdmpp.train.collectives")
     result = study(Rows(load_public(options.public_data, [SOURCE])), model.metrics)
     write_result(OUT, result)
     put_parts(DOCUMENT, document(result))

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdmpp.frontends.tasks import TaskList, network_tasks
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.frontends.tasks import TaskList, network_tasks
 from cdmpp.programs.program import TensorProgram
-from cdmpp.zoo import describe_network, network_names, network_parameters
+from cdmpp.programs.zoo import describe_network, network_names, network_parameters
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "networks.md"

@@ -27,16 +27,16 @@ from torch import Tensor
 
 from benchmarks.features import OPERATORS
 from benchmarks.timing import interleaved, median_ratio
-from cdmpp.artifact.folder import default_model
-from cdmpp.artifact.load import load_artifact
 from cdmpp.devices.registry import lookup
 from cdmpp.features.encode import encode_operator, encode_operators, encode_tvm_json, pad_leaves
-from cdmpp.inference.engine import engine_of
-from cdmpp.nn.inputs import query_inputs, stack_devices, summarise
-from cdmpp.nn.network import LatencyNetwork
-from cdmpp.nn.positional_encoding_np import encode_places
-from cdmpp.nn.weights import Weights
-from cdmpp.predictor import LatencyPredictor, Query
+from cdmpp.model.artifact.folder import default_model
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.inference.engine import engine_of
+from cdmpp.model.nn.inputs import query_inputs, stack_devices, summarise
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.positional_encoding_np import encode_places
+from cdmpp.model.nn.weights import Weights
+from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import OperatorSpec, parse_operator
 from cdmpp.programs.program import TensorProgram
 

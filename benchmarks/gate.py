@@ -20,20 +20,20 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.report.results import rounded, write_result
-from cdmpp.artifact.load import load_artifact
-from cdmpp.artifact.model import Artifact
 from cdmpp.data.folder import records_file
 from cdmpp.data.load import load_table
 from cdmpp.data.table import MeasurementTable
 from cdmpp.data.unsealed import without_sealed
-from cdmpp.evaluation.metrics import measure
-from cdmpp.evaluation.ranking import MIN_PROGRAMS, rank
-from cdmpp.evaluation.tables import evaluate
-from cdmpp.nn.network import NetworkConfig
-from cdmpp.training.config import DataConfig, OptimiserConfig, TrainConfig
-from cdmpp.training.dataset import make_dataset
-from cdmpp.training.loop import Inputs, predict_rows, train
-from cdmpp.training.parts import choose_parts
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.nn.network import NetworkConfig
+from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
+from cdmpp.train.dataset import make_dataset
+from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.ranking import MIN_PROGRAMS, rank
+from cdmpp.train.evaluation.tables import evaluate
+from cdmpp.train.loop import Inputs, predict_rows, train
+from cdmpp.train.parts import choose_parts
 
 GATE = Path("tests/regression_gate.json")
 DATA, MODEL = Path("data/cdmpp-measured"), Path("models/base")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.domain.calibration import read_quantiles
+from cdmpp.model.domain.calibration import read_quantiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,7 +25,7 @@ def coverage_curve(
     log_measured, point : (n,)
         log of seconds.
     levels, factor : (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.inference.output.NetworkOutput` has them.
+        As :class:`cdmpp.model.inference.output.NetworkOutput` has them.
     nominal : sequence of float
 
     Returns

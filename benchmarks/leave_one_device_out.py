@@ -22,7 +22,7 @@ per cent::
        }], "seconds"}}}
 
     FIGURES = {"overall": METRICS, "families": {family: METRICS}, "macro": mean of the families' "mape"}
-    METRICS = as cdmpp.evaluation.metrics.measure
+    METRICS = as cdmpp.train.evaluation.metrics.measure
 
 Of NeuSight's rows those count that its authors keep (``neusight_filter``). ``auc``: how well the domain score
 ranks rows that are ``off`` by more than 30 %, among the held-out rows and with the known devices' validation
@@ -42,8 +42,8 @@ import torch
 from benchmarks.unseen_devices.group import Group
 from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import ROWS_PER_TABLE, Study
-from cdmpp.data.writing import replacing
-from cdmpp.training.config import load_config
+from cdmpp.train.config import load_config
+from cdmpp.utils.writing import replacing
 
 RESULTS = Path("benchmarks/results/leave_one_device_out.json")
 #: Near twins go together; two groups that share no table share a network.

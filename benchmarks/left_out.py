@@ -6,7 +6,7 @@ FOLDER if there is no model, and stores its errors on the devices that it was tr
 
 The result has ``command``, ``config``, ``model_id``, ``held_out`` (names of devices), ``rows_per_table`` (the largest
 sample of a source and device, null for all rows), ``train`` (steps, rows, seconds), and of the error table
-(:func:`cdmpp.training.finish.error_table`) ``overall``, ``by_source``, ``tables`` (source and device) and ``groups``
+(:func:`cdmpp.train.finish.error_table`) ``overall``, ``by_source``, ``tables`` (source and device) and ``groups``
 (source, device and operator), each with the baselines :data:`BASELINES`.
 """
 
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.results import rounded, write_result
-from cdmpp.artifact.folder import ERROR_TABLE, MANIFEST
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.training.config import load_config
-from cdmpp.training.run import train_model
+from cdmpp.model.artifact.folder import ERROR_TABLE, MANIFEST
+from cdmpp.train.config import load_config
+from cdmpp.train.run import train_model
 
 CONFIG = Path("configs/leave-out-hopper-cdna.toml")
 MODEL = Path("runs/leave-out-hopper-cdna/model")

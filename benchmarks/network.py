@@ -18,12 +18,12 @@ import torch
 from benchmarks.timing import interleaved, median_ratio
 from cdmpp.devices.registry import lookup
 from cdmpp.features.encode import encode_shapes
-from cdmpp.nn.inputs import query_inputs, stack_devices
-from cdmpp.nn.losses import pinball_loss, relative_error_loss
-from cdmpp.nn.network import LatencyNetwork, parameter_count
-from cdmpp.nn.store import ProgramStore
-from cdmpp.training.config import TrainConfig, load_config
-from cdmpp.training.reference.network import LEAVES, ReferenceNetwork, reference_loss
+from cdmpp.model.nn.inputs import query_inputs, stack_devices
+from cdmpp.model.nn.losses import pinball_loss, relative_error_loss
+from cdmpp.model.nn.network import LatencyNetwork, parameter_count
+from cdmpp.model.nn.store import ProgramStore
+from cdmpp.train.config import TrainConfig, load_config
+from cdmpp.train.reference.network import LEAVES, ReferenceNetwork, reference_loss
 
 DEVICES = ("t4", "l4", "a100-pcie-40gb", "h100-sxm5-80gb")
 BATCHES = (512, 600)

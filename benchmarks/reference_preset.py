@@ -24,18 +24,18 @@ from benchmarks.report.markdown import percent
 from cdmpp.data.folder import SPLITS, records_file
 from cdmpp.data.networks import without_sizes
 from cdmpp.data.split_file import read_splits
-from cdmpp.evaluation.metrics import measure
-from cdmpp.evaluation.ranking import rank
-from cdmpp.nn.batch import Inputs, predict_rows
-from cdmpp.nn.network import parameter_count
-from cdmpp.training.baselines import fit_baselines
-from cdmpp.training.config import DomainConfig, TrainConfig, load_config
-from cdmpp.training.dataset import Dataset, MeasuredRows, make_dataset
-from cdmpp.training.draw import training_rows
-from cdmpp.training.loop import train
-from cdmpp.training.reference.run import scheduled_features
-from cdmpp.training.reference.train import ReferenceModel
-from cdmpp.training.run import load_training_table
+from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.network import parameter_count
+from cdmpp.train.baselines import fit_baselines
+from cdmpp.train.config import DomainConfig, TrainConfig, load_config
+from cdmpp.train.dataset import Dataset, MeasuredRows, make_dataset
+from cdmpp.train.draw import training_rows
+from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.ranking import rank
+from cdmpp.train.loop import train
+from cdmpp.train.reference.run import scheduled_features
+from cdmpp.train.reference.train import ReferenceModel
+from cdmpp.train.run import load_training_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

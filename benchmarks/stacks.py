@@ -29,18 +29,18 @@ import numpy as np
 
 from benchmarks.report.results import write_result
 from benchmarks.unseen_shapes import held_out_rows
-from cdmpp.artifact.load import load_artifact
-from cdmpp.artifact.model import Artifact
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.labels import Labels
 from cdmpp.data.public import load_public
 from cdmpp.data.table import MeasurementTable
-from cdmpp.domain.calibration import read_quantiles
-from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.query_batches import query_parts
-from cdmpp.evaluation.tables import INTERVAL
-from cdmpp.inference.pipeline import InferencePipeline
-from cdmpp.training.config import TrainConfig
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.domain.calibration import read_quantiles
+from cdmpp.model.inference.pipeline import InferencePipeline
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.evaluation.cache import FeatureCache
+from cdmpp.train.evaluation.query_batches import query_parts
+from cdmpp.train.evaluation.tables import INTERVAL
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OUT = Path("benchmarks/results/stacks.json")

@@ -30,11 +30,11 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdmpp.distributed.cluster import ray_cluster
-from cdmpp.distributed.tables import RAY_SLICE_ROWS, load_predictor, predict_slices_on_ray
-from cdmpp.tables.predict import AnsweredSlice, SlicePredictor, TableTask, predict_slices
-from cdmpp.tables.rows import TableOptions
-from cdmpp.tables.sources import SLICE_ROWS
+from cdmpp.plan.distributed.cluster import ray_cluster
+from cdmpp.plan.distributed.tables import RAY_SLICE_ROWS, load_predictor, predict_slices_on_ray
+from cdmpp.predict.tables.predict import AnsweredSlice, SlicePredictor, TableTask, predict_slices
+from cdmpp.predict.tables.rows import TableOptions
+from cdmpp.predict.tables.sources import SLICE_ROWS
 
 
 def write_table(path: Path, rows: int) -> None:

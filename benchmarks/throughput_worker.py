@@ -14,8 +14,9 @@ from typing import Any
 
 def main() -> None:
     """Answer commands until stdin ends."""
-    from cdmpp import LatencyPredictor, prediction
-    from cdmpp.frontends.request import program_from_request
+    from cdmpp import LatencyPredictor
+    from cdmpp.predict import prediction
+    from cdmpp.programs.frontends.request import program_from_request
 
     predictor: Any = LatencyPredictor.load()
     # Commit 283c9af has the names before they were changed.

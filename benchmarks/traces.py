@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from benchmarks.report.results import write_result
-from cdmpp.traces import replay_trace
+from cdmpp.simulate.traces import replay_trace
 
 OUT = Path("benchmarks/results/traces.json")
 #: Expression of --remove -> the layers of a block without what it removes.

@@ -26,21 +26,21 @@ import numpy as np
 
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
 from benchmarks.report.results import rounded, write_result
-from cdmpp.artifact.load import load_artifact
-from cdmpp.artifact.model import Artifact
 from cdmpp.data.table import MeasurementTable
-from cdmpp.domain.calibration import read_quantiles
-from cdmpp.domain.score import label
-from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.metrics import measure
-from cdmpp.evaluation.query_batches import query_parts
-from cdmpp.evaluation.ranking import rank
-from cdmpp.evaluation.tables import INTERVAL, reasons
-from cdmpp.inference.pipeline import InferencePipeline
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.domain.calibration import read_quantiles
+from cdmpp.model.domain.score import label
+from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.programs.operators import operator_family
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.parts import choose_parts
-from cdmpp.training.run import load_training_table
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.evaluation.cache import FeatureCache
+from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.query_batches import query_parts
+from cdmpp.train.evaluation.ranking import rank
+from cdmpp.train.evaluation.tables import INTERVAL, reasons
+from cdmpp.train.parts import choose_parts
+from cdmpp.train.run import load_training_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OUT = Path("benchmarks/results/unseen_shapes.json")

@@ -10,11 +10,9 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cdmpp.former_paths import install
+
 if TYPE_CHECKING:
-    from cdmpp import llm as llm
-    from cdmpp.client import AsyncPredictorClient as AsyncPredictorClient
-    from cdmpp.client import PredictorClient as PredictorClient
-    from cdmpp.curves import predict_curve as predict_curve
     from cdmpp.devices import DeviceSpec as DeviceSpec
     from cdmpp.errors import ArtifactError as ArtifactError
     from cdmpp.errors import CdmppError as CdmppError
@@ -30,29 +28,35 @@ if TYPE_CHECKING:
     from cdmpp.errors import ServiceError as ServiceError
     from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
-    from cdmpp.frontends.load import load_programs as load_programs
-    from cdmpp.planning.registry import make_plan as make_plan
-    from cdmpp.prediction import Predictions as Predictions
-    from cdmpp.prediction import Predictor as Predictor
-    from cdmpp.predictor import LatencyPredictor as LatencyPredictor
-    from cdmpp.predictor import Prediction as Prediction
-    from cdmpp.predictor import Query as Query
+    from cdmpp.plan.registry import make_plan as make_plan
+    from cdmpp.predict import llm as llm
+    from cdmpp.predict.client import AsyncPredictorClient as AsyncPredictorClient
+    from cdmpp.predict.client import PredictorClient as PredictorClient
+    from cdmpp.predict.curves import predict_curve as predict_curve
+    from cdmpp.predict.prediction import Predictions as Predictions
+    from cdmpp.predict.prediction import Predictor as Predictor
+    from cdmpp.predict.predictor import LatencyPredictor as LatencyPredictor
+    from cdmpp.predict.predictor import Prediction as Prediction
+    from cdmpp.predict.predictor import Query as Query
+    from cdmpp.programs.frontends.load import load_programs as load_programs
     from cdmpp.programs.operators import OperatorSpec as OperatorSpec
     from cdmpp.programs.program import TensorProgram as TensorProgram
 
 __version__ = "0.1.0"
 
+install()
+
 _HOMES = {
-    "LatencyPredictor": "cdmpp.predictor",
-    "Prediction": "cdmpp.prediction",
-    "Predictions": "cdmpp.prediction",
-    "Predictor": "cdmpp.prediction",
-    "Query": "cdmpp.prediction",
-    "predict_curve": "cdmpp.curves",
-    "load_programs": "cdmpp.frontends.load",
-    "make_plan": "cdmpp.planning.registry",
-    "PredictorClient": "cdmpp.client",
-    "AsyncPredictorClient": "cdmpp.client",
+    "LatencyPredictor": "cdmpp.predict.predictor",
+    "Prediction": "cdmpp.predict.prediction",
+    "Predictions": "cdmpp.predict.prediction",
+    "Predictor": "cdmpp.predict.prediction",
+    "Query": "cdmpp.predict.prediction",
+    "predict_curve": "cdmpp.predict.curves",
+    "load_programs": "cdmpp.programs.frontends.load",
+    "make_plan": "cdmpp.plan.registry",
+    "PredictorClient": "cdmpp.predict.client",
+    "AsyncPredictorClient": "cdmpp.predict.client",
     "DeviceSpec": "cdmpp.devices",
     "OperatorSpec": "cdmpp.programs.operators",
     "TensorProgram": "cdmpp.programs.program",
@@ -75,7 +79,7 @@ _HOMES = {
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
-#: Public packages that are used by their name: ``cdmpp.llm.estimate``.
+#: Public packages that are used by their name: ``cdmpp.predict.llm.estimate``.
 _PACKAGES = ("llm",)
 
 #: Renamed public names; the old ones work for one release, with a warning.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.program import TensorProgram
 

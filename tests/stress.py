@@ -30,9 +30,9 @@ FRAGILE = (
     "tests/server/test_batcher.py",
     "tests/server/test_limits.py",
     "tests/server/test_logs.py",
-    "tests/measure/test_collect.py",
-    "tests/measure/test_pools.py",
-    "tests/measure/test_remote.py",
+    "tests/data/measure/test_collect.py",
+    "tests/data/measure/test_pools.py",
+    "tests/data/measure/test_remote.py",
 )
 FRAGILE_ROUNDS, OTHER_ROUNDS = 20, 5
 #: A busy machine takes much longer than the limit of an ordinary run allows.

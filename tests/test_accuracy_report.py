@@ -19,7 +19,7 @@ from benchmarks.report.results import GROUPS, STUDIES, Results, rounded, write_r
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import DataError
-from cdmpp.training.config import load_config
+from cdmpp.train.config import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 

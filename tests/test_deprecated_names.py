@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 import cdmpp
-from cdmpp.client import AsyncPredictorClient, PredictorClient
-from cdmpp.compose.fields import PriceRequest
-from cdmpp.compose.predict import predict_prices
-from cdmpp.prediction import Prediction, Query
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.plan.base.predict import predict_prices
+from cdmpp.predict.client import AsyncPredictorClient, PredictorClient
+from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.fields import PriceRequest
 from cdmpp.programs.program import TensorProgram
 
 QUERIES = [Query(TensorProgram.from_operator("softmax:rows=64,cols=256"), "t4")]

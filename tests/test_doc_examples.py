@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from cdmpp.compose.pricing import PredictedCost
-from cdmpp.frontends.request import program_from_request
-from cdmpp.planning.registry import PLANNERS
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.requests.pricing import PredictedCost
+from cdmpp.programs.frontends.request import program_from_request
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 #: A JSON block of a page that is a whole request: planner, page and heading.

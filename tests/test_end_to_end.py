@@ -24,7 +24,7 @@ from benchmarks.planning import gloo
 from benchmarks.report.markdown import percent
 from cdmpp import LatencyPredictor
 from cdmpp.errors import DataError
-from cdmpp.frontends.torch_eager import eager_trace
+from cdmpp.programs.frontends.torch_eager import eager_trace
 
 ROOT = Path(__file__).parents[1]
 LABEL = Label("torchvision", "resnet18", "rtx-2080-ti", "inference", "float16", 12, 224, 2.85e-3)

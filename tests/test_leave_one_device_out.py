@@ -12,8 +12,8 @@ from benchmarks.leave_one_device_out import GROUPS, merged
 from benchmarks.unseen_devices.figures import figures
 from benchmarks.unseen_devices.study import sample
 from cdmpp.devices.registry import lookup
-from cdmpp.nn.network import LEVELS
-from cdmpp.training.config import load_config
+from cdmpp.model.nn.network import LEVELS
+from cdmpp.train.config import load_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from cdmpp.lru import Lru
+from cdmpp.utils.lru import Lru
 
 
 def test_least_recently_used_entries_are_dropped_beyond_the_weight() -> None:

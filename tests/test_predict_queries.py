@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import from_mapping, lookup
-from cdmpp.inference.encoder import ENCODED_BYTES
-from cdmpp.predictor import LatencyPredictor, Query
+from cdmpp.model.inference.encoder import ENCODED_BYTES
+from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
 from tests.features.shapes import random_specs

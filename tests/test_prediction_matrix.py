@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdmpp.errors import CdmppError
-from cdmpp.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 
 WRONG = Failed("wrong", CdmppError("no such thing"))
 

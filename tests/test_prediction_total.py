@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdmpp.domain.score import Label, label_of_total
-from cdmpp.prediction import ErrorInfo, Prediction
-from cdmpp.prediction_total import PredictionTotal
+from cdmpp.model.domain.score import Label, label_of_total
+from cdmpp.predict.prediction import ErrorInfo, Prediction
+from cdmpp.predict.prediction_total import PredictionTotal
 
 
 def prediction(latency_s: float, domain: Label) -> Prediction:

@@ -12,10 +12,10 @@ import pytest
 
 from cdmpp.devices import lookup
 from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
-from cdmpp.prediction import ErrorInfo, Prediction, Predictions
-from cdmpp.prediction_total import PredictionTotal
-from cdmpp.predictor import LatencyPredictor
-from cdmpp.rendering.html import MAX_ROWS, html_table
+from cdmpp.predict.prediction import ErrorInfo, Prediction, Predictions
+from cdmpp.predict.prediction_total import PredictionTotal
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.rendering.html import MAX_ROWS, html_table
 
 PROGRAMS = ["linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=0,n=1,k=1", "softmax:rows=4096,cols=512"]
 SECONDS = ("latency_s", "lower_s", "upper_s", "quantiles", "roofline_s")
@@ -121,7 +121,8 @@ def test_html_of_a_long_list_counts_the_rows_it_leaves_out() -> None:
 
 def test_html_needs_no_pyarrow() -> None:
     code = (
-        "import sys; sys.modules['pyarrow'] = None; from cdmpp.prediction import *; from cdmpp.errors import *\n"
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from cdmpp.predict.prediction import *; from cdmpp.errors import *\n"
         "p = Predictions([Prediction('a', None, 't4', 'library', 'kernel', None, 'm', 1e-3, 1e-3, 2e-3)])\n"
         "assert '1.00 ms' in p._repr_html_()\n"
         "try: p.to_arrow()\nexcept MissingDependencyError as error: print(error.hint)"

@@ -15,7 +15,7 @@ from cdmpp.devices import from_mapping, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.features.encoded import EncodedProgram, operator_name
 from cdmpp.features.schema import WIDTH
-from cdmpp.predictor import LatencyPredictor, Query
+from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol
 from tests.features.builder import Builder

@@ -8,7 +8,7 @@ import pytest
 
 from cdmpp.devices.registry import commonest, lookup, other_boards
 from cdmpp.errors import CdmppError, InvalidProgramError, UnknownDeviceError, UnsupportedOperatorError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
 
 COPY = """
@@ -113,7 +113,7 @@ def test_path_of_a_model_names_the_right_call(predictor: LatencyPredictor, sourc
 @pytest.mark.tvm
 def test_tir_objects_are_programs(predictor: LatencyPredictor) -> None:
     tvm = pytest.importorskip("tvm")
-    from cdmpp.frontends.tir import program_from_tvmscript
+    from cdmpp.programs.frontends.tir import program_from_tvmscript
 
     program = program_from_tvmscript(COPY.replace("T.block", "T.sblock"))
     function = tvm.ir.load_json(program.tvm_json)
@@ -129,7 +129,7 @@ def test_tir_objects_are_programs(predictor: LatencyPredictor) -> None:
 
 @pytest.mark.tvm
 def test_spelling_of_an_older_tvm_is_refused_with_the_new_one() -> None:
-    from cdmpp.frontends.tvmscript_check import checked_functions
+    from cdmpp.programs.frontends.tvmscript_check import checked_functions
 
     with pytest.raises(InvalidProgramError, match=r"line 6: T\.block is the spelling of an older TVM") as caught:
         checked_functions(COPY)

@@ -17,8 +17,8 @@ from benchmarks.gate import (
     training_config,
     training_figures,
 )
-from cdmpp.predictor import LatencyPredictor
-from cdmpp.training.config import TrainConfig
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.train.config import TrainConfig
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from benchmarks.stacks import (
 )
 from cdmpp.data.load import load_table
 from cdmpp.data.table import MeasurementTable
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 
 #: Latency of each framework relative to vLLM's.
 FACTOR = {"vllm": 1.0, "sglang": 1.25, "trtllm": 0.5}

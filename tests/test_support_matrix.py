@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from cdmpp.artifact.folder import ERROR_TABLE
-from cdmpp.artifact.load import load_artifact
-from cdmpp.domain.score import LABELS
-from cdmpp.prediction import Query
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.model.artifact.folder import ERROR_TABLE
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.domain.score import LABELS
+from cdmpp.predict.prediction import Query
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.support_matrix import domain_on, selected, support_matrix
 from cdmpp.programs.operators import lowered_operators, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import PROTOCOLS
-from cdmpp.support_matrix import domain_on, selected, support_matrix
-from tests.nn import synthetic
-from tests.nn.synthetic import write_artifact
+from tests.model.nn import synthetic
+from tests.model.nn.synthetic import write_artifact
 
 PROGRAMS = [
     "linear:m=512,n=4096,k=1024,dtype=bfloat16",

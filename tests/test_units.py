@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdmpp.units import format_latency, format_si
+from cdmpp.utils.units import format_latency, format_si
 
 
 @pytest.mark.parametrize(

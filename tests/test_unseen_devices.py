@@ -15,8 +15,8 @@ from benchmarks.unseen_devices.group import Group
 from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import Study
 from cdmpp.errors import ArtifactError
-from cdmpp.nn.network import NetworkConfig
-from cdmpp.training.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig
+from cdmpp.model.nn.network import NetworkConfig
+from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig
 
 PEAK = {"NVIDIA L40S": 362e12, "NVIDIA B200": 2250e12}
 ROWS, ASKED = 1500, 120

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.gate import GATE, read_tasks
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
 from benchmarks.unseen_shapes import Answered, answer_rows, domain_of, held_out_rows, parts_of
-from cdmpp.evaluation.tables import evaluate
-from cdmpp.nn.network import LEVELS
-from cdmpp.predictor import LatencyPredictor
-from cdmpp.training.config import TrainConfig
+from cdmpp.model.nn.network import LEVELS
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.evaluation.tables import evaluate
 
 
 def made_up(rows: int = 60) -> Answered:

@@ -24,14 +24,14 @@ sys.meta_path.insert(0, Blocked())
 HEAVY = ("torch", "tvm", "tvm_ffi", "xgboost", "onnxscript")
 
 RECORDS = """
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 base = LatencyPredictor.load()
 texts = [f"linear:m={{64 * i}},n=1024,k={{512 + 64 * (i % 7)}},dtype=float16" for i in range(1, {count} + 1)]
 records = [(t, 1.5 * p.latency_s) for t, p in zip(texts, base.predict(texts, "rtx-4090"))]
 adapted = base.adapt(records, "rtx-4090")
 """
 PREDICT = """
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 [answer] = LatencyPredictor.load({folder!r}).predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "rtx-4090")
 assert answer.latency_s > 0, answer
 print(answer.latency_s)
@@ -71,8 +71,8 @@ main()
 def test_who_asks_for_the_network_hears_what_is_missing() -> None:
     code = """
 from cdmpp.errors import MissingDependencyError
-from cdmpp.artifact.folder import default_model
-from cdmpp.artifact.load import load_artifact
+from cdmpp.model.artifact.folder import default_model
+from cdmpp.model.artifact.load import load_artifact
 try:
     load_artifact(default_model()).network
 except MissingDependencyError as error:
@@ -85,7 +85,7 @@ except MissingDependencyError as error:
 def test_without_the_runtime_the_extra_is_named(package: str) -> None:
     code = """
 from cdmpp.errors import MissingDependencyError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 try:
     LatencyPredictor.load()
 except MissingDependencyError as error:
@@ -112,8 +112,8 @@ def test_a_tuned_model_is_asked_without_torch(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     code = f"""
 from dataclasses import replace
-from cdmpp.artifact.adapted import adapted as on_top
-from cdmpp.nn.weights import tuned_names
+from cdmpp.model.artifact.adapted import adapted as on_top
+from cdmpp.model.nn.weights import tuned_names
 arrays = base.artifact.weights.arrays
 weights = {{
     short: arrays[name][0] if short == "device" else arrays[name]
@@ -142,7 +142,7 @@ assert isinstance(create_app(Settings()), FastAPI)
 def test_torch_modules_name_the_extra_without_torch() -> None:
     code = """
 from cdmpp.errors import MissingDependencyError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 try:
     LatencyPredictor.load().predict_module(object(), (), "t4")
 except MissingDependencyError as error:

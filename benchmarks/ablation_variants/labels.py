@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdmpp.nn.batch import Inputs, predict_rows
-from cdmpp.nn.losses import relative_error_loss
-from cdmpp.nn.network import LatencyNetwork
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, MeasuredRows
-from cdmpp.training.draw import training_rows
-from cdmpp.training.reference.box_cox import BoxCox
-from cdmpp.training.step import Objective
+from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.losses import relative_error_loss
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.draw import training_rows
+from cdmpp.train.reference.box_cox import BoxCox
+from cdmpp.train.step import Objective
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LabelName = Literal["latency", "box-cox"]

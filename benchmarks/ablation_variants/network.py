@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cdmpp.nn.config import NetworkConfig
-from cdmpp.nn.encoder import Part
-from cdmpp.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
-from cdmpp.nn.network import LatencyNetwork
+from cdmpp.model.nn.config import NetworkConfig
+from cdmpp.model.nn.encoder import Part
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
+from cdmpp.model.nn.network import LatencyNetwork
 
 #: Differences of positions beyond this share one bias.
 MAX_DISTANCE = 24

@@ -22,7 +22,7 @@ from benchmarks.end_to_end.parallel import answer_parallel
 from benchmarks.end_to_end.study import answer_labels, with_fitted
 from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 
 ROOT = Path(__file__).parents[2]
 OUT, PICTURE, DOCUMENT = "benchmarks/results/end_to_end.json", "docs/end_to_end.png", "docs/replay.md"

@@ -289,7 +289,7 @@ _VGG = {"11": (1, 1, 2, 2, 2), "13": (2, 2, 2, 2, 2), "16": (2, 2, 3, 3, 3), "19
 
 
 def _networks() -> dict[str, Build]:
-    from cdmpp.zoo import parse_network
+    from cdmpp.programs.zoo import parse_network
 
     builds: dict[str, Build] = dict(_RESNETS)
     builds |= {alias: _RESNETS[name] for alias, name in _SAME.items()}

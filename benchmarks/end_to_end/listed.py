@@ -13,7 +13,7 @@ import torch
 from benchmarks.end_to_end.labels import Label, rows
 from benchmarks.end_to_end.transformers import SIZES, listed_kernels, make, traced_kernels
 from cdmpp.devices.registry import lookup
-from cdmpp.frontends.torch_eager import eager_trace
+from cdmpp.programs.frontends.torch_eager import eager_trace
 
 Row = Mapping[str, str]
 Key = tuple[str, str, str, int, int]

@@ -18,12 +18,12 @@ from benchmarks.end_to_end import transformers
 from benchmarks.end_to_end.labels import rows
 from benchmarks.end_to_end.study import PROTOCOLS
 from cdmpp.devices.registry import lookup
-from cdmpp.frontends.torch_eager import eager_trace
-from cdmpp.prediction import Predictor
+from cdmpp.predict.prediction import Predictor
+from cdmpp.programs.frontends.torch_eager import eager_trace
 from cdmpp.programs.operators import OperatorSpec
-from cdmpp.replay import Graph, Link, Node, replay
-from cdmpp.replay.data_parallel import PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES, Layer, Setup, simulate
-from cdmpp.replay.torch_model import layers_of
+from cdmpp.simulate.replay import Graph, Link, Node, replay
+from cdmpp.simulate.replay.data_parallel import PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES, Layer, Setup, simulate
+from cdmpp.simulate.replay.torch_model import layers_of
 
 GPUS = 4
 #: NVLink 3 of an A100: twelve links of 25 GB/s each way; 10 µs to start a message.

@@ -22,14 +22,14 @@ from benchmarks.end_to_end.fitted import (
     stream_s,
 )
 from benchmarks.end_to_end.labels import Label
-from cdmpp.domain.evidence import Evidence, Kind
-from cdmpp.frontends.eager_rules import Call, outcome
-from cdmpp.frontends.torch_eager import EagerTrace, Launch, eager_trace
-from cdmpp.prediction import Prediction, Predictor
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.model.domain.evidence import Evidence, Kind
+from cdmpp.predict.prediction import Prediction, Predictor
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.frontends.eager_rules import Call, outcome
+from cdmpp.programs.frontends.torch_eager import EagerTrace, Launch, eager_trace
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.query_options import Protocol
-from cdmpp.replay import Graph, Node, replay
+from cdmpp.simulate.replay import Graph, Node, replay
 
 #: How each kernel is predicted: as one call from the host, whose launch cost is in it; or device time alone.
 PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cdmpp.frontends.torch_eager import Launch
+from cdmpp.programs.frontends.torch_eager import Launch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import DataError
-from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers
+from cdmpp.predict.bulk import MEDIA_TYPE, FeatureAnswers
 
 #: Statuses that a request may be answered with, and those of a service that is busy.
 STATUSES = frozenset({200, 202, 400, 404, 408, 409, 413, 415, 422, 429})

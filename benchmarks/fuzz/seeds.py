@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cdmpp.planning.registry import PLANNERS
-from cdmpp.prediction import Prediction
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.prediction import Prediction
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.templates import template_json
 from cdmpp_server.observe.ids import Signer
@@ -136,8 +136,8 @@ HOSTILE_LINES = (
 @cache
 def feature_body() -> bytes:
     """A binary body of three rows."""
-    from cdmpp.features.bulk import FeaturePart, FeatureQueries
     from cdmpp.features.encode import encode_operator
+    from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 
     parts = [
         FeaturePart(encode_operator(parse_operator(text)), text.partition(":")[0], "t4")

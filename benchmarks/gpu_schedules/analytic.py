@@ -1,7 +1,7 @@
 """An analytic time of a GPU schedule with a few constants, fitted to known GPUs.
 
-The times of :mod:`cdmpp.nn.gpu_inputs` (instructions, sectors, shared memory, caches, memory, latency), each with an
-efficiency, are joined by a power mean, which lies between their sum and the longest of them. Unfilled waves, low
+The times of :mod:`cdmpp.model.nn.gpu_inputs` (instructions, sectors, shared memory, caches, memory, latency), each with
+an efficiency, are joined by a power mean, which lies between their sum and the longest of them. Unfilled waves, low
 occupancy, spilled registers and conditions lengthen it. Some ten constants for all kernels and GPUs extrapolate where
 trees cannot.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.gpu_schedules.pool import Pool, Rows
 from cdmpp.features.gpu_schedule import GPU_COLUMNS, GPU_WIDTH
-from cdmpp.nn.gpu_inputs import DEVICE_COLUMNS, TIMES
+from cdmpp.model.nn.gpu_inputs import DEVICE_COLUMNS, TIMES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,7 +1,7 @@
 """Predictions for a GPU that is left out: trees on raw parameters, and trees on our columns with known GPUs' profiles.
 
 Every method is fitted on the rows of other GPUs and predicts the log latency of rows of the left-out one. With
-measurements of that GPU, a Gaussian process on the log residuals (:mod:`cdmpp.adapter.residuals`) corrects a
+measurements of that GPU, a Gaussian process on the log residuals (:mod:`cdmpp.model.adapter.residuals`) corrects a
 prediction.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.gpu_schedules.analytic import FittedTimes
 from benchmarks.gpu_schedules.pool import Pool, Rows
-from cdmpp.adaptation.samplers import choose
-from cdmpp.adapter.residuals import AdapterFeatures, ResidualProcess, ResidualSettings
+from cdmpp.model.adapter.residuals import AdapterFeatures, ResidualProcess, ResidualSettings
+from cdmpp.train.adaptation.samplers import choose
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.gpu_schedules.tables import KernelTable, specifications
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.gpu_schedule import GPU_WIDTH
-from cdmpp.nn.gpu_inputs import gpu_inputs
+from cdmpp.model.nn.gpu_inputs import gpu_inputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

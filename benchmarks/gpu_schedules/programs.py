@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.gpu_schedules.tables import KernelTable
 from cdmpp.data.importers.kernel_tuner.template import Launch
-from cdmpp.data.writing import replacing
 from cdmpp.errors import DataError
 from cdmpp.features import gpu_schedule
 from cdmpp.features.class_features import argument_bytes
@@ -19,8 +18,9 @@ from cdmpp.features.gpu_schedule import GPU_HASH, gpu_columns
 from cdmpp.features.leaf import ast_matrix
 from cdmpp.features.schema import COLUMN, SCHEMA_HASH
 from cdmpp.features.walk import build_ast
-from cdmpp.nn.gpu_inputs import summarise_schedule
+from cdmpp.model.nn.gpu_inputs import summarise_schedule
 from cdmpp.programs.tvm_json import load
+from cdmpp.utils.writing import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -20,7 +20,7 @@ from benchmarks.gpu_schedules.methods import (
     search,
 )
 from benchmarks.gpu_schedules.pool import Pool, Rows
-from cdmpp.evaluation.ranking import rank
+from cdmpp.train.evaluation.ranking import rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Figures = dict[str, dict[str, float]]

@@ -17,7 +17,7 @@ from benchmarks.llm_serving.study import FIGURES, ROOT, answer, errors, read_bat
 from benchmarks.report.markdown import folded, percent, table
 from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 
 OUT, DOCUMENT = "benchmarks/results/llm_serving.json", "docs/benchmarks.md"
 COMMAND = "python -m benchmarks.llm_serving --public-data DIR"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.devices.registry import lookup
-from cdmpp.inference.collectives import is_collective_program
-from cdmpp.llm import EstimatePlan, read_config
-from cdmpp.prediction import Prediction
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.model.inference.collectives import is_collective_program
+from cdmpp.predict.llm import EstimatePlan, read_config
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.predictor import LatencyPredictor
 
 TABLE = "e2e_pipeweave.csv.gz"
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@
 ``seconds = overhead_s + s_per_element x elements`` and writes ``benchmarks/results/casts.json``. The overhead
 is that of 64 elements; the slope is fitted, by least squares of the relative error, to 2^18 to 2^24 elements.
 The smaller of them a cache holds and the larger not, so the line is off by 8 to 40 % on average.
-:data:`cdmpp.planning.precision.casts.MEASURED` holds the figures of a run on a quiet machine. To int8 is a
+:data:`cdmpp.plan.precision.casts.MEASURED` holds the figures of a run on a quiet machine. To int8 is a
 search for the largest magnitude, a multiplication and a rounding; from int8 a multiplication.
 """
 

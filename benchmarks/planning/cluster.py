@@ -1,6 +1,6 @@
 """Mean completion time on **synthetic** traces by policy: ``python -m benchmarks.planning.cluster``.
 
-Everything here is simulated: Poisson arrivals and exponential work (:mod:`cdmpp.planning.cluster.trace`).
+Everything here is simulated: Poisson arrivals and exponential work (:mod:`cdmpp.plan.cluster.trace`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from cdmpp.planning.cluster import allocate, equal_share, greedy, least
-from cdmpp.planning.cluster.trace import mean_completion_s, synthetic_trace
+from cdmpp.plan.cluster import allocate, equal_share, greedy, least
+from cdmpp.plan.cluster.trace import mean_completion_s, synthetic_trace
 
 RESULT = Path(__file__).parents[1] / "results" / "cluster.json"
 POLICIES = {"least workers": least, "equal share": equal_share, "greedy": greedy, "knapsack": allocate}

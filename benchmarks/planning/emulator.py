@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import interleaved, median_ratio
-from cdmpp import jit
-from cdmpp.emulator import Emulator, Stage
-from cdmpp.emulator.arrays import durations
-from cdmpp.emulator.as_graph import to_graph
-from cdmpp.emulator.candidates import Candidates
-from cdmpp.emulator.evaluate import Ints, evaluate
-from cdmpp.emulator.reuse import Reuse
-from cdmpp.emulator.structure import Structure
-from cdmpp.replay import Replayer, replay
+from cdmpp.simulate.emulator import Emulator, Stage
+from cdmpp.simulate.emulator.arrays import durations
+from cdmpp.simulate.emulator.as_graph import to_graph
+from cdmpp.simulate.emulator.candidates import Candidates
+from cdmpp.simulate.emulator.evaluate import Ints, evaluate
+from cdmpp.simulate.emulator.reuse import Reuse
+from cdmpp.simulate.emulator.structure import Structure
+from cdmpp.simulate.replay import Replayer, replay
+from cdmpp.utils import jit
 
 RESULT = Path(__file__).parents[1] / "results" / "emulator.json"
 STAGES, MICRO_BATCHES = 8, 16

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.results import write_result
-from cdmpp.compose.budget import Progress, SearchControl
-from cdmpp.planning.fused import Model, Problem, search
-from cdmpp.planning.fused.check import check
-from cdmpp.planning.fused.schema import FusedRequest
-from cdmpp.planning.registry import make_plan
+from cdmpp.plan.fused import Model, Problem, search
+from cdmpp.plan.fused.check import check
+from cdmpp.plan.fused.schema import FusedRequest
+from cdmpp.plan.registry import make_plan
+from cdmpp.predict.requests.budget import Progress, SearchControl
 
 OUT = Path("benchmarks/results/fused.json")
 PICTURE = Path("docs/fused.png")
@@ -218,7 +218,7 @@ def main() -> None:
     if options.out is not None:
         write_result(options.out, results)
     if options.figure is not None:
-        from cdmpp.planning.fused.view import draw
+        from cdmpp.plan.fused.view import draw
 
         request = FusedRequest.model_validate(request_of(LIMITED, min(10.0, options.budget)))
         plan = request.solve(SearchControl(request.budget))

@@ -41,10 +41,10 @@ from benchmarks.end_to_end.document import put_parts
 from benchmarks.planning.gloo_link import fit_errors, predicted_link
 from benchmarks.report.markdown import table
 from benchmarks.report.results import write_result
-from cdmpp.replay import Link
-from cdmpp.replay.data_parallel import Iteration, Layer, Setup, fill_buckets, simulate
-from cdmpp.replay.torch_model import Measured, measure_layers
-from cdmpp.zoo.transformers import EncoderLayer
+from cdmpp.programs.zoo.transformers import EncoderLayer
+from cdmpp.simulate.replay import Link
+from cdmpp.simulate.replay.data_parallel import Iteration, Layer, Setup, fill_buckets, simulate
+from cdmpp.simulate.replay.torch_model import Measured, measure_layers
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "benchmarks" / "results" / "gloo.json"

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 from cdmpp import LatencyPredictor
-from cdmpp.collectives.few import collective_seconds, fit_collectives
-from cdmpp.collectives.model import CollectiveModel
 from cdmpp.devices import lookup
-from cdmpp.replay import Link
+from cdmpp.model.collectives.few import collective_seconds, fit_collectives
+from cdmpp.model.collectives.model import CollectiveModel
+from cdmpp.simulate.replay import Link
 
 Rows = Sequence[tuple[float, float]]
 #: Number of sizes that the model is fitted to.

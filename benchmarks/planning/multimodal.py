@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.results import write_result
-from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.predict import predict_prices
-from cdmpp.compose.solve import read_request
-from cdmpp.jit import COMPILED
-from cdmpp.planning.multimodal import Module, StepSolution, plan_step, plan_steps
-from cdmpp.planning.multimodal.knobs import peak_bytes
-from cdmpp.planning.multimodal.memory import Memory
-from cdmpp.planning.multimodal.report import order_entries
-from cdmpp.planning.multimodal.schema import MultimodalRequest
-from cdmpp.planning.multimodal.tree import CacheCounts
-from cdmpp.planning.multimodal.view import draw_timelines
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.multimodal import Module, StepSolution, plan_step, plan_steps
+from cdmpp.plan.multimodal.knobs import peak_bytes
+from cdmpp.plan.multimodal.memory import Memory
+from cdmpp.plan.multimodal.report import order_entries
+from cdmpp.plan.multimodal.schema import MultimodalRequest
+from cdmpp.plan.multimodal.tree import CacheCounts
+from cdmpp.plan.multimodal.view import draw_timelines
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.utils.jit import COMPILED
 
 #: Most mixes that share a placement, and that are planned within 1F1B's memory.
 MAX_RUN = 25

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report.results import write_result
-from cdmpp.compose.budget import SearchControl
-from cdmpp.planning.multimodal import Module, plan_step
-from cdmpp.planning.multimodal.branch_and_bound import branch_and_bound
-from cdmpp.planning.multimodal.candidates import split_micro_batches
-from cdmpp.planning.multimodal.links import link_items
-from cdmpp.planning.multimodal.memory import Memory
-from cdmpp.planning.multimodal.modules import split_evenly
-from cdmpp.planning.multimodal.placement import Chunk, Placement
-from cdmpp.planning.multimodal.tasks import make_tasks
+from cdmpp.plan.multimodal import Module, plan_step
+from cdmpp.plan.multimodal.branch_and_bound import branch_and_bound
+from cdmpp.plan.multimodal.candidates import split_micro_batches
+from cdmpp.plan.multimodal.links import link_items
+from cdmpp.plan.multimodal.memory import Memory
+from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.placement import Chunk, Placement
+from cdmpp.plan.multimodal.tasks import make_tasks
+from cdmpp.predict.requests.budget import SearchControl
 
 #: Most designs of a request, and most passes of one of them.
 MAX_DESIGNS, MAX_PASSES = 30_000, 40

@@ -26,11 +26,11 @@ import numpy as np
 from benchmarks.planning.precision_cases import make_costs, problems
 from benchmarks.planning.precision_compare import compare, run, solve, summary
 from benchmarks.report.results import rounded, write_result
-from cdmpp.planning.compress.search import exhaustive as every_strategy
-from cdmpp.planning.compress.search import search as compress
-from cdmpp.planning.compress.strategy import Option, Tensor, timeline
-from cdmpp.planning.precision.pricing import Pricing, lowest
-from cdmpp.planning.precision.qsync import heap
+from cdmpp.plan.compress.search import exhaustive as every_strategy
+from cdmpp.plan.compress.search import search as compress
+from cdmpp.plan.compress.strategy import Option, Tensor, timeline
+from cdmpp.plan.precision.pricing import Pricing, lowest
+from cdmpp.plan.precision.qsync import heap
 
 OUT = Path("benchmarks/results/precision.json")
 

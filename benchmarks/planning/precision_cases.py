@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cdmpp.planning.precision.pricing import DeviceCosts, Edge, Kept, Pricing, lowest
+from cdmpp.plan.precision.pricing import DeviceCosts, Edge, Kept, Pricing, lowest
 
 BYTES = {"int8": 1.0, "float16": 2.0, "float32": 4.0}
 

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.planning.precision_cases import problems
-from cdmpp.compose.budget import SearchControl
-from cdmpp.planning.precision.highs import Effort
-from cdmpp.planning.precision.milp import Solution, minimise_error
-from cdmpp.planning.precision.pricing import DeviceCosts, lowest
-from cdmpp.planning.precision.qsync import best_simple, heap
+from cdmpp.plan.precision.highs import Effort
+from cdmpp.plan.precision.milp import Solution, minimise_error
+from cdmpp.plan.precision.pricing import DeviceCosts, lowest
+from cdmpp.plan.precision.qsync import best_simple, heap
+from cdmpp.predict.requests.budget import SearchControl
 
 EARLIER = "283c9af"
 #: Objective, bound, proof, seconds and processor seconds of each problem, as JSON.
 _EARLIER_SCRIPT = """
 import json, sys, time
 from benchmarks.planning.precision import problems
-from cdmpp.compose.watch import Watch
-from cdmpp.planning.precision.allocate import Steps, search, simple
-from cdmpp.planning.precision.pricing import lowest
+from cdmpp.plan.base.watch import Watch
+from cdmpp.plan.precision.allocate import Steps, search, simple
+from cdmpp.plan.precision.pricing import lowest
 count, seeds, budget_s = json.loads(sys.argv[1])
 rows = []
 for _, costs, limit_s in problems(count, range(seeds)):

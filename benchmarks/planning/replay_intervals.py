@@ -18,10 +18,10 @@ import numpy as np
 from benchmarks.end_to_end.labels import Label, read_labels
 from benchmarks.end_to_end.study import launches_of
 from benchmarks.report.results import write_result
-from cdmpp.compose.request import PriceRequest
 from cdmpp.data.public import public_data_dir
-from cdmpp.predictor import LatencyPredictor
-from cdmpp.replay.interval import spread_of
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.request import PriceRequest
+from cdmpp.simulate.replay.interval import spread_of
 
 RESULT = Path(__file__).parents[1] / "results" / "replay_intervals.json"
 CORRELATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)

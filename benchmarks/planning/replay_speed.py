@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp import jit
-from cdmpp.compose.solve import read_request, solve
-from cdmpp.replay import Graph, Node, Replayer
-from cdmpp.replay.parquet import write_parquet
-from cdmpp.replay.schema import ReplayRequest
+from cdmpp.plan.base.solve import read_request, solve
+from cdmpp.simulate.replay import Graph, Node, Replayer
+from cdmpp.simulate.replay.parquet import write_parquet
+from cdmpp.simulate.replay.schema import ReplayRequest
+from cdmpp.utils import jit
 
 RESULT = Path(__file__).parents[1] / "results" / "replay_speed.json"
 DEVICES, STREAMS, REACH, DEPS = 16, 2, 200, 2

@@ -20,17 +20,17 @@ from typing import Any, Literal
 import numpy as np
 
 from cdmpp import make_plan
-from cdmpp.compose.budget import SearchControl
-from cdmpp.planning.rl.costs import Pool, TrainingCost
-from cdmpp.planning.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.planning.rl.engine import GenerationEngine, SampleQueues
-from cdmpp.planning.rl.generation import generate
-from cdmpp.planning.rl.lengths import LengthDistribution, LengthRanker, Misses, SampledSteps, draw_steps
-from cdmpp.planning.rl.problem import RlProblem
-from cdmpp.planning.rl.search import search
-from cdmpp.planning.rl.search_result import SearchResult
-from cdmpp.planning.rl.sizes import SizingProblem
-from cdmpp.planning.rl.streaming import Mode
+from cdmpp.plan.rl.costs import Pool, TrainingCost
+from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.plan.rl.engine import GenerationEngine, SampleQueues
+from cdmpp.plan.rl.generation import generate
+from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, Misses, SampledSteps, draw_steps
+from cdmpp.plan.rl.problem import RlProblem
+from cdmpp.plan.rl.search import search
+from cdmpp.plan.rl.search_result import SearchResult
+from cdmpp.plan.rl.sizes import SizingProblem
+from cdmpp.plan.rl.streaming import Mode
+from cdmpp.predict.requests.budget import SearchControl
 
 #: Decode curve a_s + b_s * batch; samples; instances; largest batch of an instance.
 Regime = tuple[float, float, int, int, int]

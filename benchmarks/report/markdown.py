@@ -25,7 +25,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def error_cells(m: Mapping[str, Any]) -> list[str]:
-    """:data:`ERROR_COLUMNS` of metrics as :func:`cdmpp.evaluation.metrics.measure` has them."""
+    """:data:`ERROR_COLUMNS` of metrics as :func:`cdmpp.train.evaluation.metrics.measure` has them."""
     return [
         f"{m['n']:,}",
         f"**{percent(m['mape'])}**",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.writing import replacing
 from cdmpp.errors import DataError
+from cdmpp.utils.writing import replacing
 
 #: Digits kept of a fraction: a hundredth of a per cent.
 DIGITS = 4
@@ -55,7 +55,7 @@ STUDIES: dict[str, Study] = {
     ),
     "left_out": Study("benchmarks/results/left_out_new_tables.json", f"python -m benchmarks.left_out {_PUBLIC}"),
     "collectives": Study(
-        "models/base/collectives.json", f"python -m cdmpp.training.collectives {_PUBLIC} --out models/base", "metrics"
+        "models/base/collectives.json", f"python -m cdmpp.train.collectives {_PUBLIC} --out models/base", "metrics"
     ),
     "collective_baselines": Study("benchmarks/results/collectives.json", f"python -m benchmarks.collectives {_PUBLIC}"),
     "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),

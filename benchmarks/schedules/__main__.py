@@ -27,9 +27,9 @@ from benchmarks.schedules.methods import Contest, Predict, cost_ratio, figures, 
 from benchmarks.schedules.parts import Array, Scheduled
 from benchmarks.schedules.per_store import per_store_features
 from cdmpp.errors import CdmppError
-from cdmpp.evaluation.ranking import MIN_PROGRAMS
-from cdmpp.nn.network import LatencyNetwork
-from cdmpp.training.config import TrainConfig, load_config
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.train.config import TrainConfig, load_config
+from cdmpp.train.evaluation.ranking import MIN_PROGRAMS
 
 OUT = Path("benchmarks/results/schedules.json")
 SPLITS = ("task", "network", "device", "cpu")

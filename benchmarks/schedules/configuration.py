@@ -10,15 +10,15 @@ import numpy as np
 
 from benchmarks.schedules.methods import Contest, Predict, figures
 from benchmarks.schedules.parts import Scheduled
-from cdmpp.adaptation.adapt import adapt, answers_after
-from cdmpp.adaptation.records import device_records
-from cdmpp.adaptation.survey import survey
-from cdmpp.artifact.load import load_artifact
-from cdmpp.artifact.trained import save_artifact
-from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.inference.pipeline import InferencePipeline
-from cdmpp.nn.network import LatencyNetwork
-from cdmpp.training.finish import calibrate, fit_domain
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.trained import save_artifact
+from cdmpp.model.inference.pipeline import InferencePipeline
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.train.adaptation.adapt import adapt, answers_after
+from cdmpp.train.adaptation.records import device_records
+from cdmpp.train.adaptation.survey import survey
+from cdmpp.train.evaluation.cache import FeatureCache
+from cdmpp.train.finish import calibrate, fit_domain
 
 MEASURED, SEEDS = 40, (0, 1, 2)
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.report.markdown import number, percent
 from benchmarks.report.results import rounded, write_result
 from cdmpp.errors import DataError
-from cdmpp.nn.network import LatencyNetwork
+from cdmpp.model.nn.network import LatencyNetwork
 
 _RANKS = ("task_kendall_tau", "top1_score", "top5_score")
 

@@ -12,16 +12,16 @@ import numpy as np
 from benchmarks.report.markdown import percent
 from benchmarks.schedules.parts import Array, Scheduled, Split
 from benchmarks.schedules.per_store import PackedSum, summed
-from cdmpp.evaluation.metrics import measure
-from cdmpp.evaluation.ranking import rank
-from cdmpp.nn.batch import Inputs
-from cdmpp.nn.network import LatencyNetwork, parameter_count
-from cdmpp.training.baselines import TreeBaseline, roofline_log
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, MeasuredRows
-from cdmpp.training.draw import training_rows
-from cdmpp.training.loop import predict_rows, train
-from cdmpp.training.reference.train import ReferenceModel
+from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.network import LatencyNetwork, parameter_count
+from cdmpp.train.baselines import TreeBaseline, roofline_log
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.draw import training_rows
+from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.ranking import rank
+from cdmpp.train.loop import predict_rows, train
+from cdmpp.train.reference.train import ReferenceModel
 
 Predict = Callable[[MeasuredRows], Array]
 Label = Literal["ratio", "latency"]

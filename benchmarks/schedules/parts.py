@@ -18,9 +18,9 @@ from cdmpp.data.splits import TEST, TRAIN, UNUSED, VALIDATION, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.data.unsealed import sealed_networks
 from cdmpp.errors import DataError
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, make_dataset
-from cdmpp.training.run import load_training_table
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset, make_dataset
+from cdmpp.train.run import load_training_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

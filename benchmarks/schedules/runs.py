@@ -16,9 +16,9 @@ from benchmarks.report.results import rounded
 from benchmarks.schedules.methods import Contest, figures
 from benchmarks.schedules.parts import Scheduled, Split
 from benchmarks.schedules.variants import Variant, prepared
-from cdmpp.data.writing import replacing
-from cdmpp.training.checkpoint import identity_of
-from cdmpp.training.config import TrainConfig
+from cdmpp.train.checkpoint import identity_of
+from cdmpp.train.config import TrainConfig
+from cdmpp.utils.writing import replacing
 
 
 class Run:

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.schedules.methods import Contest, Predict, cost_ratio, figures, mean_of
 from benchmarks.schedules.runs import Run
-from cdmpp.training.baselines import TreeBaseline
-from cdmpp.training.dataset import MeasuredRows
+from cdmpp.train.baselines import TreeBaseline
+from cdmpp.train.dataset import MeasuredRows
 
 #: Rows of the comparison of costs.
 COST_ROWS = 2048

@@ -27,7 +27,7 @@ from benchmarks.schedules.runs import Run, claimed, stored
 from benchmarks.schedules.stacked import file_of, stacked
 from benchmarks.schedules.variants import STUDIES, Variant
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.training.config import TrainConfig, load_config
+from cdmpp.train.config import TrainConfig, load_config
 
 OUT = Path("benchmarks/results/schedule_studies.json")
 ENSEMBLE = "ensemble"

@@ -10,15 +10,15 @@ import numpy as np
 
 from benchmarks.schedules.feature_groups import GROUPS, columns_of
 from benchmarks.schedules.parts import Array, Scheduled, Split
-from cdmpp.adaptation.samplers import choose
 from cdmpp.data.splits import TRAIN, UNUSED
 from cdmpp.errors import DataError
 from cdmpp.features.schema import WIDTH
-from cdmpp.nn.discrepancy import Discrepancy
-from cdmpp.nn.store import ProgramStore
-from cdmpp.training.baselines import summed_leaves
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset
+from cdmpp.model.nn.discrepancy import Discrepancy
+from cdmpp.model.nn.store import ProgramStore
+from cdmpp.train.adaptation.samplers import choose
+from cdmpp.train.baselines import summed_leaves
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset
 
 Domain = tuple[Discrepancy, float]
 
@@ -158,7 +158,7 @@ def keep_origins(data: Scheduled, part: Array, origins: tuple[str, ...], seed: i
 def with_target(data: Scheduled, split: Split, config: TrainConfig, domain: Domain) -> tuple[Array, TrainConfig]:
     """Parts and configuration with the test networks' programs as the unlabelled target.
 
-    The rows are of the part that training reads, but :func:`cdmpp.training.draw.training_rows` leaves target networks
+    The rows are of the part that training reads, but :func:`cdmpp.train.draw.training_rows` leaves target networks
     out, and the loss does not read their latencies.
     """
     if "networks" not in split.tests:

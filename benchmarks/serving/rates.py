@@ -12,8 +12,8 @@ from benchmarks.serving.load import closed_loop, open_loop
 from benchmarks.serving.process import Served
 from benchmarks.serving.queries import bodies, distinct, repeated
 from cdmpp import LatencyPredictor
-from cdmpp.frontends.request import program_from_request
-from cdmpp.prediction import Query
+from cdmpp.predict.prediction import Query
+from cdmpp.programs.frontends.request import program_from_request
 
 ITEMS = 256
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.results import write_result
-from cdmpp.measure.sampling import prepare_sampler
+from cdmpp.data.measure.sampling import prepare_sampler
 
 OUT, OUT_DEFAULTS = Path("benchmarks/results/tuning.json"), Path("benchmarks/results/tuning_defaults.json")
 #: Tasks, seeds, trials and methods of the published tables.
@@ -46,11 +46,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.tuning.results import METHODS, summarise
     from benchmarks.tuning.search import TVM_DEFAULTS, SearchSettings, run_search
     from benchmarks.tuning.tasks import TASKS, check_unseen, make_task
+    from cdmpp.data.measure.settings import CollectSettings
+    from cdmpp.data.measure.targets import configurations
+    from cdmpp.data.measure.timing import TimingSettings
     from cdmpp.integrations.measuring import Workbench
-    from cdmpp.measure.settings import CollectSettings
-    from cdmpp.measure.targets import configurations
-    from cdmpp.measure.timing import TimingSettings
-    from cdmpp.predictor import LatencyPredictor
+    from cdmpp.predict.predictor import LatencyPredictor
 
     names = chosen(options.tasks, list(TASKS))
     methods = chosen(options.methods, list(METHODS))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.writing import replacing
+from cdmpp.utils.writing import replacing
 
 #: Cost models that do not depend on the predictor.
 _WITHOUT_MODEL = ("random", "xgboost")

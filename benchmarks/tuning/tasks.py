@@ -10,7 +10,7 @@ from tvm import te, tirx, topi
 
 from cdmpp.data.load import load_table
 from cdmpp.errors import DataError
-from cdmpp.frontends.tir import programs_from_tir
+from cdmpp.programs.frontends.tir import programs_from_tir
 
 
 @dataclass(frozen=True)

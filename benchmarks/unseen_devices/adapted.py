@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.unseen_devices.figures import Array, figures
-from cdmpp.adaptation.adapt import adapt, answers_after
-from cdmpp.adaptation.records import DeviceRecords
-from cdmpp.adaptation.survey import Survey
-from cdmpp.artifact.model import Artifact
-from cdmpp.evaluation.cache import FeatureCache
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.train.adaptation.adapt import adapt, answers_after
+from cdmpp.train.adaptation.records import DeviceRecords
+from cdmpp.train.adaptation.survey import Survey
+from cdmpp.train.evaluation.cache import FeatureCache
 
 
 def adapted(

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.domain.calibration import read_quantiles
-from cdmpp.evaluation.metrics import measure
-from cdmpp.evaluation.tables import INTERVAL
+from cdmpp.model.domain.calibration import read_quantiles
+from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.tables import INTERVAL
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,12 +24,12 @@ def figures(
         log of seconds.
     family : (n,) str
     levels, factor : (n, len(LEVELS)), (n,), optional
-        As :class:`cdmpp.inference.output.NetworkOutput` has them; without them ``coverage`` is None.
+        As :class:`cdmpp.model.inference.output.NetworkOutput` has them; without them ``coverage`` is None.
 
     Returns
     -------
     dict
-        ``overall`` and, by family, ``families``: :func:`cdmpp.evaluation.metrics.measure`; ``macro``: the
+        ``overall`` and, by family, ``families``: :func:`cdmpp.train.evaluation.metrics.measure`; ``macro``: the
         mean over families of the mean relative error.
     """
     measured, predicted = np.exp(log_measured), np.exp(point)

@@ -14,17 +14,17 @@ from benchmarks.intervals import NOMINAL, auc, coverage_curve
 from benchmarks.unseen_devices.adapted import adapted
 from benchmarks.unseen_devices.figures import Array, figures, rounded
 from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
-from cdmpp.adaptation.records import DeviceRecords
-from cdmpp.adaptation.survey import Survey, survey
-from cdmpp.artifact.model import Artifact
-from cdmpp.evaluation.cache import FeatureCache
-from cdmpp.evaluation.query_batches import query_parts
-from cdmpp.inference.pipeline import InferencePipeline
-from cdmpp.nn.batch import Inputs
-from cdmpp.training.baselines import fit_baselines
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset
-from cdmpp.training.draw import training_rows
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.inference.pipeline import InferencePipeline
+from cdmpp.model.nn.batch import Inputs
+from cdmpp.train.adaptation.records import DeviceRecords
+from cdmpp.train.adaptation.survey import Survey, survey
+from cdmpp.train.baselines import fit_baselines
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset
+from cdmpp.train.draw import training_rows
+from cdmpp.train.evaluation.cache import FeatureCache
+from cdmpp.train.evaluation.query_batches import query_parts
 
 #: Relative error beyond which a prediction is off, for the domain score.
 OFF = 0.3

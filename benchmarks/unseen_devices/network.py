@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdmpp.artifact.folder import MANIFEST
-from cdmpp.artifact.load import load_artifact
-from cdmpp.artifact.model import Artifact
-from cdmpp.artifact.trained import save_artifact
 from cdmpp.errors import ArtifactError
-from cdmpp.nn.batch import Inputs
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset
-from cdmpp.training.draw import training_rows
-from cdmpp.training.finish import calibrate, fit_domain
-from cdmpp.training.loop import train
+from cdmpp.model.artifact.folder import MANIFEST
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.artifact.trained import save_artifact
+from cdmpp.model.nn.batch import Inputs
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset
+from cdmpp.train.draw import training_rows
+from cdmpp.train.finish import calibrate, fit_domain
+from cdmpp.train.loop import train
 
 
 def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:

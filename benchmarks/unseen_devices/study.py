@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.unseen_devices.figures import Array
-from cdmpp.adaptation.records import DeviceRecords, device_records
-from cdmpp.artifact.model import Artifact
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.model.artifact.model import Artifact
 from cdmpp.programs.operators import operator_family
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.dataset import Dataset, make_dataset
-from cdmpp.training.run import load_training_table
+from cdmpp.train.adaptation.records import DeviceRecords, device_records
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset, make_dataset
+from cdmpp.train.run import load_training_table
 
 #: Maximum number of rows of a device and source; a seeded sample if there are more.
 ROWS_PER_TABLE = 3000

@@ -22,12 +22,12 @@ from cdmpp.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cdmpp.adaptation.observed import Observed
-    from cdmpp.artifact.model import Artifact
     from cdmpp.devices import DeviceSpec
+    from cdmpp.model.artifact.model import Artifact
+    from cdmpp.train.adaptation.observed import Observed
 
 
-#: cdmpp.adaptation.samplers.SAMPLERS, without its imports.
+#: cdmpp.train.adaptation.samplers.SAMPLERS, without its imports.
 Sampler = Literal["kmeans", "random", "variance"]
 
 
@@ -89,12 +89,12 @@ def adapt(
     devices do not change. Prints the errors on held-out measurements before and after. The correction is shrunk
     until it reduces that error. If no part of it does, the model's predictions are kept, with a warning.
     """
-    from cdmpp.adaptation.adapt import adapt as adapt_model
-    from cdmpp.adaptation.records import device_records
-    from cdmpp.artifact.adapted import check_target, save_adapted
-    from cdmpp.artifact.collectives import save_corrected
-    from cdmpp.artifact.folder import default_model
-    from cdmpp.artifact.load import load_artifact
+    from cdmpp.model.artifact.adapted import check_target, save_adapted
+    from cdmpp.model.artifact.collectives import save_corrected
+    from cdmpp.model.artifact.folder import default_model
+    from cdmpp.model.artifact.load import load_artifact
+    from cdmpp.train.adaptation.adapt import adapt as adapt_model
+    from cdmpp.train.adaptation.records import device_records
 
     if (records is None) == (observations is None):
         raise typer.BadParameter("give one of --records and --observations")
@@ -132,8 +132,8 @@ def _observed(
     url: str, api_key: str | None, device: str | None, last: int, artifact: Artifact
 ) -> tuple[DeviceSpec, Observed]:
     """The device, and what the service has collected of it."""
-    from cdmpp.adaptation.observed import observed_records
-    from cdmpp.client import PredictorClient
+    from cdmpp.predict.client import PredictorClient
+    from cdmpp.train.adaptation.observed import observed_records
 
     if device is None:
         raise typer.BadParameter("--observations needs --device")

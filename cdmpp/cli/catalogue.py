@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cdmpp.cli.output import JsonOption, print_json, print_table
-from cdmpp.units import format_si
+from cdmpp.utils.units import format_si
 
 
 def devices(

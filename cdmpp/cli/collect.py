@@ -16,8 +16,8 @@ from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, on_terminal, print_json
 
 if TYPE_CHECKING:
-    from cdmpp.measure.settings import Chooser, CollectSettings, Progress
-    from cdmpp.measure.targets import Configuration
+    from cdmpp.data.measure.settings import Chooser, CollectSettings, Progress
+    from cdmpp.data.measure.targets import Configuration
 
 
 #: Lines about what could not be collected; the card has them all.
@@ -101,11 +101,11 @@ def collect(
     Lowers the networks, draws schedules, builds and times them in worker processes, and writes
     DIR/records.parquet, repeats.parquet and a card. An interrupted run resumes with the same command.
     """
+    from cdmpp.data.measure.settings import CollectSettings
+    from cdmpp.data.measure.store import Store
+    from cdmpp.data.measure.targets import configurations
+    from cdmpp.data.measure.timing import TimingSettings
     from cdmpp.errors import InvalidProgramError
-    from cdmpp.measure.settings import CollectSettings
-    from cdmpp.measure.store import Store
-    from cdmpp.measure.targets import configurations
-    from cdmpp.measure.timing import TimingSettings
 
     wanted = [*(network or ()), *(sources or ())]
     if network == ["help"]:
@@ -164,14 +164,14 @@ def _measure(
     chooser: Chooser | None,
     json: bool,
 ) -> None:
-    from cdmpp.measure.collect import collect
-    from cdmpp.measure.store import Store
-    from cdmpp.measure.timers import LocalTimers
+    from cdmpp.data.measure.collect import collect
+    from cdmpp.data.measure.store import Store
+    from cdmpp.data.measure.timers import LocalTimers
 
     with progress_bars() as progress:
         timers: Any = LocalTimers
         if tracker is not None and key is not None:
-            from cdmpp.measure.remote import remote_timers
+            from cdmpp.data.measure.remote import remote_timers
 
             timers = remote_timers(tracker, key)
         try:
@@ -203,9 +203,9 @@ def _chooser(configuration: Configuration, good: int, active: int, pool: int, mo
     """Choice by an ensemble of models for the first configuration's device."""
     import numpy as np
 
-    from cdmpp.features.bulk import TIR, FeaturePart, FeatureQueries
-    from cdmpp.measure.choosing import EnsembleChooser, Member
-    from cdmpp.predictor import LatencyPredictor
+    from cdmpp.data.measure.choosing import EnsembleChooser, Member
+    from cdmpp.predict.bulk import TIR, FeaturePart, FeatureQueries
+    from cdmpp.predict.predictor import LatencyPredictor
 
     def member(predictor: LatencyPredictor) -> Member:
         def log_s(encoded: Any) -> Any:
@@ -243,7 +243,7 @@ def _build_only(
     sizes: dict[str, int],
     json: bool,
 ) -> None:
-    from cdmpp.measure.archive import write_job
+    from cdmpp.data.measure.archive import write_job
 
     with progress_bars() as progress:
         manifest = write_job(wanted, chosen, out, settings, progress=progress, dims=sizes)
@@ -259,7 +259,7 @@ def _build_only(
 
 
 def _print_networks() -> None:
-    from cdmpp.zoo import network_names
+    from cdmpp.programs.zoo import network_names
 
     for name in network_names():
         print(name)
@@ -291,13 +291,13 @@ class _Counter:
     """Counters shared by both progress displays."""
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """See :class:`cdmpp.measure.collect.Progress`."""
+        """See :class:`cdmpp.data.measure.collect.Progress`."""
         self.name, self.done, self.total, self.failed = name, done, total, 0
         self.started, self.first = time.monotonic(), done
         self.show()
 
     def step(self, ok: bool) -> None:
-        """See :class:`cdmpp.measure.collect.Progress`."""
+        """See :class:`cdmpp.data.measure.collect.Progress`."""
         self.done += 1
         self.failed += not ok
         self.show()

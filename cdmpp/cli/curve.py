@@ -11,10 +11,10 @@ from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import DataError
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp.units import format_latency
+from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
-    from cdmpp.curves import Curve, Template
+    from cdmpp.predict.curves import Curve, Template
 
 
 def curve(
@@ -72,9 +72,9 @@ def curve(
 
     An invalid device or size does not stop the others. The exit code is 1 if no point can be predicted.
     """
-    from cdmpp.curves import predict_curve
     from cdmpp.devices import load_device
-    from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor
+    from cdmpp.predict.curves import predict_curve
+    from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor
 
     devices = [load_device(d) if d.lower().endswith((".json", ".toml")) else d for d in device]
     found = predict_curve(
@@ -101,7 +101,7 @@ def curve(
 
 
 def _template(text: str) -> Template:
-    from cdmpp.curves import Template
+    from cdmpp.predict.curves import Template
 
     times, star, rest = text.partition("*")
     if star and times.isdecimal():

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, percent, print_json, unknown_device_advice
-from cdmpp.units import format_latency
+from cdmpp.utils.units import format_latency
 
 data = typer.Typer(help="Measurement tables.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -25,9 +25,9 @@ from cdmpp.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from cdmpp.artifact.model import Artifact
     from cdmpp.data.table import MeasurementTable
     from cdmpp.errors import DataError
+    from cdmpp.model.artifact.model import Artifact
 
 
 Part = Literal["train", "validation", "test"]
@@ -68,9 +68,9 @@ def evaluate(
     ranking within each task: Kendall's tau, and the best latency of a task over the best of the 1 and 5 programs
     that were predicted fastest.
     """
-    from cdmpp.artifact.load import load_artifact
-    from cdmpp.evaluation.tables import evaluate as evaluate_tables
-    from cdmpp.predictor import default_model
+    from cdmpp.model.artifact.load import load_artifact
+    from cdmpp.predict.predictor import default_model
+    from cdmpp.train.evaluation.tables import evaluate as evaluate_tables
 
     chosen = None if devices is None else [name.strip() for name in devices.split(",") if name.strip()]
     # Mistakes first: a wrong path to the third file shall not show after an hour.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, print_json
-from cdmpp.units import format_si
+from cdmpp.utils.units import format_si
 
 if TYPE_CHECKING:
     from cdmpp.features.ast import CompactAST
@@ -29,7 +29,7 @@ def inspect(
     shown by group, without the columns that are 0: magnitudes as the model reads them, which is
     log2(1 + x), then x itself. Programs given as TIR also have columns of their schedule.
     """
-    from cdmpp.frontends.load import load_programs
+    from cdmpp.programs.frontends.load import load_programs
 
     described = [describe(p) for p in load_programs(program).programs]
     if json:

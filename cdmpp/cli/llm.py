@@ -12,11 +12,11 @@ from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
 from cdmpp.errors import CdmppError
 from cdmpp.programs.query_options import ProgramFramework
-from cdmpp.units import format_latency, format_si
+from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
-    from cdmpp.llm import LLMEstimate
-    from cdmpp.llm.result import Bounded
+    from cdmpp.predict.llm import LLMEstimate
+    from cdmpp.predict.llm.result import Bounded
 
 #: Rows of the table of parts for a single device.
 _PARTS = 8
@@ -79,8 +79,8 @@ def llm(
     Prints prefill, median decode step and total of one batch for each device. A device on which the model does not
     fit does not stop the others. The exit code is 1 if a device is unknown, or if nothing can be estimated.
     """
-    from cdmpp.llm import estimate, read_config
-    from cdmpp.predictor import LatencyPredictor
+    from cdmpp.predict.llm import estimate, read_config
+    from cdmpp.predict.predictor import LatencyPredictor
 
     dimensions = read_config(config)
     predictor = LatencyPredictor.load(model)
@@ -120,7 +120,7 @@ def llm(
 
 
 def _json(result: LLMEstimate | tuple[str, CdmppError]) -> dict[str, Any]:
-    from cdmpp.prediction import ErrorInfo
+    from cdmpp.predict.prediction import ErrorInfo
 
     if isinstance(result, tuple):
         return {"device": result[0], "error": asdict(ErrorInfo.of(result[1]))}

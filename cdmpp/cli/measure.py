@@ -53,7 +53,7 @@ def measure(
     (`cdmpp select`) is timed as PyTorch's library kernels, for `cdmpp adapt --records`. An interrupted run
     resumes with the same command.
     """
-    from cdmpp.measure.todo import is_todo
+    from cdmpp.data.measure.todo import is_todo
 
     if is_todo(job):
         _measure_todo(job, out, on, threads, device, json)
@@ -68,10 +68,10 @@ def measure(
 def _measure_todo(
     folder: Path, out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
 ) -> None:
-    from cdmpp.measure.library import LibraryTimer
-    from cdmpp.measure.timing_devices import find_timing_device
-    from cdmpp.measure.todo import read_todo
-    from cdmpp.measure.todo_run import measure_programs, records_path
+    from cdmpp.data.measure.library import LibraryTimer
+    from cdmpp.data.measure.timing_devices import find_timing_device
+    from cdmpp.data.measure.todo import read_todo
+    from cdmpp.data.measure.todo_run import measure_programs, records_path
 
     todo = read_todo(folder)
     where = on or ("cuda" if todo.device.kind == "gpu" else "cpu")
@@ -112,8 +112,8 @@ def _measure_todo(
 
 
 def _measure_job(job: Path, out: Path, threads: int | None, device: str | None, json: bool) -> None:
+    from cdmpp.data.measure.archive import finish, measure_job
     from cdmpp.errors import MissingDependencyError
-    from cdmpp.measure.archive import finish, measure_job
 
     try:
         with progress_bars() as progress:

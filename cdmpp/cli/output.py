@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.compose.render import format_columns
+from cdmpp.predict.requests.render import format_columns
 
 if TYPE_CHECKING:
-    from cdmpp.artifact.model import Artifact
     from cdmpp.devices.spec import DeviceSpec
+    from cdmpp.model.artifact.model import Artifact
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 ModelOption = Annotated[
@@ -28,7 +28,7 @@ def print_json(value: Any, indent: int | None = 1) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Print a header and rows as columns (:func:`cdmpp.compose.render.format_columns`)."""
+    """Print a header and rows as columns (:func:`cdmpp.predict.requests.render.format_columns`)."""
     print("\n".join(format_columns([header, *rows], right)))
 
 
@@ -48,7 +48,7 @@ RANKING_HEADER = ("tau in task", "top-1", "top-5", "tasks")
 
 
 def error_cells(figures: dict[str, Any]) -> list[str]:
-    """Cells of :data:`ERROR_HEADER` from the figures of :func:`cdmpp.evaluation.metrics.measure`."""
+    """Cells of :data:`ERROR_HEADER` from the figures of :func:`cdmpp.train.evaluation.metrics.measure`."""
     tau = figures["kendall_tau"]
     return [
         f"{figures['n']:,}",
@@ -62,7 +62,7 @@ def error_cells(figures: dict[str, Any]) -> list[str]:
 
 
 def ranking_cells(figures: dict[str, Any]) -> list[str]:
-    """Cells of :data:`RANKING_HEADER` from the figures of :func:`cdmpp.evaluation.ranking.rank`."""
+    """Cells of :data:`RANKING_HEADER` from the figures of :func:`cdmpp.train.evaluation.ranking.rank`."""
     if not figures.get("ranked_groups"):
         return ["-", "-", "-", str(figures.get("ranked_groups", "-"))]
     names = ("task_kendall_tau", "top1_score", "top5_score")

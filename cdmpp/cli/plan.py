@@ -17,13 +17,13 @@ from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles,
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.cli.remote import solve_remotely
 from cdmpp.errors import DataError, FieldError
-from cdmpp.planning.registry import PLANNERS, PlannerSpec
+from cdmpp.plan.registry import PLANNERS, PlannerSpec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cdmpp.compose.budget import Progress, SearchControl
-    from cdmpp.prediction import Prediction
+    from cdmpp.predict.prediction import Prediction
+    from cdmpp.predict.requests.budget import Progress, SearchControl
 
 plan = typer.Typer(
     no_args_is_help=True,
@@ -81,9 +81,9 @@ def solve(
     request : Request
     plan : Answer
     """
-    from cdmpp.compose.budget import SearchControl
-    from cdmpp.compose.solve import solve_priced
-    from cdmpp.llm.read import with_configs
+    from cdmpp.plan.base.solve import solve_priced
+    from cdmpp.predict.llm.read import with_configs
+    from cdmpp.predict.requests.budget import SearchControl
 
     if remote and url is None:
         raise DataError("--remote needs an address", hint="give --url, such as http://127.0.0.1:8000")
@@ -103,8 +103,8 @@ def solve(
         with interruptible(control) if searches else nullcontext():
             if ray is None:
                 return request, solve_priced(request, prices, control)
-            from cdmpp.distributed.cluster import ray_cluster
-            from cdmpp.distributed.seeds import solve_on_ray
+            from cdmpp.plan.distributed.cluster import ray_cluster
+            from cdmpp.plan.distributed.seeds import solve_on_ray
 
             with ray_cluster(ray) as connected:
                 return request, solve_on_ray(connected, spec.name, value, prices, seeds, control)
@@ -112,16 +112,16 @@ def solve(
 
 def predict(request: Any, model: Path | None, url: str | None) -> list[Prediction]:
     """Predictions for the programs of a request, by the service at ``url`` or by a local model."""
-    from cdmpp.compose.predict import predict_prices
+    from cdmpp.plan.base.predict import predict_prices
 
     programs = request.price_requests()
     if not programs:
         return []
     if url is None:
-        from cdmpp.predictor import LatencyPredictor
+        from cdmpp.predict.predictor import LatencyPredictor
 
         return predict_prices(programs, LatencyPredictor.load(model))
-    from cdmpp.client import PredictorClient
+    from cdmpp.predict.client import PredictorClient
 
     with PredictorClient(url) as client:
         return predict_prices(programs, client)
@@ -173,8 +173,8 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
 def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent: int | None = 1) -> None:
     """Print a plan, and draw it where a figure is wanted. JSON is on one line where ``indent`` is None."""
-    from cdmpp.compose.render import render
-    from cdmpp.compose.solve import to_json
+    from cdmpp.plan.base.solve import to_json
+    from cdmpp.predict.requests.render import render
 
     try:
         if figure is not None:

@@ -12,13 +12,13 @@ from cdmpp.cli.output import JsonOption, ModelOption, print_json
 from cdmpp.cli.plan import UrlOption, predict
 from cdmpp.cli.reading import read_json
 from cdmpp.errors import FieldError
-from cdmpp.planning.registry import PLANNERS, load
+from cdmpp.plan.registry import PLANNERS, load
 
 #: Field that only this form of a request has, to its planner and ``check(request, answer, prices)``.
 CHECKS: dict[str, tuple[str, str]] = {
-    "models": ("pipeline", "cdmpp.planning.fused.check:check"),
-    "modules": ("pipeline", "cdmpp.planning.multimodal.check:check"),
-    "lengths": ("rl", "cdmpp.planning.rl.check:check"),
+    "models": ("pipeline", "cdmpp.plan.fused.check:check"),
+    "modules": ("pipeline", "cdmpp.plan.multimodal.check:check"),
+    "lengths": ("rl", "cdmpp.plan.rl.check:check"),
 }
 
 
@@ -30,7 +30,7 @@ def check(
     url: UrlOption = None,
 ) -> None:
     """Simulate a pipeline schedule or an RL step again and list the plan's faults. Exit code 1: there are some."""
-    from cdmpp.llm.read import with_configs
+    from cdmpp.predict.llm.read import with_configs
 
     value = read_json(request)
     form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)

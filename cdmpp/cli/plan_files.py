@@ -16,7 +16,7 @@ from cdmpp.cli.reading import read_json, read_text
 from cdmpp.errors import DataError, FieldError
 
 if TYPE_CHECKING:
-    from cdmpp.exports import Exported
+    from cdmpp.plan.formats import Exported
 
 ExportOption = Annotated[
     str | None, typer.Option("--export", metavar="FORMAT", help="Write the plan for a framework (docs/exports.md).")
@@ -91,7 +91,7 @@ class PlanFiles:
         """Raise FieldError where a format does not have the planner, or no format has an option."""
         if self.export is None and self.read is None:
             return
-        from cdmpp.exports.registry import exporter_of, importer_of, options_of
+        from cdmpp.plan.formats.registry import exporter_of, importer_of, options_of
 
         known: set[str] = set()
         if self.read is not None:
@@ -113,8 +113,8 @@ class PlanFiles:
         """The request of a file as JSON values; what the import ignores and assumes goes to stderr."""
         if self.read is None:
             return read_json(file)
-        from cdmpp.exports import import_request
-        from cdmpp.exports.registry import importer_of
+        from cdmpp.plan.formats import import_request
+        from cdmpp.plan.formats.registry import importer_of
 
         options = self._settings_of(importer_of(self.read, self.kind).model_fields)
         fields = None if self.fields is None else read_json(self.fields)
@@ -133,8 +133,8 @@ class PlanFiles:
         """Write the plan where that is wanted; what the format cannot express goes to stderr."""
         if self.export is None or self.out is None:
             return
-        from cdmpp.exports import export_plan, write_export
-        from cdmpp.exports.registry import exporter_of
+        from cdmpp.plan.formats import export_plan, write_export
+        from cdmpp.plan.formats.registry import exporter_of
 
         options = self._settings_of(exporter_of(self.export, self.kind).model_fields)
         exported: Exported = export_plan(self.export, self.kind, request, plan, **options)

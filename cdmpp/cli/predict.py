@@ -25,15 +25,15 @@ from cdmpp.cli.predict_module import (
 from cdmpp.cli.predict_table import OutOption, TableArguments, UrlOption, predict_table, table_of
 from cdmpp.cli.ray_option import RayOption
 from cdmpp.errors import CdmppError
-from cdmpp.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp.units import format_latency
+from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
     from cdmpp.devices import DeviceSpec
-    from cdmpp.frontends.graph import Unsupported
-    from cdmpp.prediction_total import PredictionTotal
-    from cdmpp.predictor import LatencyPredictor, Prediction
+    from cdmpp.predict.prediction_total import PredictionTotal
+    from cdmpp.predict.predictor import LatencyPredictor, Prediction
+    from cdmpp.programs.frontends.graph import Unsupported
     from cdmpp.programs.program import TensorProgram
 
 _MEANING = {
@@ -146,7 +146,7 @@ def predict(
         options = TableArguments(device or [], protocol, framework, backend, quantile, model, strict, out, url, ray)
         return predict_table(table, options)
     devices = _check_devices(device)
-    from cdmpp.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
+    from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
 
     levels = check_quantiles(quantile or DEFAULT_QUANTILES)
     predictor = LatencyPredictor.load(model)
@@ -210,7 +210,7 @@ class _Result:
 
 
 def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _Programs:
-    from cdmpp.frontends.load import load_programs
+    from cdmpp.programs.frontends.load import load_programs
 
     programs = _Programs()
     # With several arguments, the sizes apply to the ONNX models among them.
@@ -235,7 +235,7 @@ def _predict(
     levels: tuple[float, ...],
 ) -> list[_Result]:
     """Every program on every device, program by program."""
-    from cdmpp.predictor import ErrorInfo, Prediction, Query
+    from cdmpp.predict.predictor import ErrorInfo, Prediction, Query
 
     specs: list[DeviceSpec | Failed] = []
     for name in dict.fromkeys(devices):
@@ -265,7 +265,7 @@ def _predict(
 
 def _totals(results: list[_Result], left_out: bool) -> dict[str, PredictionTotal]:
     """Sum of count x latency by device."""
-    from cdmpp.prediction_total import PredictionTotal
+    from cdmpp.predict.prediction_total import PredictionTotal
 
     by_device: dict[str, list[tuple[Prediction | None, int]]] = {}
     for r in results:
@@ -280,7 +280,7 @@ def _print(
     protocol: Protocol,
     levels: tuple[float, ...],
 ) -> None:
-    from cdmpp.domain.calibration import interval_levels
+    from cdmpp.model.domain.calibration import interval_levels
 
     outer = interval_levels(levels)
     beside = () if outer is levels else tuple(dict.fromkeys(levels))

@@ -14,13 +14,13 @@ import typer
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.frontends.factory import is_factory
+from cdmpp.programs.frontends.factory import is_factory
 from cdmpp.programs.query_options import Framework, Protocol
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
-    from cdmpp.modules.prediction import ModulePrediction
-    from cdmpp.prediction import Predictor
+    from cdmpp.predict.modules.prediction import ModulePrediction
+    from cdmpp.predict.prediction import Predictor
 
 ModeOption = Annotated[
     Literal["inference", "training"] | None,
@@ -112,8 +112,8 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
 
 def predict_module(source: str, given: ModuleArguments) -> None:
     """Predict the module that a factory makes on every device."""
-    from cdmpp.frontends.factory import load_factory, parse_inputs
-    from cdmpp.prediction import DEFAULT_QUANTILES, check_quantiles
+    from cdmpp.predict.prediction import DEFAULT_QUANTILES, check_quantiles
+    from cdmpp.programs.frontends.factory import load_factory, parse_inputs
 
     levels = check_quantiles(given.levels or DEFAULT_QUANTILES)
     module, inputs = load_factory(source)
@@ -125,12 +125,12 @@ def predict_module(source: str, given: ModuleArguments) -> None:
         )
     wrong: list[CdmppError] = []
     if given.url is not None:
-        from cdmpp.client import PredictorClient
+        from cdmpp.predict.client import PredictorClient
 
         with PredictorClient(given.url, api_key=os.environ.get("CDMPP_API_KEY"), timeout_s=600) as client:
             answers = _predict(client, module, inputs, given, levels, list(dict.fromkeys(given.devices)))
     else:
-        from cdmpp.predictor import LatencyPredictor
+        from cdmpp.predict.predictor import LatencyPredictor
 
         predictor = LatencyPredictor.load(given.model)
         devices: list[DeviceSpec | str] = []
@@ -163,7 +163,7 @@ def _predict(
 ) -> list[ModulePrediction]:
     """One answer per device; none without a device."""
     from cdmpp.devices import load_device
-    from cdmpp.modules.prediction import DEFAULT_FRAMEWORK, DEFAULT_PROTOCOL
+    from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK, DEFAULT_PROTOCOL
 
     if not devices:
         return []
@@ -205,7 +205,7 @@ def _json(source: str, answers: Sequence[ModulePrediction]) -> dict[str, Any]:
 
 def _print(source: str, answers: Sequence[ModulePrediction]) -> None:
     """A table of programs per device, most expensive first; then the totals of every device."""
-    from cdmpp.rendering.modules import (
+    from cdmpp.predict.rendering.modules import (
         PROGRAM_HEADER,
         PROGRAM_RIGHT,
         by_time,

@@ -16,13 +16,13 @@ from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of
 from cdmpp.cli.progress import progress_bar
 from cdmpp.errors import DataError
+from cdmpp.predict.tables.sources import is_table
 from cdmpp.programs.query_options import Backend, Framework, Protocol
-from cdmpp.tables.sources import is_table
 
 if TYPE_CHECKING:
-    from cdmpp.artifact.model import Artifact
     from cdmpp.devices.spec import DeviceSpec
-    from cdmpp.tables.predict import AnsweredSlice, SlicePredictor, TableSummary, TableTask
+    from cdmpp.model.artifact.model import Artifact
+    from cdmpp.predict.tables.predict import AnsweredSlice, SlicePredictor, TableSummary, TableTask
 
 #: Requests to a service at a time, and seconds for the rows of one of them, with all retries.
 _REQUESTS, _REQUEST_S, _RETRIES = 4, 600.0, 20
@@ -90,10 +90,10 @@ def table_of(programs: Sequence[str], for_tables: dict[str, Any], for_programs: 
 
 def predict_table(path: Path, arguments: TableArguments) -> None:
     """Predict a table; answers go to ``out`` or, as CSV, to the standard output."""
-    from cdmpp.prediction import DEFAULT_QUANTILES, check_quantiles, check_settings
-    from cdmpp.tables.answers import format_of
-    from cdmpp.tables.predict import SlicePredictor, TableTask, predict_slices
-    from cdmpp.tables.rows import TableOptions
+    from cdmpp.predict.prediction import DEFAULT_QUANTILES, check_quantiles, check_settings
+    from cdmpp.predict.tables.answers import format_of
+    from cdmpp.predict.tables.predict import SlicePredictor, TableTask, predict_slices
+    from cdmpp.predict.tables.rows import TableOptions
 
     given = arguments
     kind = format_of(given.out)
@@ -109,7 +109,7 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
         return TableTask(path.absolute(), options, levels, kind)
 
     if given.url is not None:
-        from cdmpp.client import PredictorClient
+        from cdmpp.predict.client import PredictorClient
 
         chosen = task([_specification(name) or name for name in given.devices])
         key = os.environ.get("CDMPP_API_KEY")
@@ -117,7 +117,7 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
             predict = SlicePredictor(chosen, client)
             summary = _run(chosen, predict, given, predict_slices(predict, _REQUESTS))
     else:
-        from cdmpp.predictor import LatencyPredictor
+        from cdmpp.predict.predictor import LatencyPredictor
 
         predictor = LatencyPredictor.load(given.model)
         chosen = task(_devices(predictor.artifact, given.devices))
@@ -125,8 +125,8 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
         if given.ray is None:
             summary = _run(chosen, predict, given, predict_slices(predict))
         else:
-            from cdmpp.distributed.cluster import ray_cluster
-            from cdmpp.distributed.tables import load_predictor, predict_slices_on_ray
+            from cdmpp.plan.distributed.cluster import ray_cluster
+            from cdmpp.plan.distributed.tables import load_predictor, predict_slices_on_ray
 
             load = partial(load_predictor, None if given.model is None else given.model.absolute())
             with ray_cluster(given.ray) as ray:
@@ -138,7 +138,7 @@ def _run(
     task: TableTask, predict: SlicePredictor, given: TableArguments, parts: Iterable[AnsweredSlice]
 ) -> TableSummary:
     """Write all slices, with a progress bar on a terminal."""
-    from cdmpp.tables.predict import write_answers
+    from cdmpp.predict.tables.predict import write_answers
 
     if predict.reader.unused:
         print(f"note: columns that are not read: {', '.join(predict.reader.unused)}", file=sys.stderr)

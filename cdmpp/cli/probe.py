@@ -11,10 +11,10 @@ import typer
 
 from cdmpp.cli.output import JsonOption, print_json, print_table
 from cdmpp.cli.steps import steps
-from cdmpp.units import format_latency, format_si
+from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
-    from cdmpp.measure.probe import ProbeResult
+    from cdmpp.data.measure.probe import ProbeResult
 
 
 def probe(
@@ -47,11 +47,11 @@ def probe(
     the rates that the device sustained, for --device. Takes less than two minutes, and at most 1 GiB
     or a 64th of a large board's memory.
     """
+    from cdmpp.data.measure.library import LibraryTimer
+    from cdmpp.data.measure.probe import memory_limit, probe_programs
+    from cdmpp.data.measure.probe import probe as run_probe
+    from cdmpp.data.measure.timing_devices import find_timing_device, free_bytes, matrix_types
     from cdmpp.devices import load_device
-    from cdmpp.measure.library import LibraryTimer
-    from cdmpp.measure.probe import memory_limit, probe_programs
-    from cdmpp.measure.probe import probe as run_probe
-    from cdmpp.measure.timing_devices import find_timing_device, free_bytes, matrix_types
 
     spec = None if device is None else load_device(device)
     where = on or ("cuda" if spec is not None and spec.kind == "gpu" else "cpu")
@@ -74,9 +74,9 @@ def probe(
 def _write(result: ProbeResult, out: Path) -> None:
     from cdmpp.data.folder import RECORDS
     from cdmpp.data.records import from_measurements, write_records
-    from cdmpp.data.writing import replacing
     from cdmpp.devices.writing import specification_toml
     from cdmpp.errors import DataError
+    from cdmpp.utils.writing import replacing
 
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cdmpp.planning.registry import PlannerSpec
+from cdmpp.plan.registry import PlannerSpec
 
 if TYPE_CHECKING:
-    from cdmpp.compose.budget import Progress
+    from cdmpp.predict.requests.budget import Progress
 
 #: Seconds between two requests for progress, and to wait for the best plan of a cancelled job.
 _POLL_S, _CANCEL_S = 0.5, 3.0
@@ -30,9 +30,9 @@ def solve_remotely(
     typer.Abort
         The job was cancelled before it had a plan.
     """
-    from cdmpp.client import PredictorClient
-    from cdmpp.client.plans import FINAL, answer_of
-    from cdmpp.compose.budget import Progress
+    from cdmpp.predict.client import PredictorClient
+    from cdmpp.predict.client.plans import FINAL, answer_of
+    from cdmpp.predict.requests.budget import Progress
 
     with PredictorClient(url) as client:
         started = time.monotonic()

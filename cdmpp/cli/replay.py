@@ -25,7 +25,7 @@ from cdmpp.cli.replay_trace import (
     write,
 )
 from cdmpp.errors import DataError, FieldError
-from cdmpp.planning.registry import PLANNERS
+from cdmpp.plan.registry import PLANNERS
 from cdmpp.programs.query_options import Framework, Protocol
 
 #: Most nodes of an answer in JSON with a line for each value.
@@ -163,12 +163,12 @@ def replay(
         if value is not None:
             request[name] = value
     if save_graph is not None:
-        from cdmpp.replay.records import as_json
+        from cdmpp.simulate.replay.records import as_json
 
         save(save_graph, {**request, "nodes": as_json(request.get("nodes"))})
     if trace is not None:
         request["trace"] = True
-    from cdmpp.replay.collector import paused_collector
+    from cdmpp.simulate.replay.collector import paused_collector
 
     with paused_collector():
         try:
@@ -191,11 +191,11 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 def _read(path: Path) -> Any:
     if path.suffix.lower() != ".parquet":
-        from cdmpp.replay.collector import paused_collector
+        from cdmpp.simulate.replay.collector import paused_collector
 
         with paused_collector():
             return read_json(path)
-    from cdmpp.replay.parquet import read_parquet
+    from cdmpp.simulate.replay.parquet import read_parquet
 
     return read_parquet(path)
 
@@ -212,8 +212,8 @@ def _is_graph(source: str) -> bool:
 
 def _of_model(source: str, device: str, gap_us: float, launch_us: float, sizes: dict[str, int]) -> dict[str, Any]:
     from cdmpp.devices import load_device
-    from cdmpp.frontends.load import load_programs
-    from cdmpp.replay.from_model import request_of
+    from cdmpp.programs.frontends.load import load_programs
+    from cdmpp.simulate.replay.from_model import request_of
 
     target: str | dict[str, Any] = device
     if device.lower().endswith((".json", ".toml")):

@@ -44,7 +44,7 @@ MarkOption = Annotated[
 
 def are_traces(files: Sequence[str]) -> bool:
     """Whether the arguments are traces: the first file decides."""
-    from cdmpp.traces.load import is_trace
+    from cdmpp.simulate.traces.load import is_trace
 
     return is_trace(files[0]) or any(file.lower().endswith((".nsys-rep", ".qdrep")) for file in files)
 
@@ -66,8 +66,8 @@ def replay_traces(
     json: bool,
 ) -> None:
     """Replay traces and print the answer; write the graph where one is wanted."""
-    from cdmpp.compose.render import render
-    from cdmpp.traces import replay_trace
+    from cdmpp.predict.requests.render import render
+    from cdmpp.simulate.traces import replay_trace
 
     factors = [_factor(text) for text in speed_up]
     wanted: dict[str, Any] = {
@@ -81,12 +81,12 @@ def replay_traces(
         "remove": list(remove),
     }
     if url is not None:
-        from cdmpp.client import PredictorClient
+        from cdmpp.predict.client import PredictorClient
 
         with PredictorClient(url) as client:
             answer = replay_trace(*files, predictor=client, **wanted)
     else:
-        from cdmpp.predictor import LatencyPredictor
+        from cdmpp.predict.predictor import LatencyPredictor
 
         needed = device is not None or ranks is not None or link is not None
         answer = replay_trace(*files, predictor=LatencyPredictor.load(model) if needed else None, **wanted)
@@ -109,8 +109,8 @@ def save(path: Path, request: dict[str, Any]) -> None:
     if path.suffix.lower() != ".parquet":
         write(path, request)
         return
-    from cdmpp.planning.registry import PLANNERS
-    from cdmpp.replay.parquet import write_parquet
+    from cdmpp.plan.registry import PLANNERS
+    from cdmpp.simulate.replay.parquet import write_parquet
 
     nodes = PLANNERS["replay"].read(request).nodes  # type: ignore[attr-defined]
     write_parquet(path, {**request, "nodes": nodes}, nodes)
@@ -124,7 +124,7 @@ def write(path: Path, value: Any) -> None:
     DataError
         The file cannot be written.
     """
-    from cdmpp.data.writing import replacing
+    from cdmpp.utils.writing import replacing
 
     with replacing(path) as aside:
         aside.write_text(json_text.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

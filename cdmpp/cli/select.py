@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, print_table
-from cdmpp.units import format_latency
+from cdmpp.utils.units import format_latency
 
 _MOST_SHOWN = 10
 
@@ -45,14 +45,14 @@ def select(
     Writes DIR/programs.csv and a README: measure them with `cdmpp measure DIR` or fill in the latencies, then run
     `cdmpp adapt`. Prints the expected measuring time.
     """
-    from cdmpp.adaptation.select import select as choose
-    from cdmpp.artifact.load import load_artifact
+    from cdmpp.data.measure.todo import Todo, write_todo
     from cdmpp.data.pool import model_pool, read_pool
     from cdmpp.errors import DataError
-    from cdmpp.measure.todo import Todo, write_todo
-    from cdmpp.predictor import default_model
+    from cdmpp.model.artifact.load import load_artifact
+    from cdmpp.predict.predictor import default_model
     from cdmpp.programs.operators import operator_family
     from cdmpp.programs.query_options import FRAMEWORKS
+    from cdmpp.train.adaptation.select import select as choose
 
     if backend == "tvm":
         raise DataError(

@@ -34,11 +34,11 @@ def sweep(
     Prints the Pareto front of the points that meet the goals, and the infeasible points with their reasons. The exit
     code is 1 if no point meets the goals.
     """
-    from cdmpp.llm import read_config
-    from cdmpp.predictor import LatencyPredictor
-    from cdmpp.sweep import SweepResult, evaluate_point, read_sweep, sweep_points
-    from cdmpp.sweep.report import check_out, draw, tables, to_json, write_results
-    from cdmpp.sweep.result import with_front
+    from cdmpp.plan.sweep import SweepResult, evaluate_point, read_sweep, sweep_points
+    from cdmpp.plan.sweep.report import check_out, draw, tables, to_json, write_results
+    from cdmpp.plan.sweep.result import with_front
+    from cdmpp.predict.llm import read_config
+    from cdmpp.predict.predictor import LatencyPredictor
 
     check_figure(plot)
     check_out(out)
@@ -58,9 +58,9 @@ def sweep(
     if ray is None:
         results = finish(evaluate_point(request, config, predictor, point) for point in points)
     else:
-        from cdmpp.distributed.cluster import ray_cluster
-        from cdmpp.distributed.sweep import evaluate_on_ray
-        from cdmpp.distributed.tables import load_predictor
+        from cdmpp.plan.distributed.cluster import ray_cluster
+        from cdmpp.plan.distributed.sweep import evaluate_on_ray
+        from cdmpp.plan.distributed.tables import load_predictor
 
         load = partial(load_predictor, None if model is None else model.absolute())
         with ray_cluster(ray) as connected:
@@ -72,7 +72,7 @@ def sweep(
     if json:
         print_json(to_json(request, results))
     else:
-        from cdmpp.compose.render import render
+        from cdmpp.predict.requests.render import render
 
         print(render(tables(request, results)))
     if not any(result.status == "met" for result in results):

@@ -61,9 +61,9 @@ def train(
     An interrupted run resumes from its last checkpoint with the same command. To train in several processes:
     torchrun --nproc-per-node N -m -- cdmpp train ...
     """
-    from cdmpp.training.config import load_config
-    from cdmpp.training.ranks import Stopped, process_group
-    from cdmpp.training.run import train_model
+    from cdmpp.train.config import load_config
+    from cdmpp.train.ranks import Stopped, process_group
+    from cdmpp.train.run import train_model
 
     settings = load_config(config)
     with process_group() as ranks, _progress() if ranks.first else nullcontext() as progress:
@@ -147,7 +147,7 @@ class StepLines:
 
 
 def print_errors(metrics: dict[str, Any], title: str) -> None:
-    """The error table of :func:`cdmpp.training.finish.error_table`, groups first, totals last."""
+    """The error table of :func:`cdmpp.train.finish.error_table`, groups first, totals last."""
     every = [*metrics["groups"], *metrics["by_source"].values(), metrics["overall"]]
     baselines = list(dict.fromkeys(name for figures in every for name in figures.get("baselines", {})))
 

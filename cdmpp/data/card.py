@@ -23,9 +23,9 @@ from cdmpp.data.sealed import SEALED, SEALED_FROM
 from cdmpp.data.split_file import read_splits
 from cdmpp.data.summary import summarise
 from cdmpp.data.table import MeasurementTable
-from cdmpp.data.writing import replacing
 from cdmpp.errors import DataError, UnknownDeviceError
-from cdmpp.units import format_latency
+from cdmpp.utils.units import format_latency
+from cdmpp.utils.writing import replacing
 
 _MOST_REASONS, _REASON_LENGTH = 12, 100
 _FILES = {

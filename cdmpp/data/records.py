@@ -24,9 +24,9 @@ from cdmpp.data.physics import EXCLUDED, flag_rows
 from cdmpp.data.program_texts import read_programs
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import UNSUPPORTED, Int64, MeasurementTable
-from cdmpp.data.writing import replacing
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
+from cdmpp.utils.writing import replacing
 
 #: Version of the schema, in the file's metadata. Files of a newer version are refused. A column that
 #: readers may do without (``device_spec``, ``failure``) does not raise it.

@@ -36,8 +36,8 @@ from cdmpp.data.networks import network_names, network_parts, networks_of, split
 from cdmpp.data.sealed import SEALED, SEALED_FROM, check_sealed, sealed_names, sealed_programs
 from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
 from cdmpp.data.table import MeasurementTable
-from cdmpp.data.writing import replacing
 from cdmpp.errors import DataError
+from cdmpp.utils.writing import replacing
 
 TASK, NETWORK, DEVICE = "task", "network", "device:"
 #: Shares of the tasks: a data set of some hundred tasks needs more than the millions of public rows do.

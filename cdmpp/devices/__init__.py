@@ -1,4 +1,7 @@
-"""Device specifications: device table, lookup by name, specification files, and the encoding for the model."""
+"""Device specifications: device table, lookup by name, specification files, and the encoding for the model.
+
+Facts of hardware belong here; what was measured on it belongs in :mod:`cdmpp.data`.
+"""
 
 from __future__ import annotations
 

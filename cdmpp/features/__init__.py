@@ -1,1 +1,4 @@
-"""Features of tensor programs: TVM JSON to the compact AST and its leaf vectors (numpy only)."""
+"""Features of tensor programs: TVM JSON to the compact AST and its leaf vectors, with numpy only.
+
+What depends on a device or on trained weights belongs in :mod:`cdmpp.model`.
+"""

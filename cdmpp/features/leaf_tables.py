@@ -15,7 +15,7 @@ import numpy as np
 
 from cdmpp.features.ast import OPERATIONS, CompactAST
 from cdmpp.features.leaf import element_bytes
-from cdmpp.jit import Later
+from cdmpp.utils.jit import Later
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

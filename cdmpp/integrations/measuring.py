@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from cdmpp.data.measure.building import Library, build_program, check_toolchain
+from cdmpp.data.measure.imports import import_tvm_alone
+from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.sampling import scheduled_program
+from cdmpp.data.measure.settings import CollectSettings
+from cdmpp.data.measure.store import FIRST, Store, StoredMeasurement
+from cdmpp.data.measure.targets import Configuration, available_cores, describe
+from cdmpp.data.measure.timers import LocalTimers
+from cdmpp.data.measure.worker import Outcome
 from cdmpp.errors import MeasurementError
 from cdmpp.integrations.needed import derived_object, ms, tvm
-from cdmpp.measure.building import Library, build_program, check_toolchain
-from cdmpp.measure.imports import import_tvm_alone
-from cdmpp.measure.pools import WorkerPool
-from cdmpp.measure.sampling import scheduled_program
-from cdmpp.measure.settings import CollectSettings
-from cdmpp.measure.store import FIRST, Store, StoredMeasurement
-from cdmpp.measure.targets import Configuration, available_cores, describe
-from cdmpp.measure.timers import LocalTimers
-from cdmpp.measure.worker import Outcome
 
 #: Statistic of the repeats that is the latency: the median is robust against one slow repeat, the least also
 #: against a busy machine.
@@ -62,7 +62,7 @@ class Workbench:
     folder : path
         It is kept; a later search with the same folder reuses its measurements.
     configuration : Configuration
-        Configuration of this machine (:func:`cdmpp.measure.targets.configurations`).
+        Configuration of this machine (:func:`cdmpp.data.measure.targets.configurations`).
     settings : CollectSettings, optional
         Limits and timing; a folder has one timing.
     statistic : {"median", "least"}

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cdmpp.data.writing import replacing
 from cdmpp.errors import ArtifactError
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_WIDTHS
 from cdmpp.features.schema import WIDTH
+from cdmpp.utils.writing import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from os import PathLike, fspath
 from typing import Any, Protocol, cast
 
+from cdmpp.data.measure.targets import configurations
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError
-from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
-from cdmpp.measure.targets import configurations
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.predict.predictor import LatencyPredictor
 
 
 class BulkPredictor(Protocol):
@@ -36,7 +36,7 @@ def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
     if model is None:
         return LatencyPredictor.load()
     if isinstance(model, str) and model.startswith(("http://", "https://")):
-        from cdmpp.client import PredictorClient
+        from cdmpp.predict.client import PredictorClient
 
         return cast(BulkPredictor, PredictorClient(model, api_key=api_key))
     if isinstance(model, str | PathLike):

@@ -1,7 +1,7 @@
 """Specifications of collective operations: what a group of ranks exchanges.
 
-They are no tensor programs: they have no lowering and no features. :mod:`cdmpp.collectives` predicts them by a model
-of latency and bandwidth that is stored beside the network.
+They are no tensor programs: they have no lowering and no features. :mod:`cdmpp.model.collectives` predicts them by a
+model of latency and bandwidth that is stored beside the network.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ stream per worker and one for the link of the server.
 from __future__ import annotations
 
 from cdmpp import LatencyPredictor
-from cdmpp.replay import Graph, Link, Node, Timeline, replay
+from cdmpp.simulate.replay import Graph, Link, Node, Timeline, replay
 
 #: Forward and backward of a small convolution network, batch 32: three GEMMs a layer.
 STEP = [

@@ -10,7 +10,7 @@ cache hit rates, and halves the time of each stage to find the one that is worth
 from __future__ import annotations
 
 from cdmpp import LatencyPredictor
-from cdmpp.replay import Graph, Node, Replayer
+from cdmpp.simulate.replay import Graph, Node, Replayer
 
 #: Assumptions of this example: 1000 seeds touch 400,000 vertices with 400 bytes of features each.
 VERTICES, FEATURE_BYTES = 400_000, 400

@@ -9,7 +9,7 @@ delays each of the 2 (p - 1) rounds.
 
 from __future__ import annotations
 
-from cdmpp.replay import Graph, Link, Node, collective_s, replay
+from cdmpp.simulate.replay import Graph, Link, Node, collective_s, replay
 
 #: Assumptions of this example: a hop costs 1 microsecond more, and reconfigured links keep their rate.
 ALPHA_S, HOP_S, BYTES_PER_S = 5e-6, 1e-6, 5e10

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cdmpp import LatencyPredictor, make_plan
-from cdmpp.planning.precision.torch_statistics import operator_statistics
+from cdmpp.plan.precision.torch_statistics import operator_statistics
 
 BATCH, WIDTHS = 256, (512, 2048, 2048, 10)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from cdmpp.artifact.folder import default_model
+from cdmpp.model.artifact.folder import default_model
 
 
 def default_database(model: Path | None) -> str:

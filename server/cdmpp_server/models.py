@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from cdmpp.artifact.folder import MANIFEST, default_model
-from cdmpp.artifact.load import load_artifact
 from cdmpp.errors import CdmppError
-from cdmpp.lru import Lru
-from cdmpp.predictor import CachedRow, LatencyPredictor
+from cdmpp.model.artifact.folder import MANIFEST, default_model
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.predict.predictor import CachedRow, LatencyPredictor
+from cdmpp.utils.lru import Lru
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.shares import excess
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cdmpp.compose.request import Request
+    from cdmpp.predict.requests.request import Request
 
 LOCAL_HINT = "send a smaller request, or plan it in your own process: cdmpp plan and cdmpp.make_plan have no such limit"
 #: By planner and size, as ``Request.sizes`` of the planner names it; ``budget_s`` is for all planners.

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, known
 from cdmpp.errors import CdmppError
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.support_matrix import known_operator, selected
 from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
-from cdmpp.support_matrix import known_operator, selected
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import add_problems
 from cdmpp_server.predict.service import PredictionService

@@ -12,11 +12,11 @@ import pytest
 from sklearn.preprocessing import PowerTransformer
 
 from benchmarks.ablation_variants.labels import LabelName, LabelObjective, fit_label, predict_log
-from cdmpp.nn.batch import Inputs
-from cdmpp.training.loop import train
-from cdmpp.training.reference.box_cox import BoxCox
-from cdmpp.training.step import Objective
-from tests.nn.synthetic import TINY, dataset, training
+from cdmpp.model.nn.batch import Inputs
+from cdmpp.train.loop import train
+from cdmpp.train.reference.box_cox import BoxCox
+from cdmpp.train.step import Objective
+from tests.model.nn.synthetic import TINY, dataset, training
 
 KINDS: tuple[LabelName, ...] = get_args(LabelName)
 EXPONENTS = {"latency": 0.0, "box-cox": None}

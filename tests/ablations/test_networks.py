@@ -10,11 +10,11 @@ import torch
 
 from benchmarks import ablations
 from benchmarks.ablation_variants.network import NETWORKS, AbsoluteNetwork, StructuralNetwork, Variant
-from cdmpp.nn.encoder import Part
-from cdmpp.nn.network import LatencyNetwork
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.loop import train
-from tests.nn.synthetic import TINY, dataset, random_inputs, training
+from cdmpp.model.nn.encoder import Part
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.loop import train
+from tests.model.nn.synthetic import TINY, dataset, random_inputs, training
 
 
 def network(kind: type[LatencyNetwork]) -> LatencyNetwork:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.schedules.parts import Scheduled
-from cdmpp.training.config import TrainConfig
+from cdmpp.train.config import TrainConfig
 from tests.benchmarks.scheduled import write_folder
 
 

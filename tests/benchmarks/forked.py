@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: Importing these takes 3 to 6 seconds. TVM is not among them: many commands import it without torch.
-PRELOADED = ("torch._dynamo", "scipy.stats", "sklearn.neighbors", "xgboost", "numba", "cdmpp.predictor", "fastapi")
+PRELOADED = (
+    "torch._dynamo",
+    "scipy.stats",
+    "sklearn.neighbors",
+    "xgboost",
+    "numba",
+    "cdmpp.predict.predictor",
+    "fastapi",
+)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 from benchmarks.schedules.parts import Scheduled, Split
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.split_file import make_splits, write_splits
-from cdmpp.nn.network import NetworkConfig
-from cdmpp.training.config import DataConfig, OptimiserConfig, TrainConfig
+from cdmpp.model.nn.network import NetworkConfig
+from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
 from tests.data.test_device_specs import cpu
-from tests.training.schedules import digest, program
+from tests.train.schedules import digest, program
 
 DEVICES = tuple(cpu(name) for name in ("one-1t-avx2", "one-2t-avx2", "two-1t-avx2"))
 NETWORKS = tuple(f"net{n}" for n in range(10))

@@ -16,8 +16,8 @@ from cdmpp.data.splits import TRAIN
 from cdmpp.errors import DataError
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
-from cdmpp.training.config import TrainConfig
-from cdmpp.training.draw import target_rows
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.draw import target_rows
 from tests.benchmarks.scheduled import networks, tasks, trained
 
 

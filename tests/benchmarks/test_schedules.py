@@ -10,7 +10,7 @@ import pytest
 from benchmarks.schedules.document import add, check_unread, read
 from benchmarks.schedules.parts import Scheduled, cpu_of
 from cdmpp.errors import DataError
-from cdmpp.training.config import TrainConfig
+from cdmpp.train.config import TrainConfig
 from tests.benchmarks.scheduled import DEVICES, SEALED, TEST, networks, tasks, trained
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.benchmarks.forked import run_command
-from tests.measure.networks import two_layers
+from tests.data.measure.networks import two_layers
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Modules that need the public tables: only their help is tested.

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import Run
-from tests.nn.synthetic import write_artifact
+from tests.model.nn.synthetic import write_artifact
 
 DEVICE = "h200"
 ROWS = 60

@@ -14,7 +14,7 @@ import pytest
 import cdmpp
 from cdmpp.cli import predict as predict_module
 from cdmpp.devices import known, load_device, lookup
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import LINEAR, ROOT, Run, Spawn
 from tests.waiting import PATIENCE_S
 

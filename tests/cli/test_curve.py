@@ -1,4 +1,4 @@
-"""``cdmpp curve``: the results of :func:`cdmpp.curves.predict_curve` as JSON and as a table."""
+"""``cdmpp curve``: the results of :func:`cdmpp.predict.curves.predict_curve` as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.curves import Template, predict_curve
 from cdmpp.devices import SPECIFICATION_EXAMPLE
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.curves import Template, predict_curve
+from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import Run
 
 TEMPLATE = "linear:n=4096,k=1024,dtype=float16"

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdmpp.data.load import load_table
-from cdmpp.evaluation.metrics import METRICS
-from cdmpp.evaluation.tables import evaluate
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.train.evaluation.metrics import METRICS
+from cdmpp.train.evaluation.tables import evaluate
 from tests.cli.conftest import Run
 
 
@@ -105,7 +105,7 @@ def test_unknown_device_is_reported_before_any_table_is_evaluated(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("evaluated first")
 
-    monkeypatch.setattr("cdmpp.evaluation.tables.evaluate", never)
+    monkeypatch.setattr("cdmpp.train.evaluation.tables.evaluate", never)
     result = run("eval", "--records", gemm, "--devices", "l40s,fooo")
     assert result.exit_code == 1 and "fooo" in result.stderr
     assert "evaluated first" in run("eval", "--records", gemm, "--devices", "NVIDIA Foo").stderr

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from cdmpp.cli.plan import interruptible
-from cdmpp.compose.budget import SearchControl
+from cdmpp.predict.requests.budget import SearchControl
 
 
 def test_first_ctrl_c_ends_the_search_and_the_second_the_command(capsys: pytest.CaptureFixture[str]) -> None:

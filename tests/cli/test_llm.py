@@ -1,12 +1,12 @@
-"""``cdmpp llm``: the estimates of :func:`cdmpp.llm.estimate` as JSON and as tables."""
+"""``cdmpp llm``: the estimates of :func:`cdmpp.predict.llm.estimate` as JSON and as tables."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from cdmpp.llm import estimate
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.llm import estimate
+from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import ROOT, Run
 
 LLAMA = ROOT / "examples" / "llm" / "llama-3.1-8b.json"

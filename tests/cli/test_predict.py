@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cdmpp.devices import SPECIFICATION_EXAMPLE, load_device
-from cdmpp.frontends.load import load_programs
-from cdmpp.predictor import LatencyPredictor, Query
+from cdmpp.predict.predictor import LatencyPredictor, Query
+from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
 from tests.cli.conftest import LINEAR, ROOT, Run
 
@@ -243,7 +243,7 @@ def test_total_of_a_model_has_an_interval_and_shares_of_domains(run: Run) -> Non
 def test_nodes_left_out_make_the_total_a_lower_bound(run: Run, tmp_path: Path) -> None:
     from onnx import helper
 
-    from tests.frontends.onnx_models import model, weight
+    from tests.programs.frontends.onnx_models import model, weight
 
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("LSTM", ["r", "w", "u"], ["y"], hidden_size=64)]
     path = tmp_path / "lstm.onnx"
@@ -261,7 +261,7 @@ def test_nodes_left_out_make_the_total_a_lower_bound(run: Run, tmp_path: Path) -
 
 
 def test_text_names_the_levels_that_bound_the_interval(run: Run, predictor: LatencyPredictor) -> None:
-    from cdmpp.units import format_latency
+    from cdmpp.utils.units import format_latency
 
     result = run("predict", LINEAR, "--device", "t4", "--quantile", 0.9, "--quantile", 0.95)
     assert result.exit_code == 0, result.output

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import LINEAR, ROOT, Run
 
 FACTORIES = """

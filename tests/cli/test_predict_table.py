@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cdmpp.predictor import LatencyPredictor, Query
+from cdmpp.predict.predictor import LatencyPredictor, Query
+from cdmpp.predict.tables.answers import answer_columns, answer_row
 from cdmpp.programs.program import TensorProgram
-from cdmpp.tables.answers import answer_columns, answer_row
 from tests.cli.conftest import ROOT, Run
 from tests.waiting import PATIENCE_S, wait_until
 

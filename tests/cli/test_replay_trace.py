@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cdmpp import LatencyPredictor
-from cdmpp.traces import replay_trace
+from cdmpp.simulate.traces import replay_trace
 from tests.cli.conftest import ROOT, Run
-from tests.traces.kineto import training_step
+from tests.simulate.traces.kineto import training_step
 
 RANKS = [f"docs/examples/trace_rank{rank}.json.gz" for rank in range(2)]
 

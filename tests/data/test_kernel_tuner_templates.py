@@ -17,7 +17,7 @@ from cdmpp.data.importers.kernel_tuner.template import Launch
 from cdmpp.errors import DataError
 from cdmpp.features.ast import OPERATIONS, Leaf
 from cdmpp.features.walk import build_ast
-from cdmpp.frontends.tir import programs_from_tir
+from cdmpp.programs.frontends.tir import programs_from_tir
 from cdmpp.programs.tvm_json import load
 from tests.data import simt
 

@@ -16,8 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 import cdmpp.data.merge_folders as merging
-from cdmpp.adaptation.records import as_table
-from cdmpp.artifact.model import Artifact
 from cdmpp.cli.main import app
 from cdmpp.data.card import card_text
 from cdmpp.data.load import load_table
@@ -28,10 +26,12 @@ from cdmpp.data.splits import TEST, TRAIN, UNUSED
 from cdmpp.data.table import MeasurementTable
 from cdmpp.data.unsealed import sealed_networks, without_sealed
 from cdmpp.errors import DataError
-from cdmpp.evaluation.parts import row_parts
-from cdmpp.training.config import DataConfig, OptimiserConfig, TrainConfig
-from cdmpp.training.dataset import make_dataset
-from cdmpp.training.run import load_training_table, train_model
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.train.adaptation.records import as_table
+from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
+from cdmpp.train.dataset import make_dataset
+from cdmpp.train.evaluation.parts import row_parts
+from cdmpp.train.run import load_training_table, train_model
 from tests.data.test_folder import ONE, TWO, schedule
 
 NAMES = ("bert", "gpt", "vgg", "vit")

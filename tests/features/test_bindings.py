@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 
 pytestmark = pytest.mark.tvm

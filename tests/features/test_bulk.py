@@ -15,9 +15,9 @@ from safetensors.numpy import save
 from benchmarks import bulk
 from cdmpp.devices import known
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
-from cdmpp.features.bulk import FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator
 from cdmpp.features.tensor_bytes import MAX_HEADER_BYTES, read
+from cdmpp.predict.bulk import FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.programs.operators import parse_operator
 
 TEXTS = (

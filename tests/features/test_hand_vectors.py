@@ -409,7 +409,7 @@ def scale(x: T.Buffer((64, 128), "float16"), y: T.Buffer((64, 128), "float16")):
 
 
 def test_threads_scopes_and_predicates_of_a_gpu_program() -> None:
-    from cdmpp.frontends.tir import program_from_tvmscript
+    from cdmpp.programs.frontends.tir import program_from_tvmscript
 
     encoded = encode_tvm_json(program_from_tvmscript(GPU).tvm_json or "")
     load, scale = raw_leaves(encoded)
@@ -517,7 +517,7 @@ def test_sizes_of_a_contraction_from_its_counts(out: int, left: int, right: int,
 
 
 def test_an_intrinsic_of_flat_tir_becomes_a_leaf_over_its_arguments() -> None:
-    from cdmpp.frontends.tir import program_from_tvmscript
+    from cdmpp.programs.frontends.tir import program_from_tvmscript
 
     text = """
 @T.prim_func(s_tir=True)

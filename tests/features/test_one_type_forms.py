@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cdmpp.features.encode import encode_as, encode_operator
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
 
 NARROW = {

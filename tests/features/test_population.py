@@ -16,8 +16,8 @@ from cdmpp.features.population import COMPILE_FROM, encode_many
 from cdmpp.features.schedule_columns import _columns
 from cdmpp.features.schedule_columns import columns as schedule_columns
 from cdmpp.features.walk import build_ast
-from cdmpp.jit import COMPILED
 from cdmpp.programs.tvm_json import load
+from cdmpp.utils.jit import COMPILED
 from tests.features.builder import Builder
 
 

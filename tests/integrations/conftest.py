@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cdmpp.data.measure.sampling import prepare_sampler, tune_context
+from cdmpp.data.measure.settings import CollectSettings
+from cdmpp.data.measure.targets import Configuration
+from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.features.schema import COLUMN
-from cdmpp.measure.sampling import prepare_sampler, tune_context
-from cdmpp.measure.settings import CollectSettings
-from cdmpp.measure.targets import Configuration
-from cdmpp.measure.timing import TimingSettings
+from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}
 Draw = Callable[..., tuple[Any, list[Any]]]

@@ -11,7 +11,7 @@ import yaml
 
 from cdmpp.errors import DataError, FieldError
 from cdmpp.integrations.llmservingsim import write_profile
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"
 SMALL: dict[str, Any] = {"max_tokens": 48, "max_sequences": 3, "max_cached": 64}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from cdmpp.data.measure.settings import CollectSettings
+from cdmpp.data.measure.targets import Configuration
 from cdmpp.errors import DataError, InvalidDeviceError
-from cdmpp.measure.settings import CollectSettings
-from cdmpp.measure.targets import Configuration
 from tests.integrations.conftest import TARGET, Draw, Simple
 
 pytestmark = [pytest.mark.tvm, pytest.mark.native, pytest.mark.slow]

@@ -11,7 +11,7 @@ import pytest
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError, InvalidDeviceError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from tests.integrations.conftest import Draw, Simple
 

@@ -44,9 +44,9 @@ def test_objects_and_json_give_one_ast(tvm: Any, arguments: Callable[[], list[An
     from tvm import te
     from tvm.s_tir import dlight
 
+    from cdmpp.data.measure.sampling import tune_context
     from cdmpp.integrations.object_nodes import ObjectNodes
     from cdmpp.integrations.object_walk import build_asts
-    from cdmpp.measure.sampling import tune_context
 
     untuned = te.create_prim_func(arguments()).with_attr("global_symbol", "main")
     context, spaces = tune_context(str(tvm.ir.save_json(untuned)), TARGET, 3)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.predictor import LatencyPredictor
-from tests.client.conftest import Serve, serve
+from cdmpp.predict.predictor import LatencyPredictor
 from tests.integrations.conftest import Draw
+from tests.predict.client.conftest import Serve, serve
 
 __all__ = ["serve"]
 

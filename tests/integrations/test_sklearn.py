@@ -22,7 +22,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 from cdmpp.errors import DataError, InvalidProgramError, UnknownDeviceError
 from cdmpp.integrations import sklearn as integration
 from cdmpp.integrations.sklearn import LatencyRegressor
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 
 LINEAR = "linear:m={num_tokens},n=4096,k=4096,dtype=float16"
 

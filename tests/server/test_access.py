@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from cdmpp.planning.registry import PLANNERS
+from cdmpp.plan.registry import PLANNERS
 from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import Keys, Rates, hash_key, new_key, sender_of
 from cdmpp_server.problems import ProblemError

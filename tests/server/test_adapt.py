@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem, without_ids

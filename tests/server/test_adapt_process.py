@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.app import create_app
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.operate.middleware import RequestMiddleware, count_items

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.prediction import Prediction, Query
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.predict.batcher import Batcher

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdmpp.devices import lookup
-from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.features.encode import encode_operator
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.bulk import MEDIA_TYPE, FeatureAnswers, FeaturePart, FeatureQueries
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import make_operator, parse_operator
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.templates import size_names

@@ -9,9 +9,9 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from cdmpp.curves import Curve, Template, predict_curve
 from cdmpp.devices import lookup
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.curves import Curve, Template, predict_curve
+from cdmpp.predict.predictor import LatencyPredictor
 from tests.server.conftest import JSON, problem
 
 LINEAR: dict[str, Any] = {"operator": "linear", "n": 4096, "k": 1024, "dtype": "float16"}

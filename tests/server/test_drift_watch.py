@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdmpp.devices import lookup
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.drift.watch import MIN_OBSERVATIONS, DriftWatch
 from cdmpp_server.jobs.store import JobStore
 from cdmpp_server.models import Models

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
-from cdmpp.demo import running_server
+from cdmpp.cli.demo import running_server
 from cdmpp_server.app import create_app
 from cdmpp_server.operate.hosts import Hosts
 from cdmpp_server.page.routes import POLICY

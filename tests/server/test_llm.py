@@ -1,4 +1,4 @@
-"""POST /llm: the estimates of :func:`cdmpp.llm.estimate`, errors by device, and an exact schema."""
+"""POST /llm: the estimates of :func:`cdmpp.predict.llm.estimate`, errors by device, and an exact schema."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
-from cdmpp.llm import EstimatePlan, estimate
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.llm import EstimatePlan, estimate
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.llm.routes import _plans
 from cdmpp_server.llm.schema import LlmAnswer, LlmAnswers, LlmDevicesRequest
 from cdmpp_server.problems import ProblemError

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
 
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.app import create_app
 from cdmpp_server.database_url import database_url
 from cdmpp_server.observe.ids import Signer

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cdmpp.prediction import ErrorInfo, Prediction
+from cdmpp.predict.prediction import ErrorInfo, Prediction
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp_server.observe.ids import MAX_ID, Signer
 

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from onnx import TensorProto, helper
 
-from cdmpp.domain.score import label_of_total
+from cdmpp.model.domain.score import label_of_total
 from cdmpp_server.onnx.schema import ModelResponse
 from tests.server.conftest import problem
 from tests.waiting import PATIENCE_S

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from cdmpp.prediction import Prediction, Query
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.program import TensorProgram
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.operate.access import current_sender, sender_of

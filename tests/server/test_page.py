@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from cdmpp.curves.expressions import Expression, exact
-from cdmpp.demo import Server, running_server
+from cdmpp.cli.demo import Server, running_server
+from cdmpp.predict.curves.expressions import Expression, exact
 from cdmpp.programs.operators import operator_types, parse_operator
-from cdmpp.units import format_latency
+from cdmpp.utils.units import format_latency
 from cdmpp_server.page.routes import FOLDER, SWAGGER, files
 from tests.server.conftest import LINEAR, problem
 from tests.waiting import PATIENCE_S

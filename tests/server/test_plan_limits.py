@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cdmpp.planning.registry import PLANNERS, make_plan
+from cdmpp.plan.registry import PLANNERS, make_plan
 from cdmpp_server.plan.work import Reader, RefusedError, read
 from cdmpp_server.plan_limits import DEFAULTS
 from cdmpp_server.settings import Settings

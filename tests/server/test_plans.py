@@ -18,11 +18,11 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from cdmpp.cli.main import app as command_line
-from cdmpp.compose.predict import predict_prices
-from cdmpp.compose.request import Request as PlanRequest
 from cdmpp.errors import OverloadedError
-from cdmpp.planning.registry import PLANNERS, make_plan
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.registry import PLANNERS, make_plan
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.request import Request as PlanRequest
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.plan import work
 from cdmpp_server.plan.routes import PlanKinds

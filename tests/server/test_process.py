@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from cdmpp.demo import DEVICES, SHOWN, Server, missing, running_server
-from cdmpp.frontends.graph import GraphBuilder
-from cdmpp.planning.registry import PLANNERS
+from cdmpp.cli.demo import DEVICES, SHOWN, Server, missing, running_server
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.programs.frontends.graph import GraphBuilder
 from cdmpp.programs.program import TensorProgram
 from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, PATIENT, is_running, wait_until
@@ -159,7 +159,7 @@ def test_repeated_request_is_answered_from_the_cache(server: Server) -> None:
 
 def test_the_demonstration(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cdmpp.demo"],
+        [sys.executable, "-m", "cdmpp.cli.demo"],
         cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
@@ -181,7 +181,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
 
 def test_a_terminated_demonstration_takes_its_server_along() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "cdmpp.demo"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "cdmpp.cli.demo"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as demo:
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
         if not children.parent.exists():
@@ -195,7 +195,7 @@ def test_a_terminated_demonstration_takes_its_server_along() -> None:
 
 
 def test_demonstration_reports_the_error(monkeypatch, capsys) -> None:
-    from cdmpp import demo
+    from cdmpp.cli import demo
 
     monkeypatch.setattr(demo, "ROOT", ROOT / "tests")
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own handler

@@ -19,8 +19,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from benchmarks.serving.process import running
-from cdmpp.demo import DemoError, Server, running_server
-from cdmpp.predictor import LatencyPredictor, default_model
+from cdmpp.cli.demo import DemoError, Server, running_server
+from cdmpp.predict.predictor import LatencyPredictor, default_model
 from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.settings import Settings

@@ -28,7 +28,7 @@ from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError, Unsup
 from cdmpp.features.encode import encode_tvm_json
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
-from cdmpp.frontends.load import load_programs
+from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
 from cdmpp_server.sandbox import frames, jobs
 from cdmpp_server.sandbox.replies import InvalidReplyError, encoded_program, model_summary
@@ -90,7 +90,7 @@ def test_features_equal_those_computed_in_process() -> None:
 @pytest.mark.tvm
 def test_tvmscript_is_read_by_its_own_worker() -> None:
     pytest.importorskip("tvm", reason="needs apache-tvm")
-    from cdmpp.frontends.tir import program_from_tvmscript
+    from cdmpp.programs.frontends.tir import program_from_tvmscript
 
     async def use(sandbox: Sandbox) -> Any:
         texts = [("tvmscript", SCRIPT), ("tvm_json", TEXTS[0]), ("tvmscript", "import os"), ("tvm_json", "{")]
@@ -538,8 +538,8 @@ def test_service_process_never_loads_parsers() -> None:
             kind = {"content-type": "application/octet-stream"}
             model = client.post("/models/predict?device=t4", content=open(path, "rb").read(), headers=kind)
             print(model.status_code)
-        parsers = ("tvm", "tvm_ffi", "torch", "cdmpp.frontends.onnx_model", "cdmpp.frontends.tvmscript_check")
-        print([name for name in parsers if name in sys.modules])
+        parsers = ("tvm", "tvm_ffi", "torch", *(f"cdmpp.programs.frontends.{name}" for name in ("onnx_model",
+        "tvmscript_check"))) print([name for name in parsers if name in sys.modules])
         """)
     model = str(ROOT / "examples" / "small_resnet.onnx")
     with tempfile.TemporaryDirectory() as folder:

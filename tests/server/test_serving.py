@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.demo import running_server
+from cdmpp.cli.demo import running_server
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.serving import ListenError, listen, warnings
 from cdmpp_server.settings import Settings

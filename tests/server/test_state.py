@@ -17,8 +17,8 @@ import cdmpp_server.app
 import cdmpp_server.predict.routes
 from cdmpp.devices import known, lookup
 from cdmpp.errors import ArtifactError
-from cdmpp.predictor import LatencyPredictor
-from cdmpp.support_matrix import selected
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.support_matrix import selected
 from cdmpp_server.__main__ import main
 from cdmpp_server.app import create_app
 from cdmpp_server.predict.devices import Devices

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from sqlalchemy import create_engine, select, text
 
-from cdmpp.artifact.folder import default_model
 from cdmpp.errors import MissingDependencyError
+from cdmpp.model.artifact.folder import default_model
 from cdmpp_server.database_url import database_url, default_database
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from cdmpp.planning.registry import make_plan
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.plan.registry import make_plan
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem

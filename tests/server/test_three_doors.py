@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cdmpp.demo import running_server, wire_program
-from cdmpp.frontends.load import load_programs
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.cli.demo import running_server, wire_program
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.frontends.load import load_programs
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.errors import CdmppError
-from cdmpp.prediction import Prediction
+from cdmpp.predict.prediction import Prediction
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

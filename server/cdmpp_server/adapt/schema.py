@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cdmpp.adaptation.samplers import Sampler
-from cdmpp.compose.request import WholeNumber
-from cdmpp.evaluation.tables import BELIEVABLE_S
+from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.train.adaptation.samplers import Sampler
+from cdmpp.train.evaluation.tables import BELIEVABLE_S
 from cdmpp_server.fields import Device, RegisteredProgram
 from cdmpp_server.schema import with_max_items
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 
-from cdmpp.artifact.adapted import ADAPTER, on_base, without_adapter
 from cdmpp.errors import CdmppError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.model.artifact.adapted import ADAPTER, on_base, without_adapter
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.adapt.processes import AdaptProcesses
 from cdmpp_server.adapt.schema import AdaptRequest
 from cdmpp_server.adapt.work import header_for, unpack

@@ -9,17 +9,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import cdmpp.adaptation.adapt  # noqa: F401 - imported before the memory of the process is limited
-from cdmpp.adaptation.records import measurement
-from cdmpp.artifact.adapted import ADAPTER, without_adapter
-from cdmpp.artifact.folder import MANIFEST
-from cdmpp.artifact.load import load_artifact
-from cdmpp.artifact.model import Artifact
+import cdmpp.train.adaptation.adapt  # noqa: F401 - imported before the memory of the process is limited
 from cdmpp.data.records import Measurement
 from cdmpp.devices import from_mapping
 from cdmpp.errors import ArtifactError, CdmppError, DataError
-from cdmpp.frontends.request import program_from_request
-from cdmpp.predictor import LatencyPredictor, Query
+from cdmpp.model.artifact.adapted import ADAPTER, without_adapter
+from cdmpp.model.artifact.folder import MANIFEST
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.predictor import LatencyPredictor, Query
+from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.train.adaptation.records import measurement
 
 WorkerReply = tuple[dict[str, Any], bytes]
 

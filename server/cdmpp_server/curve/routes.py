@@ -7,9 +7,9 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from cdmpp.artifact.model import Artifact
-from cdmpp.curves import CurvePlan, Template
 from cdmpp.errors import CdmppError
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.curves import CurvePlan, Template
 from cdmpp_server.body import read_json_body
 from cdmpp_server.curve.schema import CurveRequest, CurvesRequest
 from cdmpp_server.deadline import Deadline

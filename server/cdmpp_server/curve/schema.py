@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from cdmpp.compose.request import WholeNumber
-from cdmpp.curves.template import (
+from cdmpp.errors import DataError
+from cdmpp.predict.curves.template import (
     MAX_AXES,
     MAX_COUNT,
     MAX_NUMBER,
@@ -19,8 +19,8 @@ from cdmpp.curves.template import (
     RESERVED,
     check_axes,
 )
-from cdmpp.errors import DataError
-from cdmpp.prediction import DEFAULT_QUANTILES
+from cdmpp.predict.prediction import DEFAULT_QUANTILES
+from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp_server.fields import Device, OperatorProgram, TextProgram
 from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level, Seconds

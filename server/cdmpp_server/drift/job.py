@@ -11,8 +11,8 @@ from typing import Any
 
 from anyio.to_thread import run_sync
 
-from cdmpp.adaptation.observed import current
 from cdmpp.errors import CdmppError, OverloadedError
+from cdmpp.train.adaptation.observed import current
 from cdmpp_server.adapt.processes import check
 from cdmpp_server.adapt.work import header_for, unpack
 from cdmpp_server.jobs.store import LeasedJob

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from anyio.to_thread import run_sync
 
-from cdmpp.adaptation.observed import current
 from cdmpp.errors import CdmppError
+from cdmpp.train.adaptation.observed import current
 from cdmpp_server.drift.job import KIND, LIMIT_S
 from cdmpp_server.jobs.store import FullError, JobStore, QuotaError
 from cdmpp_server.models import Models

@@ -11,12 +11,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, from_mapping
 from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
-from cdmpp.llm import EstimatePlan, LLMEstimate, read_config
-from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction
-from cdmpp.prediction_matrix import Failed
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction
+from cdmpp.predict.prediction_matrix import Failed
 from cdmpp_server.body import read_json_body
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.llm.schema import LlmDevicesRequest, LlmRequest

@@ -22,7 +22,7 @@ from secrets import token_bytes
 
 import numpy as np
 
-from cdmpp.prediction import Prediction
+from cdmpp.predict.prediction import Prediction
 from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, PROTOCOLS
 
 #: Maximum length of a token, in characters.

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from cdmpp.evaluation.tables import BELIEVABLE_S
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.train.evaluation.tables import BELIEVABLE_S
 from cdmpp_server.fields import Device, Program
 from cdmpp_server.observe.ids import MAX_ID
 from cdmpp_server.schema import with_max_items

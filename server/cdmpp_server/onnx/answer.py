@@ -8,9 +8,9 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
 from cdmpp.features.encoded import EncodedProgram
-from cdmpp.prediction import ErrorInfo, Prediction, Query
-from cdmpp.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.prediction_total import PredictionTotal
+from cdmpp.predict.prediction import ErrorInfo, Prediction, Query
+from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.predict.prediction_total import PredictionTotal
 from cdmpp.programs.program import TensorProgram
 from cdmpp_server.observe.ids import Signer
 from cdmpp_server.onnx.query import ModelQuery

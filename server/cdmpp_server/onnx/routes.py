@@ -8,7 +8,7 @@ import json
 from fastapi import APIRouter, Request, Response
 
 from cdmpp.errors import CdmppError
-from cdmpp.prediction import DEFAULT_QUANTILES
+from cdmpp.predict.prediction import DEFAULT_QUANTILES
 from cdmpp_server.body import read_body
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.onnx import answer, openapi

@@ -11,7 +11,7 @@ import { axesOf, curveQuery } from "./operators.js";
 /** Sizes of the axis for an ONNX file; each needs an upload. */
 const ONNX_SIZES = [1, 2, 4, 8, 16, 32, 64];
 
-/** Domain of a sum by the shares of its time, as cdmpp.domain.score.label_of_total. */
+/** Domain of a sum by the shares of its time, as cdmpp.model.domain.score.label_of_total. */
 function domainOf(answers) {
   const seconds = (domain) => answers.reduce((s, a) => s + (a.domain === domain ? a.count * a.latency_s : 0), 0);
   const [inside, , outside] = DOMAIN_ORDER.map(seconds);

@@ -1,5 +1,5 @@
 // Formatting of numbers. The service uses seconds; only displayed values are scaled.
-// The rule is that of cdmpp/units.py (three significant digits, no exponent), so that the page, the command
+// The rule is that of cdmpp/utils/units.py (three significant digits, no exponent), so that the page, the command
 // line and the notebooks print equal values equally.
 
 const UNITS = [[1e-9, "ns"], [1e-6, "µs"], [1e-3, "ms"], [1, "s"]];

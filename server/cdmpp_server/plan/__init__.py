@@ -1,4 +1,4 @@
-"""Replay and plans over HTTP: an endpoint for every planner of :mod:`cdmpp.planning.registry`.
+"""Replay and plans over HTTP: an endpoint for every planner of :mod:`cdmpp.plan.registry`.
 
 Planning processes (``python -m cdmpp_server.plan``) validate and solve requests. They have no HTTP and no model:
 between the two jobs, the service prices the programs with the model of ``/predict``. ``__main__.py`` and ``work.py``

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     # Replies have a separate descriptor: libraries print to the usual one.
     replies = os.fdopen(os.dup(1), "wb", closefd=True)
     os.dup2(2, 1)
-    from cdmpp.planning.registry import PLANNERS
+    from cdmpp.plan.registry import PLANNERS
 
     for spec in PLANNERS.values():
         for model in spec.models():
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
 
 def serve(jobs: BinaryIO, replies: BinaryIO, limits: Mapping[str, float]) -> None:
     """Run jobs until the input ends; ``limits`` as in :class:`cdmpp_server.plan.work.Reader`."""
-    from cdmpp.compose.budget import SearchControl
+    from cdmpp.predict.requests.budget import SearchControl
     from cdmpp_server.plan import work
     from cdmpp_server.plan.warm import Warmth
 

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from cdmpp.compose.request import Answer
-from cdmpp.planning.registry import PLANNERS
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.requests.request import Answer
 from cdmpp_server.deadline import DESCRIPTION
 from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.schema import Submitted

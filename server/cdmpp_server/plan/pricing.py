@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from cdmpp.compose.predict import check_price
-from cdmpp.compose.request import PriceRequest
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.prediction import DEFAULT_QUANTILES, Query
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.plan.base.predict import check_price
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, Query
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.request import PriceRequest
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.fields import Device, Program
 from cdmpp_server.plan.work import encode_prices

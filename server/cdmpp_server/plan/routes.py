@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.errors import CdmppError
-from cdmpp.planning.registry import PLANNERS, PlannerSpec
+from cdmpp.plan.registry import PLANNERS, PlannerSpec
 from cdmpp_server.body import JSON, read_json_body
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.disconnect import cancel_on_disconnect

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from cdmpp.compose.budget import SearchControl
-from cdmpp.compose.solve import finish
 from cdmpp.errors import CdmppError
-from cdmpp.planning.registry import PLANNERS
+from cdmpp.plan.base.solve import finish
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.requests.budget import SearchControl
 
 _log = logging.getLogger(__name__)
 _STAGES = {"stages": 2, "micro_batches": 2, "forward_s": 1, "backward_s": 2}

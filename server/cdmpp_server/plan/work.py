@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from cdmpp.compose.budget import Progress, SearchControl
-from cdmpp.compose.request import Request
-from cdmpp.compose.solve import signed, solve_priced, to_json
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.planning.registry import PLANNERS
-from cdmpp.prediction import Prediction
+from cdmpp.plan.base.solve import signed, solve_priced, to_json
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.budget import Progress, SearchControl
+from cdmpp.predict.requests.request import Request
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
 from cdmpp_server.schema_errors import HINT, violations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cdmpp.lru import Lru
-from cdmpp.predictor import ROW_BYTES, CachedRow, RowKey
+from cdmpp.predict.predictor import ROW_BYTES, CachedRow, RowKey
+from cdmpp.utils.lru import Lru
 from cdmpp_server.predict.admission import CACHED_WORK
 from cdmpp_server.predict.devices import KnownDevice
 from cdmpp_server.predict.programs import Known

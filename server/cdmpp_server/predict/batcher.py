@@ -20,8 +20,8 @@ from typing import Protocol as Typed
 
 import numpy as np
 
-from cdmpp.features.bulk import FeatureAnswers, FeatureQueries
-from cdmpp.prediction import Prediction, Query
+from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.operate.access import current_sender
 from cdmpp_server.predict.admission import AdmissionQueue, Batch, RefusedError

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cdmpp.errors import CdmppError
-from cdmpp.features.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
+from cdmpp.predict.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
 from cdmpp_server.body import INLINE_BYTES
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.operate.metrics import Metrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.artifact.model import Artifact
 from cdmpp.devices import DeviceSpec, from_mapping
-from cdmpp.lru import Lru
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.utils.lru import Lru
 from cdmpp_server.predict.programs import exact_key
 
 #: Memory of a specification and its cache entry, approximately.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cdmpp.lru import Lru
 from cdmpp.programs.program import TensorProgram
+from cdmpp.utils.lru import Lru
 from cdmpp_server.observe.records import Observation
 from cdmpp_server.observe.schema import ObservedProgram, ObserveRequest
 from cdmpp_server.observe.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from cdmpp.features.bulk import MEDIA_TYPE
+from cdmpp.predict.bulk import MEDIA_TYPE
 from cdmpp_server.deadline import DESCRIPTION
 from cdmpp_server.feature import Schema
 from cdmpp_server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
@@ -24,7 +24,7 @@ _MEANING = {
 _BYTES = {
     "type": "string",
     "format": "binary",
-    "description": "cdmpp.features.bulk.FeatureQueries and FeatureAnswers as safetensors; docs/server.md.",
+    "description": "cdmpp.predict.bulk.FeatureQueries and FeatureAnswers as safetensors; docs/server.md.",
 }
 _EXAMPLE: dict[str, Any] = {
     "items": [

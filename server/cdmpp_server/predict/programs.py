@@ -10,9 +10,9 @@ from typing import Any
 
 from cdmpp.errors import CdmppError
 from cdmpp.features.encoded import EncodedProgram
-from cdmpp.lru import Lru
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
+from cdmpp.utils.lru import Lru
 
 #: Memory of an operator's specification and its cache entries, approximately.
 _OPERATOR_BYTES = 3000

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cdmpp.errors import CdmppError
-from cdmpp.prediction import ErrorInfo
-from cdmpp.predictor import LatencyPredictor, RowKey
+from cdmpp.predict.prediction import ErrorInfo
+from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 from cdmpp_server.fields import program_value
 from cdmpp_server.parse import check, parse_json

@@ -6,7 +6,7 @@ import json
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
-from cdmpp.prediction import ErrorInfo, Prediction
+from cdmpp.predict.prediction import ErrorInfo, Prediction
 from cdmpp_server.observe.ids import Signer
 
 #: JSON without spaces; raises ValueError for a figure that is not finite.

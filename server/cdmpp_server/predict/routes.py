@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import CdmppError
-from cdmpp.lru import Lru
+from cdmpp.utils.lru import Lru
 from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline

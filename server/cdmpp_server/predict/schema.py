@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cdmpp.nn.config import LEVELS
-from cdmpp.predictor import DEFAULT_QUANTILES
+from cdmpp.model.nn.config import LEVELS
+from cdmpp.predict.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from cdmpp.lru import Lru
+from cdmpp.utils.lru import Lru
 
 MAX_RETRY_AFTER_S = 60.0
 #: Senders whose history is kept.

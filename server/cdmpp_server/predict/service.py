@@ -13,8 +13,8 @@ from typing import TypeVar
 from anyio.to_thread import run_sync
 
 from cdmpp.errors import CdmppError
-from cdmpp.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
-from cdmpp.predictor import LatencyPredictor, RowKey
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
+from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.body import INLINE_BYTES

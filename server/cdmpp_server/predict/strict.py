@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidDeviceError, InvalidProgramError, violation_text
-from cdmpp.predictor import ErrorInfo
+from cdmpp.predict.predictor import ErrorInfo
 from cdmpp.programs.operators import SPEC_TYPES, make_operator, operator_types
 from cdmpp_server.fields import TextProgram
 from cdmpp_server.openapi import REF

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from cdmpp.prediction import Prediction
+from cdmpp.predict.prediction import Prediction
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import json
 import logging
 from pathlib import Path
 
-from cdmpp.artifact.adapted import ADAPTER, on_base, without_adapter
 from cdmpp.errors import CdmppError
-from cdmpp.predictor import LatencyPredictor
+from cdmpp.model.artifact.adapted import ADAPTER, on_base, without_adapter
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.propose.store import Proposal, ProposalStore
 

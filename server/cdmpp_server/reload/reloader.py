@@ -10,8 +10,8 @@ from anyio.to_thread import run_sync
 from starlette.datastructures import State
 
 from cdmpp.errors import CdmppError
-from cdmpp.lru import Lru
-from cdmpp.predictor import CachedRow, LatencyPredictor
+from cdmpp.predict.predictor import CachedRow, LatencyPredictor
+from cdmpp.utils.lru import Lru
 from cdmpp_server.models import Fingerprint, Models, fingerprint, load_model
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.predict.service import check_golden

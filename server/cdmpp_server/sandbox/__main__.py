@@ -58,9 +58,9 @@ def _import_tvm() -> bool:
     """Import TVM if it is installed, without torch, which TVM would import needlessly; return whether it is."""
     sys.modules["torch"] = cast(ModuleType, None)
     with contextlib.suppress(ImportError):
-        import cdmpp.frontends.tir
+        import cdmpp.programs.frontends.tir
 
-        cdmpp.frontends.tir.prepare()
+        cdmpp.programs.frontends.tir.prepare()
         return True
     return False
 

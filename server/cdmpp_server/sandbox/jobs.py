@@ -8,10 +8,10 @@ import numpy as np
 import safetensors.numpy
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.bulk import MAX_TOTAL
 from cdmpp.features.encode import encode_tvm_json
-from cdmpp.frontends.onnx_library import onnx_library_graph
-from cdmpp.frontends.request import program_from_request
+from cdmpp.predict.bulk import MAX_TOTAL
+from cdmpp.programs.frontends.onnx_library import onnx_library_graph
+from cdmpp.programs.frontends.request import program_from_request
 from cdmpp_server.sandbox.frames import MAX_MESSAGE, MAX_NAME, ONNX_KIND, TIR_KINDS
 
 Reply = tuple[dict[str, Any], bytes]

@@ -11,13 +11,13 @@ import safetensors
 import safetensors.numpy
 
 from cdmpp.errors import CdmppError, InvalidProgramError, MissingDependencyError, UnsupportedOperatorError
-from cdmpp.features.bulk import MAX_COLUMN, MAX_POSITION, MAX_TOTAL
 from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.encoded import TIR, EncodedProgram
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.features.walk import MAX_LEAVES
+from cdmpp.predict.bulk import MAX_COLUMN, MAX_POSITION, MAX_TOTAL
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.sandbox.frames import MAX_MESSAGE, MAX_NAME

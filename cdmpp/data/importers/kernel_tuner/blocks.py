@@ -34,7 +34,7 @@ class Builder:
     function: PrimFunc
 
     def __init__(self, name: str) -> None:
-        from cdmpp.frontends.tir import import_tvm
+        from cdmpp.programs.frontends.tir import import_tvm
 
         import_tvm()
         from tvm.script.ir_builder import IRBuilder

@@ -9,7 +9,7 @@ from typing import Any
 
 from cdmpp.data.importers.kernel_tuner.template import Launch, Parameters, PrimFunc, TunedKernel
 from cdmpp.errors import DataError
-from cdmpp.frontends.tir import import_tvm
+from cdmpp.programs.frontends.tir import import_tvm
 
 #: TVM's default lowering of scheduled TensorIR, up to the program without blocks (tvm.s_tir.pipeline, 0.27).
 _PASSES = (

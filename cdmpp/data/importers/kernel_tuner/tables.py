@@ -184,7 +184,7 @@ class _Programs:
             self.key[rows] = self._of_configuration[name]
 
     def _build(self, kernel: TunedKernel, parameters: Parameters) -> int:
-        from cdmpp.frontends.tir import programs_from_tir
+        from cdmpp.programs.frontends.tir import programs_from_tir
 
         (program,) = programs_from_tir(kernel.build(parameters))
         key = self._of_hash.setdefault(program.hash, len(self._of_hash))

@@ -1,0 +1,426 @@
+"""Measuring jobs: programs are built on one machine and timed on another, which needs no compiler.
+
+A job folder has ``manifest.json`` (built programs, timing settings, a checksum of every file),
+``programs.sqlite`` (tasks and programs), ``programs/PROGRAM-TARGET.so`` (a library per pair, by hash) and
+``work/`` (files of the builder, needed to resume building, not to measure).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from cdmpp.data.folder import STORE
+from cdmpp.data.measure.building import Library, build_program, check_toolchain
+from cdmpp.data.measure.collect import GROUP, Collector, check_flushing
+from cdmpp.data.measure.disk import disk_full_error, is_disk_full
+from cdmpp.data.measure.imports import import_tvm_alone
+from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.settings import CollectSettings, Progress
+from cdmpp.data.measure.store import Store, StoredProgram
+from cdmpp.data.measure.targets import Configuration, available_cores, describe
+from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
+from cdmpp.data.measure.worker import Outcome
+from cdmpp.devices.loading import from_mapping, load_device
+from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
+
+FORMAT = 1
+MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
+_WORK, _BUILT = "work", "built.jsonl"
+#: Tables of a store that define the programs to measure, and the copied columns.
+_TABLES = {
+    "networks": "name, unsupported",
+    "tasks": "hash, name, program, sampled, failure",
+    "network_tasks": "network, task, calls",
+    "programs": "hash, task, origin, position, program",
+}
+
+
+def write_job(
+    sources: Sequence[str],
+    configurations: Sequence[Configuration],
+    out: str | Path,
+    settings: CollectSettings | None = None,
+    *,
+    progress: Progress | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Lower, sample and build, without running programs; a repeated call resumes.
+
+    Parameters
+    ----------
+    sources, configurations, settings, progress, dims
+        As for :func:`cdmpp.data.measure.collect.collect`; the settings become part of the job.
+    out : path
+        Job folder. It is complete once it has its manifest, which is written last.
+
+    Returns
+    -------
+    dict
+        The manifest.
+
+    Raises
+    ------
+    MeasurementError
+        The disk is full, or the settings request a search, which needs measurements.
+    MissingDependencyError
+        A compiler is missing (nvcc, a cross compiler).
+    DataError
+        The settings request a cache flush that is not possible.
+    CdmppError
+        See :meth:`cdmpp.data.measure.collect.Collector.prepare`.
+    """
+    settings = settings or CollectSettings()
+    if settings.tune:
+        raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
+    check_flushing(settings, configurations)
+    for configuration in configurations:
+        check_toolchain(configuration.target)
+    folder = Path(out)
+    with Store(folder / _WORK) as store:
+        writer = _Writer(store, settings, configurations, progress=progress)
+        writer.prepare(sources, dims)
+        with _room(folder):
+            built = writer.build(folder)
+            _copy_programs(store, folder / PROGRAMS)
+            manifest = _manifest(folder, configurations, settings, built)
+            _write_aside(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+    return manifest
+
+
+def read_job(job: str | Path) -> dict[str, Any]:
+    """Return the manifest of a job, after checking every file against its checksum.
+
+    Raises
+    ------
+    DataError
+        The folder is not a complete job, has a later format, or has a damaged file.
+    """
+    folder = Path(job)
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        version = manifest["format"]
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} is not a complete job", hint="cdmpp collect ... --build-only --out JOB writes one"
+        ) from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DataError(f"{folder / MANIFEST} cannot be read: {error}", hint="copy the job again") from None
+    if version != FORMAT:
+        raise DataError(f"{folder} has format {version}, not {FORMAT}", hint="use the cdmpp that wrote it")
+    for name, digest in _checksums(manifest):
+        try:
+            actual = _sha256(folder / name)
+        except OSError as error:
+            raise DataError(f"{folder / name}: {error.strerror}", hint="copy the job again") from None
+        if actual != digest:
+            raise DataError(f"{folder / name} is damaged", hint="copy the job again")
+    return manifest
+
+
+def measure_job(
+    job: str | Path,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    threads: int | None = None,
+    timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
+    progress: Progress | None = None,
+) -> Path:
+    """Time every program of a job, or resume an interrupted measurement.
+
+    It needs TVM's runtime, numpy and pebble; no compiler, torch or pyarrow. The measurements are in
+    ``collect.sqlite`` of the result. :func:`finish` converts them to a dataset, on a machine with pyarrow.
+
+    Parameters
+    ----------
+    job : path
+    out : path
+        Folder for the result, as of ``cdmpp collect``.
+    device : str, optional
+        Name or specification file of this machine's device, if it differs from the job's.
+    threads : int, optional
+        Threads, if they differ from the job's; ``device`` is required then.
+    timers, progress
+        As for :class:`cdmpp.data.measure.collect.Collector`.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    DataError
+        See :func:`read_job`; or ``out`` has programs of another job, or is in use by another process.
+    InvalidDeviceError, UnknownDeviceError
+        This machine has too few cores or is another device, or the device is unknown.
+    MeasurementError
+        This machine has no such device, or it was lost; the measurements stay.
+    """
+    folder, result = Path(job), Path(out)
+    manifest = read_job(folder)
+    if result.resolve() == folder.resolve():
+        raise DataError("the results cannot be written into the job folder", hint="choose another --out")
+    settings = CollectSettings.model_validate(manifest["settings"])
+    with Store(result) as store:
+        store.settle({"seed": settings.seed, "target_kind": manifest["kind"], "timing": settings.timing.model_dump()})
+        _take_programs(store, folder / PROGRAMS)
+        configurations = _here(manifest, device, threads, store.devices())
+        libraries = _libraries(folder, manifest)
+
+        def collector() -> _Collector:
+            return _Collector(store, settings, configurations, libraries, timers=timers, progress=progress)
+
+        if collector().is_complete():  # needs neither TVM nor a device
+            return result
+        if timers is LocalTimers:
+            configurations = [on_this_machine(c, settings) for c in configurations]
+        described = {c.name: {**describe(c), "tvm": manifest["tvm"]} for c in configurations}
+        store.remember_devices(described)
+        collector().measure()
+    return result
+
+
+def finish(job: str | Path, out: str | Path) -> Path:
+    """Write ``records.parquet``, ``repeats.parquet`` and the card of the measurements.
+
+    Raises
+    ------
+    MissingDependencyError
+        pyarrow is not installed: copy the folder to a machine that has it.
+    """
+    from cdmpp.data.measure.dataset import write_dataset
+
+    manifest = json.loads((Path(job) / MANIFEST).read_bytes())
+    settings = CollectSettings.model_validate(manifest["settings"])
+    with Store(Path(out)) as store:
+        return write_dataset(store, (), settings.timing)
+
+
+class _Writer(Collector):
+    """A collector that stores the built programs and times none."""
+
+    def build(self, folder: Path) -> list[dict[str, Any]]:
+        """Build missing programs; return an entry for each program and target."""
+        (folder / LIBRARIES).mkdir(exist_ok=True)
+        for left in (folder / LIBRARIES).glob("*.part.*"):  # left by a killed process
+            left.unlink()
+        log = self.store.folder / _BUILT
+        entries = {(e["hash"], e["build_key"]): e for e in _lines(log)}
+        targets: dict[str, dict[str, Any]] = {}
+        for configuration in self.configurations:
+            targets.setdefault(configuration.build_key, dict(configuration.target))
+        programs = [(p, key) for p in self.store.all_programs() for key in targets]
+        missing = [(p, key) for p, key in programs if (p.hash, key) not in entries]
+        self._phase("building", len(programs) - len(missing), len(programs))
+        limits = self.settings.worker(self.settings.build_limit_s)
+        with log.open("a") as written, WorkerPool(self._builders(), limits, import_tvm_alone) as builders:
+            for start in range(0, len(missing), GROUP):
+                group = missing[start : start + GROUP]
+                paths = [f"{LIBRARIES}/{p.hash}-{_short(key)}.so" for p, key in group]
+                jobs = [
+                    (p.tvm_json, targets[key], str(folder / path)) for (p, key), path in zip(group, paths, strict=True)
+                ]
+                outcomes = builders.run(build_program, jobs)
+                for (program, key), path, outcome in zip(group, paths, outcomes, strict=True):
+                    if outcome.failure and is_disk_full(folder):
+                        raise disk_full_error(folder)
+                    entry = {"hash": program.hash, "build_key": key, **_entry(folder, path, outcome)}
+                    entries[program.hash, key] = entry
+                    written.write(json.dumps(entry) + "\n")
+                    written.flush()
+                    self._step(not outcome.failure)
+        return [entries[p.hash, key] for p, key in programs]
+
+
+class _Collector(Collector):
+    """A collector whose programs are already built."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: CollectSettings,
+        configurations: Sequence[Configuration],
+        libraries: Mapping[tuple[str, str], Outcome],
+        **rest: Any,
+    ) -> None:
+        super().__init__(store, settings, configurations, **rest)
+        self._libraries = libraries
+
+    def is_complete(self) -> bool:
+        """Whether everything is measured.
+
+        Raises
+        ------
+        DataError
+            A missing program is not part of this job.
+        """
+        names = [c.name for c in self.configurations]
+        missing = self.store.missing(names, self.store.count_programs())
+        due = self._due()
+        needed = {program.hash for program in missing} | {program for program, _ in due}
+        if any((c.build_key, digest) not in self._libraries for digest in needed for c in self.configurations):
+            raise DataError(f"{self.store.folder} has programs of another job", hint="choose another --out")
+        return not needed
+
+    def _build(
+        self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration], builders: WorkerPool
+    ) -> dict[tuple[str, str], Outcome]:
+        pairs = [(c.build_key, program.hash) for c in chosen for program in wanted[c.name]]
+        return {pair: self._libraries[pair] for pair in pairs}
+
+
+def _entry(folder: Path, path: str, outcome: Outcome) -> dict[str, Any]:
+    if outcome.failure:
+        return {"failure": outcome.failure}
+    library: Library = outcome.value
+    return {
+        "file": path,
+        "sha256": _sha256(folder / path),
+        "arguments": library.arguments,
+        "build_s": round(library.build_s, 4),
+    }
+
+
+def _manifest(
+    folder: Path, configurations: Sequence[Configuration], settings: CollectSettings, built: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    return {
+        "format": FORMAT,
+        "tvm": version("apache-tvm"),
+        "kind": configurations[0].kind,
+        "settings": settings.model_dump(mode="json"),
+        "configurations": [
+            {
+                "target": dict(c.target),
+                "threads": c.threads,
+                "device": c.device.model_dump(mode="json"),
+                "names": list(c.names),
+            }
+            for c in configurations
+        ],
+        "files": {PROGRAMS: _sha256(folder / PROGRAMS)},
+        "programs": list(built),
+    }
+
+
+def _libraries(folder: Path, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Outcome]:
+    libraries = {}
+    for entry in manifest["programs"]:
+        if "failure" in entry:
+            outcome = Outcome(failure=entry["failure"])
+        else:
+            arguments = tuple((tuple(shape), dtype, written) for shape, dtype, written in entry["arguments"])
+            outcome = Outcome(Library(str((folder / entry["file"]).resolve()), arguments, entry["build_s"]))
+        libraries[entry["build_key"], entry["hash"]] = outcome
+    return libraries
+
+
+def _here(
+    manifest: Mapping[str, Any], device: str | None, threads: int | None, known: Mapping[str, Mapping[str, Any]]
+) -> list[Configuration]:
+    """Return the job's configurations for this machine; ``known`` has the devices of earlier calls."""
+    entries = manifest["configurations"]
+    if len(entries) > 1 and (device is not None or threads is not None):
+        raise InvalidDeviceError(f"the job is for {len(entries)} configurations", hint="omit --device and --threads")
+    available = available_cores()
+    configurations = []
+    for entry in entries:
+        target, built_for = entry["target"], int(entry["threads"])
+        spec = load_device(device) if device is not None else from_mapping(entry["device"])
+        names = () if device is not None else tuple(entry.get("names", ()))
+        if target["kind"] != "llvm":
+            before = [from_mapping(known[name]["device_spec"]) for name in names if name in known]
+            if len(names) > 1 and before:  # an earlier call has identified the board
+                spec, names = before[0], (before[0].name,)
+            configurations.append(Configuration(target, 1, (), spec, names))
+            continue
+        used = threads or built_for
+        if used != built_for and device is None:
+            raise InvalidDeviceError(
+                f"{spec.name} is a device of {built_for} threads, not {used}",
+                hint="name this machine's device: --device NAME or FILE.toml",
+            )
+        if used > len(available):
+            raise InvalidDeviceError(
+                f"{used} threads, but this process may use only {len(available)} cores",
+                hint="choose other values with --threads and --device",
+            )
+        # The last cores, because the first one handles interrupts.
+        configurations.append(Configuration(target, used, available[-used:], spec, names))
+    return configurations
+
+
+def _copy_programs(store: Store, path: Path) -> None:
+    """Copy the programs of a store, while it is open, to a compact file."""
+    aside = path.with_suffix(".part")
+    aside.unlink(missing_ok=True)
+    with closing(sqlite3.connect(store.folder / STORE)) as db:
+        db.execute("VACUUM INTO ?", (str(aside),))
+    os.replace(aside, path)
+
+
+def _take_programs(store: Store, path: Path) -> None:
+    """Add a job's missing tasks and programs to a store."""
+    with _room(store.folder), closing(sqlite3.connect(store.folder / STORE, uri=True)) as db:
+        db.execute("ATTACH ? AS job", (f"{path.resolve().as_uri()}?mode=ro&immutable=1",))
+        with db:
+            for table, columns in _TABLES.items():
+                db.execute(f"INSERT OR IGNORE INTO {table} ({columns}) SELECT {columns} FROM job.{table}")
+
+
+def _checksums(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from manifest["files"].items()
+    for entry in manifest["programs"]:
+        if "file" in entry:
+            yield entry["file"], entry["sha256"]
+
+
+def _short(build_key: str) -> str:
+    """Return a short, stable name of a target for file names."""
+    return hashlib.sha256(build_key.encode()).hexdigest()[:8]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the complete lines of a log; an incomplete last line is removed."""
+    if not path.exists():
+        return
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        _write_aside(path, whole.encode())
+    for line in whole.splitlines():
+        yield json.loads(line)
+
+
+def _write_aside(path: Path, content: bytes) -> None:
+    aside = path.with_name(f"{path.name}.part")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+@contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        if is_disk_full(folder):
+            raise disk_full_error(folder) from None
+        raise DataError(f"cannot write {folder}: {error}", hint="choose another --out") from None

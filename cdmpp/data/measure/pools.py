@@ -1,0 +1,230 @@
+"""Long-lived worker processes that may crash, hang or exhaust their memory without affecting other tasks.
+
+Pebble's process pool restarts a worker that died or was killed at its time limit. This module adds memory
+limits, pinned cores, termination with the parent, a new pool when pebble gives one up, and readable reasons
+of failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NoReturn, Self
+
+from pebble import ProcessExpired, ProcessPool
+
+from cdmpp.data.measure.worker import Outcome, Report, WorkerSettings, begin, failed, identify, last_line, perform
+from cdmpp.errors import InvalidDeviceError, MeasurementError, MissingDependencyError, UnknownDeviceError
+
+#: Number of new pools without a completed task after which an error is raised.
+RESTARTS = 3
+#: Longest wait for the start of workers, in seconds.
+_START_S = 300.0
+_POLL_S = 0.5
+#: Errors that are not caused by a task: they end the whole run.
+_NOT_OF_A_TASK = (InvalidDeviceError, MissingDependencyError, UnknownDeviceError)
+
+
+class WorkerPool:
+    """Processes that run functions of importable modules; a context manager.
+
+    Parameters
+    ----------
+    workers : int
+    settings : WorkerSettings
+    prepare : callable, optional
+        Called once in every new worker with ``arguments``, for imports and thread settings. Its error is
+        raised by the next task.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        settings: WorkerSettings,
+        prepare: Callable[..., None] | None = None,
+        arguments: Sequence[Any] = (),
+    ) -> None:
+        self.settings = settings
+        self._workers = workers
+        self._initial = (os.getpid(), settings, prepare, tuple(arguments))
+        self._pool = self._new()
+        self._started = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the workers at once."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+    def run(self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> Iterator[Outcome]:
+        """Run tasks; yields outcomes in the order of the tasks, each as soon as it is available.
+
+        Parameters
+        ----------
+        function : callable
+            A function of a module (workers import it).
+        tasks : iterable of sequence
+            Arguments of each call.
+
+        Raises
+        ------
+        MeasurementError
+            The workers repeatedly end before they run a task; transient.
+        CdmppError
+            ``prepare`` failed, or a requirement is missing.
+        """
+        for report in self._reports(function, tasks):
+            if isinstance(report.error, _NOT_OF_A_TASK):
+                raise report.error
+            yield report.outcome
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run one call; a failure raises.
+
+        Raises
+        ------
+        MeasurementError
+            The worker died or took too long.
+        CdmppError
+            Expected errors of the function; see also :meth:`run`.
+        """
+        (report,) = self._reports(function, [arguments])
+        if report.error is not None:
+            raise report.error
+        if report.outcome.failure:
+            limits = f"a worker may take {self.settings.time_limit_s:g} s"
+            if self.settings.memory_bytes:
+                limits += f" and {self.settings.memory_bytes / 2**30:.3g} GiB"
+            raise MeasurementError(report.outcome.failure, hint=f"{limits}; {self._where_to_look()}")
+        return report.outcome.value
+
+    def start(self) -> None:
+        """Begin to start the workers now instead of at the first task."""
+        self._started = True
+        for _ in range(self._workers):
+            self._schedule((identify, ()))
+
+    def ready(self) -> None:
+        """Wait until every worker has started, including replacements of dead ones.
+
+        A starting worker imports TVM, which occupies a core for seconds and would disturb timing. A pool that
+        never had a task has no workers, and the call returns at once.
+
+        Raises
+        ------
+        MeasurementError
+            A worker does not start.
+        """
+        if not self._started:
+            return
+        end = time.monotonic() + _START_S
+        # Short tasks run in different workers only once all workers are ready.
+        while len({o.value for o in self.run(identify, [()] * self._workers)} - {None}) < self._workers:
+            if time.monotonic() > end:
+                self._give_up()
+
+    def _reports(self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> Iterator[Report]:
+        calls = [(function, tuple(task)) for task in tasks]
+        self._started = self._started or bool(calls)
+        pool, futures = self._pool, [self._schedule(call) for call in calls]
+        try:
+            for index in range(len(calls)):
+                restarts = 0
+                while not self._finished(pool, futures, index):
+                    if (restarts := restarts + 1) > RESTARTS:
+                        self._give_up()
+                    if pool is self._pool:
+                        self.close()
+                        self._pool = self._new()
+                    pool = self._pool
+                    # Pebble gives up a pool only while no task runs, so pending tasks can be scheduled again.
+                    futures = [
+                        future if _done(future) else self._schedule(call)
+                        for future, call in zip(futures, calls, strict=True)
+                    ]
+                report = self._report(futures[index])
+                if report.unready is not None:
+                    raise report.unready
+                yield report
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _new(self) -> ProcessPool:
+        return ProcessPool(
+            max_workers=self._workers,
+            # No fork: threads of torch and TVM do not survive it.
+            context=multiprocessing.get_context("spawn"),
+            initializer=begin,
+            initargs=self._initial,
+        )
+
+    def _schedule(self, call: tuple[Callable[..., Any], Sequence[Any]]) -> Future[Any]:
+        try:
+            return self._pool.schedule(perform, args=call, timeout=self.settings.time_limit_s)
+        except RuntimeError as error:  # the pool has died, or cannot start a process
+            lost = Future[Any]()
+            lost.set_exception(BrokenProcessPool(str(error)))
+            return lost
+
+    def _finished(self, pool: ProcessPool, futures: Sequence[Future[Any]], index: int) -> bool:
+        """Wait for one task; return False if its pool has died.
+
+        Every task has a time limit. A pool without progress beyond it has lost a message of a dying worker,
+        and counts as dead too.
+        """
+        limit = self.settings.time_limit_s + _START_S
+        seen, since = -1, time.monotonic()
+        while not wait([futures[index]], _POLL_S).done:
+            if pool is not self._pool or not pool.active:
+                break
+            progress = sum(2 * future.done() + future.running() for future in futures)
+            if progress != seen:
+                seen, since = progress, time.monotonic()
+            elif time.monotonic() > since + limit:
+                break
+        return _done(futures[index])
+
+    def _report(self, future: Future[Any]) -> Report:
+        try:
+            report: Report = future.result()
+        except FutureTimeoutError:
+            return failed(f"timeout: longer than {self.settings.time_limit_s:g} s")
+        except ProcessExpired as died:
+            return failed(f"crash: {_cause(died.exitcode)}")
+        except Exception as error:  # arguments or a value that cannot be pickled
+            return failed(f"error: {last_line(error)}")
+        return report
+
+    def _give_up(self) -> NoReturn:
+        raise MeasurementError(
+            "worker processes end before they run a task",
+            hint=f"check the free memory; {self._where_to_look()}; repeat the same command to resume",
+            transient=True,
+        )
+
+    def _where_to_look(self) -> str:
+        return f"its output is {'in ' + self.settings.log if self.settings.log else 'on the terminal'}"
+
+
+def _cause(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        with contextlib.suppress(ValueError):
+            return f"the worker was ended by {signal.Signals(-exit_code).name}"
+    return f"the worker ended with exit code {exit_code}"
+
+
+def _done(future: Future[Any]) -> bool:
+    return future.done() and not isinstance(future.exception(), BrokenProcessPool)

@@ -1,0 +1,397 @@
+"""State of a collection in one SQLite file, saved after every step; a kill loses only the step in progress.
+
+Tasks, programs and measurements are rows that are written once. A resumed collection reads what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from cdmpp.data.folder import STORE as FILE
+from cdmpp.data.measure.building import Library
+from cdmpp.data.measure.disk import disk_errors, take_lock
+from cdmpp.data.measure.sampling import SampledProgram
+from cdmpp.data.measure.timing import TimedRun
+from cdmpp.errors import DataError
+from cdmpp.programs.frontends.tasks import TaskList
+
+LOCK = "collect.lock"
+FIRST, SECOND = 0, 1
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS devices (name TEXT PRIMARY KEY, description TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS networks (name TEXT PRIMARY KEY, unsupported TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS tasks (
+    hash TEXT PRIMARY KEY, name TEXT NOT NULL, program BLOB NOT NULL, sampled INTEGER NOT NULL DEFAULT -1,
+    tuned INTEGER NOT NULL DEFAULT 0,
+    failure TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS network_tasks (
+    network TEXT NOT NULL, task TEXT NOT NULL, calls INTEGER NOT NULL, PRIMARY KEY (network, task));
+CREATE TABLE IF NOT EXISTS programs (
+    hash TEXT PRIMARY KEY, task TEXT NOT NULL, origin TEXT NOT NULL, position INTEGER NOT NULL,
+    program BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS measurements (
+    program TEXT NOT NULL, device TEXT NOT NULL, turn INTEGER NOT NULL, repeats TEXT NOT NULL,
+    latency_s REAL, spread REAL, number INTEGER, once INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL,
+    measured_at REAL NOT NULL, overhead_s REAL NOT NULL, PRIMARY KEY (program, device, turn));
+"""
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """A program and its task."""
+
+    hash: str
+    task: str
+    task_name: str
+    networks: tuple[str, ...]
+    origin: str
+    tvm_json: str
+
+
+@dataclass(frozen=True)
+class StoredMeasurement:
+    """One measurement; ``latency_s`` is None if and only if ``failure`` has a reason.
+
+    Attributes
+    ----------
+    turn : int
+        :data:`FIRST`, or :data:`SECOND` for the repeat, minutes later, that gives the noise floor.
+    repeats_s : tuple of float
+        Seconds per run, one value per repeat.
+    measured_at : float
+        Seconds since the epoch.
+    overhead_s : float
+        Wall-clock seconds of building and loading, outside the timed runs.
+    """
+
+    program: str
+    device: str
+    turn: int
+    repeats_s: tuple[float, ...] = ()
+    latency_s: float | None = None
+    spread: float | None = None
+    number: int | None = None
+    once: bool = False
+    failure: str = ""
+    measured_at: float = 0.0
+    overhead_s: float = 0.0
+
+    @classmethod
+    def of_run(cls, program: str, device: str, turn: int, library: Library, run: TimedRun) -> Self:
+        """Return the measurement of a program that was timed just now."""
+        timing = run.timing
+        return cls(
+            program,
+            device,
+            turn,
+            timing.repeats_s,
+            timing.latency_s,
+            timing.spread,
+            timing.number,
+            timing.once,
+            measured_at=time.time(),
+            overhead_s=library.build_s + run.elapsed_s - run.timed_s,
+        )
+
+
+class Store:
+    """The collector's file in a folder; a context manager that locks the folder while it is open.
+
+    Raises
+    ------
+    DataError
+        Another process has locked the folder, it has files of another origin, or the disk is full or
+        read-only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if folder.is_dir() and not (folder / FILE).exists():
+            foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, f"{FILE}-journal"))
+            if foreign:
+                raise DataError(
+                    f"{folder} has a {foreign[0]} that was not written by a collection",
+                    hint="choose a new or an empty folder: --out",
+                )
+        with disk_errors(folder / FILE):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(folder / LOCK)
+        try:
+            with disk_errors(folder / FILE):
+                self._db = sqlite3.connect(folder / FILE, isolation_level=None)
+                self._db.execute("PRAGMA journal_mode=WAL")
+                # A killed process loses nothing; a power failure may lose the last transactions, but does not
+                # damage the file.
+                self._db.execute("PRAGMA synchronous=NORMAL")
+                self._db.executescript(_SCHEMA)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unlock the folder; the operating system also does so when the process ends."""
+        self._db.close()
+        os.close(self._lock)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Run the writes of the block in one transaction."""
+        with disk_errors(self.folder / FILE):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:  # on a full disk SQLite rolls back itself
+                    self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    # Settings
+
+    def settle(self, settings: Mapping[str, Any]) -> None:
+        """Store the settings of this collection, or check that they are unchanged.
+
+        Raises
+        ------
+        DataError
+            A setting differs from that of earlier calls; the message names it.
+        """
+        known = dict(self._db.execute("SELECT key, value FROM meta"))
+        given = {key: json.dumps(value, sort_keys=True) for key, value in settings.items()}
+        for key, value in given.items():
+            if known.get(key, value) != value:
+                raise DataError(
+                    f"{self.folder} was started with {key} = {known[key]}, not {value}",
+                    hint="use the same options to resume, or another --out",
+                )
+        with self.transaction():
+            self._db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", given.items())
+
+    def forget_settings(self) -> None:
+        """Remove the settings of :meth:`settle` if the folder has no program yet."""
+        if not self.count_programs():
+            with self.transaction():
+                self._db.execute("DELETE FROM meta")
+                self._db.execute("DELETE FROM devices")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings stored by :meth:`settle`."""
+        return {key: json.loads(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
+
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """Return the descriptions of :meth:`remember_devices` by name."""
+        rows = self._db.execute("SELECT name, description FROM devices ORDER BY rowid")
+        return {name: json.loads(text) for name, text in rows}
+
+    def remember_devices(self, described: Mapping[str, Mapping[str, Any]]) -> None:
+        """Store the descriptions of devices; an earlier description of a name stays."""
+        with self.transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO devices VALUES (?, ?)",
+                [(name, json.dumps(about, sort_keys=True)) for name, about in described.items()],
+            )
+
+    # Networks and tasks
+
+    def left_out(self) -> list[tuple[str, str, str]]:
+        """Return what could not be collected: (network or task, operator or "schedules", reason)."""
+        skipped_operators = [(name, what, why) for name, skipped in self.networks().items() for what, why in skipped]
+        rows = self._db.execute("SELECT name, failure FROM tasks WHERE failure != '' ORDER BY rowid")
+        return skipped_operators + [(name, "schedules", why) for name, why in rows]
+
+    def networks(self) -> dict[str, list[tuple[str, str]]]:
+        """Return the lowered networks, each with its unsupported operators as (name, reason)."""
+        rows = self._db.execute("SELECT name, unsupported FROM networks ORDER BY rowid")
+        return {name: [tuple(item) for item in json.loads(text)] for name, text in rows}
+
+    def add_network(self, name: str, tasks: TaskList) -> None:
+        """Store the tasks of a network; networks share equal tasks."""
+        with self.transaction():
+            self._db.execute("INSERT INTO networks VALUES (?, ?)", (name, json.dumps(tasks.unsupported)))
+            for task in tasks.tasks:
+                self._db.execute(
+                    "INSERT OR IGNORE INTO tasks (hash, name, program) VALUES (?, ?, ?)",
+                    (task.hash, task.name, _pack(task.tvm_json)),
+                )
+                self._db.execute("INSERT OR IGNORE INTO network_tasks VALUES (?, ?, ?)", (name, task.hash, task.calls))
+
+    def unsampled(self, count: int) -> list[tuple[str, str, str]]:
+        """Return the tasks (hash, name, TVM JSON) with fewer than ``count`` sampled schedules."""
+        rows = self._db.execute(
+            "SELECT hash, name, program FROM tasks WHERE sampled < ? AND failure = '' ORDER BY rowid", (count,)
+        )
+        return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
+
+    def add_programs(self, task: str, programs: Sequence[SampledProgram], drawn: int | None) -> None:
+        """Store programs of a task; known programs stay unchanged.
+
+        ``drawn``: number of requested schedules; None for programs of a search.
+        """
+        with self.transaction():
+            have = self._db.execute("SELECT COUNT(*) FROM programs WHERE task = ?", (task,)).fetchone()[0]
+            offset = 0 if drawn is not None else have
+            for position, program in enumerate(programs):
+                self._db.execute(
+                    "INSERT OR IGNORE INTO programs VALUES (?, ?, ?, ?, ?)",
+                    (program.hash, task, program.origin, offset + position, _pack(program.tvm_json)),
+                )
+            if drawn is not None:
+                self._db.execute("UPDATE tasks SET sampled = ? WHERE hash = ?", (drawn, task))
+
+    def untuned(self, trials: int) -> list[tuple[str, str, str]]:
+        """Return the tasks (hash, name, TVM JSON) whose last search had fewer trials.
+
+        Tasks with a single schedule are omitted, because there is nothing to search.
+        """
+        rows = self._db.execute(
+            """SELECT hash, name, program FROM tasks t WHERE tuned < ? AND failure = ''
+               AND (SELECT COUNT(*) FROM programs p WHERE p.task = t.hash) > 2 ORDER BY rowid""",
+            (trials,),
+        )
+        return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
+
+    def tuned(self, task: str, trials: int) -> None:
+        """Mark a task's search as completed."""
+        with self.transaction():
+            self._db.execute("UPDATE tasks SET tuned = ? WHERE hash = ?", (trials, task))
+
+    def latencies(self, programs: Sequence[str], device: str) -> dict[str, float]:
+        """Return the first measurements of programs on a device in seconds, without failed ones."""
+        marks = ",".join("?" * len(programs))
+        rows = self._db.execute(
+            f"""SELECT program, latency_s FROM measurements WHERE turn = {FIRST} AND failure = ''
+                AND device = ? AND program IN ({marks})""",
+            (device, *programs),
+        )
+        return dict(rows)
+
+    def fail_task(self, task: str, reason: str) -> None:
+        """Mark a task whose schedules cannot be sampled."""
+        with self.transaction():
+            self._db.execute("UPDATE tasks SET failure = ? WHERE hash = ?", (reason, task))
+
+    # Measurements
+
+    def missing(self, devices: Sequence[str], limit: int) -> list[StoredProgram]:
+        """Return at most ``limit`` programs that lack the first measurement on one of the devices.
+
+        The order interleaves tasks: a partial collection has schedules of every task, and the measurements of
+        a task are spread over time.
+        """
+        marks = ",".join("?" * len(devices))
+        return self._programs(
+            f"""WHERE (SELECT COUNT(*) FROM measurements m WHERE m.program = p.hash AND m.turn = {FIRST}
+                AND m.device IN ({marks})) < {len(devices)} ORDER BY p.position, t.rowid LIMIT {limit}""",
+            tuple(devices),
+        )
+
+    def programs(self, hashes: Iterable[str]) -> list[StoredProgram]:
+        """Return programs by hash."""
+        wanted = tuple(hashes)
+        marks = ",".join("?" * len(wanted))
+        return self._programs(f"WHERE p.hash IN ({marks}) ORDER BY p.position, t.rowid", wanted)
+
+    def count_programs(self) -> int:
+        """Return the number of programs."""
+        return int(self._db.execute("SELECT COUNT(*) FROM programs").fetchone()[0])
+
+    def all_programs(self) -> Iterator[StoredProgram]:
+        """Yield all programs, grouped by task."""
+        yield from self._programs("ORDER BY t.rowid, p.position", ())
+
+    def add_measurements(self, measurements: Iterable[StoredMeasurement]) -> None:
+        """Store measurements; an earlier one of the same program, device and turn stays."""
+        with self.transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        m.program,
+                        m.device,
+                        m.turn,
+                        json.dumps(m.repeats_s),
+                        m.latency_s,
+                        m.spread,
+                        m.number,
+                        int(m.once),
+                        m.failure,
+                        m.measured_at,
+                        m.overhead_s,
+                    )
+                    for m in measurements
+                ],
+            )
+
+    def measurements(self, turn: int | None = None) -> Iterator[StoredMeasurement]:
+        """Yield all measurements, or those of one turn."""
+        where, values = ("", ()) if turn is None else ("WHERE turn = ?", (turn,))
+        rows = self._db.execute(f"SELECT * FROM measurements {where} ORDER BY rowid", values)
+        for program, device, at, repeats, latency, spread, number, once, failure, when, overhead in rows:
+            yield StoredMeasurement(
+                program,
+                device,
+                at,
+                tuple(json.loads(repeats)),
+                latency,
+                spread,
+                number,
+                bool(once),
+                failure,
+                when,
+                overhead,
+            )
+
+    def once_measured(self, devices: Sequence[str]) -> list[tuple[str, str, float]]:
+        """Return (program, device, Unix time) of successful first measurements without a second one."""
+        marks = ",".join("?" * len(devices))
+        rows = self._db.execute(
+            f"""SELECT program, device, measured_at FROM measurements m WHERE turn = {FIRST} AND failure = ''
+                AND once = 0 AND device IN ({marks}) AND NOT EXISTS (SELECT 1 FROM measurements s WHERE
+                s.program = m.program AND s.device = m.device AND s.turn = {SECOND})""",
+            tuple(devices),
+        )
+        return list(rows)
+
+    def measured(self, devices: Sequence[str], turn: int) -> set[tuple[str, str]]:
+        """Return (program, device) of all measurements of a turn, including failed ones."""
+        marks = ",".join("?" * len(devices))
+        query = f"SELECT program, device FROM measurements WHERE turn = ? AND device IN ({marks})"
+        return set(self._db.execute(query, (turn, *devices)))
+
+    def _programs(self, rest: str, values: Sequence[Any]) -> list[StoredProgram]:
+        rows = self._db.execute(
+            f"""SELECT p.hash, p.task, t.name, p.origin, p.program,
+                (SELECT GROUP_CONCAT(network, ';') FROM
+                    (SELECT network FROM network_tasks n WHERE n.task = p.task ORDER BY network))
+                FROM programs p JOIN tasks t ON t.hash = p.task {rest}""",
+            values,
+        )
+        return [
+            StoredProgram(digest, task, name, tuple((networks or "").split(";")), origin, _unpack(blob))
+            for digest, task, name, origin, blob, networks in rows
+        ]
+
+
+def _pack(text: str) -> bytes:
+    return zlib.compress(text.encode(), 6)
+
+
+def _unpack(blob: bytes) -> str:
+    return zlib.decompress(blob).decode()

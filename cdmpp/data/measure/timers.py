@@ -1,0 +1,123 @@
+"""Timers: worker processes that time the built programs of a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from cdmpp.data.measure.building import Library
+from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.settings import CollectSettings
+from cdmpp.data.measure.targets import Configuration
+from cdmpp.data.measure.timing import driver_name, prepare_timer, thread_environment, time_library
+from cdmpp.data.measure.worker import Outcome, WorkerSettings
+from cdmpp.devices.host import ISAS, host_device
+from cdmpp.devices.registry import lookup
+from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
+
+_NAME_DEVICE = "if this is intended, name the device: --device NAME or FILE.toml"
+
+
+class Timers(Protocol):
+    """Times built programs, on this machine or on boards behind a tracker."""
+
+    def ready(self) -> None:
+        """Wait until no other work disturbs the timing."""
+
+    def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
+        """Yield outcomes (:class:`TimedRun`) in the order of the libraries."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class LocalTimers:
+    """One worker of this machine, pinned to the configuration's cores, with TVM's runtime only."""
+
+    def __init__(self, configuration: Configuration, settings: CollectSettings) -> None:
+        arguments = (configuration.device_kind, settings.timing, configuration.cores)
+        self._pool = WorkerPool(1, _limits(configuration, settings), prepare_timer, arguments)
+        self._pool.start()  # while the first programs are built
+
+    def ready(self) -> None:
+        """See :class:`Timers`."""
+        self._pool.ready()
+
+    def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
+        """See :class:`Timers`."""
+        yield from self._pool.run(time_library, [(library.path, library.arguments) for library in libraries])
+        # A replacement worker imports TVM, which would disturb the timing of another configuration.
+        self._pool.ready()
+
+    def close(self) -> None:
+        """See :class:`Timers`."""
+        self._pool.close()
+
+
+def on_this_machine(configuration: Configuration, settings: CollectSettings) -> Configuration:
+    """Return the configuration with the device of this machine.
+
+    For a GPU named by a family, such as ``cuda:a100``, the driver identifies the board.
+
+    Raises
+    ------
+    InvalidDeviceError
+        This machine is another device than the named one.
+    MeasurementError
+        There is no such device, or its driver is missing.
+    MissingDependencyError
+        TVM is not installed.
+    """
+    with WorkerPool(1, _limits(configuration, settings)) as pool:
+        pool.call(prepare_timer, configuration.device_kind, settings.timing, configuration.cores)
+        if not configuration.names:
+            return configuration
+        is_cpu = configuration.kind == "llvm"
+        return named(configuration, _this_cpu(configuration) if is_cpu else pool.call(driver_name))
+
+
+def named(configuration: Configuration, seen: str) -> Configuration:
+    """Return the configuration with the device that was found.
+
+    Raises
+    ------
+    InvalidDeviceError
+        The device is not one of the configuration's names.
+    """
+    wanted = " or ".join(configuration.names)
+    try:
+        device = lookup(seen)
+    except UnknownDeviceError:
+        if seen in configuration.names:  # a CPU that an earlier call has described
+            return configuration
+        raise InvalidDeviceError(
+            f"the target names {wanted}, but this machine has {seen!r}", hint=_NAME_DEVICE
+        ) from None
+    if device.name not in configuration.names:
+        raise InvalidDeviceError(f"the target names {wanted}, but this machine has {device.name}", hint=_NAME_DEVICE)
+    return configuration if device.name == configuration.name else replace(configuration, device=device)
+
+
+def _this_cpu(configuration: Configuration) -> str:
+    """Return the name of this CPU with the threads and instruction set of the named device."""
+    suffix = configuration.names[0].rpartition("-")[2]
+    isa = next(isa for isa in ISAS if isa.replace(".", "") == suffix)
+    try:
+        # The name does not depend on the bandwidth, which is not measured.
+        return host_device(configuration.threads, isa, 1e9, cores=configuration.cores).name
+    except InvalidDeviceError as error:
+        raise InvalidDeviceError(
+            f"{configuration.names[0]} is the target, but this machine differs: {error.message}", hint=_NAME_DEVICE
+        ) from None
+
+
+def _limits(configuration: Configuration, settings: CollectSettings) -> WorkerSettings:
+    return WorkerSettings(
+        settings.time_limit_s,
+        # Drivers of other devices reserve address space by the terabyte.
+        int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
+        cores=configuration.cores,
+        environment=thread_environment(configuration.threads),
+        log=settings.log,
+    )

@@ -1,0 +1,145 @@
+"""Correction of the model by a few measurements of one device or link.
+
+The measurements condition the residual process on the components that training could not know of their place. What
+training knows of operators, libraries and kinds of links stays as it is, apart from a common offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdmpp.model.collectives.components import COMPONENTS, RANKS_SCALE, Key
+from cdmpp.model.collectives.context import Context
+
+if TYPE_CHECKING:
+    from cdmpp.model.collectives.model import CollectiveModel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Share of a place component's variance that stays uncertain where training had measurements of it.
+KNOWN_SHARE = 0.1
+#: Standard deviation of a measurement.
+NOISE = 0.05
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """What a new device may differ by, beyond the components: a standard deviation, and its length over log2 bytes."""
+
+    name: str
+    deviation: float
+    length: float
+
+
+#: Chosen on devices left out: common to all of a device, to one place, and to one operator of a stack there.
+UNKNOWN = (Unknown("device", 0.4, 20.0), Unknown("place", 0.5, 10.0), Unknown("operator", 0.4, 8.0))
+_KEYS: dict[str, Callable[[Context], Key]] = {
+    "device": lambda c: (c.device,),
+    "place": lambda c: (*c.place, c.kind),
+    "operator": lambda c: (*c.place, c.kind, c.operator, c.library, c.mode),
+}
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Measurements of one device and their weights.
+
+    Attributes
+    ----------
+    contexts : tuple of Context
+        Of the k measurements.
+    size : (k,)
+        log2 of the bytes.
+    log_s : (k,)
+        log of the measured seconds.
+    weights : (k,)
+    inverse : (k, k)
+        Inverse covariance of the measurements.
+    """
+
+    contexts: tuple[Context, ...]
+    size: Array
+    log_s: Array
+    weights: Array
+    inverse: Array
+
+    @classmethod
+    def fit(
+        cls, model: CollectiveModel, contexts: Sequence[Context], bytes_: Array, seconds: Array, weight: float = 1.0
+    ) -> Correction:
+        """Fit to k measurements of one device; ``weight`` is the share of the correction that is applied."""
+        size, log_s = np.log2(np.asarray(bytes_, dtype=np.float64)), np.log(np.asarray(seconds, dtype=np.float64))
+        output = model.predict(contexts, np.arange(len(contexts)), np.asarray(bytes_, dtype=np.float64))
+        covariance = prior_covariance(model, contexts, size, contexts, size)
+        inverse = np.linalg.inv(covariance + NOISE**2 * np.eye(len(size)))
+        return cls(tuple(contexts), size, log_s, weight * (inverse @ (log_s - output.point)), inverse)
+
+    def covers(self, context: Context) -> bool:
+        """Whether a measurement is of this context's device and link."""
+        return any(c.place == context.place and c.kind == context.kind for c in self.contexts)
+
+    def apply(
+        self, model: CollectiveModel, context: Context, size: Array, residual: Array, spread: float
+    ) -> tuple[Array, float]:
+        """Residual at some log2 sizes and spread of a context, with the correction; unchanged for other devices."""
+        if not any(c.device == context.device for c in self.contexts):
+            return residual, spread
+        shared = prior_covariance(model, [context] * len(size), size, self.contexts, self.size)
+        prior = _variance(model, context)
+        explained = float(np.median(np.einsum("ij,jk,ik->i", shared, self.inverse, shared)))
+        left = max(prior - explained, 0.0) + NOISE**2
+        narrower = float(np.sqrt(max(spread**2 - prior, 0.0) + left)) if spread**2 > prior else spread
+        return residual + shared @ self.weights, min(spread, narrower)
+
+
+def _shares(model: CollectiveModel, context: Context) -> Array:
+    """Variance of each component of a place that training left unknown; 0 for the others."""
+    return np.array(
+        [
+            variance * (KNOWN_SHARE if component.key(context) in functions else 1.0) if component.place else 0.0
+            for component, functions, variance in zip(COMPONENTS, model.functions, model.variance, strict=True)
+        ]
+    )
+
+
+def _variance(model: CollectiveModel, context: Context) -> float:
+    return float(_shares(model, context).sum()) + sum(u.deviation**2 for u in UNKNOWN)
+
+
+def prior_covariance(
+    model: CollectiveModel, one: Sequence[Context], size: Array, other: Sequence[Context], other_size: Array
+) -> Array:
+    """Covariance of the corrections of two sets of points."""
+    apart = np.abs(size[:, None] - other_size[None])
+    ranks, other_ranks = (np.log2([c.ranks for c in contexts]) for contexts in (one, other))
+    of_ranks = np.exp(-0.5 * ((ranks[:, None] - other_ranks[None]) / RANKS_SCALE) ** 2)
+    out = np.zeros_like(apart)
+    for unknown in UNKNOWN:
+        match = _same(_KEYS[unknown.name], one, other)
+        out += unknown.deviation**2 * match * of_ranks * _matern(apart / unknown.length)
+    cache: dict[Context, Array] = {}
+    shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in one])
+    other_shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in other])
+    for j, component in enumerate(COMPONENTS):
+        if not component.place:
+            continue
+        match = _same(component.key, one, other)
+        scale = np.sqrt(shares[:, j][:, None] * other_shares[:, j][None])
+        out += scale * match * (of_ranks if component.over_ranks else 1.0) * _matern(apart / model.length[j])
+    return np.asarray(out)
+
+
+def _same(key: Callable[[Context], Key], one: Sequence[Context], other: Sequence[Context]) -> Array:
+    """1 where two contexts have equal keys, else 0."""
+    numbers: dict[Key, int] = {}
+    codes = [np.array([numbers.setdefault(key(c), len(numbers)) for c in part]) for part in (one, other)]
+    return np.asarray(codes[0][:, None] == codes[1][None], dtype=np.float64)
+
+
+def _matern(distance: Array) -> Array:
+    r = np.sqrt(3) * distance
+    return np.asarray((1 + r) * np.exp(-r))

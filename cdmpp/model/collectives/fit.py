@@ -1,0 +1,206 @@
+"""Fitting the model of collectives to measured rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.links import KINDS
+from cdmpp.model.collectives.baseline import Baseline, hops
+from cdmpp.model.collectives.components import COMPONENTS
+from cdmpp.model.collectives.context import Context
+from cdmpp.model.collectives.model import GRIDS, RANK_GRID, CollectiveModel, Devices, Known
+from cdmpp.model.collectives.process import Numbers, Points, Settings, covariance, loss, make_points
+from cdmpp.programs.collectives import traffic_factor
+
+logger = logging.getLogger(__name__)
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Rows of a context within 1/4 of a power of two are one point.
+PER_OCTAVE = 4
+#: Points and iterations of the fit of the hyperparameters.
+HYPER_POINTS, HYPER_STEPS, HYPER_PER_CONTEXT = 1600, 30, 24
+#: Length scales at the start of the fit, in the order of the components.
+_LENGTHS = (6.0, 5.0, 5.0, 5.0, 4.0, 5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 3.0, 2.0, 2.0)
+_START = np.log([*([0.03] * len(COMPONENTS)), *_LENGTHS, 0.003, 0.01])
+#: Parameters of the baseline at the start: base and hop in seconds, efficiency; seconds of a call from the host, power.
+_FIRST = (np.log([5e-6, 2e-6, 0.7]), np.log([2e-5, 1.0]))
+#: Least spread of a context's residuals: repeats of one measurement differ by 1.5 % in the median.
+LEAST_SPREAD = 0.01
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured rows: contexts, and per row the context's index, bytes and log of the seconds."""
+
+    contexts: list[Context]
+    context: Array
+    bytes: Array
+    log_s: Array
+
+    def take(self, rows: Array) -> Measured:
+        """Some rows, by index or mask."""
+        return replace(self, context=self.context[rows], bytes=self.bytes[rows], log_s=self.log_s[rows])
+
+    def __len__(self) -> int:
+        return len(self.context)
+
+
+def bin_rows(measured: Measured) -> tuple[Array, Array, Array, Array]:
+    """Median of the rows of a context within a quarter of a power of two: context, log2 bytes, log seconds, count."""
+    size = np.log2(measured.bytes)
+    keys = measured.context * 1000 + np.round(size * PER_OCTAVE).astype(np.int64)
+    order = np.lexsort((measured.log_s, keys))
+    distinct, first, count = np.unique(keys[order], return_index=True, return_counts=True)
+    log_s, sizes = measured.log_s[order], size[order]
+    middle = 0.5 * (log_s[first + (count - 1) // 2] + log_s[first + count // 2])
+    return distinct // 1000, np.add.reduceat(sizes, first) / count, middle, count
+
+
+def fit_baseline(contexts: Sequence[Context], context: Array, size: Array, log_s: Array) -> Baseline:
+    """Fit base, hop and efficiency per kind of link, and the two shared parameters, robustly and near usual values."""
+    from scipy.optimize import least_squares
+
+    used = [contexts[i] for i in context.tolist()]
+    kind = np.array([KINDS.index(c.kind) for c in used])
+    transfer = np.log([traffic_factor(c.operator, c.ranks) / c.bandwidth for c in used]) + np.log(2.0) * size
+    steps = np.array([hops(c.operator, c.ranks) for c in used])
+    called = np.array([c.called for c in used])
+    first = np.concatenate([np.tile(_FIRST[0], len(KINDS)), _FIRST[1]])
+
+    def errors(x: Array) -> Array:
+        columns = x[:-2].reshape(len(KINDS), 3)[kind]
+        latency = np.exp(columns[:, 0]) + np.exp(columns[:, 1]) * steps + called * np.exp(x[-2])
+        power = np.exp(x[-1])
+        both = np.logaddexp(power * np.log(latency), power * (transfer - columns[:, 2])) / power
+        return np.concatenate([both - log_s, 0.1 * (x - first)])
+
+    found = least_squares(errors, first, loss="soft_l1", f_scale=0.2).x
+    return Baseline(found[:-2].reshape(len(KINDS), 3), found[-2:])
+
+
+def fit_settings(points: Points, seed: int = 0) -> Settings:
+    """Hyperparameters by marginal likelihood on whole contexts, drawn with a seed."""
+    from scipy.optimize import minimize
+
+    rng = np.random.default_rng(seed)
+    chosen: list[Array] = []
+    for context in rng.permutation(np.unique(points.context)).tolist():
+        rows = np.flatnonzero(points.context == context)
+        chosen.append(rows if len(rows) <= HYPER_PER_CONTEXT else rng.choice(rows, HYPER_PER_CONTEXT, replace=False))
+        if sum(map(len, chosen)) >= HYPER_POINTS:
+            break
+    part = points.take(np.concatenate(chosen))
+    options = {"maxiter": HYPER_STEPS}
+    found = minimize(loss, _START, args=(part, _START), jac=True, method="L-BFGS-B", options=options)
+    logger.info("hyperparameters on %d points: loss %.1f after %d steps", len(part), found.fun, found.nit)
+    return Settings.of_logs(found.x)
+
+
+class ResidualFit:
+    """The fitted process of some measured rows, and models of all of its devices or of all but some.
+
+    Parameters
+    ----------
+    measured : Measured
+        Training rows; other contexts of the list have no rows.
+    settings : Settings, optional
+        Hyperparameters to use; default: fitted.
+    seed : int
+    """
+
+    def __init__(self, measured: Measured, settings: Settings | None = None, seed: int = 0) -> None:
+        from scipy.linalg import lapack
+
+        self.measured, self.numbers = measured, Numbers()
+        context, size, log_s, count = bin_rows(measured)
+        self.baseline = fit_baseline(measured.contexts, context, size, log_s)
+        points = make_points(measured.contexts, self.baseline, self.numbers, context, size, log_s, count)
+        self.settings = settings or fit_settings(points, seed)
+        total = covariance(points, points, self.settings)
+        total[np.diag_indices(len(points))] += self.settings.noise_of(points)
+        lower, failed = lapack.dpotrf(total, lower=1, overwrite_a=1)
+        inverse, failed_too = lapack.dpotri(lower, lower=1, overwrite_c=1)
+        if failed or failed_too:
+            raise FloatingPointError("the covariance of the residuals is not positive definite")
+        self.inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        self.points = points
+
+    def model(self, devices: Devices, without: Collection[str] = ()) -> CollectiveModel:
+        """The model of all measured rows but those of the devices ``without``.
+
+        The baseline's eleven parameters and the hyperparameters are those of all rows.
+
+        Parameters
+        ----------
+        devices : mapping
+            Names of the devices by data sheet (:func:`cdmpp.model.collectives.store.device_sheets`).
+        without : collection of str
+        """
+        contexts, points = self.measured.contexts, self.points
+        out = np.array([c.device in without for c in contexts])
+        left, kept = np.flatnonzero(out[points.context]), np.flatnonzero(~out[points.context])
+        residual = points.log_s - points.base
+        # The inverse of a part of a matrix, from the inverse of the whole.
+        weights = self.inverse[np.ix_(kept, kept)] @ residual[kept] if len(left) else self.inverse @ residual
+        if len(left):
+            across = self.inverse[np.ix_(left, kept)]
+            within = self.inverse[np.ix_(left, left)]
+            weights = weights - across.T @ np.linalg.solve(within, across @ residual[kept])
+        functions = _tabulate(points.take(kept), self.numbers, self.settings, weights)
+        ones = {name: 1.0 for name in ("in", "near", "out")}
+        settings = self.settings
+        model = CollectiveModel(self.baseline, functions, settings.variance, settings.length, {}, devices, ones)
+        used_rows = self.measured.take(~out[self.measured.context])
+        ranged = model.with_known(_ranges(used_rows))
+        # Queries of a device left out have a spread of their own, from the components that they go without.
+        return ranged if without else _with_spreads(ranged, used_rows)
+
+
+def _tabulate(points: Points, numbers: Numbers, settings: Settings, weights: Array) -> list[dict[Any, Array]]:
+    """Posterior mean of every function on its grid, (ranks or 1, grid), rounded to float16 as it is stored."""
+    out: list[dict[Any, Array]] = []
+    for j, component in enumerate(COMPONENTS):
+        grid, functions = GRIDS[component.axis], {}
+        for key, number in numbers.of[j].items():
+            rows = np.flatnonzero(points.codes[j] == number)
+            if not len(rows):
+                continue
+            r = np.abs(grid[:, None] - points.axes[component.axis][rows][None]) * np.sqrt(3) / settings.length[j]
+            shape = settings.variance[j] * (1 + r) * np.exp(-r)
+            ranks = RANK_GRID if component.over_ranks else points.ranks[rows][:1]
+            near = np.exp(-0.5 * ((ranks[:, None] - points.ranks[rows][None]) / 1.5) ** 2)
+            functions[key] = ((near * weights[rows]) @ shape.T).astype(np.float16).astype(np.float64)
+        out.append(functions)
+    return out
+
+
+def _ranges(measured: Measured) -> dict[Context, Known]:
+    """Each measured context with the range of its sizes."""
+    size = np.log2(measured.bytes)
+    order = np.argsort(measured.context, kind="stable")
+    numbers, first = np.unique(measured.context[order], return_index=True)
+    low, high = np.minimum.reduceat(size[order], first), np.maximum.reduceat(size[order], first)
+    return {
+        measured.contexts[number]: Known(LEAST_SPREAD, float(low[i]), float(high[i]))
+        for i, number in enumerate(numbers.tolist())
+    }
+
+
+def _with_spreads(model: CollectiveModel, measured: Measured) -> CollectiveModel:
+    """The model with the spread of each context's residuals."""
+    known = dict(model.known)
+    output = model.predict(measured.contexts, measured.context, measured.bytes)
+    for number in np.unique(measured.context).tolist():
+        context = measured.contexts[number]
+        rows = measured.context == number
+        away = np.abs(measured.log_s[rows] - output.point[rows])
+        # 80 % of a normal distribution is within 1.28 standard deviations; a few rows are shrunk towards 3 %.
+        found = float(np.quantile(away, 0.8)) / 1.28
+        n = int(rows.sum())
+        known[context] = replace(known[context], spread=max((n * found + 10 * 0.03) / (n + 10), LEAST_SPREAD))
+    return model.with_known(known)

@@ -1,0 +1,178 @@
+"""Training coverage of an operator: protocols, element types, devices and frameworks.
+
+The network predicts every protocol and type, also untrained ones. Predictions of untrained ones are adjusted to
+those of trained ones (:mod:`cdmpp.model.inference.consistency`). This module ranks protocols and types by their
+coverage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.encoded import TIR
+from cdmpp.model.domain.score import Context
+from cdmpp.model.nn.rows import distinct_rows
+from cdmpp.programs.quantisation import base_type
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Name of a device that the model was adapted to and that training did not have.
+ADAPTED = "(adapted)"
+#: Penalty for a framework that launched no such training row; less than that of another device.
+OTHER_FRAMEWORK = 0.5
+_GRAPH = PROTOCOLS.index("graph")
+HALVES = ("float16", "bfloat16")
+#: Operator whose 16-bit predictions follow those of float32 on devices without 16-bit units. The network transfers the
+#: 16-bit convolutions of boards with such units: on a TITAN Xp, whole fp16 networks came out 1.7 times too slow.
+WIDENED = "conv2d"
+#: Types of bare products that are not slower than the 16-bit type where the device's peak is higher.
+NARROW = ("int8", "float8_e4m3", "float4_e2m1")
+
+
+class Kind(NamedTuple):
+    """Operator, element type and backend of a query on a device ("" for a device that training did not have)."""
+
+    device: str
+    operator: str
+    dtype: str
+    backend: str
+
+
+class Evidence:
+    """Contexts of the training rows, and of the records that a model was adapted with.
+
+    Parameters
+    ----------
+    contexts : iterable of str
+        :attr:`cdmpp.model.domain.score.Domain.contexts`.
+    adapted : iterable of Context
+        Contexts of the adapter's records; they count on that device only.
+    """
+
+    def __init__(self, contexts: Iterable[str], adapted: Iterable[Context] = ()) -> None:
+        self._exact: set[tuple[str, ...]] = set()
+        self._on_any_device: set[tuple[str, ...]] = set()
+        self._protocols: set[tuple[str, str, str]] = set()
+        self._types: dict[tuple[str, str], set[str]] = {}
+        self._types_on: set[Kind] = set()
+        # Frameworks of each context, "" among them where a row names none; also of any device ("").
+        self._frameworks: dict[tuple[str, ...], set[str]] = {}
+        for key in contexts:
+            parts = tuple(key.split("|"))
+            if len(parts) == 5:
+                device, operator, dtype, protocol, backend = parts
+                self._exact.add(parts)
+                self._on_any_device.add(parts[1:])
+                self._protocols.add((operator, protocol, backend))
+                self._types.setdefault((operator, backend), set()).add(dtype)
+                self._types_on.add(Kind(device, operator, dtype, backend))
+            elif len(parts) == 6:
+                for device in (parts[0], ""):
+                    self._frameworks.setdefault((device, *parts[1:5]), set()).add(parts[5])
+        for context in adapted:
+            self._exact.add(context[:5])
+            self._types_on.add(Kind(context.device, context.operator, context.dtype, context.backend))
+            self._frameworks.setdefault(context[:5], set()).add(context.framework)
+
+    def rank(self, kind: Kind, protocol: str, framework: str) -> float:
+        """Distance of a query from the training rows by its protocol; 0 if training had it.
+
+        0: on this device; 1: on another device; 2: with another element type; 3: never. A framework that launched
+        no such rows adds :data:`OTHER_FRAMEWORK`.
+        """
+        device, operator, dtype, backend = kind
+        query = (operator, dtype, protocol, backend)
+        if (device, *query) in self._exact:
+            rank, on = 0.0, device
+        elif query in self._on_any_device:
+            rank, on = 1.0, ""
+        else:
+            return 2.0 if (operator, protocol, backend) in self._protocols else 3.0
+        other = bool(framework and self._frameworks) and framework not in self._frameworks.get((on, *query), ())
+        return rank + OTHER_FRAMEWORK * other
+
+    def protocol_order(self, kind: Kind, framework: str) -> tuple[int, ...]:
+        """Indices into PROTOCOLS, smallest distance first.
+
+        Ties are in the order ``kernel``, ``eager``, ``graph``, because ``graph`` is between the other two.
+        """
+        ranks = [self.rank(kind, protocol, framework) for protocol in PROTOCOLS]
+        return tuple(sorted(range(len(PROTOCOLS)), key=lambda p: (ranks[p], p == _GRAPH, p)))
+
+    def half_type(self, operator: str, backend: str, dtype: str = "") -> str:
+        """The 16-bit type that predictions of type ``dtype`` are derived from: a trained one, else float16.
+
+        Of two trained ones, bfloat16 for float8 and float4, the type of the activations where only the weights are
+        narrow, and float16 for the remaining types.
+        """
+        types = self._types.get((operator, backend), set())
+        base = base_type(dtype)
+        own = "bfloat16" if base.startswith(("float8", "float4")) else base if base != dtype else ""
+        order = sorted(HALVES, key=lambda half: half != own)
+        return next((half for half in order if half in types), HALVES[0])
+
+    def was_trained(self, kind: Kind) -> bool:
+        """Whether training had this type of this operator on this device."""
+        return kind in self._types_on
+
+    def was_trained_as(self, kind: Kind, protocol: str, framework: str) -> bool:
+        """Whether training had this type on this device with the protocol and the framework ("": not stated)."""
+        if not self._frameworks:
+            return self.was_trained(kind)
+        context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
+        return bool(kind.device) and framework in self._frameworks.get(context, ())
+
+    def several_frameworks(
+        self, names: Sequence[str], kinds: Sequence[tuple[str, str]], columns: Sequence[Array]
+    ) -> Array:
+        """Whether training had such queries of several frameworks, on the device if it had the device; (n,) bool.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Devices, "" for one that training did not have.
+        kinds : sequence of (operator, dtype)
+        columns : four (n,) int
+            Indices into ``names``, ``kinds``, PROTOCOLS and BACKENDS.
+        """
+        first, inverse = distinct_rows(columns)
+        several = []
+        for device, kind, protocol, backend in np.stack([c[first] for c in columns], axis=1).tolist():
+            key = (names[device], *kinds[kind], PROTOCOLS[protocol], BACKENDS[backend])
+            several.append(len(self._frameworks.get(key, set()) - {""}) > 1)
+        return np.array(several, dtype=np.bool_)[inverse]
+
+    def follows(self, kind: Kind) -> bool:
+        """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.
+
+        float32 of an operator without any training row is not derived: most training rows are float32.
+        """
+        _, operator, dtype, backend = kind
+        if operator == TIR or dtype == self.half_type(operator, backend, dtype) or self.was_trained(kind):
+            return False
+        types = self._types.get((operator, backend), set())
+        return dtype not in types if types else dtype != "float32"
+
+    def emulated(self, kind: Kind, device: DeviceSpec) -> bool:
+        """Whether a 16-bit convolution is computed as in float32.
+
+        The device has no faster units for the type, and training did not have the type on it.
+        """
+        if kind.operator != WIDENED or kind.dtype not in HALVES or self.was_trained(kind):
+            return False
+        return device.peak(kind.dtype, matrix=True) <= device.peak("float32", matrix=True)
+
+    def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
+        """The type whose features a query may need beside its own on some device; None where it needs none."""
+        half = self.half_type(operator, backend, dtype)
+        if operator == WIDENED and dtype in HALVES:
+            return "float32"
+        if operator == TIR or dtype == half:
+            return None
+        needed = dtype in NARROW or self.follows(Kind("", operator, dtype, backend))
+        return half if needed else None

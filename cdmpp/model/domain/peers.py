@@ -1,0 +1,175 @@
+"""Correction of predictions for unseen devices by the known devices (peers).
+
+The network extrapolates along device ratios from some thirty devices. On devices left out of training, most of
+its error is one bias per device and operator. For a known device that was trained on the same kind of query, the
+network predicts an efficiency (log of latency over the device's reference). This efficiency is applied to the
+unseen device's reference. The mean over all peers, mixed with the network's own prediction, has a lower error on
+left-out devices than either alone (docs/accuracy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.encoded import TIR
+from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.nn.rows import QueryRows
+from cdmpp.programs.quantisation import base_type
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Weight of the peers' mean; the network's own prediction has the rest (docs/accuracy.md).
+SHARE = 0.7
+
+#: Distance, in factors of two, at which a peer's weight falls to 0.6.
+LIKENESS = 1.0
+
+#: A peer of less weight does not count: each peer costs a row of the network. On devices left out (10,500 rows of seven
+#: sources, configs/leave-out-hopper-cdna.toml) the error is 25.7 % with every peer and with those above 0.05.
+LEAST_WEIGHT = 0.05
+
+#: Operators on which a trained device counts as unseen if training had none of them on it: its embedding and its
+#: measured ceilings are of other operators. On the RTX 3090 they are of small layers of language models, and made every
+#: large pass over memory 1.4 times too slow (docs/replay.md).
+TRANSFERRED = ("conv2d", "relu", "max_pool2d", "avg_pool2d")
+
+#: Trained devices: index in the network's embedding, and specification.
+Trained = tuple[int, DeviceSpec]
+
+
+class Peers:
+    """Peers of an unseen device, by kind of query.
+
+    Parameters
+    ----------
+    devices : sequence of (index, DeviceSpec)
+        Trained devices with their index in the network's embedding.
+    domain : Domain
+        Contexts of the training set: which device was trained on which kind of query.
+    """
+
+    def __init__(self, devices: Sequence[Trained], domain: Domain) -> None:
+        self._devices, self._domain = list(devices), domain
+        self._by_query: dict[tuple[str, ...], tuple[Trained, ...]] = {}
+        keys = (context.split("|") for context in domain.contexts)
+        self._operators = {(key[0], key[1]) for key in keys if len(key) > 1}
+
+    def lacks(self, device: str, operator: str) -> bool:
+        """Whether predictions of a trained device for an operator come from its peers: training had none on it."""
+        return operator in TRANSFERRED and (device, operator) not in self._operators
+
+    def of(self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str) -> tuple[Trained, ...]:
+        """Peers of a device of this kind ("gpu", "cpu") and vendor for this kind of query.
+
+        Trained devices of the same vendor, or of other vendors where there are none; empty where no device of
+        the kind was trained on such queries.
+        """
+        key = (kind, vendor, operator, dtype, protocol, backend)
+        if key not in self._by_query:
+            peers = [
+                (index, device)
+                for index, device in self._devices
+                if device.kind == kind
+                and Context(device.name, operator, dtype, protocol, backend).keys()[0] in self._domain.contexts
+            ]
+            same = [(index, device) for index, device in peers if device.vendor == vendor]
+            self._by_query[key] = tuple(same or peers)
+        return self._by_query[key]
+
+
+def corrects(kind: str, operator: str) -> bool:
+    """Whether peers correct predictions for an unseen device of this kind ("gpu", "cpu").
+
+    They do not correct TIR on a CPU: its latency is computed from counts of vector instructions, whose width differs
+    between configurations of one CPU. For the configurations of Zen 3, each left out, the error is 31 % (AVX2) and
+    28 % (SSE4.2) without the correction and 43 % and 82 % with it (docs/accuracy.md).
+    """
+    return kind != "cpu" or operator != TIR
+
+
+def weights(device: DeviceSpec, dtype: str, peers: Sequence[DeviceSpec]) -> Array:
+    """Weight of each peer, (peers,), with sum 1; 0 where it is less than :data:`LEAST_WEIGHT`.
+
+    Weights follow the similarity per compute unit and cycle: operations of this dtype, and bytes from memory.
+    These separate inference cards from training boards, and generations from each other, at any device size.
+    Peers of one architecture share one weight.
+    """
+    names = [peer.arch for peer in peers]
+    own = _per_unit(device, dtype)
+    far = np.array([((_per_unit(peer, dtype) - own) ** 2).sum() for peer in peers])
+    # The smallest distance is subtracted, so that the nearest of several distant peers still count.
+    weight = np.exp(-0.5 * (far - far.min()) / LIKENESS**2) / np.array([names.count(name) for name in names])
+    weight /= weight.sum()
+    # The largest of many weights could be less.
+    weight[weight < min(LEAST_WEIGHT, weight.max())] = 0.0
+    return np.asarray(weight / weight.sum())
+
+
+def _per_unit(device: DeviceSpec, dtype: str) -> Array:
+    cycles = device.compute_units * device.clock_hz
+    rates = (device.peak(base_type(dtype), matrix=True), device.mem_bandwidth_bytes_per_s)
+    return np.log2(np.array(rates) / cycles)
+
+
+def shift(own: Array, peers: Array, weight: Array) -> Array:
+    """Correction that is added to an unseen device's log latencies, (rows,).
+
+    Parameters
+    ----------
+    own : (rows,)
+        log(latency / reference) predicted for the device itself.
+    peers : (rows, peers)
+        log(latency / reference) predicted for each peer, with the peer's reference.
+    weight : (peers,)
+        Their :func:`weights`.
+    """
+    # Row by row: the last digits of a matrix product depend on the number of rows.
+    return np.asarray(SHARE * ((peers * weight).sum(axis=1) - own))
+
+
+def as_peers(rows: QueryRows, peers: Sequence[int] | Array) -> QueryRows:
+    """Each row repeated for every peer, the peers of one row next to each other.
+
+    Parameters
+    ----------
+    rows : QueryRows
+    peers : (peers,) int
+        Rows of the device matrix.
+    """
+    repeated = rows.take(np.repeat(np.arange(len(rows)), len(peers)))
+    return replace(repeated, device=np.tile(np.asarray(peers, dtype=np.int32), len(rows)))
+
+
+def ask_peers(
+    rows: QueryRows,
+    point: Array,
+    levels: Array,
+    peers: Sequence[int],
+    weight: Array,
+    efficiency: Callable[[QueryRows], Array],
+    own: Array,
+) -> tuple[Array, Array]:
+    """Correct predictions of rows that share device kind and kind of query by their peers.
+
+    Parameters
+    ----------
+    point, levels
+        Log predictions of ``rows`` with hidden devices.
+    peers : sequence of int
+        Rows of the device matrix.
+    weight : (peers,)
+        Their :func:`weights`.
+    efficiency : callable
+        Function from rows to predicted log(latency / reference).
+    own : (rows,)
+        Predicted log(latency / reference) of ``rows``.
+    """
+    if not len(peers) or not len(rows):
+        return point, levels
+    by = shift(own, efficiency(as_peers(rows, peers)).reshape(len(rows), len(peers)), weight)
+    return point + by, levels + by[:, None]

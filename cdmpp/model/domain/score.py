@@ -1,0 +1,248 @@
+"""Domain score: distance of a query from the training data.
+
+The score is the sum of two parts. The first is the distance of the program's summary to the nearest of some hundred
+centres of the training programs, in units of the 99th percentile of that distance among training programs. The
+second is a step for a context that training did not have: a new combination of device, operator, dtype and protocol,
+or a new operator.
+
+Programs with a GPU schedule are compared with the training programs that have one, and with no others: operators and
+CPU schedules say nothing about threads and shared memory. Beyond those programs' reach they are "out", within it at
+best "near".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Label = Literal["in", "near", "out"]
+#: Best first.
+LABELS: tuple[Label, ...] = ("in", "near", "out")
+
+#: Columns of the summary that define the distance.
+_COLUMNS = tuple(
+    SUMMARY_COLUMNS.index(name)
+    for name in (
+        "flops",
+        "bytes",
+        "output_elements",
+        "batch",
+        "m",
+        "n",
+        "k",
+        "spatial_0",
+        "spatial_1",
+        "spatial_2",
+        "reduce_0",
+        "leaves",
+    )
+)
+#: Of a program with a GPU schedule; "blocks" is 0 for any other.
+_SCHEDULED = (*_COLUMNS, SUMMARY_COLUMNS.index("blocks"))
+_TIR, _BLOCKS = SUMMARY_COLUMNS.index("family_tir"), SUMMARY_COLUMNS.index("blocks")
+#: Largest distance of a program.
+_FAR = 10.0
+#: Points of one block of the distance computation.
+_BLOCK = 512
+#: With fewer points per centre, the reach is that of points that the centres were not fitted to, a share of all.
+_ENOUGH, _UNSEEN = 20, 0.2
+NEAR_STEP, OUT_STEP, PART_STEP = 1.0, 2.0, 0.5
+#: Scores up to the first are "in", up to the second "near".
+THRESHOLDS = (1.0, 2.0)
+#: What a limited score (:func:`limited_step`) has above the first threshold.
+JUST_ABOVE = 1e-3
+
+
+def worst(labels: Iterable[Label | None]) -> Label | None:
+    """The worst label, for a figure made of several predictions; None without any label."""
+    return max((label for label in labels if label is not None), key=LABELS.index, default=None)
+
+
+#: Shares of a total's time: at least so much "in" makes it "in", at most so much "out" makes it "near".
+IN_SHARE, OUT_SHARE = 0.9, 0.1
+
+
+def label_of_total(shares: Mapping[Label, float]) -> Label:
+    """Label of a sum of predictions, from the share of its time that each label has."""
+    if shares["in"] >= IN_SHARE:
+        return "in"
+    return "near" if shares["out"] <= OUT_SHARE else "out"
+
+
+class Context(NamedTuple):
+    """Device, operator and options of a query, which training rows may or may not have."""
+
+    device: str
+    operator: str
+    dtype: str
+    protocol: str
+    backend: str
+    framework: str = ""
+
+    def keys(self) -> tuple[str, str, str, str, str]:
+        """Keys in :attr:`Domain.contexts`: whole context, operator, its dtype, its protocol, device and framework."""
+        whole = "|".join((self.device, self.operator, self.dtype, self.protocol, self.backend))
+        operator = f"{self.operator}|{self.backend}"
+        launched = f"{self.device}&{self.framework}"
+        return whole, operator, f"{operator}|{self.dtype}|*", f"{operator}|*|{self.protocol}", launched
+
+    def launch_key(self) -> str:
+        """Key in :attr:`Domain.contexts` of the whole context with its framework ("" where it is not known)."""
+        return "|".join(self)
+
+
+def has_gpu_schedule(summary: Array) -> Array:
+    """Whether programs are given with thread bindings, (n,) bool."""
+    return np.asarray((summary[:, _TIR] > 0) & (summary[:, _BLOCKS] > 0))
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Centres of the training programs and the contexts that training rows had.
+
+    Attributes
+    ----------
+    centres : float32, (centres, columns)
+    reach : float
+        99th percentile of the distance of training programs to their centre. Where there are few programs, it is that
+        of programs which the centres were not fitted to.
+    contexts : frozenset of str
+        The keys (:meth:`Context.keys`, :meth:`Context.launch_key`) of every training row, and ``device&`` for every
+        device.
+    schedules : float32, (centres, columns + 1)
+        Centres of the training programs with a GPU schedule; none where training had no such program.
+    schedule_reach : float
+        As ``reach``, of these.
+    """
+
+    centres: Array
+    reach: float
+    contexts: frozenset[str]
+    schedules: Array = field(default_factory=lambda: np.zeros((0, len(_SCHEDULED)), dtype=np.float32))
+    schedule_reach: float = 1.0
+
+    @classmethod
+    def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 1024) -> Domain:
+        """Fit to the summaries of the distinct training programs (k-means on a seeded sample)."""
+        bound = has_gpu_schedule(summary)
+        all_programs = _centres(summary[:, _COLUMNS], seed, centres)
+        if not bound.any():
+            return cls(*all_programs, contexts)
+        return cls(*all_programs, contexts, *_centres(summary[bound][:, _SCHEDULED], seed, centres))
+
+    def tensors(self) -> dict[str, Array]:
+        """Arrays for the safetensors file."""
+        own = {"schedules": self.schedules} if len(self.schedules) else {}
+        return {"centres": self.centres, **own}
+
+    def manifest(self) -> dict[str, Any]:
+        """Fields for the manifest."""
+        own = {"schedule_reach": self.schedule_reach} if len(self.schedules) else {}
+        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts), **own}
+
+    @classmethod
+    def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
+        """Inverse of :meth:`tensors` and :meth:`manifest`."""
+        contexts = frozenset(manifest["contexts"])
+        own = (tensors["schedules"], float(manifest["schedule_reach"])) if "schedules" in tensors else ()
+        return cls(tensors["centres"], float(manifest["reach"]), contexts, *own)
+
+    def distance(self, points: Array) -> Array:
+        """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
+        return _distance(points, self.centres, self.reach)
+
+    def score(self, summary: Array, contexts: Sequence[Context]) -> Array:
+        """Domain score of queries.
+
+        Parameters
+        ----------
+        summary : (n, len(SUMMARY_COLUMNS))
+        contexts : sequence of Context, length n
+        """
+        steps = np.array([self.step(c) for c in contexts]) if len(contexts) else np.zeros(0)
+        scores: Array = self.program_distance(summary) + steps
+        return scores
+
+    def program_distance(self, summary: Array) -> Array:
+        """First part of the score, which depends only on the program: :meth:`distance`, at most 10."""
+        capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), _FAR)
+        bound = np.flatnonzero(has_gpu_schedule(summary))
+        if len(bound):
+            own = _distance(summary[bound][:, _SCHEDULED], self.schedules, self.schedule_reach)
+            capped[bound] = np.where(own <= 1.0, own, _FAR)
+        return capped
+
+    def step(self, context: Context) -> float:
+        """Second part of the score: 0 for a context of the training set, more for each new part.
+
+        A new combination of known parts costs :data:`NEAR_STEP`, an operator that training never had
+        :data:`OUT_STEP`, each further new part (device, type, protocol, framework) :data:`PART_STEP`.
+        """
+        exact, operator, dtype, protocol, launched = context.keys()
+        device = f"{context.device}&"
+        new = [
+            device not in self.contexts,
+            dtype not in self.contexts,
+            protocol not in self.contexts,
+            bool(context.framework) and device in self.contexts and launched not in self.contexts,
+        ]
+        if operator not in self.contexts:
+            return OUT_STEP + PART_STEP * sum(new)
+        if exact in self.contexts and not any(new):
+            return 0.0
+        return NEAR_STEP + PART_STEP * max(sum(new) - 1, 0)
+
+
+def _centres(points: Array, seed: int, count: int) -> tuple[Array, float]:
+    """Centres of points, and the 99th percentile of the distance to them (k-means on a seeded sample)."""
+    from sklearn.cluster import MiniBatchKMeans
+
+    points = points.astype(np.float32)
+    rng = np.random.default_rng(seed)
+    sample = points[rng.choice(len(points), min(len(points), 40_000), replace=False)]
+    unseen = int(_UNSEEN * len(sample)) if len(sample) < _ENOUGH * count else 0
+    fitted, judged = sample[unseen:], sample[:unseen] if unseen else sample
+    means = MiniBatchKMeans(min(count, len(fitted)), random_state=seed, n_init=1, batch_size=4096)
+    centres = means.fit(fitted).cluster_centers_.astype(np.float32)
+    return centres, float(np.quantile(_distance(judged, centres, 1.0), 0.99))
+
+
+def _distance(points: Array, centres: Array, reach: float) -> Array:
+    """Distance of points to the nearest centre, in units of ``reach``; infinite without centres."""
+    out = np.full(len(points), np.inf)
+    if not len(centres):
+        return out
+    centres = centres.astype(np.float64)
+    squares = (centres**2).sum(axis=1)
+    for start in range(0, len(points), _BLOCK):
+        part = points[start : start + _BLOCK].astype(np.float64)
+        own = (part**2).sum(axis=1)[:, None]
+        # A matrix product finds candidates for the nearest centre. Its last digits depend on the number of
+        # rows, so the candidates are compared again, row by row.
+        rough = own + squares - 2.0 * (part @ centres.T)
+        near = rough.min(axis=1, keepdims=True) + 1e-9 * (own + squares.max(initial=0.0))
+        rows, columns = np.nonzero(rough <= near)
+        gaps = np.zeros(len(rows))
+        for point, centre in zip(part.T, centres.T, strict=True):
+            gaps += (point[rows] - centre[columns]) ** 2
+        np.minimum.at(out, start + rows, gaps)
+    return np.asarray(np.sqrt(out) / max(reach, 1e-9))
+
+
+def limited_step(distance: Array, step: Array, limited: Array) -> Array:
+    """Steps, (n,), which keep the ``limited`` rows (bool) out of "in"; their score is then just above it."""
+    least = THRESHOLDS[0] + JUST_ABOVE - distance
+    return np.where(limited, np.maximum(step, least), step)
+
+
+def label(score: float) -> Label:
+    """Label of a score."""
+    if score <= THRESHOLDS[0]:
+        return "in"
+    return "near" if score <= THRESHOLDS[1] else "out"

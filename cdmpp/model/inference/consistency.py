@@ -1,0 +1,333 @@
+"""Predictions that agree across measuring protocols and element types.
+
+The network predicts each query independently, also queries without training rows. Such predictions may
+contradict others: a kernel longer than the call that contains it, int8 slower than fp16. Rules, for one program on
+one device:
+
+1. ``kernel`` <= ``graph`` <= ``eager``. The trained protocol is unchanged; the others are limited by it.
+2. A type that was never trained for the operator is predicted as the 16-bit prediction times the ratio of the
+   rooflines, each with the launch cost.
+   A 16-bit convolution on a device without 16-bit units follows the float32 prediction in the same way.
+3. A narrow type without scales (int8, float8, float4) is not slower than the 16-bit type where the device's peak for
+   it is higher, unless training had that type of the operator on this device with the protocol and the framework of
+   the query. (Measured fp8 products of less than 1e9 operations are slower than the best 16-bit ones: a query that
+   states the framework gets what was measured of it, one that does not is ordered by peak.)
+
+Rules 1 and 3 hold for the point and for each quantile. A trained query needs no other prediction. Any other query is
+computed together with the queries that limit it, in one pass of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import InvalidProgramError
+from cdmpp.features.encoded import TIR
+from cdmpp.model.domain.calibration import scale_quantiles
+from cdmpp.model.domain.evidence import NARROW, Evidence, Kind
+from cdmpp.model.inference.output import NetworkOutput
+from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.nn.inputs import floor_s, roofline_s, stack_devices
+from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Codes of :attr:`NetworkOutput.bent`: limited by another protocol, by the 16-bit type, or following that type;
+#: and the device's status, for which a prediction is not "in" the domain.
+BENT = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16}
+REASONS = {
+    1: "limited by the prediction of a protocol of {operator} that is closer to training",
+    2: "limited by the {half} prediction, whose peak is lower",
+    4: "training had no such type of {operator}: the {half} prediction times the ratio of the rooflines",
+    8: "the figures of the device are of a card that stands in for a board which its measurements do not name",
+    16: "the device is unreleased: its figures are not final",
+}
+_MEDIAN = LEVELS.index(0.5)
+_KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Predictions that a kind of query depends on, as protocols in the order in which they limit each other.
+
+    Attributes
+    ----------
+    protocol : int
+        The protocol of the query, as an index into PROTOCOLS.
+    own : tuple of int
+        Protocols of the program itself; empty if its prediction is derived from its 16-bit form.
+    half : tuple of int
+        Protocols of its 16-bit form.
+    shrinks : bool
+        Whether the type may not be slower than its 16-bit form.
+    """
+
+    protocol: int
+    own: tuple[int, ...]
+    half: tuple[int, ...]
+    shrinks: bool
+
+    @property
+    def alone(self) -> bool:
+        """Whether the network's own prediction is the answer."""
+        return self.own == (self.protocol,) and not self.half
+
+
+@dataclass(frozen=True)
+class Values:
+    """Log point (n,) and scaled log quantiles (n, len(LEVELS)) of predictions."""
+
+    point: Array
+    levels: Array
+
+    def limited(self, below: Values | None, above: Values | None) -> Values:
+        """Not less than ``below`` and not more than ``above``, where given; below <= above."""
+        point, levels = self.point, self.levels
+        if below is not None:
+            point, levels = np.maximum(point, below.point), np.maximum(levels, below.levels)
+        if above is not None:
+            point, levels = np.minimum(point, above.point), np.minimum(levels, above.levels)
+        return Values(point, levels)
+
+    def followed(self, log_ratio: Array, wider: Array) -> Values:
+        """The predictions times a ratio, with wider intervals."""
+        median = self.levels[:, _MEDIAN : _MEDIAN + 1]
+        levels = median + (self.levels - median) * wider[:, None]
+        return Values(self.point + log_ratio, levels + log_ratio[:, None])
+
+    def differ(self, other: Values) -> Array:
+        """Rows in which two predictions differ, (n,) bool."""
+        return np.asarray((self.point != other.point) | (self.levels != other.levels).any(axis=1))
+
+
+def neighbours(order: Sequence[int], protocol: int) -> tuple[int | None, int | None]:
+    """The nearest protocols of higher rank below and above a protocol."""
+    better = order[: list(order).index(protocol)]
+    below, above = [p for p in better if p < protocol], [p for p in better if p > protocol]
+    return max(below, default=None), min(above, default=None)
+
+
+@lru_cache(maxsize=64)
+def needed(order: tuple[int, ...], protocol: int) -> tuple[int, ...]:
+    """The protocols that the prediction of ``protocol`` depends on, in order; the last is ``protocol`` itself."""
+    closure, open_ = set[int](), [protocol]
+    while open_:
+        closure.add(last := open_.pop())
+        open_ += [p for p in neighbours(order, last) if p is not None and p not in closure]
+    return tuple(p for p in order if p in closure)
+
+
+def chain(order: Sequence[int], values: dict[int, Values]) -> dict[int, Values]:
+    """Limit the prediction of each protocol by its neighbours of higher rank."""
+    final: dict[int, Values] = {}
+    for protocol in order:
+        below, above = neighbours(order, protocol)
+        final[protocol] = values[protocol].limited(
+            None if below is None else final[below], None if above is None else final[above]
+        )
+    return final
+
+
+class Coverage(Protocol):
+    """Parts of the domain score of queries, as in :class:`NetworkOutput`, without peers."""
+
+    def distance(self, batch: QueryBatch) -> Array:
+        """Distance of the queries' programs from the training programs."""
+
+    def steps(self, batch: QueryBatch) -> Array:
+        """Step for contexts that training did not have."""
+
+    def factor(self, coverage: Array) -> Array:
+        """Factor on the width of the intervals."""
+
+
+class Plan:
+    """Network rows of a batch whose predictions limit each other.
+
+    Parameters
+    ----------
+    batch : QueryBatch
+        The queries, n rows.
+    recipes : sequence of Recipe
+    recipe : (n,) int
+        Index into ``recipes`` for each row.
+
+    Attributes
+    ----------
+    batch : QueryBatch
+        One row for each query, in order, and the further rows that they need.
+
+    Raises
+    ------
+    InvalidProgramError
+        A query needs its 16-bit form, which the batch lacks.
+    """
+
+    def __init__(self, batch: QueryBatch, recipes: Sequence[Recipe], recipe: Array) -> None:
+        self._asked = batch
+        self._groups: list[tuple[Recipe, Array, dict[tuple[bool, int], Array]]] = []
+        program = batch.rows.program.copy()
+        parts, rows = [batch.rows], len(batch.rows)
+        for number, made in enumerate(recipes):
+            if made.alone:
+                continue
+            members = np.flatnonzero(recipe == number)
+            halves = self._halves(members) if made.half else None
+            first = (not made.own, made.protocol)
+            if not made.own:
+                program[members] = halves
+            places = {first: members}
+            for is_half, protocols in ((False, made.own), (True, made.half)):
+                for protocol in protocols:
+                    if (is_half, protocol) == first:
+                        continue
+                    part = with_protocol(batch.rows.take(members), protocol)
+                    parts.append(replace(part, program=halves) if is_half and halves is not None else part)
+                    places[is_half, protocol] = np.arange(rows, rows + len(members))
+                    rows += len(members)
+            self._groups.append((made, members, places))
+        parts[0] = replace(batch.rows, program=program)
+        self.batch = replace(batch, rows=concatenate(parts))
+
+    def _halves(self, members: Array) -> Array:
+        """Program keys of the 16-bit forms."""
+        batch, programs = self._asked, self._asked.rows.program[members]
+        halves = np.full(len(members), -1) if batch.half is None else batch.half[programs]
+        if (halves < 0).any():
+            lacking = int(members[(halves < 0).argmax()])
+            operator, dtype = batch.kinds[batch.kind[batch.rows.program[lacking]]]
+            raise InvalidProgramError(
+                f"row {lacking}: the prediction of {operator} with {dtype} depends on that of its 16-bit form, whose "
+                "features are not given",
+                hint="send the operator instead of its features",
+            )
+        return halves
+
+    def bend(self, output: NetworkOutput, coverage: Coverage) -> NetworkOutput:
+        """Predictions of the queries from the network's output for :attr:`batch`."""
+        count = len(self._asked.rows)
+        names = ("point", "levels", "distance", "step", "factor")
+        columns = {name: getattr(output, name)[:count].copy() for name in names}
+        bent = np.zeros(count, dtype=np.int8)
+        for recipe, members, places in self._groups:
+            raw = {
+                place: Values(output.point[rows], scale_quantiles(output.levels[rows], output.factor[rows]))
+                for place, rows in places.items()
+            }
+            halves = chain(recipe.half, {p: raw[True, p] for p in recipe.half})
+            if recipe.own:
+                own = raw[False, recipe.protocol]
+                final = chain(recipe.own, {p: raw[False, p] for p in recipe.own})[recipe.protocol]
+                bent[members] += np.int8(BENT["protocol"]) * own.differ(final)
+                if recipe.half:
+                    limited = final.limited(None, halves[recipe.protocol])
+                    bent[members] += np.int8(BENT["type"]) * final.differ(limited)
+                    final = limited
+                changed = own.differ(final)
+            else:
+                batch = replace(self._asked, rows=self._asked.rows.take(members))
+                distance = coverage.distance(batch)
+                values = {}
+                for protocol in recipe.half:
+                    there = places[True, protocol]
+                    with_other_protocol = replace(batch, rows=with_protocol(batch.rows, protocol))
+                    step = np.maximum(coverage.steps(with_other_protocol), output.step[there])
+                    wider = coverage.factor(distance + step)
+                    wider /= coverage.factor(output.distance[there] + output.step[there])
+                    ratio = self._log_ratio(with_other_protocol, recipe.shrinks)
+                    values[protocol] = halves[protocol].followed(ratio, wider)
+                    if protocol == recipe.protocol:
+                        columns["distance"][members], columns["step"][members] = distance, step
+                final = chain(recipe.half, values)[recipe.protocol]
+                bent[members] += np.int8(BENT["follows"])
+                changed = np.ones(len(members), dtype=bool)
+            rows = members[changed]
+            columns["point"][rows], columns["levels"][rows] = final.point[changed], final.levels[changed]
+            columns["factor"][rows] = 1.0
+        return replace(output, **columns, reference=output.reference[:count], view=None, peers=None, bent=bent)
+
+    @staticmethod
+    def _log_ratio(batch: QueryBatch, shrinks: bool) -> Array:
+        """log(roofline / roofline of the 16-bit form) of each row, both with the launch cost."""
+        assert batch.half is not None
+        rows = batch.rows
+        matrix = stack_devices(batch.specs)[rows.device]
+        # Inside the device both protocols launch alike; with one cost the ratio keeps the order of the protocols.
+        inside = np.maximum(*(floor_s(matrix, np.full(len(rows), p)) for p in (_KERNEL, _GRAPH)))
+        launch = np.maximum(floor_s(matrix, rows.protocol), inside)
+        own, half = (
+            np.maximum(*roofline_s(batch.store.summary[keys], matrix)) + launch
+            for keys in (rows.program, batch.half[rows.program])
+        )
+        ratio: Array = np.log(own / half)
+        return np.minimum(ratio, 0.0) if shrinks else ratio
+
+
+def with_protocol(rows: QueryRows, protocol: int) -> QueryRows:
+    """The same queries with another protocol."""
+    return replace(rows, protocol=np.full(len(rows), protocol, dtype=rows.protocol.dtype))
+
+
+class Rules:
+    """Chooses the recipe of each kind of query.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._recipes: dict[tuple[Kind, int, str, bool, bool], Recipe] = {}
+
+    def plan(self, batch: QueryBatch, names: Sequence[str]) -> Plan | None:
+        """Further predictions that the queries of a batch depend on; None if there are none.
+
+        Parameters
+        ----------
+        batch : QueryBatch
+        names : sequence of str
+            The devices' names in the evidence, "" where training did not have them.
+        """
+        if not len(batch.rows):
+            return None
+        rows = batch.rows
+        columns = [rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework]
+        first, inverse = distinct_rows(columns)
+        recipes: dict[Recipe, int] = {}
+        numbers = []
+        for device, number, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
+            operator, dtype = batch.kinds[number]
+            kind = Kind(names[device], operator, dtype, BACKENDS[backend])
+            launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+            recipe = self._recipe(kind, protocol, launcher, batch.specs[device])
+            numbers.append(recipes.setdefault(recipe, len(recipes)))
+        if all(recipe.alone for recipe in recipes):
+            return None
+        return Plan(batch, list(recipes), np.array(numbers)[inverse])
+
+    def _recipe(self, kind: Kind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
+        evidence, (name, operator, dtype, backend) = self._evidence, kind
+        emulated = evidence.emulated(kind, device)
+        half = "float32" if emulated else evidence.half_type(operator, backend, dtype)
+        faster = dtype in NARROW and device.peak(dtype, matrix=True) > device.peak(half, matrix=True)
+        key = (kind, protocol, framework, faster, emulated)
+        if key not in self._recipes:
+            order = evidence.protocol_order(kind, framework)
+            half_order = evidence.protocol_order(Kind(name, operator, half, backend), framework)
+            follows = emulated or evidence.follows(kind)
+            limited = faster and operator != TIR and not evidence.was_trained_as(kind, PROTOCOLS[protocol], framework)
+            self._recipes[key] = Recipe(
+                protocol,
+                () if follows else needed(order, protocol),
+                needed(half_order, protocol) if follows or limited else (),
+                faster,
+            )
+        return self._recipes[key]

@@ -1,0 +1,241 @@
+"""The network in ONNX Runtime, which is faster than torch on small batches.
+
+With ``alone`` a row's result does not depend on the other rows of the batch: chunks have a multiple of a few rows,
+where the engine found the results of all such shapes equal to the last digit, and a fixed shape otherwise. Without
+it the engine computes large batches, for evaluation and surveys, and the last digit may differ between two batch
+sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from cdmpp.errors import MissingDependencyError, install_hint
+from cdmpp.model.inference.output import NetworkOutput
+from cdmpp.model.nn.config import LEVELS, NetworkConfig
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
+from cdmpp.model.nn.positional_encoding_np import encode_places
+from cdmpp.model.nn.rows import QueryRows, RowInputs
+from cdmpp.model.nn.store import Bucket
+from cdmpp.model.nn.weights import Weights
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Programs of one leaf count, positions of rows, and the same padded to the chunk's size.
+Chunk = tuple[Bucket, Array, Array]
+
+#: Rows of a chunk with ``alone``, at least where a row's last digits depend on the shape, and at most elsewhere.
+CHUNK_ROWS, MOST_CHUNK_ROWS = 32, 128
+#: Vector instructions compute so many values at once and the remaining ones otherwise, with other last digits.
+STEPS = (8, 16)
+#: Rows of a large batch, its leaves (with padding), and leaf pairs of any batch: they bound the memory.
+BATCH_ROWS, MAX_LEAVES, MAX_PAIRS = 1024, 8192, 1 << 18
+
+
+def all_threads() -> int:
+    """Threads for large batches: OMP_NUM_THREADS where it is set, as in torch, else one per processor."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_lock = threading.Lock()
+_engines: WeakKeyDictionary[Weights, dict[int, Engine]] = WeakKeyDictionary()
+
+
+def engine_of(weights: Weights, threads: int = 1) -> Engine:
+    """The engine of a network; every model that shares the weights shares the engine.
+
+    Parameters
+    ----------
+    weights : Weights
+    threads : int
+        Threads of one call. The last digit of a result may depend on it.
+
+    Raises
+    ------
+    MissingDependencyError
+        ONNX Runtime or onnx is not installed.
+    """
+    with _lock:
+        engines = _engines.setdefault(weights, {})
+        if threads not in engines:
+            engines[threads] = Engine(weights.config, weights.arrays, weights.view(), threads=threads)
+        return engines[threads]
+
+
+class Engine:
+    """One network in ONNX Runtime. Safe to share between threads.
+
+    Parameters
+    ----------
+    config : NetworkConfig
+    arrays : dict of arrays
+        State of the network by name.
+    view : (config.head_width, columns) float32
+        Projection of the last hidden layer.
+    threads : int
+        Threads of one call. A service uses one and makes several calls at a time.
+
+    Raises
+    ------
+    MissingDependencyError
+        ONNX Runtime or onnx is not installed.
+    """
+
+    def __init__(self, config: NetworkConfig, arrays: dict[str, Array], view: Array, *, threads: int = 1) -> None:
+        self.config = config
+        try:
+            import onnxruntime
+
+            from cdmpp.model.nn.network_graph import network_graph
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"predictions need {error.name or 'onnxruntime'}, which is not installed", hint=install_hint("predict")
+            ) from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # Threads that spin while they wait slow other threads down.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # An arena never frees the memory of the largest batch, and is no faster here.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.log_severity_level = 3
+        self._session = onnxruntime.InferenceSession(
+            network_graph(config, arrays, view), options, providers=["CPUExecutionProvider"]
+        )
+        self._columns = view.shape[1]
+
+    @cached_property
+    def step(self) -> int:
+        """Chunks with a multiple of so many rows give a row the same result; 0 where no such number was found.
+
+        The results of random rows are compared to the last digit, on the processor at hand.
+        """
+        rng, config, rows, leaves = np.random.default_rng(0), self.config, 2 * CHUNK_ROWS, 2
+
+        def numbers(*shape: int) -> Array:
+            return rng.uniform(-3.0, 3.0, (rows, *shape)).astype(np.float32)
+
+        feed = {
+            "leaves": numbers(leaves, config.leaf_width),
+            "mask": np.arange(leaves) <= rng.integers(0, leaves, rows)[:, None],
+            "inputs": numbers(INPUT_WIDTH),
+            "logs": numbers(len(DEVICE_LOGS)),
+            "device": np.zeros(rows, dtype=np.int64),
+            "places": numbers(leaves, config.width),
+        }
+
+        def results(size: int) -> Array:
+            parts = [{k: v[i : i + size] for k, v in feed.items()} for i in range(0, rows, size)]
+            return np.concatenate([np.column_stack(self._session.run(["point", "levels", "view"], p)) for p in parts])
+
+        whole = results(rows)
+        for step in STEPS:
+            if all(np.array_equal(results(size), whole, equal_nan=True) for size in (step, 3 * step, 5 * step)):
+                return step
+        return 0
+
+    def predict(
+        self,
+        inputs: RowInputs,
+        rows: QueryRows,
+        *,
+        embedding: Array,
+        alone: bool = False,
+        view: bool = False,
+        together: int = 1,
+    ) -> NetworkOutput:
+        """Predict rows, in their order.
+
+        Parameters
+        ----------
+        inputs : RowInputs
+        rows : QueryRows
+        embedding : int array
+            For each row of the device matrix, the device's index in the network's embedding (0: not trained on).
+        alone : bool
+            Compute each row independently of the other rows, equal to the last digit.
+        view : bool
+            Return :attr:`NetworkOutput.view`.
+        together : int
+            Chunks that are computed at the same time; the results do not depend on it.
+        """
+        queries, logs, reference = _query_inputs(inputs, rows)
+        devices = embedding[rows.device].astype(np.int64)
+        point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
+        views = np.empty((len(rows), self._columns), dtype=np.float32) if view else None
+        names = ["point", "levels", *(["view"] if view else [])]
+
+        def compute(chunk: Chunk) -> None:
+            bucket, members, padded = chunk
+            slots = inputs.store.slot[rows.program[padded]]
+            feed = {
+                "leaves": np.ascontiguousarray(bucket.leaves[slots][:, :, : self.config.leaf_width]),
+                "mask": bucket.mask[slots],
+                "inputs": queries[padded],
+                "logs": logs[padded],
+                "device": devices[padded],
+                "places": encode_places(self.config.positions, bucket.positions[slots], self.config.width),
+            }
+            outputs = self._session.run(names, feed)
+            count = len(members)
+            point[members] = outputs[0][:count].astype(np.float64) + reference[members]
+            levels[members] = outputs[1][:count].astype(np.float64) + reference[members, None]
+            if views is not None:
+                views[members] = outputs[2][:count]
+
+        chunks = _chunks(inputs, rows, alone, self.step if alone else 0)
+        if together > 1 and len(rows) > CHUNK_ROWS:
+            # The chunks with most leaves first, so that the threads end at about the same time.
+            ordered = sorted(chunks, key=lambda chunk: -chunk[0].leaves.shape[1] * len(chunk[2]))
+            list(_executor(os.getpid(), together).map(compute, ordered))
+        else:
+            for chunk in chunks:
+                compute(chunk)
+        return NetworkOutput(point, levels, reference, views)
+
+
+@lru_cache(maxsize=8)
+def _executor(process: int, threads: int) -> ThreadPoolExecutor:
+    """Threads that all engines of a process share; a forked process has its own."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="chunks")
+
+
+def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Array]:
+    """:meth:`RowInputs.queries`, computed in blocks of ``BATCH_ROWS``."""
+    if len(rows) <= BATCH_ROWS:
+        return inputs.queries(rows)
+    starts = range(0, len(rows), BATCH_ROWS)
+    parts = [inputs.queries(rows.take(np.arange(start, min(start + BATCH_ROWS, len(rows))))) for start in starts]
+    queries, logs, reference = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return queries, logs, reference
+
+
+def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool, step: int) -> Iterator[Chunk]:
+    """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk's size."""
+    sizes = inputs.store.bucket[rows.program]
+    for size, bucket in inputs.store.buckets.items():
+        members = np.flatnonzero(sizes == size)
+        most = max(1, MAX_PAIRS // size**2)
+        # Many leaves leave few rows, and then one shape.
+        flexible = alone and 0 < step <= most
+        if flexible:
+            count = min(MOST_CHUNK_ROWS, most // step * step)
+        else:
+            count = min(CHUNK_ROWS, most) if alone else max(1, min(BATCH_ROWS, MAX_LEAVES // size, most))
+        for start in range(0, len(members), count):
+            chunk = members[start : start + count]
+            padded = chunk
+            if alone and len(chunk) < count:
+                # A short chunk repeats its first row, up to a shape that gives each row the same result.
+                full = -(-len(chunk) // step) * step if flexible else count
+                padded = np.concatenate([chunk, np.repeat(chunk[:1], full - len(chunk))])
+            yield bucket, chunk, padded

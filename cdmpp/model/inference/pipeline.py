@@ -1,0 +1,410 @@
+"""Inference on queries: network, peers and adapter in one class.
+
+The predictor sends a few rows and needs results that do not depend on the other rows of the batch. Evaluation
+sends hundreds of thousands and needs speed. Both use :class:`InferencePipeline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
+from cdmpp.model.adapter.features import FeatureMaker
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.domain.evidence import ADAPTED, Evidence
+from cdmpp.model.domain.peers import TRANSFERRED, Peers, Trained, as_peers, corrects, shift, weights
+from cdmpp.model.domain.score import THRESHOLDS, Context, has_gpu_schedule, limited_step
+from cdmpp.model.inference.consistency import BENT, REASONS, Rules
+from cdmpp.model.inference.engine import all_threads, engine_of
+from cdmpp.model.inference.output import NetworkOutput
+from cdmpp.model.nn.inputs import stack_devices
+from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Step of an unseen device, divided by the number of peer architectures: one architecture alone is weak evidence
+#: about another.
+FEW_STEP = 1.0
+#: A service computes several batches at a time.
+MOST_THREADS = 4
+_TVM = BACKENDS.index("tvm")
+
+
+class InferencePipeline:
+    """Predicts queries with one model.
+
+    Parameters
+    ----------
+    artifact : Artifact
+    one_by_one : bool
+        Compute each query independently of the others, equal to the last digit.
+    threads : int, optional
+        Threads that compute a large batch; with ``one_by_one`` the results do not depend on it. Default:
+        :func:`cdmpp.model.inference.engine.all_threads`, with ``one_by_one`` at most :data:`MOST_THREADS`.
+    """
+
+    def __init__(self, artifact: Artifact, *, one_by_one: bool = False, threads: int | None = None) -> None:
+        self._scheduled: InferencePipeline | None = None
+        if artifact.scheduled is not None:
+            inner = artifact.part(scheduled=True)
+            self._scheduled = InferencePipeline(inner, one_by_one=one_by_one, threads=threads)
+            artifact = artifact.part(scheduled=False)
+        self.artifact, self._one_by_one = artifact, one_by_one
+        count = threads or (min(all_threads(), MOST_THREADS) if one_by_one else all_threads())
+        # Threads of one network call change the last digits; chunks that are computed at the same time do not.
+        count, self._together = (1, count) if one_by_one else (count, 1)
+        self._engine = engine_of(artifact.weights, count)
+        # Devices are matched by their figures, not by name: a custom specification named "t4" is not the T4
+        # of the training set, and the T4's figures under another name are.
+        self._devices = artifact.trained_devices
+        self._trained = known_devices(self._devices)
+        self._trained_matrix = stack_devices([spec for _, spec in self._devices])
+        self._peers = Peers(self._devices, artifact.domain)
+        adapter = artifact.adapter
+        self._features = FeatureMaker(artifact.weights, adapter.names) if adapter is not None else None
+        self._tuned = None
+        if adapter is not None and adapter.tuned is not None and adapter.weight:
+            self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
+        self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts())
+        self._rules = Rules(self.evidence)
+        self._reasons: dict[tuple[str, str, str, int], str] = {}
+
+    def predict(self, batch: QueryBatch) -> NetworkOutput:
+        """Predict queries, in their order, with the adapter where the model has one.
+
+        Predictions of one program agree across protocols and types (:mod:`cdmpp.model.inference.consistency`). Programs
+        of backend ``tvm`` are predicted by the model's part for them, if it has one.
+
+        Raises
+        ------
+        InvalidProgramError
+            A prediction depends on the program's 16-bit form, which the batch lacks.
+        """
+        own = batch.rows.backend != _TVM
+        if self._scheduled is None or own.all():
+            return self._predict(batch)
+        if not own.any():
+            return self._scheduled.predict(batch)
+        parts = [
+            (rows, pipeline.predict(replace(batch, rows=batch.rows.take(rows))))
+            for pipeline, rows in ((self, np.flatnonzero(own)), (self._scheduled, np.flatnonzero(~own)))
+        ]
+        return NetworkOutput.placed(parts)
+
+    def _predict(self, batch: QueryBatch) -> NetworkOutput:
+        plan = self._rules.plan(batch, self._evidence_names(batch.specs))
+        output = self._unbent(batch) if plan is None else plan.bend(self._unbent(plan.batch), self)
+        return _with_status(batch, output)
+
+    def bends(self, batch: QueryBatch) -> bool:
+        """Whether a prediction of the batch depends on others."""
+        return self._rules.plan(batch, self._evidence_names(batch.specs)) is not None
+
+    def half_type(self, operator: str, dtype: str, backend: str) -> str | None:
+        """The 16-bit type whose features :meth:`predict` may need beside those of a program; None: it does not."""
+        if self._scheduled is not None and backend == BACKENDS[_TVM]:
+            return self._scheduled.half_type(operator, dtype, backend)
+        return self.evidence.may_need_half(operator, dtype, backend)
+
+    def reason(self, program: TensorProgram | EncodedProgram, bent: int) -> str:
+        """Why a prediction is not the network's own, from its code :attr:`NetworkOutput.bent`."""
+        if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
+            return self._scheduled.reason(program, bent)
+        key = (operator_name(program), element_types(program), program.backend, bent)
+        if key not in self._reasons:
+            operator, types, backend, _ = key
+            half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
+            texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & bent)
+            self._reasons[key] = "; ".join(texts)
+        return self._reasons[key]
+
+    def _unbent(self, batch: QueryBatch) -> NetworkOutput:
+        adapter = self.artifact.adapter
+        if adapter is None or not adapter.weight:
+            return self.predict_base(batch, details=False)
+        return self._adapted(batch, self.predict_base(batch))
+
+    def factor(self, coverage: Array) -> Array:
+        """Calibrated factor on the intervals of queries of this coverage."""
+        calibration = np.array([self.artifact.calibration[name] for name in ("in", "near", "out")])
+        factor: Array = calibration[(coverage > THRESHOLDS[0]).astype(int) + (coverage > THRESHOLDS[1])]
+        return factor
+
+    def _open_factor(self, batch: QueryBatch, trained_names: Sequence[str]) -> Array:
+        """Further factor for queries without a framework that several frameworks answer with unlike kernels."""
+        rows, factor = batch.rows, np.ones(len(batch.rows))
+        wider, open_ = self.artifact.calibration.get("open", 1.0), np.flatnonzero(batch.rows.framework < 0)
+        if wider == 1.0 or not len(open_):
+            return factor
+        columns = [c[open_] for c in (rows.device, batch.kind[rows.program], rows.protocol, rows.backend)]
+        several = self.evidence.several_frameworks(trained_names, batch.kinds, columns)
+        factor[open_[several]] = wider
+        return factor
+
+    def distance(self, batch: QueryBatch) -> Array:
+        """Distance of the queries' programs from the training programs."""
+        programs, position = np.unique(batch.rows.program, return_inverse=True)
+        return self.artifact.domain.program_distance(batch.store.summary[programs])[position.reshape(-1)]
+
+    def steps(self, batch: QueryBatch) -> Array:
+        """Part of the domain score for contexts that training did not have, without peers."""
+        return _steps(self.artifact, batch, [spec.name if index else "" for index, spec in self._figures(batch.specs)])
+
+    def _evidence_names(self, specs: Sequence[DeviceSpec]) -> list[str]:
+        """Names of devices in :attr:`evidence`: "" for a device that the model has no measurements of."""
+        names = []
+        for spec in specs:
+            index, figures = find_trained(self._trained, spec)
+            names.append(figures.name if index else ADAPTED if self._is_adapted(spec) else "")
+        return names
+
+    def _adapter_contexts(self) -> list[Context]:
+        """Contexts of the records that the model was adapted with."""
+        adapter = self.artifact.adapter
+        if adapter is None or not adapter.weight:
+            return []
+        [name] = self._evidence_names([adapter.device])
+        features = adapter.process.features
+        pairs = np.unique(np.stack([features.operator, features.setting], axis=1), axis=0).tolist()
+        return [
+            Context(name, *adapter.names.operators[operator].split("|"), *adapter.names.settings[setting].split("|"))
+            for operator, setting in pairs
+        ]
+
+    def predict_base(self, batch: QueryBatch, *, details: bool = True) -> NetworkOutput:
+        """Predict queries with network and peers, without the adapter.
+
+        ``details``: return :attr:`NetworkOutput.view` and :attr:`NetworkOutput.peers`.
+        """
+        batch, trained, names = self._with_strangers(batch)
+        rows = batch.rows
+        specs = [spec for _, spec in trained]
+        # The trained devices follow the query's devices in the matrix: they are peers of unseen ones.
+        inputs = RowInputs(batch.store, np.concatenate([stack_devices(specs), self._trained_matrix]))
+        embedding = np.array([index for index, _ in (*trained, *self._devices)])
+        column_of = {index: position for position, (index, _) in enumerate(self._devices)}
+        # The queries and the same queries on peer devices go through the network together.
+        unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
+        groups: list[tuple[Array, Array, Array, Array]] = []
+        step = _steps(self.artifact, batch, names)
+        for members, spec, kind in _by_kind(batch, unseen):
+            peers = self._peers.of(spec.kind, spec.vendor, *kind)
+            if not peers:
+                continue
+            weight = weights(spec, kind[1], [peer for _, peer in peers])
+            counts = (weight > 0) & corrects(spec.kind, kind[0])
+            computed = np.ones(len(peers), dtype=bool) if details else counts
+            columns = np.array([column_of[index] for index, _ in peers])[computed]
+            groups.append((members, weight[counts], columns, counts[computed]))
+            parts.append(as_peers(rows.take(members), len(specs) + columns))
+            step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
+        output, efficiency = self._run(inputs, concatenate(parts), len(rows), embedding, details)
+        point, levels = output.point, output.levels
+        opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if details else None
+        start = len(rows)
+        for members, weight, columns, counts in groups:
+            stop = start + len(members) * len(columns)
+            of_peers = efficiency[start:stop].reshape(len(members), len(columns))
+            start = stop
+            if len(weight):
+                by = shift(efficiency[members], np.ascontiguousarray(of_peers[:, counts]), weight)
+                point[members] += by
+                levels[members] += by[:, None]
+            if opinions is not None:
+                opinions[members[:, None], columns[None, :]] = of_peers
+        distance = self.distance(batch)
+        step = limited_step(distance, step, (_status_codes(batch) > 0) | _scheduled(batch))
+        factor = self.factor(distance + step) * self._open_factor(batch, names)
+        return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
+
+    def _with_strangers(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:
+        """Trained devices a second time without their embedding, for the operators that :meth:`Peers.lacks` names.
+
+        Returns
+        -------
+        batch : QueryBatch
+            The same queries; those of such operators refer to the device's second entry.
+        figures : list of Trained
+            :meth:`_figures` of the devices of ``batch``.
+        names : list of str
+            Devices' names in the contexts of the training set, "" where it did not have them.
+        """
+        figures, specs, rows = self._figures(batch.specs), list(batch.specs), batch.rows
+        names = [spec.name if index else "" for index, spec in figures]
+        if not any(operator in TRANSFERRED for operator, _ in batch.kinds):
+            return batch, figures, names
+        moved, kind = rows.device.copy(), batch.kind[rows.program]
+        for device, name in enumerate(tuple(names)):
+            lacked = [number for number, (operator, _) in enumerate(batch.kinds) if self._peers.lacks(name, operator)]
+            members = np.flatnonzero((rows.device == device) & np.isin(kind, lacked)) if name else rows.device[:0]
+            if len(members):
+                moved[members] = len(specs)
+                specs.append(specs[device])
+                figures.append((0, specs[device]))
+                names.append(name)
+        return replace(batch, specs=specs, rows=replace(rows, device=moved)), figures, names
+
+    def _run(
+        self, inputs: RowInputs, rows: QueryRows, own: int, embedding: Array, view: bool
+    ) -> tuple[NetworkOutput, Array]:
+        """Network output of the first ``own`` rows, and log(latency / reference) of all rows."""
+        blocks = []
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
+            blocks.append(
+                self._engine.predict(
+                    inputs,
+                    part,
+                    embedding=embedding,
+                    alone=self._one_by_one,
+                    view=view and start < own,
+                    together=self._together,
+                )
+            )
+        efficiency = np.concatenate([block.point - block.reference for block in blocks])
+        return NetworkOutput.join(blocks, own), efficiency
+
+    def tuned_shift(self, batch: QueryBatch) -> Array:
+        """Difference in log latency between tuned and base weights, (n,)."""
+        assert self._tuned is not None
+        trained = self._figures(batch.specs)
+        inputs = RowInputs(batch.store, stack_devices([spec for _, spec in trained]))
+        # The tuned device vector is at index 0, which otherwise means "not trained on".
+        hidden = np.zeros(len(batch.specs), dtype=np.int64)
+        identity = np.array([index for index, _ in trained])
+        alone, together = self._one_by_one, self._together
+        tuned = self._tuned.predict(inputs, batch.rows, embedding=hidden, alone=alone, together=together)
+        base = self._engine.predict(inputs, batch.rows, embedding=identity, alone=alone, together=together)
+        return np.asarray(tuned.point - base.point)
+
+    def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
+        """:func:`as_trained`; the adapted device has the figures that it was adapted with."""
+        trained = as_trained(self._trained, specs)
+        adapter = self.artifact.adapter
+        if adapter is None:
+            return trained
+        device = adapter.device
+        return [(index, device if not index and same_device(spec, device) else spec) for index, spec in trained]
+
+    def _is_adapted(self, spec: DeviceSpec) -> bool:
+        adapter = self.artifact.adapter
+        return adapter is not None and bool(adapter.weight) and same_device(spec, adapter.device)
+
+    def _adapted(self, batch: QueryBatch, base: NetworkOutput) -> NetworkOutput:
+        """The base's output with the adapter's values for queries on the adapted device."""
+        adapter, maker = self.artifact.adapter, self._features
+        assert adapter is not None and maker is not None and base.peers is not None and base.view is not None
+        is_adapted = np.array([same_device(spec, adapter.device) for spec in batch.specs])
+        members = np.flatnonzero(is_adapted[batch.rows.device])
+        if not len(members):
+            return base
+        specs = [spec for _, spec in self._figures(batch.specs)]
+        part = QueryBatch(batch.store, batch.kinds, batch.kind, specs, batch.rows.take(members))
+        features = maker.features(part, base.peers[members], base.view[members])
+        delta = self.tuned_shift(part) if self._tuned is not None else np.zeros(len(members))
+        point, levels, unsure = adapter.apply(
+            base.point[members] + delta, base.levels[members] + delta[:, None], features, one_by_one=self._one_by_one
+        )
+        base.point[members], base.levels[members] = point, levels
+        base.factor[members] = adapter.width
+        base.step[members] *= unsure
+        return base
+
+
+@lru_cache(maxsize=1024)
+def data_sheet(spec: DeviceSpec) -> str:
+    """Digest of a device's data sheet; measured ceilings do not change it."""
+    return spec.nominal().digest()
+
+
+def same_device(one: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether two specifications describe one device by its data sheet, whatever its name."""
+    return data_sheet(one) == data_sheet(other) and _agree(one, other)
+
+
+@lru_cache(maxsize=4096)
+def _agree(one: DeviceSpec, other: DeviceSpec) -> bool:
+    return one.agrees(other)
+
+
+def known_devices(devices: Sequence[Trained]) -> dict[str, list[Trained]]:
+    """Trained devices by the digest of their data sheet."""
+    known: dict[str, list[Trained]] = {}
+    for trained in devices:
+        known.setdefault(data_sheet(trained[1]), []).append(trained)
+    return known
+
+
+def find_trained(known: dict[str, list[Trained]], spec: DeviceSpec) -> Trained:
+    """The trained device with the figures of ``spec``, of several the one with its name; (0, spec) if there is none."""
+    same = [trained for trained in known.get(data_sheet(spec), ()) if _agree(spec, trained[1])]
+    if len(same) == 1:
+        return same[0]
+    return next((trained for trained in same if trained[1].name == spec.name), same[0] if same else (0, spec))
+
+
+def as_trained(known: dict[str, list[Trained]], specs: Sequence[DeviceSpec]) -> list[Trained]:
+    """Index (0: not trained on) and figures of devices.
+
+    A trained device has the figures that it was trained with, including ceilings from its training rows.
+    """
+    return [find_trained(known, spec) for spec in specs]
+
+
+def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str]]]:
+    """The chosen rows grouped by device and kind of query (operator, dtype, protocol, backend)."""
+    rows = batch.rows
+    kind = batch.kind[rows.program[chosen]]
+    columns = [rows.device[chosen], kind, rows.protocol[chosen], rows.backend[chosen]]
+    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
+        operator, dtype = batch.kinds[program]
+        members = chosen[inverse.reshape(-1) == i]
+        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+
+
+def _status_codes(batch: QueryBatch) -> Array:
+    """Code of :data:`BENT` for the status of each row's device, int8; 0 for a device without a status."""
+    codes = np.array([BENT[spec.status] if spec.status else 0 for spec in batch.specs], dtype=np.int8)
+    return codes[batch.rows.device] if len(codes) else np.zeros(len(batch.rows), dtype=np.int8)
+
+
+def _with_status(batch: QueryBatch, output: NetworkOutput) -> NetworkOutput:
+    """The output, in which GPU schedules, stand-ins and unreleased devices are not "in"; the latter with the reason."""
+    scheduled = _scheduled(batch)
+    if any(spec.status for spec in batch.specs):
+        codes = _status_codes(batch)
+        bent = output.bent if len(output.bent) else np.zeros(len(codes), dtype=np.int8)
+        return replace(
+            output, step=limited_step(output.distance, output.step, (codes > 0) | scheduled), bent=bent + codes
+        )
+    if not scheduled.any():
+        return output
+    return replace(output, step=limited_step(output.distance, output.step, scheduled))
+
+
+def _scheduled(batch: QueryBatch) -> Array:
+    """Rows of programs with a GPU schedule, (n,) bool."""
+    return has_gpu_schedule(batch.store.summary)[batch.rows.program]
+
+
+def _steps(artifact: Artifact, batch: QueryBatch, trained_names: Sequence[str]) -> Array:
+    """:meth:`cdmpp.model.domain.score.Domain.step` of each row, computed once per distinct context."""
+    rows = batch.rows
+    columns = [rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework]
+    first, inverse = distinct_rows(columns)
+    steps = []
+    for device, kind, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
+        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+        operator, dtype = batch.kinds[kind]
+        setting = (PROTOCOLS[protocol], BACKENDS[backend], launcher)
+        steps.append(artifact.domain.step(Context(trained_names[device], operator, dtype, *setting)))
+    return np.array(steps)[inverse]

@@ -1,0 +1,109 @@
+"""Batches of rows through the torch network, for training. Predictions: :mod:`cdmpp.model.inference.engine`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.rows import QueryRows, RowInputs
+from cdmpp.model.nn.store import ProgramStore
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Leaves (padding counted) in one forward pass of :func:`predict_rows`, and leaf pairs of its attention.
+MAX_LEAVES, MAX_PAIRS = 65_536, 1 << 21
+
+
+class Inputs(RowInputs):
+    """Network inputs of rows, computed batch by batch from encoded programs."""
+
+    def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
+        super().__init__(store, device_matrix)
+        self.tensors = {
+            size: (torch.from_numpy(b.leaves), torch.from_numpy(b.positions), torch.from_numpy(b.mask))
+            for size, b in store.buckets.items()
+        }
+
+    def forward(
+        self, network: LatencyNetwork, rows: QueryRows, device: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Array]:
+        """Point and quantiles of rows, which must be sorted by bucket; and log(reference)."""
+        latent, inputs, reference = self.encode(network, rows)
+        point, quantiles = network.decode(latent, inputs, device)
+        return point, quantiles, reference
+
+    def encode(self, network: LatencyNetwork, rows: QueryRows) -> tuple[torch.Tensor, torch.Tensor, Array]:
+        """Latents and standardised inputs of rows, which must be sorted by bucket; and log(reference)."""
+        inputs_np, logs_np, reference = self.queries(rows)
+        inputs, logs = network.standardise(torch.from_numpy(inputs_np)), torch.from_numpy(logs_np)
+        sizes = self.store.bucket[rows.program]
+        latents = []
+        edges = np.flatnonzero(np.diff(sizes)) + 1
+        for chunk in np.split(np.arange(len(rows)), edges):
+            if not len(chunk):
+                continue
+            leaves, positions, mask = self.tensors[int(sizes[chunk[0]])]
+            slots = torch.from_numpy(self.store.slot[rows.program[chunk]])
+            where = slice(int(chunk[0]), int(chunk[-1]) + 1)
+            real = mask[slots]
+            padding = None if bool(real.all()) else real
+            columns = leaves[slots, :, : network.config.leaf_width]
+            latents.append(network.encode(columns, positions[slots], padding, inputs[where], logs[where]))
+        return torch.cat(latents), inputs, reference
+
+
+@torch.inference_mode()
+def predict_rows(
+    network: LatencyNetwork,
+    inputs: Inputs,
+    rows: QueryRows,
+    *,
+    known: bool = True,
+    embedding: Array | None = None,
+    batch: int = 8192,
+) -> tuple[Array, Array]:
+    """Predict rows, in their order.
+
+    Parameters
+    ----------
+    network : LatencyNetwork
+        In evaluation mode.
+    inputs : Inputs
+    rows : QueryRows
+    known : bool
+        False replaces all devices by the embedding of an unseen device.
+    embedding : int array, optional
+        Per row of the device matrix, the device's index in the network's embedding (0: not trained on).
+        Default: the matrix holds the training devices in their order.
+    batch : int
+        Maximum number of rows of a forward pass; fewer for long programs.
+
+    Returns
+    -------
+    log_latency : (rows,)
+    log_quantiles : (rows, len(LEVELS))
+    """
+    if embedding is None:
+        embedding = np.arange(1, len(inputs.device_matrix) + 1)
+    if not known:
+        embedding = np.zeros_like(embedding)
+    buckets = inputs.store.bucket[rows.program]
+    order = np.argsort(buckets, kind="stable")
+    point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
+    start = 0
+    while start < len(rows):
+        # The last row of a full batch has the most leaves: memory goes with them.
+        size = int(buckets[order[min(start + batch, len(rows)) - 1]])
+        count = max(1, min(batch, MAX_LEAVES // size, MAX_PAIRS // size**2))
+        chosen = order[start : start + count]
+        part = rows.take(chosen)
+        device = torch.from_numpy(embedding[part.device].astype(np.int64))
+        latent, standardised, reference = inputs.encode(network, part)
+        p, q = network.decode(latent, standardised, device)
+        point[chosen] = p.double().numpy() + reference
+        levels[chosen] = q.double().numpy() + reference[:, None]
+        start += count
+    return point, levels

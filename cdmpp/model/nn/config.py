@@ -1,0 +1,89 @@
+"""Sizes and options of the network, readable without torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdmpp.features.schedule import SCHEDULE_VERSION, SCHEDULE_WIDTHS
+from cdmpp.features.schema import WIDTH
+
+#: Quantile levels that the network emits; other levels are interpolated between them.
+LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
+
+#: Exponent of the positional encoding: as CDMPP's code computes it, or the standard one.
+Positions = Literal["published", "standard"]
+
+#: Options of earlier versions, each with the one value that is still supported. The other values are only in
+#: the ablation study (benchmarks/ablation_variants).
+RETIRED: dict[str, Any] = {"device_inputs": "ratio", "leaf_times": True}
+#: Version of the schedule's columns that manifests without the field mean.
+_UNNAMED_VERSION = 2
+
+
+class UnsupportedOptionError(ValueError):
+    """A stored network has an option that this version does not support."""
+
+
+class NetworkConfig(BaseModel):
+    """Sizes and options of the network."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    width: int = Field(96, ge=16, le=512, description="width of a leaf token")
+    layers: int = Field(2, ge=1, le=12)
+    heads: int = Field(4, ge=1, le=16)
+    feed_forward: int = Field(192, ge=16, le=4096)
+    head_width: int = Field(384, ge=16, le=2048)
+    head_layers: int = Field(3, ge=1, le=12)
+    device_width: int = Field(16, ge=1, le=128, description="width of a known device's embedding")
+    head: Literal["ratio", "structured"] = Field(
+        "ratio", description="ratio: one number; structured: two utilisations, their overlap and a floor"
+    )
+    dropout: float = Field(0.0, ge=0.0, le=0.9)
+    positions: Positions = Field("standard", description="positional encoding; see cdmpp.model.nn.positions")
+    schedule: bool = Field(
+        False, description="read the schedule's columns of programs given as TIR; their time is a sum over leaves"
+    )
+    schedule_version: int = Field(
+        SCHEDULE_VERSION,
+        ge=min(SCHEDULE_WIDTHS),
+        le=SCHEDULE_VERSION,
+        description="of the schedule's columns; networks of earlier versions read the first of them",
+    )
+    members: int = Field(1, ge=1, le=8, description="networks, trained together, whose mean is the answer")
+
+    @property
+    def leaf_width(self) -> int:
+        """Columns of a leaf."""
+        return WIDTH + SCHEDULE_WIDTHS[self.schedule_version] if self.schedule else WIDTH
+
+    @classmethod
+    def of_manifest(cls, fields: dict[str, Any]) -> NetworkConfig:
+        """Configuration stored with a model; retired options are accepted with their supported value.
+
+        Raises
+        ------
+        UnsupportedOptionError
+            An option has a value that this version does not support.
+        """
+        for name, supported in (("positions", get_args(Positions)), *((k, (v,)) for k, v in RETIRED.items())):
+            if name in fields and fields[name] not in supported:
+                only = " or ".join(map(repr, supported))
+                raise UnsupportedOptionError(
+                    f"the network has the option {name} = {fields[name]!r}; this version supports only {only}"
+                )
+        version = fields.get("schedule_version", _UNNAMED_VERSION if fields.get("schedule") else SCHEDULE_VERSION)
+        if version not in SCHEDULE_WIDTHS:
+            known = " or ".join(map(str, SCHEDULE_WIDTHS))
+            raise UnsupportedOptionError(
+                f"the network reads version {version!r} of the schedule's columns; this version computes {known}"
+            )
+        kept = {name: value for name, value in fields.items() if name not in RETIRED}
+        return cls(**(kept | {"schedule_version": version}))
+
+
+def member_prefixes(config: NetworkConfig) -> list[str]:
+    """Prefix of the array names of each member; the first member has none."""
+    return ["", *(f"members.{i}." for i in range(config.members - 1))]

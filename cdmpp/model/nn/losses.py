@@ -1,0 +1,95 @@
+"""Losses on log(latency / reference)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from cdmpp.model.nn.config import LEVELS
+
+
+def relative_error_loss(point: Tensor, target: Tensor) -> Tensor:
+    """Mean |predicted / measured - 1|, continued linearly where the prediction is over e times too high.
+
+    Users see the mean absolute percentage error. Its gradient explodes for large overestimates, hence the linear
+    part. The error of an underestimate is at most 1, so a small multiple of the log error is added to keep a
+    gradient.
+    """
+    error = point - target
+    bounded = error.clamp(max=1.0)
+    relative = torch.expm1(bounded).abs() + (error - bounded) * 2.718281828
+    return relative.mean() + 0.1 * nn.functional.smooth_l1_loss(point, target, beta=0.2)
+
+
+def pinball_loss(quantiles: Tensor, target: Tensor) -> Tensor:
+    """Mean pinball loss over the network's quantile levels."""
+    levels = torch.tensor(LEVELS, device=target.device, dtype=target.dtype)
+    error = target[:, None] - quantiles
+    return torch.maximum(levels * error, (levels - 1) * error).mean()
+
+
+#: Log ratio of latencies at which a pair counts as clearly ordered.
+RANKING_SCALE = 0.2
+
+
+def ranking_loss(predicted: Tensor, measured: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Pairwise logistic loss on the order of programs.
+
+    Cross entropy between measured and predicted probability that the first of a pair is slower; the probability is
+    a logistic function of the difference of log latencies. The minimum is subtracted: the loss is zero where all
+    differences agree, so it does not act against the error of the latency.
+
+    Parameters
+    ----------
+    predicted, measured : (rows,), log latencies
+    first, second : (pairs,) int, rows of each pair
+
+    Returns
+    -------
+    Tensor
+        Mean over the pairs; 0 without pairs.
+    """
+    if not len(first):
+        return predicted.sum() * 0
+    logits = (predicted[first] - predicted[second]) / RANKING_SCALE
+    wanted = torch.sigmoid((measured[first] - measured[second]) / RANKING_SCALE)
+    entropy = torch.special.entr(wanted) + torch.special.entr(1 - wanted)
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none") - entropy
+    mean: Tensor = loss.mean() * RANKING_SCALE
+    return mean
+
+
+def listwise_loss(predicted: Tensor, measured: Tensor, group: Tensor) -> Tensor:
+    """ListNet's loss on the order of the programs of a group (Cao et al., 2007; top-one probabilities).
+
+    Divergence between two softmax distributions over a group, of measured and of predicted speed (minus the log
+    latency over :data:`RANKING_SCALE`). The fastest programs have most of the probability, so their order counts
+    most. The loss is zero where all differences of log latencies agree.
+
+    Parameters
+    ----------
+    predicted, measured : (rows,), log latencies
+    group : (rows,) int
+        Rows with a negative group are not ranked; a group of one row adds nothing.
+
+    Returns
+    -------
+    Tensor
+        Mean over the groups of at least two rows; 0 without any.
+    """
+    names, inverse, counts = torch.unique(group, return_inverse=True, return_counts=True)
+    ranked = ((names >= 0) & (counts > 1))[inverse]
+    if not bool(ranked.any()):
+        return predicted.sum() * 0
+    wanted = _log_softmax(-measured[ranked] / RANKING_SCALE, inverse[ranked], len(names))
+    logits = _log_softmax(-predicted[ranked] / RANKING_SCALE, inverse[ranked], len(names))
+    divergence: Tensor = (wanted.exp() * (wanted - logits)).sum() / ((names >= 0) & (counts > 1)).sum()
+    return divergence * RANKING_SCALE
+
+
+def _log_softmax(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """Logarithm of the softmax within groups 0 .. ``groups`` - 1, (rows,)."""
+    most = values.new_full((groups,), -torch.inf).scatter_reduce(0, group, values.detach(), "amax")
+    shifted = values - most[group]
+    total = values.new_zeros(groups).index_add(0, group, shifted.exp())
+    return shifted - total[group].log()

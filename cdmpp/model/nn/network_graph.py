@@ -1,0 +1,256 @@
+"""The network of :mod:`cdmpp.model.nn.network` as an ONNX graph, from its weights alone.
+
+The two forms follow each other line by line, and a test compares them for every option of the configuration.
+Numbers of rows and leaves vary in the graph; padded leaves are masked and do not affect the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.features.schedule import SCHEDULE_COLUMNS
+from cdmpp.features.schema import WIDTH
+from cdmpp.model.nn.config import LEVELS, NetworkConfig, member_prefixes
+from cdmpp.model.nn.constants import (
+    ADD,
+    CALL_CYCLES,
+    CYCLE_S,
+    OVERLAP,
+    PEAK_CENTRE,
+    PEAK_LOG,
+    POWER,
+    REACH,
+    THREADS,
+    UNITS_LOG,
+    VECTOR_FLOPS,
+)
+from cdmpp.model.nn.graph import Graph, Value
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Added to scores of leaves that are padding: their weight becomes exactly 0.
+_NEVER = -1e9
+_LN2 = math.log(2.0)
+
+
+def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array) -> bytes:
+    """An ONNX file of a network.
+
+    Inputs are ``leaves`` (rows, leaves, config.leaf_width), ``mask`` (rows, leaves) bool, ``inputs``
+    (rows, INPUT_WIDTH) as :func:`cdmpp.model.nn.inputs.query_inputs` gives them, ``logs`` (rows,
+    len(DEVICE_LOGS)), ``device`` (rows,) int64, and ``places`` (rows, leaves, config.width), the positional
+    encoding that is added to the leaves' tokens.
+    Outputs are ``point`` (rows,), ``levels`` (rows, len(LEVELS)) and ``view``, (rows, columns).
+
+    Parameters
+    ----------
+    config : NetworkConfig
+    weights : dict of arrays
+        The network's state by name.
+    view : (config.head_width, columns) float32
+        Projection of the last hidden layer.
+    """
+    graph = Graph(weights)
+    return _Writer(graph, config).write(view)
+
+
+class _Writer:
+    def __init__(self, graph: Graph, config: NetworkConfig) -> None:
+        self._graph, self._config = graph, config
+        g = graph
+        self._leaves = g.input("leaves", "float32", ["rows", "leaves", config.leaf_width])
+        self._mask = g.input("mask", "bool", ["rows", "leaves"])
+        self._raw = g.input("inputs", "float32", ["rows", INPUT_WIDTH])
+        self._logs = g.input("logs", "float32", ["rows", len(DEVICE_LOGS)])
+        self._device = g.input("device", "int64", ["rows"])
+        self._shape = g("Shape", self._mask)
+        self._real = g("Cast", self._mask, to=1)
+        self._pad = g("Mul", g("Sub", 1.0, self._real), _NEVER)
+        self._places = g.input("places", "float32", ["rows", "leaves", config.width])
+
+    def write(self, view: Array) -> bytes:
+        """The whole network."""
+        g = self._graph
+        mean, scale = g.weight("input_mean"), g.weight("input_scale")
+        inputs = g("Clip", g("Mul", g("Sub", self._raw, mean), scale), -6.0, 6.0)
+        outputs = []
+        for g.prefix in member_prefixes(self._config):
+            outputs.append(self._member(inputs))
+        points, levels, hidden = zip(*outputs, strict=True)
+        g.output(self._mean(points), "point", ["rows"])
+        g.output(self._mean(levels), "levels", ["rows", len(LEVELS)])
+        g.output(g("MatMul", hidden[0], view), "view", ["rows", view.shape[1]])
+        return g.model()
+
+    def _member(self, inputs: Value) -> tuple[Value, Value, Value]:
+        """Point, levels and last hidden layer of the member whose weights the graph finds."""
+        g = self._graph
+        tokens = self._tokens(inputs)
+        bias = g("Unsqueeze", self._pad, np.array([1, 2]))
+        for layer in range(self._config.layers):
+            tokens = self._layer(tokens, f"layers.{layer}", bias)
+        tokens = g.norm(tokens, "pool_norm")
+        pooled = [*self._pool(tokens)]
+        timed = self._leaf_times(tokens, inputs) if self._config.schedule else None
+        return self._decode(pooled, inputs, timed)
+
+    def _mean(self, values: Sequence[Value]) -> Value:
+        return self._graph("Mean", *values) if len(values) > 1 else values[0]
+
+    def _split(self, x: Value, *sizes: int) -> Value:
+        """(rows * leaves, columns) -> (rows, leaves, *sizes)."""
+        g = self._graph
+        return g("Reshape", x, g("Concat", self._shape, np.array(sizes), axis=0))
+
+    def _flat(self, x: Value, columns: int) -> Value:
+        """(rows, leaves, ...) -> (rows * leaves, columns)."""
+        return self._graph("Reshape", x, np.array([-1, columns]))
+
+    def _tokens(self, inputs: Value) -> Value:
+        """First token of each leaf: (rows * leaves, width)."""
+        g, config = self._graph, self._config
+        logs = g("Unsqueeze", self._logs, np.array([1]))
+        meets = g("Sub", g("Gather", self._leaves, np.array(LEAF_MEETS_DEVICE), axis=2), logs)
+        scaled = g("Mul", g("Sub", self._leaves, g.weight("leaf_mean")), g.weight("leaf_scale"))
+        both = g("Concat", scaled, g("Mul", g("Sub", meets, 10.0), 0.1), axis=2)
+        token = g.linear(self._flat(both, config.leaf_width + len(DEVICE_LOGS)), "leaf_in")
+        place = g("Unsqueeze", g.linear(inputs, "condition"), np.array([1]))
+        place = g("Add", place, self._places)
+        return self._flat(g("Add", self._split(token, config.width), place), config.width)
+
+    def _layer(self, tokens: Value, name: str, bias: Value) -> Value:
+        """Pre-norm self-attention over the leaves of a program, then a feed-forward block."""
+        g, width, heads = self._graph, self._config.width, self._config.heads
+        own = width // heads
+        projected = g.linear(g.norm(tokens, f"{name}.norm_attention"), f"{name}.qkv")
+        parts = g.several("Split", 3, projected, np.array([width] * 3), axis=1)
+        q, k, v = (
+            g("Transpose", self._split(part, heads, own), perm=perm)
+            for part, perm in zip(parts, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True)
+        )
+        scores = g("Add", g("MatMul", g("Mul", q, 1.0 / math.sqrt(own)), k), bias)
+        mixed = g("MatMul", g("Softmax", scores, axis=-1), v)
+        mixed = self._flat(g("Transpose", mixed, perm=[0, 2, 1, 3]), width)
+        tokens = g("Add", tokens, g.linear(mixed, f"{name}.out"))
+        wide = g.linear(g.norm(tokens, f"{name}.norm_feed"), f"{name}.feed.0")
+        return g("Add", tokens, g.linear(g("Gelu", wide), f"{name}.feed.2"))
+
+    def _pool(self, tokens: Value) -> tuple[Value, Value]:
+        """Attention pooling and mean over the leaves: two of (rows, width)."""
+        g, width, heads = self._graph, self._config.width, self._config.heads
+        last = np.array([2])
+        scores = self._split(g.linear(tokens, "pool_score"), heads)
+        weight = g("Softmax", g("Add", scores, g("Unsqueeze", self._pad, last)), axis=1)
+        parts = self._split(tokens, heads, width // heads)
+        weighed = g("Mul", parts, g("Unsqueeze", weight, np.array([3])))
+        pooled = self._flat(g("ReduceSum", weighed, np.array([1]), keepdims=0), width)
+        real = g("Mul", self._split(tokens, width), g("Unsqueeze", self._real, last))
+        total = g("ReduceSum", real, np.array([1]), keepdims=0)
+        return pooled, g("Div", total, g("ReduceSum", self._real, np.array([1]), keepdims=1))
+
+    def _leaf_times(self, tokens: Value, inputs: Value) -> tuple[Value, Value]:
+        """:mod:`cdmpp.model.nn.leaf_times`: log seconds and whether there is a schedule, (rows,) each."""
+        g = self._graph
+        names = (*OVERLAP, *ADD)
+        places = np.array([WIDTH + SCHEDULE_COLUMNS.index(name) for name in names])
+        base = np.log(np.array([*OVERLAP.values(), *ADD.values()]))
+        counts = g("Clip", g("Gather", self._leaves, places, axis=2), 0.0, 60.0)
+        counts = g("Sub", g("Pow", 2.0, counts), 1.0)
+        first = g("Gather", counts, 0, axis=2)
+        real = g("And", g("Greater", first, 0.0), self._mask)
+        bound = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
+        if self._config.leaf_width > bound:
+            real = g("And", real, g("Equal", g("Gather", self._leaves, bound, axis=2), 0.0))
+        known = g("ReduceMax", g("Cast", real, to=1), np.array([1]), keepdims=0)
+        token = g.norm(tokens, "leaf_times.norm")
+        moved = g.linear(g("Add", token, self._silu(g.linear(token, "leaf_times.hidden"))), "leaf_times.costs")
+        moved = g("Mul", g("Tanh", g("Div", moved, REACH)), REACH)
+        costs, factor = g.several("Split", 2, self._split(moved, len(names) + 1), np.array([len(names), 1]), axis=2)
+        each = g("Mul", counts, g("Exp", g("Add", costs, base)))
+        # Vector arithmetic goes with the device's peak, everything else with the number of its units.
+        cycle = g("Sub", math.log(CYCLE_S), g("Mul", g.column(self._logs, UNITS_LOG), _LN2))
+        peak = g("Mul", g("Add", g.column(self._logs, PEAK_LOG), PEAK_CENTRE), _LN2)
+        ratio = g("Exp", g("Sub", g("Sub", math.log(VECTOR_FLOPS), peak), cycle))
+        vector, others, adding = g.several("Split", 3, each, np.array([1, len(OVERLAP) - 1, len(ADD)]), axis=2)
+        overlap = g("Concat", g("Mul", vector, g("Unsqueeze", ratio, np.array([1, 2]))), others, axis=2)
+        powers = g("Pow", g("Min", overlap, 1e12), POWER)
+        last = np.array([2])
+        together = g("Pow", g("Add", g("ReduceSum", powers, last, keepdims=0), 1e-9), 1 / POWER)
+        cycles = g("Add", together, g("ReduceSum", adding, last, keepdims=0))
+        cycles = g("Mul", cycles, g("Exp", g("Squeeze", factor, last)))
+        call = g("Clip", g.column(g.linear(inputs, "leaf_times.call"), 0), -REACH, 2 * REACH)
+        total = g("ReduceSum", g("Where", real, cycles, 0.0), np.array([1]), keepdims=0)
+        seconds = g("Add", g("Log", g("Add", total, g("Mul", g("Exp", call), CALL_CYCLES))), cycle)
+        return g("Where", g("Greater", known, 0.0), seconds, 0.0), known
+
+    def _decode(
+        self, latent: list[Value], inputs: Value, timed: tuple[Value, Value] | None
+    ) -> tuple[Value, Value, Value]:
+        """Point, levels and last hidden layer."""
+        g, config = self._graph, self._config
+        times: Value | None = None
+        last = np.array([1])
+        if timed is not None:
+            times = g("Sub", timed[0], self._log_reference(inputs))
+            seen = g("Mul", g("Mul", times, 0.2), timed[1])
+            latent = [*latent, g("Unsqueeze", seen, last), g("Unsqueeze", timed[1], last)]
+        device = g("Gather", g.weight("device.weight"), self._device, axis=0)
+        x = self._silu(g.linear(g("Concat", *latent, inputs, device, axis=1), "head_in"))
+        for layer in range(config.head_layers):
+            up = self._silu(g.linear(g.norm(x, f"head.{layer}.norm"), f"head.{layer}.up"))
+            x = g("Add", x, g.linear(up, f"head.{layer}.down"))
+        hidden = g.norm(x, f"head.{config.head_layers}")
+        raw = g.linear(hidden, "out")
+        point = self._structured(raw, inputs) if config.head == "structured" else g.column(raw, 0)
+        if timed is not None and times is not None:
+            own = g("Add", times, g.column(g.linear(hidden, "timed"), 0))
+            point = g("Where", g("Greater", timed[1], 0.0), own, point)
+        return point, self._levels(raw, point), hidden
+
+    def _levels(self, raw: Value, point: Value) -> Value:
+        """Quantiles grow outwards from the median, so they never cross."""
+        g, middle, count = self._graph, LEVELS.index(0.5), len(LEVELS)
+        first = 4 if self._config.head == "structured" else 1
+        steps = g("Softplus", g("Sub", g.columns(raw, first, first + count), 3.0))
+        below = g("Neg", g("CumSum", g.columns(steps, 0, middle), 1, reverse=1))
+        above = g("CumSum", g.columns(steps, middle + 1, count), 1)
+        median = g("Unsqueeze", g("Add", point, g("Mul", g.column(raw, first + middle), 0.1)), np.array([1]))
+        return g("Concat", g("Add", below, median), median, g("Add", above, median), axis=1)
+
+    def _column(self, inputs: Value, place: int) -> Value:
+        """An input of the query before it was standardised, (rows,)."""
+        g = self._graph
+        scale = g("Max", g("Gather", g.weight("input_scale"), place, axis=0), 1e-6)
+        return g("Add", g("Div", g.column(inputs, place), scale), g("Gather", g.weight("input_mean"), place))
+
+    def _log_reference(self, inputs: Value) -> Value:
+        """Natural logarithm of the reference in seconds, recovered from the inputs."""
+        place = len(SUMMARY_COLUMNS) + QUESTION_COLUMNS.index("log_reference_us")
+        return self._graph("Add", self._graph("Mul", self._column(inputs, place), _LN2), math.log(1e-6))
+
+    def _structured(self, raw: Value, inputs: Value) -> Value:
+        """Utilisations of arithmetic and memory, their overlap and a floor (docs/accuracy.md)."""
+        g, base = self._graph, len(SUMMARY_COLUMNS)
+        compute, memory, reference = (g("Mul", self._column(inputs, base + i), _LN2) for i in (0, 1, 3))
+        floor = g("Log", g("Max", self._column(inputs, base + 4), 1e-6))
+        power = g("Add", 1.0, g("Mul", g("Sigmoid", g("Sub", g.column(raw, 2), 2.0)), 3.0))
+        uses = []
+        for time, column, most, start in ((compute, 0, 1.5, 0.7), (memory, 1, 2.5, -0.4)):
+            share = g("Sigmoid", g("Add", g.column(raw, column), start))
+            uses.append(g("Mul", g("Sub", time, g("Log", g("Mul", share, most))), power))
+        both = g("Div", self._log_sum(*uses), power)
+        return self._log_sum(g("Sub", both, reference), g("Add", floor, g.column(raw, 3)))
+
+    def _log_sum(self, one: Value, other: Value) -> Value:
+        """log(exp(one) + exp(other))."""
+        g = self._graph
+        apart = g("Neg", g("Abs", g("Sub", one, other)))
+        return g("Add", g("Max", one, other), g("Log", g("Add", g("Exp", apart), 1.0)))
+
+    def _silu(self, x: Value) -> Value:
+        return self._graph("Mul", x, self._graph("Sigmoid", x))

@@ -1,0 +1,126 @@
+"""Queries as arrays of numbers, and the programs and devices that these numbers refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.model.nn.inputs import query_inputs
+from cdmpp.model.nn.store import ProgramStore
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Rows whose inputs are computed together.
+BLOCK_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class QueryRows:
+    """Queries as integer arrays of one length n.
+
+    Attributes
+    ----------
+    program : (n,)
+        Keys into a :class:`ProgramStore`.
+    device : (n,)
+        Rows of the device matrix.
+    backend, protocol : (n,)
+        Indices into BACKENDS and PROTOCOLS.
+    framework : (n,)
+        Indices into FRAMEWORKS, -1 where the framework is not known.
+    """
+
+    program: Array
+    device: Array
+    backend: Array
+    protocol: Array
+    framework: Array
+
+    def __len__(self) -> int:
+        return len(self.program)
+
+    def take(self, rows: Array) -> Self:
+        """The rows with these positions."""
+        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def distinct(self) -> tuple[Array, Array]:
+        """Positions of the first row of each distinct query, and for every row the index of its query."""
+        return distinct_rows([getattr(self, field.name) for field in fields(QueryRows)])  # -1 is "not known"
+
+
+def distinct_rows(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """Positions of the first of each distinct row of integer columns (values from -1), and each row's index of it."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        code = code * (int(column.max(initial=0)) + 2) + column + 1
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
+def concatenate(parts: Sequence[QueryRows]) -> QueryRows:
+    """Rows of ``parts`` (at least one) in order."""
+    columns = (np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(QueryRows))
+    return QueryRows(*columns)
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """Queries with the programs and devices that they refer to.
+
+    Attributes
+    ----------
+    store : ProgramStore
+        Encoded programs; ``rows.program`` holds its keys.
+    kinds : sequence of (operator, dtype)
+        Kinds of programs as the domain score names them ("tir" for a program given as TIR).
+    kind : (programs,) int
+        Index into ``kinds`` for each program key.
+    specs : sequence of DeviceSpec
+        Devices; ``rows.device`` holds positions in it.
+    rows : QueryRows
+    half : (programs,) int, optional
+        Key of the same operator with 16-bit elements for each program key; -1 where it is not in the store.
+    """
+
+    store: ProgramStore
+    kinds: Sequence[tuple[str, str]]
+    kind: Array
+    specs: Sequence[DeviceSpec]
+    rows: QueryRows
+    half: Array | None = None
+
+
+class RowInputs:
+    """Computes the network's inputs of rows.
+
+    Parameters
+    ----------
+    store : ProgramStore
+    device_matrix : (devices, .) float64
+        :func:`cdmpp.model.nn.inputs.stack_devices` of the devices.
+    """
+
+    def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
+        self.store, self.device_matrix = store, device_matrix
+
+    def reference(self, rows: QueryRows) -> Array:
+        """log(reference seconds) of rows, (n,)."""
+        out = np.empty(len(rows))
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
+            out[start : start + len(part)] = self.queries(part)[2]
+        return out
+
+    def queries(self, rows: QueryRows, device: Array | None = None) -> tuple[Array, Array, Array]:
+        """:func:`query_inputs` of rows; ``device``, (n, .), replaces the rows of the device matrix."""
+        return query_inputs(
+            self.store.summary[rows.program],
+            self.device_matrix[rows.device] if device is None else device,
+            rows.backend,
+            rows.protocol,
+            rows.framework,
+        )

@@ -1,0 +1,159 @@
+"""Request and plan of AFD sizing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.predict.requests.render import Table
+from cdmpp.predict.requests.request import (
+    Closed,
+    Count,
+    Plan,
+    PositiveSeconds,
+    Request,
+    Row,
+    Seconds,
+    WholeNumber,
+    exactly_one,
+    instead_of,
+)
+from cdmpp.utils.units import format_latency
+
+
+class SideForm(Closed):
+    """Instances of one kind: seconds of **one layer** by tokens on an instance, how many there are, price."""
+
+    layer: BatchCurve
+    instances: Annotated[Count, Field(description="As many may be used.")]
+    price: Annotated[float, Field(gt=0, le=1e9, description="Of one instance, in any unit.")] = 1.0
+    max_tokens: Annotated[
+        Count | None, Field(description="Tokens (sequences) one instance may hold; null: the curve's last batch size.")
+    ] = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that one instance may hold."""
+        return self.max_tokens if self.max_tokens is not None else int(self.layer.batch[-1])
+
+
+class LinkForm(Closed):
+    """The link of one instance; activations go there and back in each layer.
+
+    Either ``bytes_per_token`` with ``bandwidth_bytes_per_s``, or ``layer``.
+    """
+
+    bytes_per_token: Annotated[float | None, Field(gt=0, le=1e12)] = None
+    bandwidth_bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
+    alpha_s: Seconds = 0.0
+    layer: Annotated[
+        BatchCurve | None,
+        Field(
+            description="Instead: seconds of one layer, there and back, by tokens on the instance with most tokens. "
+            "Its programs may be collectives."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        instead_of(self, "layer", "alpha_s")
+        exactly_one(self, "bytes_per_token", "layer")
+        return exactly_one(self, "bandwidth_bytes_per_s", "layer")
+
+
+class ColocatedPlan(Row):
+    """Instances that each compute whole layers, without links between them."""
+
+    instances: Annotated[int, Field(description="As many as the goal needs.")]
+    batch: Annotated[int, Field(description="Sequences on each instance.")]
+    tpot_s: float
+    price_s_per_token: float
+
+
+class AfdPlan(Plan):
+    """The best disaggregated choice, and whether instances that compute whole layers are cheaper.
+
+    Baselines, bound and gap are of ``price_s_per_token``: price x seconds for one token.
+    """
+
+    objective_field = "price_s_per_token"
+    bound_field = "lower_bound_price_s_per_token"
+
+    attention_instances: int
+    ffn_instances: int
+    micro_batch: Annotated[int, Field(description="Tokens in one of the three micro-batches in flight.")]
+    tpot_s: float
+    tokens_per_s: float
+    stage_s: Annotated[dict[str, float], Field(description="Seconds of a micro-batch in all layers, by stage.")]
+    price_s_per_token: float
+    lower_bound_price_s_per_token: float
+    recommended: Annotated[
+        Literal["disaggregated", "colocated"],
+        Field(description="colocated: the baseline of this name is cheaper than the best disaggregated choice."),
+    ]
+    colocated: Annotated[
+        ColocatedPlan | None, Field(description="null: its cost is not known, or it does not keep the goal.")
+    ]
+    dead_zone: Annotated[bool, Field(description="The links are the slowest stage.")]
+
+    def tables(self) -> list[Table]:
+        """The choice, its stages and its baselines."""
+        advice = []
+        if self.recommended == "colocated" and self.colocated is not None:
+            plural = "s" if self.colocated.instances > 1 else ""
+            advice = [
+                f"recommended: colocated. {self.colocated.instances} instance{plural} of attention and FFN together, "
+                f"{self.colocated.batch} sequences on each: {format_latency(self.colocated.tpot_s)} between tokens, "
+                f"price x seconds per token {self.colocated.price_s_per_token:.4g}, "
+                f"{100 * (1 - self.colocated.price_s_per_token / self.price_s_per_token):.1f} % less than the best "
+                "disaggregated choice:"
+            ]
+        choice = (
+            f"{self.attention_instances} attention and {self.ffn_instances} FFN instances, "
+            f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
+            f"{format_latency(self.tpot_s)} between tokens"
+        )
+        price = (
+            f"price x seconds per token: {self.price_s_per_token:.4g}, {100 * self.gap:.1f} % above the lower bound "
+            "of disaggregated choices"
+        )
+        return [
+            Table.lines(*advice, choice),
+            Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
+            Table.lines(price),
+            Table(("baseline", "price x s"), [(name, f"{v:.4g}") for name, v in self.baselines.items()], right=(1,)),
+            Table.lines(*self.explanation),
+        ]
+
+
+class AfdRequest(Request[AfdPlan]):
+    """How many attention and feed-forward instances, and which micro-batch, keep a goal at least cost."""
+
+    layers: Annotated[int, Field(ge=1, le=10_000), WholeNumber]
+    attention: SideForm
+    ffn: SideForm
+    link: LinkForm
+    tpot_s: Annotated[PositiveSeconds, Field(description="Most seconds between two tokens of a sequence.")]
+    tokens_per_s: Annotated[float, Field(ge=0, le=1e12, description="Fewest tokens a second of the whole service.")] = (
+        0.0
+    )
+    colocated: Annotated[
+        SideForm | None,
+        Field(
+            description="The baseline: seconds of both layers in turn on one instance. null: the sum of the "
+            "two curves where both are of one device."
+        ),
+    ] = None
+
+    def sizes(self) -> dict[str, int]:
+        """Instances of a side, tokens of an instance, and choices (counts times batches) to try."""
+        sides = (self.attention, self.ffn)
+        held = [side.instances * side.most_tokens for side in sides]
+        together = [] if self.colocated is None else [self.colocated]
+        return {
+            "instances": max(side.instances for side in sides),
+            "tokens": max(side.most_tokens for side in (*sides, *together)),
+            "choices": self.attention.instances * self.ffn.instances * min(held),
+        }

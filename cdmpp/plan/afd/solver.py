@@ -1,0 +1,128 @@
+"""Solving an AFD request: curves to sides, the enumeration of :mod:`cdmpp.plan.afd.size`, baselines, reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.afd.schema import AfdPlan, AfdRequest, ColocatedPlan, LinkForm, SideForm
+from cdmpp.plan.afd.size import (
+    IN_FLIGHT,
+    AnyLink,
+    Link,
+    LinkCurve,
+    Side,
+    Sizing,
+    bandwidth_needed,
+    bound,
+    colocated,
+    size,
+)
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.pricing import Cost
+from cdmpp.utils.units import format_latency, format_si
+
+
+def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
+    """The cheapest instance counts that meet the goal.
+
+    Raises
+    ------
+    FieldError
+        A curve contradicts itself.
+    InfeasibleError
+        No choice meets the goal.
+    """
+    attention, attention_costs = _side(request.attention, "attention")
+    ffn, ffn_costs = _side(request.ffn, "ffn")
+    layers, tpot_s, tokens_per_s = request.layers, request.tpot_s, request.tokens_per_s
+    link, link_costs = _link(request.link)
+    best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, control=control)
+    baselines: dict[str, float] = {}
+    together = _colocated_sides(request, attention, ffn)
+    alone = None
+    if together is not None:
+        own = request.colocated
+        most = own.instances if own is not None else attention.most + ffn.most
+        alone = colocated(*together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, most=most)
+    if alone is not None:
+        baselines["colocated"] = alone.price_s_per_token
+    cheaper = alone is not None and alone.price_s_per_token < best.price_s_per_token * (1 - 1e-9)
+    try:
+        even = size(
+            attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, equal=True, control=control
+        )
+        baselines["equal_counts"] = even.price_s_per_token
+    except FieldError:
+        pass  # equal counts cannot meet the goal
+    stages = {"attention": best.attention_s, "ffn": best.ffn_s, "communication": best.communication_s}
+    slowest = max(stages, key=lambda name: stages[name])
+    explanation = [
+        *([] if best.complete else ["the search was stopped: cheaper choices may exist"]),
+        *(
+            ["disaggregation does not pay: instances that compute whole layers are cheaper per token"]
+            if cheaper
+            else []
+        ),
+        f"{slowest} is the slowest stage: {format_latency(stages[slowest])} of {format_latency(tpot_s / IN_FLIGHT)}",
+        *_dominating("attention", attention_costs),
+        *_dominating("ffn", ffn_costs),
+        *_dominating("communication", link_costs),
+    ]
+    if slowest == "communication":
+        remedy = _remedy(best, link, layers)
+        explanation.append(f"dead zone: the links limit both sides, and more instances do not help; {remedy}")
+    return AfdPlan(
+        attention_instances=best.attention,
+        ffn_instances=best.ffn,
+        micro_batch=best.micro_batch,
+        tpot_s=best.tpot_s,
+        tokens_per_s=best.tokens_per_s,
+        stage_s=stages,
+        price_s_per_token=best.price_s_per_token,
+        lower_bound_price_s_per_token=bound(attention, ffn, layers=layers, tpot_s=tpot_s),
+        baselines=baselines,
+        recommended="colocated" if cheaper else "disaggregated",
+        colocated=None if alone is None else ColocatedPlan(**vars(alone)),
+        dead_zone=slowest == "communication",
+        explanation=explanation,
+    )
+
+
+def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[Side, ...] | None:
+    """Sides that one instance computes in turn where nothing is disaggregated; None where that is not known."""
+    if request.colocated is not None:
+        return (_side(request.colocated, "colocated")[0],)
+    same_device = request.attention.layer.device == request.ffn.layer.device
+    return (attention, ffn) if same_device and request.attention.price == request.ffn.price else None
+
+
+def _side(form: SideForm, name: str) -> tuple[Side, list[Cost]]:
+    form.layer.check(f"{name}.layer")
+    sizes, costs = form.layer.points()
+    seconds = np.array([cost.latency_s for cost in costs])
+    return Side(sizes, seconds, form.instances, form.price, form.most_tokens), costs
+
+
+def _link(form: LinkForm) -> tuple[AnyLink, list[Cost]]:
+    if form.layer is None:
+        assert form.bytes_per_token is not None and form.bandwidth_bytes_per_s is not None, "checked by the schema"
+        return Link(form.bytes_per_token, form.bandwidth_bytes_per_s, form.alpha_s), []
+    form.layer.check("link.layer")
+    sizes, costs = form.layer.points()
+    return LinkCurve(sizes, np.array([cost.latency_s for cost in costs])), costs
+
+
+def _remedy(best: Sizing, link: AnyLink, layers: int) -> str:
+    """A link at which communication would no longer be the slowest stage."""
+    if isinstance(link, LinkCurve):
+        return f"{format_latency(max(best.attention_s, best.ffn_s) / layers)} in a layer would be fast enough"
+    needed = bandwidth_needed(best, link, layers)
+    return f"links of {format_si(needed, 'B/s')} would help" if np.isfinite(needed) else "latency limits them"
+
+
+def _dominating(name: str, costs: Sequence[Cost]) -> list[str]:
+    largest = costs[-1].largest() if costs else ""
+    return [f"{name} at its largest batch: {largest}"] if largest else []

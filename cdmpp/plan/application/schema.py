@@ -1,0 +1,160 @@
+"""Request and plan of an application on batching engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.predict.requests.render import Table
+from cdmpp.predict.requests.request import Budget, Closed, Count, MaxSteps, Name, Plan, Request, Row, Seconds, Seed
+from cdmpp.utils.units import format_latency
+
+
+class EngineForm(Closed):
+    """An engine. ``batch`` of the curve counts items of primitives."""
+
+    name: Name
+    curve: Annotated[BatchCurve, Field(description="Seconds of a batch by its number of items.")]
+    device: Annotated[
+        Name | None, Field(description="Engines on one device take turns; null: a device for this engine alone.")
+    ] = None
+    max_items: Annotated[Count | None, Field(description="Largest batch; null: the last size of the curve.")] = None
+
+
+class PartForm(Closed):
+    """A part of a primitive that can start earlier than the rest; it follows the part before it."""
+
+    items: Count
+    after: list[Name]
+
+
+class PrimitiveForm(Closed):
+    """One step of every request, which may be split into its ``parts`` (such as a prefill in two)."""
+
+    id: Name
+    engine: Name
+    items: Count = 1
+    after: Annotated[list[Name], Field(default_factory=list)]
+    parts: Annotated[list[PartForm] | None, Field(min_length=2)] = None
+
+    @property
+    def predecessors(self) -> set[str]:
+        """Primitives that this one or one of its parts waits for."""
+        return {*self.after, *(name for part in self.parts or [] for name in part.after)}
+
+
+class Member(Row):
+    """A primitive of a request; ``prefill#0`` is the first part of a split one."""
+
+    request: int
+    primitive: str
+
+
+class BatchPlan(Row):
+    """Primitives that an engine runs together."""
+
+    engine: str
+    start_s: float
+    end_s: float
+    members: list[Member]
+
+
+class ApplicationPlan(Plan):
+    """Baselines, bound and gap refer to ``mean_latency_s``."""
+
+    objective_field = "mean_latency_s"
+
+    mean_latency_s: float
+    makespan_s: float
+    latency_s: Annotated[list[float], Field(description="One for each request, in their order.")]
+    policy: str
+    batches: list[BatchPlan]
+    busy: Annotated[dict[str, float], Field(description="Share of the makespan that each device works.")]
+    lower_bound_s: float
+    steps: int
+
+    def tables(self) -> list[Table]:
+        """The policy, the use of the devices, the baselines."""
+        busy = [(device, f"{100 * share:.0f} %") for device, share in self.busy.items()]
+        return [
+            Table.lines(
+                f"{self.policy}: mean latency {format_latency(self.mean_latency_s)} of {len(self.latency_s)} "
+                f"requests, {100 * self.gap:.1f} % above the lower bound; the last one ends after "
+                f"{format_latency(self.makespan_s)}"
+            ),
+            Table(("device", "busy"), busy, right=(1,)),
+            self.baseline_table(),
+            Table.lines(*self.explanation),
+        ]
+
+
+class ApplicationRequest(Request[ApplicationPlan]):
+    """How requests of an application pass through its engines with the least mean latency."""
+
+    engines: Annotated[list[EngineForm], Field(min_length=1)]
+    primitives: Annotated[list[PrimitiveForm], Field(min_length=1)]
+    arrivals_s: Annotated[list[Seconds], Field(min_length=1, description="Arrival of each request.")]
+    budget_s: Budget = 1.0
+    seed: Seed = 0
+    max_steps: MaxSteps = None
+
+    def sizes(self) -> dict[str, int]:
+        """Engines, primitives with their parts, requests, and items of a batch."""
+        batches = [engine.max_items or int(engine.curve.batch[-1]) for engine in self.engines]
+        return {
+            "engines": len(self.engines),
+            "primitives": sum(len(primitive.parts or (0,)) for primitive in self.primitives),
+            "requests": len(self.arrivals_s),
+            "items": max(*batches, *(primitive.items for primitive in self.primitives)),
+        }
+
+    def check(self) -> None:
+        """Raise FieldError where names are not unique or unknown, parts do not add up, or there is a cycle."""
+        _check_unique([engine.name for engine in self.engines], "engines", "name")
+        _check_unique([primitive.id for primitive in self.primitives], "primitives", "id")
+        ids = {primitive.id for primitive in self.primitives}
+        engines = {engine.name for engine in self.engines}
+        for i, primitive in enumerate(self.primitives):
+            path = f"primitives.{i}"
+            if primitive.engine not in engines:
+                raise FieldError(f"{path}.engine: no engine is called {primitive.engine!r}", path=f"{path}.engine")
+            items = sum(part.items for part in primitive.parts or [])
+            if primitive.parts is not None and items != primitive.items:
+                raise FieldError(
+                    f"{path}.parts: they have {items} items, the primitive has {primitive.items}", path=f"{path}.parts"
+                )
+            unknown = sorted(primitive.predecessors - ids)
+            if unknown:
+                raise FieldError(f"{path}.after: no primitive is called {unknown[0]!r}", path=f"{path}.after")
+        self.sorted_primitives()
+
+    def sorted_primitives(self) -> list[PrimitiveForm]:
+        """Primitives in topological order.
+
+        Raises
+        ------
+        FieldError
+            They wait for each other.
+        """
+        ordered: list[PrimitiveForm] = []
+        rest = list(self.primitives)
+        while rest:
+            done = {primitive.id for primitive in ordered}
+            ready = next((primitive for primitive in rest if primitive.predecessors <= done), None)
+            if ready is None:
+                names = ", ".join(primitive.id for primitive in rest)
+                path = f"primitives.{self.primitives.index(rest[0])}.after"
+                raise FieldError(f"primitives: these wait for each other: {names}", path=path)
+            ordered.append(ready)
+            rest.remove(ready)
+        return ordered
+
+
+def _check_unique(names: Sequence[str], where: str, field: str) -> None:
+    for i, name in enumerate(names):
+        if names.index(name) != i:
+            raise FieldError(f"{where}.{i}.{field}: {name!r} occurs twice", path=f"{where}.{i}.{field}")

@@ -1,0 +1,118 @@
+"""Solving an application request: engines from curves, the search, reasons from a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cdmpp.plan.application.graph import Application, Engine, Primitive
+from cdmpp.plan.application.schema import (
+    ApplicationPlan,
+    ApplicationRequest,
+    BatchPlan,
+    EngineForm,
+    Member,
+    PrimitiveForm,
+)
+from cdmpp.plan.application.search import Incumbent, least_bound_s, replay_graph, search
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.pricing import Cost
+from cdmpp.simulate.replay import replay
+
+
+def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPlan:
+    """The policy with the least mean latency within the budget.
+
+    Raises
+    ------
+    FieldError
+        A curve contradicts itself.
+    """
+    engines, costs = [], []
+    for i, form in enumerate(request.engines):
+        form.curve.check(f"engines.{i}.curve")
+        sizes, points = form.curve.points()
+        engines.append(_engine(form, sizes, points))
+        costs.append(points)
+    primitives = request.sorted_primitives()
+    whole = _application(engines, primitives, split=False)
+    split = _application(engines, primitives, split=True)
+    if [p.id for p in split.primitives] == [p.id for p in whole.primitives]:
+        split = whole
+    bound_s = least_bound_s((whole, split), request.arrivals_s)
+
+    def describe(incumbent: Incumbent) -> ApplicationPlan:
+        run, app = incumbent.run, incumbent.app
+        return ApplicationPlan(
+            mean_latency_s=run.mean_s,
+            makespan_s=run.makespan_s,
+            latency_s=run.latency_s,
+            policy=incumbent.policy,
+            batches=[
+                BatchPlan(
+                    engine=engines[batch.engine].name,
+                    start_s=batch.start_s,
+                    end_s=batch.end_s,
+                    members=[Member(request=r, primitive=app.primitives[p].id) for r, p in batch.members],
+                )
+                for batch in run.batches
+            ],
+            busy=_busy(engines, incumbent),
+            baselines={name: baseline.mean_s for name, baseline in incumbent.baselines.items()},
+            lower_bound_s=bound_s,
+            steps=incumbent.steps,
+            explanation=_explain(engines, costs, incumbent, request.arrivals_s),
+        )
+
+    return describe(search(whole, split, request.arrivals_s, control, request.seed, request.max_steps, describe))
+
+
+def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> Engine:
+    most = form.max_items if form.max_items is not None else form.curve.batch[-1]
+    seconds = np.array([cost.latency_s for cost in points])
+    return Engine(form.name, form.device or form.name, sizes, seconds, int(most))
+
+
+def _application(engines: Sequence[Engine], forms: Sequence[PrimitiveForm], *, split: bool) -> Application:
+    """The graph of primitives, or with ``split`` of their parts."""
+    number = {engine.name: i for i, engine in enumerate(engines)}
+    last: dict[str, int] = {}  # the last part of each primitive
+    primitives: list[Primitive] = []
+    for form in forms:
+        if split and form.parts is not None:
+            parts = [(f"{form.id}#{k}", part.items, {*form.after, *part.after}) for k, part in enumerate(form.parts)]
+        else:
+            parts = [(form.id, form.items, form.predecessors)]
+        for k, (name, items, after) in enumerate(parts):
+            before = {last[predecessor] for predecessor in after} | ({len(primitives) - 1} if k else set())
+            primitives.append(Primitive(name, number[form.engine], items, tuple(sorted(before))))
+        last[form.id] = len(primitives) - 1
+    return Application(tuple(engines), tuple(primitives))
+
+
+def _busy(engines: Sequence[Engine], incumbent: Incumbent) -> dict[str, float]:
+    busy = {engine.device: 0.0 for engine in engines}
+    for batch in incumbent.run.batches:
+        busy[engines[batch.engine].device] += batch.end_s - batch.start_s
+    makespan_s = incumbent.run.makespan_s
+    return {device: seconds / makespan_s if makespan_s else 0.0 for device, seconds in busy.items()}
+
+
+def _explain(
+    engines: Sequence[Engine], costs: Sequence[Sequence[Cost]], incumbent: Incumbent, arrivals_s: Sequence[float]
+) -> list[str]:
+    """Share of each engine in the critical path of the replayed batches."""
+    timeline = replay(replay_graph(incumbent.app, incumbent.run, arrivals_s))
+    seconds = [0.0] * len(engines)
+    for i in timeline.critical_path:
+        if i >= len(arrivals_s):
+            seconds[incumbent.run.batches[i - len(arrivals_s)].engine] += float(timeline.duration_s[i])
+    lines = []
+    for share, e in sorted(((share, e) for e, share in enumerate(seconds) if share), reverse=True):
+        largest = costs[e][-1].largest()
+        lines.append(
+            f"{engines[e].name}: {100 * share / timeline.makespan_s:.0f} % of the time until the last request ends"
+            + (f": {largest}" if largest else "")
+        )
+    return lines

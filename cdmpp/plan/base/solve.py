@@ -1,0 +1,124 @@
+"""Read, price and solve a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from cdmpp.errors import FieldError
+from cdmpp.model.domain.score import worst as worst_domain
+from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.base.validation_errors import places
+from cdmpp.predict.prediction import Prediction, Predictor
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.request import Answer, Request
+
+_MOST_NAMED = 8
+R = TypeVar("R", bound=BaseModel)
+A = TypeVar("A", bound=Answer)
+AnyRequest = Request[Any]
+
+
+def read_request(model: type[R], value: Any) -> R:
+    """A request from JSON values.
+
+    Raises
+    ------
+    FieldError
+        The value violates the request's schema; the message names the first violations.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        violations = places(error, value)
+        message = "; ".join(f"{path or 'request'}: {text}" for path, text in violations[:_MOST_NAMED])
+        if len(violations) > _MOST_NAMED:
+            message += f"; and {len(violations) - _MOST_NAMED} more"
+        raise FieldError(
+            message, path=violations[0][0], hint="docs/planning.md describes requests, docs/examples has some"
+        ) from None
+
+
+def solve_request(request: Request[A], predictor: Predictor | None = None, control: SearchControl | None = None) -> A:
+    """Price the programs of a request and solve it.
+
+    Parameters
+    ----------
+    request : Request
+    predictor : Predictor, optional
+        Prices the programs; not needed where the request gives all its costs.
+    control : SearchControl, optional
+        Default: the request's own budget.
+
+    Returns
+    -------
+    Answer
+        Of the request's type.
+
+    Raises
+    ------
+    FieldError, InfeasibleError
+        Parts of the request do not fit together, or a program cannot be priced; ``path`` names the field.
+    """
+    programs = request.price_requests()
+    if not programs:
+        return solve_priced(request, [], control)
+    if predictor is None:
+        path = programs[0].path
+        raise FieldError(f"{path}: the cost of a program must be predicted", path=path, hint="pass a predictor")
+    return solve_priced(request, predict_prices(programs, predictor), control)
+
+
+def solve(
+    request: Request[Any], predictor: Predictor | None = None, control: SearchControl | None = None
+) -> dict[str, Any]:
+    """:func:`solve_request` as JSON values."""
+    return to_json(solve_request(request, predictor, control))
+
+
+def solve_priced(request: Request[A], prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
+    """Solve a request whose programs are priced already.
+
+    Raises
+    ------
+    FieldError, InfeasibleError
+        As :func:`solve_request`; also where numbers are so large, small or far apart that the answer is not finite.
+    """
+    control = control if control is not None else SearchControl(request.budget)
+    try:
+        answer = request.with_prices(prices).solve(control)
+    except ArithmeticError as error:
+        raise _out_of_range(str(error)) from error
+    except ValidationError as error:
+        if any(problem["type"] != "finite_number" for problem in error.errors()):
+            raise
+        raise _out_of_range("the answer is not finite") from error
+    return signed(answer, prices)
+
+
+def finish(request: Request[Any], prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
+    """:func:`solve_priced` as JSON values."""
+    return to_json(solve_priced(request, prices, control))
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """An answer as JSON values."""
+    return answer.to_json()
+
+
+def _out_of_range(reason: str) -> FieldError:
+    return FieldError(
+        f"figures of this request are too large, too small or too far apart ({reason})",
+        hint="give realistic seconds, bytes and counts",
+    )
+
+
+def signed(answer: A, prices: Sequence[Prediction]) -> A:
+    """A copy of the answer with the model that priced it and the worst domain of the prices."""
+    marks = {
+        "model_id": prices[0].model_id if prices else None,
+        "domain": worst_domain(price.domain for price in prices),
+    }
+    return answer.model_copy(update=marks)

@@ -1,0 +1,147 @@
+"""Request and plan of data-parallel training."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from cdmpp.predict.requests.pricing import CostField
+from cdmpp.predict.requests.render import Table
+from cdmpp.predict.requests.request import (
+    MAX_BYTES,
+    MAX_COUNT,
+    Bytes,
+    Closed,
+    Interval,
+    Name,
+    Plan,
+    PositiveBytes,
+    Request,
+    Row,
+    WholeNumber,
+)
+from cdmpp.simulate.replay.forms import LinkForm
+from cdmpp.simulate.replay.links import Algorithm
+from cdmpp.utils.units import format_latency, format_si
+
+#: A bucket of this size holds all gradients of any request.
+WHOLE_BYTES = MAX_BYTES * MAX_COUNT
+Slowdown = Annotated[float, Field(ge=1, le=1000)]
+
+
+class LayerForm(Closed):
+    """A part of the network whose gradients are computed together."""
+
+    name: Name
+    forward: CostField
+    backward: Annotated[CostField, Field(description="Includes everything between the next layer and this one.")]
+    gradient_bytes: Annotated[list[PositiveBytes], Field(description="One for each parameter.", default_factory=list)]
+
+
+class BucketSize(Row):
+    """A bucket size."""
+
+    bucket_bytes: int | float
+    first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
+
+    def __str__(self) -> str:
+        first = self.first_bucket_bytes
+        return format_si(self.bucket_bytes, "B") + ("" if first is None else f", the first {format_si(first, 'B')}")
+
+
+class Choice(BucketSize):
+    """The iteration with one bucket size."""
+
+    buckets: int
+    iteration_s: float
+    comm_s: Annotated[float, Field(description="Time of all-reduces.")]
+    exposed_comm_s: Annotated[float, Field(description="Time of all-reduces while nothing computes.")]
+
+
+class Transfer(Row):
+    """One all-reduce with the best bucket size."""
+
+    bytes: float
+    gradients: int
+    first_layer: Annotated[str, Field(description="Layer of its first gradients.")]
+    last_layer: Annotated[str, Field(description="Layer whose backward pass it waits for.")]
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+class DataParallelPlan(Plan):
+    """The best bucket size, and the iteration with all others."""
+
+    objective_field = "iteration_s"
+
+    iteration_s: Annotated[float, Field(description="With the best bucket size.")]
+    interval: Annotated[Interval | None, Field(description="null: all costs were given.")]
+    bucket_bytes: Annotated[int | float, Field(description="The best bucket size.")]
+    first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
+    compute_s: Annotated[float, Field(description="Forward, backward and update of a rank, without transfers.")]
+    exposed_comm_s: float
+    choices: list[Choice]
+    transfers: list[Transfer]
+    lower_bound_s: Annotated[
+        float, Field(description="Lower bound of all bucket sizes: computation, or gradients sent one by one.")
+    ]
+
+    def tables(self) -> list[Table]:
+        """The best bucket size, all bucket sizes, the baselines."""
+        best = BucketSize(bucket_bytes=self.bucket_bytes, first_bucket_bytes=self.first_bucket_bytes)
+        choices = [
+            (
+                str(choice),
+                str(choice.buckets),
+                format_latency(choice.iteration_s),
+                format_latency(choice.exposed_comm_s),
+            )
+            for choice in self.choices
+        ]
+        return [
+            Table.lines(
+                f"{format_latency(self.iteration_s)} per iteration with buckets of {best}, "
+                f"{100 * self.gap:.1f} % above the lower bound of {format_latency(self.lower_bound_s)}",
+                f"with all predictions at their bounds: {self.interval}" if self.interval else "",
+            ),
+            Table(("bucket", "all-reduces", "iteration", "exposed"), choices, right=(1, 2, 3)),
+            self.baseline_table(),
+            Table.lines(*self.explanation),
+        ]
+
+
+class DataParallelRequest(Request[DataParallelPlan]):
+    """One iteration of data-parallel training at several bucket sizes (buckets of PyTorch DDP)."""
+
+    layers: Annotated[list[LayerForm], Field(min_length=1, description="In the order of the forward pass.")]
+    ranks: Annotated[int, Field(ge=1, le=1_000_000, description="Number of equal ranks."), WholeNumber]
+    link: Annotated[LinkForm, Field(description="Between neighbours.")]
+    algorithm: Annotated[
+        Algorithm, Field(description='"measured": the link gives times of whole all-reduces, not of messages.')
+    ] = "ring"
+    bucket_bytes: Annotated[
+        list[Bytes],
+        Field(
+            min_length=1,
+            description="Bucket sizes to choose from; the default of PyTorch is added. A bucket closes when it "
+            "has at least so many bytes.",
+        ),
+    ] = [2.0**20, 4.0 * 2**20, 25.0 * 2**20, 100.0 * 2**20]  # noqa: RUF012
+    first_bucket_bytes: Annotated[
+        Bytes | None, Field(description="Size of the first bucket; default: like the others.")
+    ] = None
+    update: Annotated[CostField, Field(description="The optimizer, after all gradients.")] = 0.0
+    compute_slowdown: Annotated[
+        Slowdown, Field(description="Factor of the time of computation while an all-reduce runs.")
+    ] = 1.0
+    comm_slowdown: Annotated[
+        Slowdown, Field(description="Factor of the time of an all-reduce while something computes.")
+    ] = 1.0
+
+    def sizes(self) -> dict[str, int]:
+        """Layers, bucket sizes, and gradients times bucket sizes: each gradient may be an all-reduce."""
+        gradients = sum(len(layer.gradient_bytes) for layer in self.layers)
+        choices = len(self.bucket_bytes)
+        return {"layers": len(self.layers), "bucket_sizes": choices, "all_reduces": gradients * choices}

@@ -1,0 +1,172 @@
+"""Arguments of Megatron-LM as ``split`` and ``simulate`` requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.formats.formats import Imported, Importer
+from cdmpp.plan.formats.layer_symbols import parse_layout
+from cdmpp.plan.formats.shell import Arguments, options
+from cdmpp.plan.formats.training_import import Job, micro_batch_count
+from cdmpp.plan.formats.transformer import Training
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.requests.request import Count, DeviceForm
+
+#: Parts of Megatron that change the costs and that no request of these planners has.
+_REFUSED = {
+    "num-experts": "layers of experts",
+    "multi-latent-attention": "latent attention",
+    "spec": "a layer specification",
+}
+#: Arguments that repeat what others say.
+_IMPLIED = ("bf16", "max-position-embeddings", "use-mcore-models", "position-embedding-type")
+
+
+class MegatronImporter(Importer):
+    """Reads the text of a shell line, a script or a file of arguments."""
+
+    kinds = ("split", "simulate")
+
+    device: Annotated[DeviceForm, Field(description="Device of every rank: a name, or a specification.")]
+    dp: Annotated[
+        Count | None, Field(description="Data-parallel copies; default: from torchrun's processes and nodes, or 1.")
+    ] = None
+    vocab: Annotated[Count | None, Field(description="Rows of the embedding, where the file has no vocab-size.")] = None
+
+    def read(self, text: str, kind: str) -> Imported:
+        """A request with predicted costs on ``device``."""
+        args = Arguments({name.replace("_", "-"): value for name, value in options(text).items()})
+        for name, meaning in _REFUSED.items():
+            if name in args.remaining:
+                raise FieldError(
+                    f"--{name}: {meaning} cannot be imported",
+                    path=f"--{name}",
+                    hint="write the layers by hand (docs/pipelines.md)",
+                )
+        if (args.whole("context-parallel-size", 1) or 1) > 1:
+            raise FieldError(
+                "--context-parallel-size: context parallelism cannot be imported",
+                path="--context-parallel-size",
+                hint="remove it",
+            )
+        notes: list[str] = []
+        tp = args.whole("tensor-model-parallel-size", 1) or 1
+        model = self._model(args, tp, notes)
+        run = Training(
+            micro_batch=_needed(args, "micro-batch-size"),
+            sequence=_needed(args, "seq-length"),
+            tp=tp,
+            dtype="float16" if args.flag("fp16") else "bfloat16",
+            sequence_parallel=args.flag("sequence-parallel"),
+        )
+        if run.sequence_parallel and run.tp > 1:
+            notes.append("sequence parallelism is priced as all-reduces of the same bytes")
+        pp = args.whole("pipeline-model-parallel-size", 1) or 1
+        dp = self._copies(args, run.tp * pp, notes)
+        batch = args.whole("global-batch-size")
+        if batch is None:
+            notes.append("no --global-batch-size: one micro-batch for each copy, as in Megatron")
+        micro_batches = 1 if batch is None else micro_batch_count(batch, run.micro_batch, dp, "--global-batch-size")
+        stages, virtual = _stages(args, model.layers, pp)
+        job = Job(
+            model,
+            run,
+            pp,
+            micro_batches,
+            self.device,
+            virtual=virtual,
+            dp=dp,
+            schedule="interleaved" if virtual > 1 else "1f1b",
+            stages=stages,
+            recompute=args.text("recompute-granularity") == "full",
+        )
+        for name in _IMPLIED:
+            args.text(name)
+        return job.imported(kind, args.ignored(), notes)
+
+    def _model(self, args: Arguments, tp: int, notes: list[str]) -> LLMConfig:
+        hidden, heads = _needed(args, "hidden-size"), _needed(args, "num-attention-heads")
+        gated = args.flag("swiglu")
+        groups = args.whole("num-query-groups", 1) or 1
+        kv_heads = groups if args.flag("group-query-attention") else heads
+        vocab = args.whole("padded-vocab-size", args.whole("vocab-size", self.vocab)) or 0
+        if not vocab:
+            raise FieldError(
+                "--vocab-size: missing", path="--vocab-size", hint="give the option vocab: rows of the embedding"
+            )
+        divisor = (args.whole("make-vocab-size-divisible-by", 128) or 128) * tp
+        padded = -(-vocab // divisor) * divisor
+        if padded != vocab:
+            notes.append(f"the embedding has {padded} rows: {vocab}, padded to a multiple of {divisor}")
+        # Megatron: 4 h, and for a gated layer two thirds of it, rounded down to a multiple of 64.
+        default = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
+        return LLMConfig(
+            "megatron",
+            layers=_needed(args, "num-layers"),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=args.whole("kv-channels", hidden // heads) or 1,
+            intermediate=args.whole("ffn-hidden-size", default) or default,
+            vocab=padded,
+            gated=gated,
+        )
+
+    def _copies(self, args: Arguments, ranks: int, notes: list[str]) -> int:
+        processes = args.whole("nproc-per-node")
+        machines = args.whole("nnodes", 1) or 1
+        if self.dp is not None:
+            return self.dp
+        if processes is None:
+            notes.append("one data-parallel copy: the text has no --nproc-per-node; the option dp gives others")
+            return 1
+        if processes * machines % ranks:
+            raise FieldError(
+                f"--nproc-per-node: {processes * machines} processes are no multiple of {ranks} tensor-parallel and "
+                "pipeline ranks",
+                path="--nproc-per-node",
+                hint="correct the sizes, or give the option dp",
+            )
+        return processes * machines // ranks
+
+
+def _needed(args: Arguments, name: str) -> int:
+    value = args.whole(name)
+    if value is None:
+        raise FieldError(f"--{name}: missing", path=f"--{name}", hint="add it to the arguments")
+    return value
+
+
+def _stages(args: Arguments, layers: int, pp: int) -> tuple[list[dict[str, int]] | None, int]:
+    """Parts of each stage, where a layout gives them, and the stages on each rank."""
+    layout = args.text("pipeline-model-parallel-layout")
+    virtual = args.whole("num-virtual-stages-per-pipeline-rank", 1) or 1
+    chunk = args.whole("num-layers-per-virtual-pipeline-stage")
+    if chunk is not None:
+        if layers % (chunk * pp):
+            raise FieldError(
+                f"--num-layers-per-virtual-pipeline-stage: {layers} layers are no multiple of {chunk} x {pp} ranks",
+                path="--num-layers-per-virtual-pipeline-stage",
+                hint="correct the sizes",
+            )
+        virtual = layers // (chunk * pp)
+    if layout is None:
+        return None, virtual
+    symbols = parse_layout(layout)
+    name = "pipeline-model-parallel-layout"
+    wrong = ""
+    if len(symbols) % pp:
+        wrong = f"{len(symbols)} stages are no multiple of {pp} ranks"
+    elif "m" in layout:
+        wrong = "layers of multi-token prediction (m) cannot be imported"
+    elif "".join(symbols) != "E" + "t" * layers + "L":
+        wrong = f"its layers are not E, {layers} decoder layers, L"
+    if wrong:
+        raise FieldError(f"--{name}: {wrong}", path=f"--{name}", hint="correct the layout")
+    parts: list[dict[str, Any]] = [
+        {"embedding": stage.count("E"), "block": stage.count("t"), "head": stage.count("L")} for stage in symbols
+    ]
+    return parts, len(symbols) // pp

@@ -1,0 +1,152 @@
+"""Placement groups of Ray: bundles of resources and a strategy, for each pool of a plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.afd.schema import AfdPlan
+from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.formats.formats import Exported, Exporter, Imported, Importer
+from cdmpp.plan.formats.rl_pools import MISSING, rl_request
+from cdmpp.plan.formats.sizes import tensor_parallel
+from cdmpp.plan.rl.plan_schema import RlPlan
+from cdmpp.predict.requests.request import MAX_COUNT, Answer, Count, Name, Request, Row
+
+Group = dict[str, Any]
+
+
+class RayExporter(Exporter):
+    """Writes ``{"groups": [{"name", "strategy", "bundles"}]}``; a group is ``ray.util.placement_group(**group)``."""
+
+    kinds = ("rl", "afd")
+
+    tp: Annotated[
+        Count | None, Field(description="GPUs of a unit; default: ranks of the request's programs, or 1.")
+    ] = None
+    node_gpus: Annotated[Count, Field(description="GPUs of a node; a larger unit has several bundles.")] = 8
+    cpus: Annotated[Count, Field(description="CPUs for each GPU.")] = 1
+    label: Annotated[
+        Name | None, Field(description="Label of the nodes that has the name of their pool; default: any nodes.")
+    ] = None
+
+    def export(self, request: Request[Any], plan: Answer) -> Exported:
+        """One group for each pool: a bundle for each unit, or for each node of a larger unit."""
+        fields = ("decode", "pools") if isinstance(plan, RlPlan) else ("attention", "ffn")
+        tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request, *fields)
+        if isinstance(plan, RlPlan):
+            pools = _rl_pools(plan)
+        else:
+            assert isinstance(plan, AfdPlan)
+            pools = [("attention", "attention", plan.attention_instances), ("ffn", "ffn", plan.ffn_instances)]
+            if plan.recommended == "colocated":
+                notes.append("the plan recommends colocated instances; the groups are of the disaggregated choice")
+        groups = [self._group(role, pool, units, tp) for role, pool, units in pools if units]
+        if tp > self.node_gpus:
+            notes.append(f"a unit of {tp} GPUs has {tp // self.node_gpus} bundles in a row")
+        return Exported(json.dumps({"groups": groups}, indent=1) + "\n", tuple(notes))
+
+    def _group(self, role: str, pool: str, units: int, tp: int) -> Group:
+        if tp > self.node_gpus and tp % self.node_gpus:
+            raise FieldError(
+                f"tp: a unit of {tp} GPUs does not fill nodes of {self.node_gpus}",
+                path="tp",
+                hint="choose a multiple of the option node_gpus",
+            )
+        gpus = min(tp, self.node_gpus)
+        bundles = [{"GPU": gpus, "CPU": gpus * self.cpus} for _ in range(units * tp // gpus)]
+        group: Group = {"name": role if role == pool else f"{role}-{pool}", "strategy": "PACK", "bundles": bundles}
+        return group if self.label is None else group | {"bundle_label_selector": [{self.label: pool} for _ in bundles]}
+
+
+def _rl_pools(plan: RlPlan) -> list[tuple[str, str, int]]:
+    """Role, pool and units of each group."""
+    generation = plan.generation
+    if generation.parts:
+        pools = [("generation", part.pool, part.instances) for part in generation.parts]
+    else:
+        pools = [("generation", generation.pool, generation.instances)]
+    if plan.training is None:
+        return pools
+    if plan.training.shared:
+        return [("shared", generation.pool, generation.instances)]
+    return [*pools, ("training", plan.training.pool, plan.training.units)]
+
+
+class RayImporter(Importer):
+    """Reads the groups that :class:`RayExporter` writes for RL plans."""
+
+    kinds = ("rl",)
+
+    tp: Annotated[Count | None, Field(description="GPUs of a unit; default: those of a bundle.")] = None
+    samples: Annotated[Count, Field(description="Samples of a step.")]
+
+    def read(self, text: str, kind: str) -> Imported:
+        """Pools with their units."""
+        units: dict[str, int] = {}
+        for group in _groups(text):
+            role = group.name.partition("-")[0]
+            if role not in ("generation", "training", "shared") or role in units:
+                raise FieldError(
+                    f"groups: {group.name!r} is no single group of generation, training or shared",
+                    path="groups",
+                    hint="an rl request is read from one group of each role",
+                )
+            units[role] = group.units(self.tp)
+        generation = units.get("generation", units.get("shared"))
+        if generation is None:
+            raise FieldError("groups: no group generates", path="groups", hint='name one "generation" or "shared"')
+        request = rl_request(
+            generation=generation,
+            training=None if "shared" in units else units.get("training", 0),
+            samples=self.samples,
+            prompt_tokens=None,
+            max_tokens=None,
+        )
+        if not request["training_units"]:
+            del request["training_units"], request["pools"][1], request["layout"]
+        return Imported(request, missing=MISSING)
+
+
+class _Group(Row):
+    """A placement group, as the keyword arguments of Ray."""
+
+    name: str
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    bundles: Annotated[list[dict[str, Annotated[float, Field(ge=0, le=MAX_COUNT)]]], Field(min_length=1)]
+    bundle_label_selector: list[dict[str, str]] | None = None
+
+    def units(self, tp: int | None) -> int:
+        """Units of ``tp`` GPUs; by default a unit is a bundle.
+
+        Raises
+        ------
+        FieldError
+            The GPUs are no multiple of a unit.
+        """
+        gpus = [bundle.get("GPU", 0.0) for bundle in self.bundles]
+        size = tp if tp is not None else max(gpus[0], 1.0)
+        if sum(gpus) % size or not sum(gpus):
+            raise FieldError(
+                f"groups: {sum(gpus):g} GPUs of {self.name} are no multiple of {size:g}",
+                path="groups",
+                hint="give the option tp: GPUs of a unit",
+            )
+        return int(sum(gpus) / size)
+
+
+class _File(Row):
+    groups: Annotated[list[_Group], Field(min_length=1)]
+
+
+def _groups(text: str) -> list[_Group]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FieldError(
+            f"the file is not JSON: {error}", hint='{"groups": [{"name", "strategy", "bundles"}]}'
+        ) from None
+    return read_request(_File, value).groups

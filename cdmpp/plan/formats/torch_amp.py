@@ -1,0 +1,80 @@
+"""Types of the modules of a torch model, from a precision plan; ``torch_amp_apply`` beside it applies them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.formats.formats import Exported, Exporter, Imported, Importer
+from cdmpp.plan.precision.schema import PrecisionPlan
+from cdmpp.predict.requests.request import Answer, Name, Request
+
+#: Types that a torch module computes in, forward and backward.
+TYPES = ("float16", "bfloat16", "float32")
+
+
+class TorchAmpExporter(Exporter):
+    """Writes a JSON object: module name to type, for one device of the plan."""
+
+    kinds = ("precision",)
+
+    device: Annotated[Name | None, Field(description="Device of the plan, by name; default: the only one.")] = None
+
+    def export(self, request: Request[Any], plan: Answer) -> Exported:
+        """The types of one device; operators are the modules of the same name."""
+        assert isinstance(plan, PrecisionPlan)
+        by_name = {device.name: device.dtypes for device in plan.devices}
+        if self.device is None and len(by_name) > 1:
+            raise FieldError(
+                "device: the plan has several devices, and a map is for one",
+                path="device",
+                hint="give the option device: one of " + ", ".join(by_name),
+            )
+        name = self.device if self.device is not None else next(iter(by_name))
+        if name not in by_name:
+            raise FieldError(f"device: {name!r} is not in the plan", path="device", hint="one of " + ", ".join(by_name))
+        types = by_name[name]
+        integer = [operator for operator, dtype in types.items() if dtype not in TYPES]
+        if integer:
+            raise FieldError(
+                f"operators: {', '.join(integer[:5])} compute in {types[integer[0]]}, for which torch has no training",
+                path="operators",
+                hint=f"leave {', '.join(TYPES)} in the dtypes of the device {name!r}",
+            )
+        notes = ["operators are modules of the same name; apply_types names those that the module does not have"]
+        return Exported(json.dumps(types, indent=1) + "\n", tuple(notes))
+
+
+class TorchAmpImporter(Importer):
+    """Reads the map: each operator has one type."""
+
+    kinds = ("precision",)
+
+    def read(self, text: str, kind: str) -> Imported:
+        """Operators with their only type; devices, sizes and costs are missing."""
+        types = read_types(text)
+        operators = [{"id": name, "dtypes": [dtype]} for name, dtype in types.items()]
+        return Imported({"operators": operators}, missing=("devices", "operators.0.output_elements"))
+
+
+def read_types(text: str) -> dict[str, str]:
+    """The map of a file.
+
+    Raises
+    ------
+    FieldError
+        The text is not a JSON object of types.
+    """
+    try:
+        types = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FieldError(f"the file is not JSON: {error}", hint="give a file of the format torch-amp") from None
+    if not isinstance(types, dict) or not types:
+        raise FieldError("the file is not a JSON object", hint='module names to types: {"layers.0": "float16"}')
+    for name, dtype in types.items():
+        if dtype not in TYPES:
+            raise FieldError(f"{name}: {dtype!r} is no type", path=name, hint="one of " + ", ".join(TYPES))
+    return types

@@ -1,0 +1,192 @@
+"""Schedules of ``torch.distributed.pipelining`` (``_PipelineScheduleRuntime._load_csv``, compute-only format).
+
+The file has one row for each rank. An action is ``<stage><type><micro-batch>``, such as ``2F0``. Its types are F
+(forward), B (backward), I (backward for the inputs alone) and W (backward for the weights). torch derives the ranks of
+the stages from the rows, and adds the communication.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.formats.formats import Exported, Exporter
+from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
+from cdmpp.plan.multimodal.plan_schema import LayoutEntry, MultimodalPlan
+from cdmpp.plan.multimodal.schema import MultimodalRequest
+from cdmpp.plan.split.schema import SplitPlan, SplitRequest
+from cdmpp.predict.requests.request import Answer, Request
+from cdmpp.simulate.emulator.orders import one_f_one_b
+from cdmpp.simulate.emulator.schema import SimulatePlan, SimulateRequest
+
+
+class Action(NamedTuple):
+    """One computation of a stage; ``str()`` is torch's text of it."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+Rows = list[list[Action]]
+
+
+class TorchCsvExporter(Exporter):
+    """Writes the order of the passes of each rank."""
+
+    kinds = ("pipeline", "simulate", "split")
+
+    def export(self, request: Request[Any], plan: Answer) -> Exported:
+        """One row for each rank."""
+        if isinstance(plan, FusedPlan) and isinstance(request, FusedRequest):
+            rows, notes = _fused(request, plan)
+        elif isinstance(plan, MultimodalPlan) and isinstance(request, MultimodalRequest):
+            rows, notes = _multimodal(request, plan)
+        elif isinstance(plan, SplitPlan) and isinstance(request, SplitRequest):
+            rows, notes = _split(request, plan)
+        else:
+            assert isinstance(plan, SimulatePlan) and isinstance(request, SimulateRequest)
+            rows, notes = _simulated(request, plan)
+        _check_ranks(rows)
+        return Exported(to_csv(rows), tuple(notes))
+
+
+def to_csv(rows: Sequence[Sequence[Action]]) -> str:
+    """Text of the file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([str(action) for action in row] for row in rows)
+    return text.getvalue()
+
+
+def _fused(request: FusedRequest, plan: FusedPlan) -> tuple[Rows, list[str]]:
+    if len(request.models) > 1:
+        raise FieldError(
+            f"models: {len(request.models)} models share the ranks, and a schedule of torch has the stages of one",
+            path="models",
+            hint="plan one model for torch-csv; no format of torch.distributed.pipelining has several",
+        )
+    model = request.models[0]
+    copies: dict[int, dict[int, Any]] = {}
+    for rank, row in enumerate(plan.order):
+        for step in row:
+            copies.setdefault(step.copy_, {}).setdefault(rank, []).append(step)
+    chosen = min(copies, key=lambda copy: max(row[-1].end_s for row in copies[copy].values()))
+    ranks = sorted(copies[chosen])
+    rows = []
+    for position, rank in enumerate(ranks):
+        stage = position if model.direction == "down" else len(ranks) - 1 - position
+        rows.append([Action(stage, step.pass_, step.micro_batch) for step in copies[chosen][rank]])
+    notes = [f"{model.micro_batches} micro-batches (n_microbatches) on {model.stages} ranks, one stage on each"]
+    if len(copies) > 1:
+        notes.append(
+            f"the plan has {len(copies)} copies of the model, the file the order of copy {chosen}, which ends first; "
+            "each copy is a data-parallel replica with its own pipeline group"
+        )
+    if request.max_activations is not None:
+        notes.append("max_activations is not in the file: the order of the passes keeps it")
+    return rows, notes
+
+
+def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows, list[str]]:
+    if plan.order is None or plan.sub_batches is None:
+        raise FieldError(
+            "batches: the plan has several steps, and a schedule of torch has one", path="batches", hint='give "batch"'
+        )
+    chain = _chain(request)
+    sizes = {name: set(cut.items) for name, cut in plan.sub_batches.items()}
+    counts = {name: cut.count for name, cut in plan.sub_batches.items()}
+    if len(set(counts.values())) > 1 or any(len(items) > 1 for items in sizes.values()):
+        each = ", ".join(f"{name} {plan.sub_batches[name].items}" for name in chain)
+        raise FieldError(
+            f"sub_batches: torch divides a batch into equal micro-batches, and the plan does not (items: {each})",
+            path="sub_batches",
+            hint="a plan of one module whose items its number of sub-micro-batches divides can be exported",
+        )
+    stages: dict[tuple[str, int, int], int] = {}
+    for name in chain:
+        for entry in plan.layout:
+            if entry.module == name:
+                stages[entry.module, entry.segment, entry.rank] = len(stages)
+    rows = [
+        [Action(stages[step.module, step.segment, rank], step.pass_, step.micro_batch) for step in row]
+        for rank, row in enumerate(plan.order)
+    ]
+    parts = ", ".join(f"{stages[e.module, e.segment, e.rank]}: {layers_text(e)}" for e in plan.layout)
+    notes = [f"{next(iter(counts.values()))} micro-batches (n_microbatches)", f"layers of the stages: {parts}"]
+    changed = [str(rank.rank) for rank in plan.memory or [] if any({*k} - {"keep"} for k in rank.knobs.values())]
+    if changed:
+        notes.append(f"recomputing and offloading on ranks {', '.join(changed)} are not in the file")
+    return rows, notes
+
+
+def _chain(request: MultimodalRequest) -> list[str]:
+    """Modules in the order of the forward pass, each after at most one and before at most one other."""
+    names = [module.name for module in request.modules]
+    before = {module.name: list(module.after) for module in request.modules}
+    first = [name for name in names if not before[name]]
+    branches = len(first) > 1 or any(len(after) > 1 for after in before.values())
+    if branches or any(sum(name in after for after in before.values()) > 1 for name in names):
+        raise FieldError(
+            "modules: torch sends the output of a stage to the next stage only, and these modules are no chain",
+            path="modules",
+            hint="a plan of one module, or of modules one behind the other, can be exported",
+        )
+    chain = first
+    while following := [name for name in names if before[name] == [chain[-1]]]:
+        chain = chain + following
+    return chain
+
+
+def layers_text(entry: LayoutEntry) -> str:
+    """Layers of a layout entry, such as "language 0-3"."""
+    return f"{entry.module} {entry.first_layer}-{entry.first_layer + entry.layers - 1}"
+
+
+def _split(request: SplitRequest, plan: SplitPlan) -> tuple[Rows, list[str]]:
+    stages = len(plan.stages)
+    rows: Rows = [[] for _ in plan.stages]
+    for stage, passes in zip(plan.stages, one_f_one_b(stages, stages, request.micro_batches), strict=True):
+        rows[stage.rank] = [Action(stage.stage, item.kind, item.micro_batch) for item in passes]
+    parts = ", ".join(f"{stage.stage}: {stage.first_layer}-{stage.last_layer}" for stage in plan.stages)
+    return rows, [
+        f"1F1B with {request.micro_batches} micro-batches (n_microbatches)",
+        f"layers of the stages are not in the file: {parts}",
+    ]
+
+
+def _simulated(request: SimulateRequest, plan: SimulatePlan) -> tuple[Rows, list[str]]:
+    if plan.timeline is None:
+        raise FieldError(
+            "timeline: the plan has no passes", path="timeline", hint='omit "timeline": false in the request'
+        )
+    delayed = {(item.stage, item.micro_batch) for item in plan.timeline if item.kind == "W"}
+    rows: Rows = [[] for _ in range(request.ranks_used)]
+    for item in plan.timeline:
+        kind = "I" if item.kind == "B" and (item.stage, item.micro_batch) in delayed else item.kind
+        rows[item.rank].append(Action(item.stage, kind, item.micro_batch))
+    notes = [f"{len(request.class_of_each[0])} micro-batches (n_microbatches)"]
+    for mode in ("recompute", "offload"):
+        stages = [str(s) for s, stage in enumerate(request.stages) if stage.memory == mode]
+        if stages:
+            notes.append(f"{mode} of stages {', '.join(stages)} is not in the file")
+    if len(set(request.class_of_each[0])) > 1:
+        notes.append("classes of micro-batches are not in the file: torch divides a batch into equal micro-batches")
+    if request.replicas:
+        notes.append("further data-parallel copies are not in the file: each uses the same schedule")
+    return rows, notes
+
+
+def _check_ranks(rows: Rows) -> None:
+    idle = [str(rank) for rank, row in enumerate(rows) if not row]
+    if idle:
+        raise FieldError(
+            f"ranks: {', '.join(idle)} of {len(rows)} run no stage, and torch needs one on each",
+            path="ranks",
+            hint=f"plan for {len(rows) - len(idle)} ranks",
+        )

@@ -1,0 +1,237 @@
+"""Training costs of a dense transformer: layers of ``split`` requests and stages of ``simulate`` requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cdmpp.errors import FieldError
+from cdmpp.predict.llm.config import LLMConfig
+
+#: Bytes of one weight: 16-bit weight, 32-bit gradient, 32-bit master weight and two 32-bit moments of Adam.
+WEIGHT_BYTES = 18
+_HALF = 2
+NOTES = (
+    "a backward pass is priced as two products for each linear layer, twice the forward pass of attention, and twice "
+    "that of norms and activations",
+    f"{WEIGHT_BYTES} bytes for each weight: 16-bit weight, 32-bit gradient, master weight and two moments",
+    "activations are the 16-bit inputs of linear layers, norms and attention; scores are not kept",
+    "norms are priced as fused layer norms, also where they are RMS norms",
+)
+
+Form = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a transformer is trained.
+
+    Attributes
+    ----------
+    micro_batch, sequence : int
+        Sequences of a micro-batch; tokens of a sequence.
+    tp : int
+        Tensor-parallel ranks of each stage.
+    dtype : str
+    sequence_parallel : bool
+        Whether each tensor-parallel rank has a part of the tokens between the linear layers.
+    """
+
+    micro_batch: int
+    sequence: int
+    tp: int = 1
+    dtype: str = "bfloat16"
+    sequence_parallel: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.micro_batch * self.sequence
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a tensor-parallel rank between the linear layers."""
+        return -(-self.tokens // self.tp) if self.sequence_parallel else self.tokens
+
+
+def check_dense(model: LLMConfig) -> None:
+    """Raise FieldError for a model with experts or latent attention, whose training is not priced."""
+    if model.experts is not None or model.latent is not None:
+        what = "layers of experts" if model.experts is not None else "latent attention"
+        raise FieldError(
+            f"model: {what} cannot be imported",
+            path="model",
+            hint="write the layers of the request by hand (docs/pipelines.md)",
+        )
+
+
+def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
+    """Raise FieldError where the tensor-parallel ranks do not divide the heads or the columns."""
+    for name in ("heads", "kv_heads", "intermediate", "vocab"):
+        count = getattr(model, name)
+        if count % tp and not (name == "kv_heads" and tp % count == 0):
+            raise FieldError(
+                f"{option}: {tp} ranks do not divide {count} ({name})", path=option, hint="choose a divisor"
+            )
+
+
+def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:
+    """Layers of a ``split`` request: embedding, blocks, head.
+
+    Parameters
+    ----------
+    model : LLMConfig
+    run : Training
+    transfer : dict, optional
+        Predicted cost of sending a layer's output to another rank.
+    """
+    send = {} if transfer is None else {"transfer": transfer}
+    return [
+        {"name": "embedding"} | _layer(*_embedding(model, run)) | _sizes(model, run, "embedding") | send,
+        {"name": "block", "count": model.layers} | _layer(*_block(model, run)) | _sizes(model, run, "block") | send,
+        {"name": "head"} | _layer(*_head(model, run)) | _sizes(model, run, "head"),
+    ]
+
+
+def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device: Any, **fields: Any) -> Form:
+    """A stage of a ``simulate`` request.
+
+    Parameters
+    ----------
+    parts : mapping of str to int
+        Numbers of "embedding", "block" and "head" in this stage.
+    device : str or dict
+    **fields
+        Further fields of the stage.
+    """
+    costs = {"embedding": _embedding, "block": _block, "head": _head}
+    stage: Form = {}
+    for index, name in enumerate(("forward", "backward")):
+        works = [
+            {"program": program, "count": count * times}
+            for part, times in parts.items()
+            if times
+            for program, count in costs[part](model, run)[index]
+        ]
+        stage[name] = {"programs": works, "device": device}
+    for field in ("activation_bytes", "weight_bytes"):
+        stage[field] = float(sum(times * _sizes(model, run, part)[field] for part, times in parts.items()))
+    return stage | {"boundary_bytes": float(run.tokens * model.hidden * _HALF)} | fields
+
+
+def transfer_form(model: LLMConfig, run: Training, device: Any) -> Form:
+    """Cost of sending the output of a stage to another rank."""
+    size = run.tokens * model.hidden * _HALF
+    return {"collective": {"operator": "send_recv", "bytes": float(size), "ranks": 2}, "device": device}
+
+
+Works = list[tuple[Form, int]]
+
+
+def _layer(forward: Works, backward: Works) -> Form:
+    both = {"forward": forward, "backward": backward}
+    return {
+        name: {"programs": [{"program": program, "count": count} for program, count in works]}
+        for name, works in both.items()
+    }
+
+
+def _linear(m: int, n: int, k: int, dtype: str) -> Form:
+    return {"operator": "linear", "m": m, "n": n, "k": k, "dtype": dtype}
+
+
+def _gradients(m: int, n: int, k: int, dtype: str) -> Works:
+    """Products of a linear layer's backward pass: gradients of its input and of its weight."""
+    return [(_linear(m, k, n, dtype), 1), (_linear(n, k, m, dtype), 1)]
+
+
+def _products(model: LLMConfig, run: Training) -> list[tuple[int, int, int]]:
+    """Rows, columns and depth of the linear layers of a block on one tensor-parallel rank."""
+    tokens, h, f = run.tokens, model.hidden, model.intermediate // run.tp
+    kv_heads = max(model.kv_heads // run.tp, 1)
+    heads = model.heads // run.tp
+    up = f * (2 if model.gated else 1)
+    qkv = (heads + 2 * kv_heads) * model.head_dim
+    return [(tokens, qkv, h), (tokens, h, heads * model.head_dim), (tokens, up, h), (tokens, h, f)]
+
+
+def _block(model: LLMConfig, run: Training) -> tuple[Works, Works]:
+    dtype, tokens = run.dtype, run.tokens
+    products = _products(model, run)
+    attention = {
+        "operator": "attention_prefill",
+        "batch": run.micro_batch,
+        "q_len": run.sequence,
+        "heads": model.heads // run.tp,
+        "kv_heads": max(model.kv_heads // run.tp, 1),
+        "head_dim": model.head_dim,
+        "dtype": dtype,
+    }
+    norm = {"operator": "layernorm", "rows": run.row_tokens, "cols": model.hidden, "dtype": dtype}
+    activation = {
+        "operator": "silu_and_mul" if model.gated else "gelu",
+        "rows": tokens,
+        "cols": model.intermediate // run.tp,
+        "dtype": dtype,
+    }
+    rest: Works = [(attention, 1), (norm, 2), (activation, 1)]
+    sums: Works = [] if run.tp == 1 else [(_sum(model, run), 2)]
+    forward: Works = [(_linear(*sizes, dtype), 1) for sizes in products]
+    backward = [work for sizes in products for work in _gradients(*sizes, dtype)]
+    return forward + rest + sums, backward + [(form, 2 * count) for form, count in rest] + sums
+
+
+def _sum(model: LLMConfig, run: Training) -> Form:
+    size = run.tokens * model.hidden * _HALF
+    return {"operator": "all_reduce", "bytes": size, "ranks": run.tp, "dtype": run.dtype}
+
+
+def _embedding(model: LLMConfig, run: Training) -> tuple[Works, Works]:
+    lookup = {
+        "operator": "embedding",
+        "rows": run.tokens,
+        "cols": model.hidden,
+        "table_rows": model.vocab // run.tp,
+        "dtype": run.dtype,
+    }
+    works: Works = [(lookup, 1)] if run.tp == 1 else [(lookup, 1), (_sum(model, run), 1)]
+    return works, [(lookup, 1)]
+
+
+def _head(model: LLMConfig, run: Training) -> tuple[Works, Works]:
+    sizes = (run.tokens, model.vocab // run.tp, model.hidden)
+    return [(_linear(*sizes, run.dtype), 1)], _gradients(*sizes, run.dtype)
+
+
+def _sizes(model: LLMConfig, run: Training, part: str) -> Form:
+    """Bytes on one tensor-parallel rank: weights with gradients and optimizer, and activations of a micro-batch."""
+    table, row = model.vocab // run.tp * model.hidden, model.hidden * _HALF
+    if part != "block":
+        inputs = row if part == "head" else 0
+        return {"weight_bytes": float(table * WEIGHT_BYTES), "activation_bytes": float(run.tokens * inputs)}
+    products = _products(model, run)
+    weights = sum(n * k for _, n, k in products) + 2 * model.hidden
+    # Inputs of the products; queries, keys and values; inputs of the activation. Between them: two norms.
+    columns = 2 * model.hidden + sum(k for _, _, k in products) + products[0][1] + products[2][1]
+    return {"weight_bytes": float(weights * WEIGHT_BYTES), "activation_bytes": float(run.tokens * columns * _HALF)}
+
+
+def even_stages(layers: int, stages: int) -> list[dict[str, int]]:
+    """Blocks of each stage, as many on each; the first has the embedding, the last the head.
+
+    Raises
+    ------
+    FieldError
+        The stages do not divide the layers.
+    """
+    if layers % stages:
+        raise FieldError(f"{layers} layers cannot be divided equally among {stages} stages", hint="give a layout")
+    return ended([{"block": layers // stages} for _ in range(stages)])
+
+
+def ended(stages: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    """Stages with the embedding in the first and the head in the last one."""
+    parts = [{"embedding": 0, **stage, "head": 0} for stage in stages]
+    parts[0]["embedding"] = parts[-1]["head"] = 1
+    return parts

@@ -1,0 +1,298 @@
+"""Compiled list scheduling from priorities, and its improvement by scheduling forwards and backwards in turn.
+
+The functions that call each other share this file: numba does not recompile a caller when a callee in another file
+changes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cdmpp.plan.fused.problem import GroupArrays
+from cdmpp.utils.jit import jit
+
+
+@jit
+def can_finish(groups: GroupArrays, firsts: np.ndarray, done: np.ndarray, free: np.ndarray, ended: np.ndarray) -> bool:
+    """Whether all micro-batches in flight can still finish, one after the other (Dijkstra's banker's algorithm).
+
+    A micro-batch that finds memory on all ranks ahead of it runs to its end and frees what it holds; then the next
+    one is tried. Within a replica the earlier micro-batch goes first.
+
+    Parameters
+    ----------
+    groups : GroupArrays
+    firsts : ndarray of int64, shape (replicas,)
+        Group of each replica's first stage that allocates memory.
+    done : ndarray of int64, shape (groups,)
+        Tasks of each group that were scheduled.
+    free : ndarray of float64, shape (ranks,)
+        Free memory of each rank; overwritten.
+    ended : ndarray of int64, shape (replicas,)
+        Overwritten.
+    """
+    if free.min() >= groups.activation.max():
+        return True  # a micro-batch holds at most one activation on a rank: any of them can finish
+    for replica in range(len(firsts)):
+        ended[replica] = done[groups.partner[firsts[replica]]]
+    progress = True
+    while progress:
+        progress = False
+        waiting = False
+        for replica in range(len(firsts)):
+            first = firsts[replica]
+            while ended[replica] < done[first]:
+                job = ended[replica]
+                fits = True
+                g = first
+                while g >= 0 and groups.opens[g] and fits:
+                    fits = done[g] > job or free[groups.rank[g]] >= groups.activation[g]
+                    g = groups.after[g]
+                if not fits:
+                    waiting = True
+                    break
+                g = first
+                while g >= 0 and groups.opens[g]:
+                    if done[groups.partner[g]] <= job < done[g]:
+                        free[groups.rank[g]] += groups.activation[g]
+                    g = groups.after[g]
+                ended[replica] += 1
+                progress = True
+        if not waiting:
+            return True
+    return False
+
+
+@jit
+def fits(opens: bool, in_flight: int, window: int, held: float, activation: float, limit: float) -> bool:
+    """Whether a group's next task may allocate its memory: its group's window and its rank's memory have room.
+
+    Takes numbers alone: passing arrays to an inner function costs numba reference counts, 15 times the whole loop.
+    """
+    return not opens or (in_flight < window and held + activation <= limit)
+
+
+@jit
+def list_schedule(
+    groups: GroupArrays,
+    window: np.ndarray,
+    limit: np.ndarray,
+    guarded: bool,
+    priority: np.ndarray,
+    patience: float,
+    start: np.ndarray,
+    peak: np.ndarray,
+    stop: np.ndarray,
+) -> float:
+    """Schedule all tasks by priority: Giffler and Thompson's construction (1960).
+
+    The rank whose next task can end first is served. It takes its task of least priority value among those that
+    can start soon enough. ``patience`` (0 to 1) is the share of the time until that first end for which the rank
+    may idle to wait for a more urgent task. With a negative ``patience`` every rank takes its tasks in priority
+    order and waits for each as long as needed: only so are schedules reached in which a rank idles to keep memory
+    free.
+
+    Parameters
+    ----------
+    groups : GroupArrays
+        ``Tasks.mirrored`` schedules backwards in time.
+    window : ndarray of int64, shape (groups,)
+        Most micro-batches in flight, for groups that allocate memory.
+    limit : ndarray of float64, shape (ranks,)
+        Memory of each rank.
+    guarded : bool
+        Never start a task that would leave micro-batches waiting for each other's memory (:func:`can_finish`).
+        Needed where the limits are tight; takes a few times as long.
+    priority : ndarray of float64, shape (tasks,)
+        The least value is most urgent.
+    start : ndarray of float64, shape (tasks,)
+        Filled with the start of each task, in seconds.
+    peak : ndarray of float64, shape (ranks,)
+        Filled with the peak memory of each rank.
+    stop : ndarray of int64, shape (1,)
+        Not 0, also while this runs: end without a schedule.
+
+    Returns
+    -------
+    float
+        The makespan in seconds; -1 on a deadlock: unguarded, or with less memory than one activation; -2: stopped.
+    """
+    rank_groups, rank_start, rank, count, offset, duration, before, after, opens, partner, activation = groups
+    ranks = len(rank_start) - 1
+    done = np.zeros(len(rank), np.int64)
+    rank_free_s = np.zeros(ranks)
+    held = np.zeros(ranks)
+    soonest_end_s = np.zeros(ranks)
+    changed = np.ones(ranks, np.bool_)
+    earliest_s = np.full(len(rank), np.inf)
+    blocked = np.zeros(len(rank), np.bool_)
+    firsts = np.flatnonzero(opens & (before < 0))
+    ended = np.zeros(len(firsts), np.int64)
+    peak[:] = 0.0
+    makespan = 0.0
+    remaining = count.sum()
+    while remaining > 0:
+        if stop[0] != 0:
+            return -2.0
+        chosen_rank = -1
+        end_s = np.inf
+        for r in range(ranks):
+            if changed[r]:
+                changed[r] = False
+                soonest_end_s[r] = np.inf
+                wanted = -1
+                if patience < 0.0:
+                    urgency = np.inf
+                    for k in range(rank_start[r], rank_start[r + 1]):
+                        g = rank_groups[k]
+                        if done[g] < count[g] and priority[offset[g] + done[g]] < urgency:
+                            urgency = priority[offset[g] + done[g]]
+                            wanted = g
+                for k in range(rank_start[r], rank_start[r + 1]):
+                    g = rank_groups[k]
+                    i, p = done[g], before[g]
+                    earliest_s[g] = np.inf
+                    if i >= count[g] or blocked[g] or (wanted >= 0 and g != wanted) or (p >= 0 and done[p] <= i):
+                        continue
+                    if fits(opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
+                        ready_s = start[offset[p] + i] + duration[p] if p >= 0 else 0.0
+                        earliest_s[g] = max(rank_free_s[r], ready_s)
+                        soonest_end_s[r] = min(soonest_end_s[r], earliest_s[g] + duration[g])
+            if soonest_end_s[r] < end_s:
+                end_s = soonest_end_s[r]
+                chosen_rank = r
+        chosen = -1
+        urgency = np.inf
+        if chosen_rank >= 0:
+            first_s = np.inf
+            for k in range(rank_start[chosen_rank], rank_start[chosen_rank + 1]):
+                first_s = min(first_s, earliest_s[rank_groups[k]])
+            latest_s = first_s + max(patience, 0.0) * (end_s - first_s)
+            for k in range(rank_start[chosen_rank], rank_start[chosen_rank + 1]):
+                g = rank_groups[k]
+                if earliest_s[g] <= latest_s and priority[offset[g] + done[g]] < urgency:
+                    urgency = priority[offset[g] + done[g]]
+                    chosen = g
+        elif patience < 0.0:
+            # The ranks wait for each other: the most urgent task that can start goes out of turn.
+            for g in range(len(rank)):
+                i, p, r = done[g], before[g], rank[g]
+                if i >= count[g] or blocked[g] or priority[offset[g] + i] >= urgency or (p >= 0 and done[p] <= i):
+                    continue
+                if fits(opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
+                    urgency = priority[offset[g] + i]
+                    chosen = g
+                    ready_s = start[offset[p] + i] + duration[p] if p >= 0 else 0.0
+                    earliest_s[g] = max(rank_free_s[r], ready_s)
+        if chosen < 0:
+            return -1.0
+        g = chosen
+        r = rank[g]
+        if guarded and opens[g]:
+            done[g] += 1
+            held[r] += activation[g]
+            safe = can_finish(groups, firsts, done, limit - held, ended)
+            done[g] -= 1
+            held[r] -= activation[g]
+            if not safe:
+                blocked[g] = True
+                changed[r] = True
+                continue
+        if guarded:
+            for k in range(len(rank)):
+                if blocked[k]:
+                    blocked[k] = False
+                    changed[rank[k]] = True
+        remaining -= 1
+        start[offset[g] + done[g]] = earliest_s[g]
+        done[g] += 1
+        rank_free_s[r] = earliest_s[g] + duration[g]
+        makespan = max(makespan, rank_free_s[r])
+        if opens[g]:
+            held[r] += activation[g]
+            peak[r] = max(peak[r], held[r])
+        else:
+            held[r] -= activation[g]
+        changed[r] = True
+        if after[g] >= 0:
+            changed[rank[after[g]]] = True
+    return makespan
+
+
+@jit
+def improve(
+    groups: GroupArrays,
+    mirrored: GroupArrays,
+    group: np.ndarray,
+    mirror: np.ndarray,
+    windows: np.ndarray,
+    limits: np.ndarray,
+    guarded: bool,
+    priorities: np.ndarray,
+    patiences: np.ndarray,
+    rounds: int,
+    starts: np.ndarray,
+    figures: np.ndarray,
+    stop: np.ndarray,
+) -> None:
+    """Schedule each row of priorities and improve it: forward-backward improvement (Li and Willis 1992).
+
+    A schedule's ends are priorities for the problem with time reversed; its starts are priorities for the plain
+    one. The best schedule of all rounds is kept: the least makespan, then the least peak.
+
+    Parameters
+    ----------
+    groups, mirrored : GroupArrays
+        The problem, and the same with time reversed.
+    group, mirror : ndarray of int64, shape (tasks,)
+        As in :class:`cdmpp.plan.fused.problem.Tasks`.
+    windows, limits, guarded, priorities, patiences
+        As for :func:`list_schedule`, with one row per schedule.
+    rounds : int
+        Most schedules for each row.
+    starts : ndarray of float64, shape (rows, tasks)
+        Filled with start times in seconds.
+    figures : ndarray of float64, shape (rows, 3)
+        Filled with the makespan in seconds (-1: no schedule; -2: stopped before there was one), the largest peak of
+        the ranks, the sum of the peaks.
+    stop : ndarray of int64, shape (1,)
+        As for :func:`list_schedule`.
+    """
+    tasks = len(group)
+    start = np.empty(tasks)
+    mirrored_start = np.empty(tasks)
+    priority = np.empty(tasks)
+    peak = np.empty(len(groups.rank_start) - 1)
+    for row in range(len(priorities)):
+        window, limit, patience = windows[row], limits[row], patiences[row]
+        figures[row, 0] = -1.0
+        priority[:] = priorities[row]
+        best_makespan = np.inf
+        for turn in range(rounds):
+            backwards = turn % 2 == 1
+            direction = mirrored if backwards else groups
+            target = mirrored_start if backwards else start
+            makespan = list_schedule(direction, window, limit, guarded, priority, patience, target, peak, stop)
+            if backwards:
+                for t in range(tasks):
+                    start[t] = makespan - (mirrored_start[mirror[t]] + groups.duration[group[t]])
+            if makespan < 0.0:
+                figures[row, 0] = max(figures[row, 0], makespan) if turn > 0 else makespan
+                break
+            largest, total = peak.max(), peak.sum()
+            kept = figures[row, 0]
+            equal = makespan <= kept * (1 + 1e-12)
+            leaner = largest < figures[row, 1] or (largest == figures[row, 1] and total < figures[row, 2])
+            if kept < 0.0 or makespan < kept * (1 - 1e-12) or (equal and leaner):
+                figures[row, 0] = makespan
+                figures[row, 1] = largest
+                figures[row, 2] = total
+                starts[row, :] = start
+            if turn >= 2 and makespan >= best_makespan:
+                break
+            best_makespan = min(best_makespan, makespan)
+            if backwards:
+                priority[:] = start
+            else:
+                for t in range(tasks):
+                    priority[mirror[t]] = -(start[t] + groups.duration[group[t]])

@@ -1,0 +1,182 @@
+"""Request and plan of fused pipelines: ``{"models": [...]}`` of ``cdmpp plan pipeline``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cdmpp.plan.fused.problem import Model, Problem
+from cdmpp.predict.requests.pricing import Cost, PredictedCost
+from cdmpp.predict.requests.render import Table
+from cdmpp.predict.requests.request import (
+    Budget,
+    Closed,
+    Count,
+    MaxSteps,
+    Plan,
+    PositiveSeconds,
+    Request,
+    Row,
+    Seed,
+    exactly_one,
+)
+from cdmpp.utils.units import format_latency
+
+MAX_ACTIVATION = 1e12
+#: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
+MAX_RATIO = 1e9
+Figure = Literal["latency_s", "lower_s", "upper_s"]
+
+
+class ModelForm(Closed):
+    """One model. Each of its two costs is given in seconds, or predicted from the programs of one stage."""
+
+    stages: Annotated[
+        Count,
+        Field(description="Number of equal stages; divides the ranks, which the model's replicas fill side by side."),
+    ]
+    micro_batches: Annotated[Count, Field(description="Number of micro-batches of each replica.")]
+    forward_s: Annotated[PositiveSeconds | None, Field(description="Seconds of a stage for one micro-batch.")] = None
+    backward_s: PositiveSeconds | None = None
+    forward: Annotated[
+        PredictedCost | None, Field(description="Instead of forward_s: the programs of a stage's forward pass.")
+    ] = None
+    backward: PredictedCost | None = None
+    direction: Annotated[
+        Literal["down", "up"], Field(description="Stage 0 of replica 0 is on rank 0 (down) or on the last rank (up).")
+    ] = "down"
+    activation: Annotated[
+        float, Field(gt=0, le=MAX_ACTIVATION, description="Memory that a stage holds for a micro-batch, in any unit.")
+    ] = 1.0
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        exactly_one(self, "forward_s", "forward")
+        return exactly_one(self, "backward_s", "backward")
+
+    def costs(self) -> tuple[Cost, Cost]:
+        """Forward and backward cost of a stage; the request must be resolved."""
+        return _cost(self.forward_s, self.forward), _cost(self.backward_s, self.backward)
+
+
+def _cost(seconds: float | None, predicted: PredictedCost | None) -> Cost:
+    if predicted is not None:
+        return predicted.cost
+    assert seconds is not None
+    return Cost.given(seconds)
+
+
+class Interval(Row):
+    """Makespan of the same order with every predicted cost at its lower bound, and with each at its upper bound."""
+
+    lower_s: float
+    upper_s: float
+
+
+class StageCost(Row):
+    """Seconds of one stage of a model for one micro-batch."""
+
+    forward_s: float
+    backward_s: float
+
+
+class Step(Row):
+    """One pass of a micro-batch on a rank; rank, model and copy determine its stage."""
+
+    model: Annotated[int, Field(description="Index of the model in the request.")]
+    copy_: Annotated[int, Field(alias="copy", description="Index of the model's replica.")]
+    pass_: Annotated[Literal["F", "B"], Field(alias="pass")]
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class FusedPlan(Plan):
+    """A fused schedule; baselines, bound and gap refer to ``makespan_s``."""
+
+    makespan_s: float
+    lower_bound_s: float
+    peak_activations: Annotated[
+        float,
+        Field(description="Peak memory of all ranks; held from a forward pass's start to its backward pass's end."),
+    ]
+    rank_peak_activations: Annotated[list[float], Field(description="Peak memory of each rank.")]
+    interval: Annotated[Interval | None, Field(description="null where all costs are given.")]
+    costs: Annotated[list[StageCost], Field(description="Costs of each model.")]
+    steps: Annotated[int, Field(description="Schedules that the search evaluated.")]
+    order: Annotated[list[list[Step]], Field(description="Passes of each rank, in order.")]
+
+    def tables(self) -> list[Table]:
+        """Makespan, baselines, and the work and memory of each rank."""
+        lines = [
+            f"makespan {format_latency(self.makespan_s)}, {100 * self.gap:.2f} % above the lower bound "
+            f"({format_latency(self.lower_bound_s)})"
+        ]
+        if self.interval is not None:
+            lines.append(f"with all predictions at their bounds {self.interval}")
+        baselines = [
+            (name, format_latency(seconds), f"{seconds / self.makespan_s:.2f} x")
+            for name, seconds in self.baselines.items()
+        ]
+        ranks = []
+        for rank, (row, peak) in enumerate(zip(self.order, self.rank_peak_activations, strict=True)):
+            busy = sum(step.end_s - step.start_s for step in row) / self.makespan_s
+            first = " ".join(f"{step.pass_}{step.micro_batch}.{step.model}" for step in row[:8])
+            ranks.append((str(rank), f"{100 * busy:.1f} %", f"{peak:g}", first + (" ..." if len(row) > 8 else "")))
+        return [
+            Table.lines(*lines),
+            Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2)),
+            Table.lines(f"peak activations of a rank {self.peak_activations:g}"),
+            Table(("rank", "busy", "activations", "first passes"), ranks, right=(0, 1, 2)),
+            Table.lines("F0.1: forward pass of micro-batch 0 of model 1", *self.explanation),
+        ]
+
+
+class FusedRequest(Request[FusedPlan]):
+    """A schedule of one or more models that train at once on the same ranks (RLHFuse's fused pipelines)."""
+
+    models: Annotated[list[ModelForm], Field(min_length=1)]
+    ranks: Count
+    max_activations: Annotated[
+        Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None,
+        Field(description="Memory limit of each rank, in the unit of `activation`."),
+    ] = None
+    budget_s: Budget = 1.0
+    seed: Seed = 0
+    max_steps: MaxSteps = None
+
+    def sizes(self) -> dict[str, int]:
+        """Ranks, models and passes."""
+        passes = sum(2 * model.micro_batches * self.ranks for model in self.models)
+        return {"ranks": self.ranks, "models": len(self.models), "passes": passes}
+
+    def check(self) -> None:
+        """Raise FieldError or InfeasibleError for a request that is wrong whatever its programs cost."""
+        self._problem([(1.0, 1.0)] * len(self.models))
+
+    def costs(self) -> list[tuple[Cost, Cost]]:
+        """Forward and backward cost of a stage of each model; the request must be resolved."""
+        return [model.costs() for model in self.models]
+
+    def problem(self, figure: Figure = "latency_s") -> Problem:
+        """The scheduling problem; the request must be resolved.
+
+        Parameters
+        ----------
+        figure : {"latency_s", "lower_s", "upper_s"}
+            Which figure of the costs to use: the prediction or one of its bounds.
+
+        Raises
+        ------
+        FieldError, InfeasibleError
+        """
+        return self._problem([(getattr(f, figure), getattr(b, figure)) for f, b in self.costs()])
+
+    def _problem(self, seconds: Sequence[tuple[float, float]]) -> Problem:
+        models = tuple(
+            Model(form.stages, form.micro_batches, forward_s, backward_s, form.direction, form.activation)
+            for form, (forward_s, backward_s) in zip(self.models, seconds, strict=True)
+        )
+        return Problem(self.ranks, models, self.max_activations)

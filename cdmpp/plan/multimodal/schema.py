@@ -1,0 +1,300 @@
+"""Request of a multimodal pipeline: ``{"modules": [...]}`` of ``cdmpp plan pipeline``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.plan.multimodal.memory import Knob, Memory
+from cdmpp.plan.multimodal.modules import EFFICIENCY, Module, sort_topologically
+from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
+from cdmpp.plan.multimodal.space import MOST_SEGMENTS
+from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
+from cdmpp.predict.requests.pricing import Cost
+from cdmpp.predict.requests.request import (
+    MAX_COUNT,
+    MAX_SECONDS,
+    Budget,
+    Closed,
+    Count,
+    MaxSteps,
+    Name,
+    Request,
+    Seed,
+    WholeNumber,
+    exactly_one,
+)
+
+#: Least seconds of a layer: sums and squares of these are far from the limits of floating point.
+LEAST_SECONDS = 1e-12
+LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
+RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
+Items = Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
+Figure = Literal["latency_s", "lower_s", "upper_s"]
+
+
+class GivenCurves(Closed):
+    """Seconds of one layer by size of the sub-micro-batch."""
+
+    sizes: Annotated[list[Count], Field(min_length=1, description="Sub-micro-batch sizes in items, growing.")]
+    forward_s: Annotated[list[LayerSeconds], Field(min_length=1)]
+    backward_s: Annotated[list[LayerSeconds], Field(min_length=1)]
+
+    def check(self, path: str) -> None:
+        """Raise FieldError where the curves contradict each other."""
+        for name, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            if len(seconds) != len(self.sizes):
+                raise FieldError(
+                    f"{path}.{name}: {len(seconds)} values for {len(self.sizes)} sizes", path=f"{path}.{name}"
+                )
+        if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
+            raise FieldError(f"{path}.sizes: sizes must grow", path=f"{path}.sizes")
+
+    @property
+    def largest_size(self) -> int:
+        """Largest size."""
+        return self.sizes[-1]
+
+    def points(self) -> tuple[list[int], list[Cost], list[Cost]]:
+        """Sizes, and the forward and backward cost at each."""
+        return self.sizes, [Cost.given(s) for s in self.forward_s], [Cost.given(s) for s in self.backward_s]
+
+
+class Curves(Closed):
+    """Two curves over "batch", each given in seconds or predicted from programs."""
+
+    forward: BatchCurve
+    backward: BatchCurve
+
+    def check(self, path: str) -> None:
+        """Raise FieldError where the curves contradict each other."""
+        for name, curve in (("forward", self.forward), ("backward", self.backward)):
+            curve.check(f"{path}.{name}")
+            if min(curve.seconds or [1.0]) < LEAST_SECONDS:
+                raise FieldError(f"{path}.{name}.seconds: less than {LEAST_SECONDS:g} s", path=f"{path}.{name}.seconds")
+        if self.forward.batch != self.backward.batch:
+            path = f"{path}.backward.batch"
+            raise FieldError(f"{path}: sizes differ from those of forward", path=path)
+
+    @property
+    def largest_size(self) -> int:
+        """Largest size."""
+        return self.forward.batch[-1]
+
+    def points(self) -> tuple[list[int], list[Cost], list[Cost]]:
+        """Sizes, and the forward and backward cost at each; the request must be resolved."""
+        return self.forward.batch, self.forward.points()[1], self.backward.points()[1]
+
+
+class ModuleForm(Closed):
+    """One module: its layers, the cost of one, and what it keeps in memory."""
+
+    name: Name
+    layers: Annotated[
+        Count | Annotated[list[RelativeTime], Field(min_length=1)],
+        Field(description="Number of equal layers, or the time of each relative to the curves."),
+    ]
+    cost: GivenCurves | Curves
+    after: Annotated[list[Name], Field(description="Modules whose output it takes.", default_factory=list)]
+    segments: Annotated[
+        Annotated[int, Field(ge=1, le=MOST_SEGMENTS), WholeNumber] | None,
+        Field(description="Most passes over all ranks; default: as many as have a layer on each rank, up to 16."),
+    ] = None
+    activation_bytes: Annotated[Bytes, Field(description="Bytes that a layer keeps for an item.")] = 0.0
+    boundary_bytes: Annotated[
+        Bytes, Field(description="Bytes that recomputation keeps for an item at the input of a rank's layers.")
+    ] = 0.0
+    weight_bytes: Annotated[Bytes, Field(description="Bytes of a layer's weights, gradients and optimizer states.")] = (
+        0.0
+    )
+
+    @property
+    def layer_times(self) -> tuple[float, ...]:
+        """Time of each layer relative to the curves."""
+        return (1.0,) * self.layers if isinstance(self.layers, int) else tuple(self.layers)
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers."""
+        return self.layers if isinstance(self.layers, int) else len(self.layers)
+
+    def check(self, names: Sequence[str], ranks: int, path: str) -> None:
+        """Raise FieldError where parts of the module contradict each other or the modules' ``names``."""
+        for j, name in enumerate(self.after):
+            if name not in names:
+                raise FieldError(
+                    f"{path}.after.{j}: no module is called {name!r}",
+                    path=f"{path}.after.{j}",
+                    hint="one of: " + ", ".join(names),
+                )
+        self.cost.check(f"{path}.cost")
+        layers = self.layer_count
+        if self.segments is not None and self.segments > max(1, layers // ranks):
+            raise FieldError(
+                f"{path}.segments: {self.segments} segments on {ranks} ranks need {self.segments * ranks} layers, "
+                f"not {layers}",
+                path=f"{path}.segments",
+            )
+
+
+class MultimodalRequest(Request[MultimodalPlan]):
+    """A training step of a multimodal model on a pipeline of ranks."""
+
+    modules: Annotated[list[ModuleForm], Field(min_length=1)]
+    batch: Annotated[
+        dict[str, Items] | None, Field(description="The mix: number of items of each module in the step.")
+    ] = None
+    batches: Annotated[
+        list[dict[str, Items]] | None,
+        Field(min_length=1, description="Instead of batch: the mixes of several steps, planned on one placement."),
+    ] = None
+    ranks: Count
+    samples: Annotated[
+        Name | None,
+        Field(
+            description="Module whose items are the samples: an item of another module belongs to one of them. "
+            "Default: the module that exchanges data with most others, the last of these."
+        ),
+    ] = None
+    efficiency: Annotated[
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="Share of the peak items per second that sub-micro-batches of PipeWeaver's rule reach. "
+            "The rule is a baseline; the plan tries every size.",
+        ),
+    ] = EFFICIENCY
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit of each rank.")] = None
+    knobs: Annotated[
+        list[Knob],
+        Field(
+            min_length=1,
+            max_length=3,
+            description='What may be done with activations; default: ["keep"].',
+            default_factory=lambda: ["keep"],
+        ),
+    ]
+    host_bandwidth_bytes_per_s: Annotated[
+        Annotated[float, Field(ge=1, le=MAX_BYTES)] | None,
+        Field(description="Bandwidth of a rank's link to the host in each direction; for the knob offload."),
+    ] = None
+    budget_s: Budget = 1.0
+    max_steps: MaxSteps = None
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        return exactly_one(self, "batch", "batches")
+
+    def sizes(self) -> dict[str, int]:
+        """Modules, layers of one, ranks, steps, items of a step, and its tasks in the largest sub-micro-batches."""
+        largest = {module.name: module.cost.largest_size for module in self.modules}
+        batches = [batch for _, batch in self.named_batches()]
+        tasks = [2 * self.ranks * sum(-(-n // largest.get(name, n or 1)) for name, n in b.items()) for b in batches]
+        return {
+            "modules": len(self.modules),
+            "layers": max(module.layer_count for module in self.modules),
+            "ranks": self.ranks,
+            "steps": len(batches),
+            "items": max(sum(batch.values()) for batch in batches),
+            "tasks": max(tasks),
+        }
+
+    def check(self) -> None:
+        """Raise FieldError where parts of the request contradict each other; ``path`` names the field."""
+        names = [module.name for module in self.modules]
+        for i, module in enumerate(self.modules):
+            if names.index(module.name) != i:
+                path = f"modules.{i}.name"
+                raise FieldError(f"{path}: two modules are called {module.name!r}", path=path)
+            module.check(names, self.ranks, f"modules.{i}")
+        for path, batch in self.named_batches():
+            _check_batch(batch, names, path)
+        if self.samples is not None and self.samples not in names:
+            raise FieldError(
+                f"samples: no module is called {self.samples!r}", path="samples", hint="one of: " + ", ".join(names)
+            )
+        if "offload" in self.knobs and self.host_bandwidth_bytes_per_s is None:
+            path = "host_bandwidth_bytes_per_s"
+            raise FieldError(f"{path}: the knob offload needs it", path=path)
+        has_bytes = any(module.activation_bytes or module.weight_bytes for module in self.modules)
+        if self.memory_bytes is not None and not has_bytes:
+            raise FieldError(
+                "memory_bytes: a limit needs the memory of the modules",
+                path="memory_bytes",
+                hint="give activation_bytes or weight_bytes of the modules",
+            )
+        sort_topologically(names, [[names.index(name) for name in module.after] for module in self.modules])
+
+    def named_batches(self) -> list[tuple[str, dict[str, int]]]:
+        """Field and mix of each step."""
+        if self.batches is not None:
+            return [(f"batches.{number}", batch) for number, batch in enumerate(self.batches)]
+        assert self.batch is not None
+        return [("batch", self.batch)]
+
+    def costs(self) -> list[tuple[list[Cost], list[Cost]]]:
+        """Forward and backward cost of a layer of each module, by size; the request must be resolved."""
+        return [module.cost.points()[1:] for module in self.modules]
+
+    def resolved_modules(self, figure: Figure = "latency_s") -> list[Module]:
+        """The modules with their costs; the request must be resolved.
+
+        Parameters
+        ----------
+        figure : {"latency_s", "lower_s", "upper_s"}
+            Which figure of the costs to use: the prediction or one of its bounds.
+        """
+        names = [module.name for module in self.modules]
+        modules = []
+        for form in self.modules:
+            sizes, forward, backward = form.cost.points()
+            modules.append(
+                Module(
+                    name=form.name,
+                    layers=form.layer_times,
+                    sizes=np.array(sizes, dtype=np.float64),
+                    forward_s=np.array([getattr(cost, figure) for cost in forward]),
+                    backward_s=np.array([getattr(cost, figure) for cost in backward]),
+                    after=tuple(sorted({names.index(name) for name in form.after})),
+                    activation_bytes=form.activation_bytes,
+                    boundary_bytes=form.boundary_bytes,
+                    weight_bytes=form.weight_bytes,
+                    segments=form.segments,
+                )
+            )
+        return modules
+
+    @property
+    def samples_index(self) -> int | None:
+        """Index of the module of samples; None where the request names none."""
+        return None if self.samples is None else [module.name for module in self.modules].index(self.samples)
+
+    @property
+    def memory(self) -> Memory:
+        """Memory limit and knobs."""
+        return Memory(
+            float("inf") if self.memory_bytes is None else self.memory_bytes,
+            tuple(dict.fromkeys(self.knobs)),
+            float("inf") if self.host_bandwidth_bytes_per_s is None else self.host_bandwidth_bytes_per_s,
+        )
+
+
+def _check_batch(batch: dict[str, int], names: list[str], path: str) -> None:
+    unknown = [name for name in batch if name not in names]
+    missing = [name for name in names if name not in batch]
+    if unknown or missing:
+        problem = "names no module" if unknown else "is missing"
+        raise FieldError(
+            f"{path}: {(unknown or missing)[0]!r} {problem}",
+            path=path,
+            hint="give the items of each module: " + ", ".join(names),
+        )
+    if not any(batch.values()):
+        raise FieldError(f"{path}: the step has no items", path=path, hint="at least one item of one module")

@@ -1,0 +1,173 @@
+"""Operators of a precision request in topological order, validated, with their sensitivities."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.precision.indicator import indicator
+from cdmpp.plan.precision.schema import DeviceLine, OperatorForm, PrecisionRequest
+from cdmpp.programs.operators import BASIC_DTYPES, DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Network:
+    """The operators of a request, in the order of computation.
+
+    Attributes
+    ----------
+    devices : sequence of DeviceLine
+    operators : list of OperatorForm
+        In topological order.
+    positions : list of int
+        Position of each operator in the request, for messages.
+    index : dict of str to int
+        Index in ``operators`` by id.
+    sensitivity : list of dict of str to float
+        Error that each type adds, by operator.
+    """
+
+    devices: Sequence[DeviceLine]
+    operators: list[OperatorForm]
+    positions: list[int]
+    index: dict[str, int]
+    sensitivity: list[dict[str, float]]
+
+    def dtypes(self, device: DeviceLine, i: int) -> tuple[str, ...]:
+        """Levels of operator ``i`` on a device: fewest bits first; of equal bits, the larger error first."""
+        allowed = self.operators[i].dtypes
+        names = {name for name in device.dtypes if allowed is None or name in allowed}
+        errors = self.sensitivity[i]
+        return tuple(sorted(names, key=lambda name: (DTYPE_BYTES[name], -errors.get(name, 0.0), name)))
+
+
+def read_network(request: PrecisionRequest) -> Network:
+    """Validate the operators and order them.
+
+    Raises
+    ------
+    FieldError
+        Names are used twice, dependencies are unknown or cyclic, or an operator has no type or no sensitivity.
+    """
+    devices, operators = request.devices, request.operators
+    _index_of([device.name for device in devices], "devices", "name")
+    index = _index_of([operator.id for operator in operators], "operators", "id")
+    for position, operator in enumerate(operators):
+        _check_sources(position, operator)
+    positions = _topological_order(operators, index)
+    ordered = [operators[position] for position in positions]
+    network = Network(
+        devices,
+        ordered,
+        positions,
+        {operator.id: i for i, operator in enumerate(ordered)},
+        _sensitivities(ordered, request.gamma),
+    )
+    _check_levels(network)
+    return network
+
+
+def _sensitivities(operators: Sequence[OperatorForm], gamma: float) -> list[dict[str, float]]:
+    """Error of each type by operator: given, or computed by the indicator."""
+    depths: dict[str, int] = {}
+    for operator in operators:
+        depths[operator.id] = 1 + max((depths[name] for name in operator.deps), default=0)
+    statistics = {op.id: op.statistics.statistics() for op in operators if op.statistics is not None}
+    # Operators without statistics count in the depths too.
+    computed = indicator(statistics, depths, BASIC_DTYPES, gamma)
+    errors: list[dict[str, float]] = []
+    for operator in operators:
+        form = operator.sensitivity
+        given = form.model_dump(exclude_none=True) if form is not None else {}
+        errors.append(computed.get(operator.id, {"float32": 0.0, **given}))
+    return errors
+
+
+def _check_levels(network: Network) -> None:
+    """Each operator has a type on each device, and a sensitivity for each of its types."""
+    for d, device in enumerate(network.devices):
+        if len(set(device.dtypes)) < len(device.dtypes):
+            raise FieldError(f"devices.{d}.dtypes: a type twice", path=f"devices.{d}.dtypes")
+        for i, position in enumerate(network.positions):
+            levels = network.dtypes(device, i)
+            if not levels:
+                path = f"operators.{position}.dtypes"
+                raise FieldError(f"{path}: {device.name!r} has none of these types", path=path)
+            missing = [name for name in levels if name not in network.sensitivity[i]]
+            if missing:
+                path = f"operators.{position}.sensitivity"
+                raise FieldError(
+                    f"{path}: no value for {', '.join(missing)}",
+                    path=path,
+                    hint="give the error that each allowed type adds, or statistics",
+                )
+
+
+def _index_of(names: Sequence[str], where: str, field: str) -> dict[str, int]:
+    """Index by name; names are distinct."""
+    index: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if name in index:
+            path = f"{where}.{i}.{field}"
+            raise FieldError(f"{path}: {name!r} is already the {field} of {where}.{index[name]}", path=path)
+        index[name] = i
+    return index
+
+
+def _check_sources(position: int, operator: OperatorForm) -> None:
+    """Costs come from one source, and so do sensitivities."""
+    path = f"operators.{position}"
+    if (operator.costs is None) == (operator.forward is None):
+        raise FieldError(f"{path}: give either costs or forward", path=f"{path}.costs")
+    backwards = (operator.backward is not None) + (operator.backward_factor is not None)
+    if backwards != (operator.forward is not None):
+        raise FieldError(
+            f"{path}: give exactly one of backward and backward_factor with forward, and neither without it",
+            path=f"{path}.backward",
+        )
+    if operator.sensitivity is not None and operator.statistics is not None:
+        raise FieldError(f"{path}: give either sensitivity or statistics", path=f"{path}.sensitivity")
+
+
+def _topological_order(operators: Sequence[OperatorForm], index: Mapping[str, int]) -> list[int]:
+    """Positions in topological order; of the operators that are ready, the first in the request comes first."""
+    waits = [0] * len(operators)
+    readers: list[list[int]] = [[] for _ in operators]
+    for i, operator in enumerate(operators):
+        for k, name in enumerate(operator.deps):
+            path = f"operators.{i}.deps.{k}"
+            if name not in index:
+                raise FieldError(f"{path}: no operator is called {name!r}", path=path)
+            if name in operator.deps[:k]:
+                raise FieldError(f"{path}: {name!r} is listed twice", path=path)
+            readers[index[name]].append(i)
+            waits[i] += 1
+    ready = [i for i, count in enumerate(waits) if not count]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        order.append(i)
+        for reader in readers[i]:
+            waits[reader] -= 1
+            if not waits[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(operators):
+        cycle = _cycle(operators, index, waits)
+        names = " -> ".join(operators[i].id for i in reversed(cycle[-9:]))
+        path = f"operators.{cycle[-1]}.deps"
+        raise FieldError(f"{path}: a cycle: {names}", path=path)
+    return order
+
+
+def _cycle(operators: Sequence[OperatorForm], index: Mapping[str, int], waits: Sequence[int]) -> list[int]:
+    """A cycle among the operators that wait, against the direction of the edges."""
+    # Walk from an operator that waits to one that it waits for; the first one met twice closes a cycle.
+    walk = [next(i for i, count in enumerate(waits) if count)]
+    while True:
+        i = next(index[name] for name in operators[walk[-1]].deps if waits[index[name]])
+        if i in walk:
+            return [*walk[walk.index(i) :], i]
+        walk.append(i)

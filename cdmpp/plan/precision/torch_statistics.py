@@ -1,0 +1,89 @@
+"""Tensor statistics of a PyTorch module, read by hooks in one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from cdmpp.errors import DataError
+from cdmpp.plan.precision.indicator import OperatorStatistics, TensorStatistics
+
+
+def operator_statistics(
+    module: nn.Module, inputs: tuple[Any, ...], loss: Callable[[Any], torch.Tensor]
+) -> dict[str, OperatorStatistics]:
+    """Statistics of every called module without children, from one forward and backward pass.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Its gradients are cleared before and after; its parameters do not change.
+    inputs : tuple
+        Arguments of the module.
+    loss : callable
+        Maps the module's output to a scalar.
+
+    Returns
+    -------
+    dict of str to OperatorStatistics
+        By module name, in the order of the calls, as a plan's operators are. A module that is called several
+        times has the statistics of its last call.
+
+    Raises
+    ------
+    DataError
+        The loss is not a scalar.
+    """
+    inputs_of: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
+    handles: list[Any] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def forward(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            floating = [a for a in args if torch.is_tensor(a) and a.is_floating_point()]
+            if not floating or not torch.is_tensor(output):
+                return
+            inputs_of.pop(name, None)
+            inputs_of[name] = floating[0].detach()
+            if output.requires_grad:
+                output.register_hook(keep)  # type: ignore[no-untyped-call]
+
+        def keep(gradient: torch.Tensor) -> None:
+            gradients[name] = gradient.detach()
+
+        return forward
+
+    for name, part in module.named_modules():
+        if not list(part.children()):
+            handles.append(part.register_forward_hook(watch(name)))
+    try:
+        module.zero_grad(set_to_none=True)
+        value = loss(module(*inputs))
+        if value.numel() != 1:
+            raise DataError(f"the loss has {value.numel()} elements", hint="reduce it to a scalar")
+        value.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for handle in handles:
+            handle.remove()
+        module.zero_grad(set_to_none=True)
+    parts = dict(module.named_modules())
+    out: dict[str, OperatorStatistics] = {}
+    for name, tensor in inputs_of.items():
+        weight = getattr(parts[name], "weight", None)
+        product = isinstance(parts[name], nn.Linear | nn.modules.conv._ConvNd)
+        out[name] = OperatorStatistics(
+            _statistics(tensor),
+            _statistics(weight.detach()) if product and torch.is_tensor(weight) else None,
+            _statistics(gradients[name]) if name in gradients else None,
+        )
+    return out
+
+
+def _statistics(tensor: torch.Tensor) -> TensorStatistics:
+    values = tensor.double()
+    if not values.numel():
+        return TensorStatistics(0.0, 0.0, 0.0)
+    return TensorStatistics(float(values.numel()), float(values.square().sum()), float(values.abs().max()))

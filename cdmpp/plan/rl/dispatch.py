@@ -1,0 +1,274 @@
+"""Dispatch of samples to generation instances: one group, or separate instances for the long tail.
+
+StreamRL (arXiv:2504.15930, section 5, algorithm 2) gives the samples that its ranker flags as long N_l instances of
+their own, where smaller batches decode faster, and computes N_l from a quantile of the lengths. Here N_l is chosen by
+simulation: steps are drawn from the length distribution and ranked with the given recall. No prediction of a single
+length is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from cdmpp.plan.rl.engine import Floats, GenerationEngine, Ints, SampleQueues
+from cdmpp.plan.rl.generation import generate
+from cdmpp.plan.rl.lengths import SampledSteps
+
+#: A split is accepted if its mean gain is at least LEAST_GAIN and at least STANDARD_ERRORS standard errors, and if at
+#: most the share MOST_LOSERS of the steps become longer by more than LOSER_MARGIN.
+LEAST_GAIN, LOSER_MARGIN, MOST_LOSERS, STANDARD_ERRORS = 1e-3, 0.005, 0.05, 2.0
+#: Simulations of whole steps that a dispatcher keeps.
+MOST_KEPT = 4
+
+
+def never() -> bool:
+    """Default stop condition: the search is never interrupted."""
+    return False
+
+
+@dataclass(frozen=True)
+class TailSplit:
+    """Number of instances of each group.
+
+    Attributes
+    ----------
+    tail : int
+        Instances for the samples flagged as long; 0: no split, all instances serve all samples.
+    regular : int
+        The other instances.
+    """
+
+    tail: int
+    regular: int
+
+    @property
+    def instances(self) -> int:
+        """Instances of both groups."""
+        return self.tail + self.regular
+
+    def queues(self, samples: int, tail_samples: int) -> SampleQueues:
+        """One queue per group, in the ranker's order (LPT if the ranker is right)."""
+        if self.tail == 0:
+            return SampleQueues.shared(samples, self.regular)
+        order = np.arange(samples, dtype=np.int64)
+        return SampleQueues.of([order[:tail_samples], order[tail_samples:]], [self.tail, self.regular])
+
+
+class Dispatcher:
+    """Simulated makespans of dispatches on sampled steps. Makespans are cached.
+
+    Parameters
+    ----------
+    engine : GenerationEngine
+    steps : SampledSteps
+    pessimistic : SampledSteps, optional
+        Steps from a ranker that misses any of the longest samples with equal chance.
+    doubt : float
+        Probability that the ranker is the pessimistic one. Gains of a split are means over both.
+    """
+
+    def __init__(
+        self, engine: GenerationEngine, steps: SampledSteps, pessimistic: SampledSteps | None = None, doubt: float = 0.0
+    ) -> None:
+        self.engine, self.steps, self.doubt = engine, steps, doubt
+        self.pessimistic = None if pessimistic is None else Dispatcher(engine, pessimistic)
+        self._makespans: dict[tuple[str | tuple[int, int], int], Floats] = {}
+        self._simulated: dict[TailSplit, tuple[Floats, float]] = {}
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step."""
+        return int(self.steps.lengths.shape[1])
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of each prompt."""
+        return self.engine.prompt_tokens
+
+    @cached_property
+    def tokens(self) -> Floats:
+        """Tokens of prompts and responses of each step, (draws,)."""
+        tokens: Floats = (self.steps.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64)
+        return tokens
+
+    def finish_times(self, split: TailSplit) -> Floats:
+        """Time at which each sample ends, (draws, samples)."""
+        return self._simulate(split)[0]
+
+    def preemptions(self, split: TailSplit) -> float:
+        """Mean number of preemptions of a step."""
+        return self._simulate(split)[1]
+
+    def _simulate(self, split: TailSplit) -> tuple[Floats, float]:
+        """Finish times and preemptions of whole steps; the last few splits are kept."""
+        kept = self._simulated.get(split)
+        if kept is not None:
+            return kept
+        queues = split.queues(self.samples, self.steps.tail_samples)
+        results = [generate(self.engine, row, queues) for row in self.steps.lengths]
+        finish = np.array([result.finish_s for result in results])
+        simulated = finish, float(np.mean([result.preemptions for result in results]))
+        for oldest in list(self._simulated)[: 1 - MOST_KEPT]:
+            self._simulated.pop(oldest, None)
+        self._simulated[split] = simulated
+        if split.tail == 0:
+            self._makespans["all", split.regular] = finish.max(1)
+        return simulated
+
+    def makespans(self, split: TailSplit) -> Floats:
+        """Time at which generation ends, (draws,)."""
+        if split.tail == 0:
+            return self._group("all", split.regular, self.steps.lengths)
+        return np.maximum(self._tail(split.tail), self._regular(split.regular))
+
+    def random_finish_times(self, instances: int) -> Floats:
+        """Baseline: :meth:`finish_times` in random order."""
+        queues = SampleQueues.shared(self.samples, instances)
+        finish = np.empty(self.steps.lengths.shape)
+        for draw, (row, order) in enumerate(zip(self.steps.lengths, self.steps.shuffled, strict=True)):
+            finish[draw, order] = generate(self.engine, row[order], queues).finish_s
+        return finish
+
+    def choose_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
+        """:meth:`best_split` if its gain is significant, else no split."""
+        unsplit = TailSplit(0, instances)
+        if instances < 2 or self.samples < 2:
+            return unsplit
+        split = self.best_split(instances, over)
+        gain = self.gains(split)
+        error = float(gain.std(ddof=1)) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
+        losers = (1 - self.makespans(split) / self.makespans(unsplit) < -LOSER_MARGIN).mean()
+        significant = gain.mean() > max(LEAST_GAIN, STANDARD_ERRORS * error) and losers <= MOST_LOSERS
+        return split if significant else unsplit
+
+    def gains(self, split: TailSplit) -> Floats:
+        """Relative reduction of each makespan by a split, with ``doubt`` taken into account, (draws,)."""
+        unsplit = TailSplit(0, split.instances)
+        gain: Floats = 1 - self.makespans(split) / self.makespans(unsplit)
+        if self.pessimistic is None or self.doubt == 0:
+            return gain
+        pessimistic: Floats = 1 - self.pessimistic.makespans(split) / self.pessimistic.makespans(unsplit)
+        expected: Floats = gain + self.doubt * (pessimistic - gain)
+        return expected
+
+    def best_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
+        """The split into two groups with the largest mean gain, which may be negative.
+
+        ``over``: whether to end the search with the best split so far.
+        """
+        # With more tail instances the tail ends sooner and the rest later: the best split is near the crossing.
+        # Doubt moves it to fewer tail instances.
+        low, high = 1, instances - 1
+        while low < high and not over():
+            middle = (low + high) // 2
+            if self._tail(middle).mean() > self._regular(instances - middle).mean():
+                low = middle + 1
+            else:
+                high = middle
+        losses: dict[int, float] = {}
+
+        def best_near(center: int, reach: int) -> int:
+            for tail in range(max(center - reach, 1), min(center + reach, instances - 1) + 1):
+                if tail not in losses and not (losses and over()):
+                    losses[tail] = -float(self.gains(TailSplit(tail, instances - tail)).mean())
+            return min(losses, key=lambda tail: (losses[tail], tail))
+
+        best = best_near(low, 3)
+        if self.pessimistic is not None and self.doubt > 0:
+            for tail in np.unique(np.linspace(1, low, 9).astype(int)).tolist():
+                best = best_near(tail, 0)
+            best = best_near(best, 2)
+        return TailSplit(best, instances - best)
+
+    def quantile_rule_split(self, instances: int, combine: Literal["max", "sum"] = "max") -> TailSplit:
+        """Baseline: StreamRL's rule (algorithm 2), computed from quantiles instead of by simulation.
+
+        An instance with M samples and batch B takes ``PTL(B) * L * ceil(M / B)`` seconds. L is the 90th percentile
+        of the lengths for the tail and the median for the others. The algorithm adds the times of both groups
+        ("sum"); they run in parallel, so the step takes their maximum ("max").
+        """
+        if instances < 2 or self.samples < 2:
+            return TailSplit(0, instances)
+        median, high = np.quantile(self.steps.lengths, [0.5, 0.9])
+
+        def seconds(samples: int, instances: Ints, length: float) -> Floats:
+            samples_each = -(-samples // instances)
+            batch = np.minimum(samples_each, self.engine.max_batch)
+            whole: Floats = self.engine.seconds_per_token[batch] * length * -(-samples_each // batch)
+            return whole
+
+        tails = np.arange(1, instances)
+        long = seconds(self.steps.tail_samples, tails, high)
+        rest = seconds(self.samples - self.steps.tail_samples, instances - tails, median)
+        tail = 1 + int((np.maximum(long, rest) if combine == "max" else long + rest).argmin())
+        return TailSplit(tail, instances - tail)
+
+    def guessed_finish_times(self, instances: int, over: Callable[[], bool] = never) -> Floats | None:
+        """Baseline: :meth:`finish_times` if a guess of each length is trusted.
+
+        The guesses of each step determine its groups, order and best split; the true lengths are generated. None if
+        the search is ``over`` before all splits are compared.
+        """
+        longest = min(self.engine.memory_tokens - self.engine.prompt_tokens, 2**31)
+        finish = np.empty(self.steps.lengths.shape)
+        for draw, (row, guess) in enumerate(zip(self.steps.lengths, self.steps.guesses, strict=True)):
+            order = np.argsort(-guess, kind="stable")
+            guessed = np.clip(np.rint(guess[order]), 1, longest).astype(np.int64)
+            guessed_step = SampledSteps(guessed[None], self.steps.tail_samples, order[None], guess[None])
+            dispatcher = Dispatcher(self.engine, guessed_step)
+            split = unsplit = TailSplit(0, instances)
+            if instances > 1 and self.samples > 1:
+                best = dispatcher.best_split(instances, over)
+                if over():
+                    return None
+                split = best if dispatcher.makespans(best)[0] < dispatcher.makespans(unsplit)[0] else unsplit
+            queues = split.queues(self.samples, self.steps.tail_samples)
+            finish[draw, order] = generate(self.engine, row[order], queues).finish_s
+        return finish
+
+    def longest_alone_s(self) -> Floats:
+        """Lower bound of any dispatch: the longest sample, decoded alone, (draws,)."""
+        longest = self.steps.lengths.max(1).astype(np.float64)
+        least: Floats = longest * self.engine.seconds_per_token[1:].min() + self.engine.prefill_s
+        return least
+
+    def lower_bound_s(self, instances: int) -> Floats:
+        """Lower bound for ``instances`` instances, (draws,): the longest sample alone, or the work divided evenly."""
+        bound: Floats = np.maximum(self.longest_alone_s(), self.work_s() / instances)
+        return bound
+
+    def work_s(self) -> Floats:
+        """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
+        work: Floats = self.steps.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
+        return work
+
+    def range_makespans(self, start: int, stop: int, instances: int) -> Floats:
+        """Time at which instances end that generate only the samples ``start`` to ``stop`` of each step, (draws,)."""
+        return self._group((start, stop), instances, self.steps.lengths[:, start:stop])
+
+    def simulate_range(self, start: int, stop: int, instances: int) -> tuple[Floats, float]:
+        """Time at which each of these samples ends, (draws, stop - start), and mean number of preemptions."""
+        queues = SampleQueues.shared(stop - start, instances)
+        rows = np.ascontiguousarray(self.steps.lengths[:, start:stop])
+        results = [generate(self.engine, row, queues) for row in rows]
+        finish = np.array([result.finish_s for result in results])
+        return finish, float(np.mean([result.preemptions for result in results]))
+
+    def _tail(self, instances: int) -> Floats:
+        return self._group("tail", instances, self.steps.lengths[:, : self.steps.tail_samples])
+
+    def _regular(self, instances: int) -> Floats:
+        return self._group("regular", instances, self.steps.lengths[:, self.steps.tail_samples :])
+
+    def _group(self, name: str | tuple[int, int], instances: int, lengths: Ints) -> Floats:
+        key = (name, instances)
+        if key not in self._makespans:
+            queues = SampleQueues.shared(lengths.shape[1], instances)
+            rows = np.ascontiguousarray(lengths)
+            self._makespans[key] = np.array([generate(self.engine, row, queues).end_s for row in rows])
+        return self._makespans[key]

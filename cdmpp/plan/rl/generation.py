@@ -1,0 +1,238 @@
+"""Event-driven simulation of one step's generation: continuous batching with a limited KV cache.
+
+The latency model is StreamRL's (arXiv:2504.15930, section 4): one decoding step takes ``seconds_per_token[batch]``,
+where ``batch`` is the number of samples that the instance decodes at that moment. The batch shrinks when samples end
+and grows when waiting samples enter; time advances from event to event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+
+from cdmpp.plan.rl.engine import Floats, GenerationEngine, Ints, SampleQueues
+from cdmpp.utils.jit import jit
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """Result of a simulation.
+
+    Attributes
+    ----------
+    finish_s : float64 array, (samples,)
+        Time at which each sample ended; infinite if it had not ended by ``until_s``.
+    left : int64 array, (samples,)
+        Tokens still to be generated.
+    home : int64 array, (samples,)
+        Instance that took the sample; -1 if it was still waiting at ``until_s``.
+    preemptions : int
+        Number of preemptions for lack of memory.
+    """
+
+    finish_s: Floats
+    left: Ints
+    home: Ints
+    preemptions: int
+
+    @property
+    def end_s(self) -> float:
+        """Time at which the last sample ended."""
+        return float(self.finish_s.max()) if len(self.finish_s) else 0.0
+
+
+def generate(
+    engine: GenerationEngine,
+    lengths: Ints,
+    queues: SampleQueues,
+    *,
+    done: Ints | None = None,
+    resident: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
+    start_s: Floats | None = None,
+    until_s: float = np.inf,
+) -> GenerationResult:
+    """Simulate the generation of a step.
+
+    An instance takes samples from its queue at its start and whenever one of its samples has ended, while it has
+    room. If several instances can take one at the same moment, the one with the fewest samples is first, then the
+    one with the lowest index; each takes one sample at a time.
+
+    Parameters
+    ----------
+    engine : GenerationEngine
+        Describes every instance.
+    lengths : int64 array, (samples,)
+        Tokens that each sample still has to generate.
+    queues : SampleQueues
+    done : int64 array, (samples,), optional
+        Tokens already generated. Default: 0.
+    resident : bool array, (samples,), optional
+        True for samples whose keys and values are in memory already: they enter without a prefill. Default: False.
+    start_s : float64 array, (instances,), optional
+        Start of each instance. Default: 0.
+    until_s : float
+        Time at which the simulation stops, between two tokens.
+    """
+    held = np.full(len(lengths), engine.prompt_tokens, dtype=np.int64)
+    fill = np.full(len(lengths), engine.prefill_s)
+    if done is not None:
+        held += done
+        fill += engine.refill_s() * done
+    if resident is not None:
+        fill[resident] = 0.0
+    starts = np.zeros(queues.instances) if start_s is None else start_s
+    finish, left = np.full(len(lengths), np.inf), lengths.astype(np.int64)
+    home = np.full(len(lengths), -1, dtype=np.int64)
+    preemptions = _run(
+        queues.members,
+        queues.starts,
+        queues.first_instances,
+        held,
+        fill,
+        engine.refill_s(),
+        engine.seconds_per_token,
+        engine.memory_tokens,
+        engine.reserve_tokens,
+        starts,
+        until_s,
+        finish,
+        left,
+        home,
+    )
+    return GenerationResult(finish, left, home, int(preemptions))
+
+
+def compile_loops() -> None:
+    """Compile the simulation, or load it from the cache, before the budget of a search begins."""
+    sample = np.ones(1, dtype=np.int64)
+    generate(GenerationEngine(np.ones(2)), sample, SampleQueues.shared(1, 1))
+
+
+@jit
+def _run(
+    members: Ints,
+    queue_starts: Ints,
+    first_instances: Ints,
+    held: Ints,
+    fill_s: Floats,
+    refill_s: float,
+    seconds_per_token: Floats,
+    memory: int,
+    reserve: int,
+    start_s: Floats,
+    until_s: float,
+    finish_s: Floats,
+    left: Ints,
+    home: Ints,
+) -> int:
+    """Simulate all instances; writes ``held``, ``fill_s``, ``finish_s``, ``left`` and ``home``; returns preemptions."""
+    max_batch = len(seconds_per_token) - 1
+    count, instances = len(left), len(start_s)
+    entered = np.zeros(count, dtype=np.int64)
+    # Decoding step at which a running sample ends, else -1. Entries of `ends` that differ from it are stale.
+    due = np.full(count, -1, dtype=np.int64)
+    preemptions = 0
+    # State of each instance between two of its turns.
+    steps_made = np.zeros(instances, dtype=np.int64)
+    memory_used = np.zeros(instances, dtype=np.int64)
+    is_blocked = np.zeros(instances, dtype=np.bool_)
+    all_ends = [[0] for _ in range(instances)]
+    all_entries = [[0] for _ in range(instances)]
+    all_preempted = [[0] for _ in range(instances)]
+    for instance in range(instances):
+        all_ends[instance].clear()
+        all_entries[instance].clear()
+        all_preempted[instance].clear()
+    for queue in range(len(queue_starts) - 1):
+        waiting, queue_end = queue_starts[queue], queue_starts[queue + 1]
+        # Heap of (time, running samples, instance): the smallest has the next turn.
+        turns = [(start_s[0], 0, 0)]
+        turns.clear()
+        for instance in range(first_instances[queue], first_instances[queue + 1]):
+            heappush(turns, (start_s[instance], 0, instance))
+        while len(turns) > 0:
+            now, active, instance = heappop(turns)
+            step, used, blocked = steps_made[instance], memory_used[instance], is_blocked[instance]
+            ends, entries, preempted = all_ends[instance], all_entries[instance], all_preempted[instance]
+            while True:
+                sample = -1
+                if active < max_batch and not blocked and now < until_s:
+                    if len(preempted) > 0:
+                        sample = preempted[-1]
+                    elif waiting < queue_end:
+                        sample = members[waiting]
+                    if sample >= 0 and active > 0 and used + held[sample] + min(reserve, left[sample]) > memory:
+                        sample = -1
+                if sample >= 0:
+                    if len(preempted) > 0:
+                        preempted.pop()
+                    else:
+                        waiting += 1
+                        home[sample] = instance
+                    now += fill_s[sample]
+                    entered[sample] = step
+                    due[sample] = step + left[sample]
+                    heappush(ends, due[sample] * count + sample)
+                    entries.append(sample)
+                    used += held[sample]
+                    active += 1
+                else:
+                    if active == 0:
+                        break
+                    while due[ends[0] % count] != ends[0] // count:
+                        heappop(ends)
+                    steps = ends[0] // count - step
+                    step_s = seconds_per_token[active]
+                    # A single sample always fits (GenerationEngine.check).
+                    out_of_memory = active > 1 and (memory - used) // active < steps
+                    if out_of_memory:
+                        steps = max((memory - used) // active, 0)
+                    if now + steps * step_s > until_s:
+                        # Tokens are not divided: a token in progress is generated again after the stop.
+                        step += int(max(until_s - now, 0.0) / step_s)
+                        break
+                    now += steps * step_s
+                    step += steps
+                    used += steps * active
+                    if out_of_memory:
+                        # Preempt the running sample that entered last.
+                        while due[entries[-1]] < 0:
+                            entries.pop()
+                        sample = entries.pop()
+                        made = step - entered[sample]
+                        used -= held[sample] + made
+                        held[sample] += made
+                        left[sample] -= made
+                        fill_s[sample] += refill_s * made
+                        due[sample] = -1
+                        # It returns to the same instance, before samples of the queue.
+                        preempted.append(sample)
+                        active -= 1
+                        preemptions += 1
+                        # No sample enters before another has ended, or this one would alternate.
+                        blocked = True
+                    else:
+                        # End all samples of this token before others enter.
+                        while len(ends) > 0 and ends[0] // count <= step:
+                            entry = heappop(ends)
+                            sample = entry % count
+                            if due[sample] != entry // count:
+                                continue
+                            finish_s[sample] = now
+                            used -= held[sample] + left[sample]
+                            left[sample] = 0
+                            due[sample] = -1
+                            active -= 1
+                        blocked = False
+                # Samples leave the queue in the order of time.
+                if len(turns) > 0 and turns[0] < (now, active, instance):
+                    heappush(turns, (now, active, instance))
+                    break
+            steps_made[instance], memory_used[instance], is_blocked[instance] = step, used, blocked
+    for sample in range(count):
+        if due[sample] >= 0:
+            left[sample] -= steps_made[home[sample]] - entered[sample]
+    return preemptions

@@ -1,0 +1,173 @@
+"""The planning problem that the search works on, built from a request with resolved costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cdmpp.plan.rl.costs import Pool, TrainingCost, token_table
+from cdmpp.plan.rl.dispatch import Dispatcher
+from cdmpp.plan.rl.engine import GenerationEngine
+from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
+from cdmpp.plan.rl.migration import MigrationLink
+from cdmpp.plan.rl.pipeline import PipelineSchedule
+from cdmpp.plan.rl.pool_schema import PoolForm
+from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.sizes import Objective, SizingProblem
+from cdmpp.plan.rl.weights_schema import WEIGHT_COSTS
+from cdmpp.predict.requests.pricing import Cost, cost_of
+
+#: Fields of a predicted cost.
+CostFigure = Literal["latency_s", "lower_s", "upper_s"]
+#: Samples move without cost.
+FREE_LINK = MigrationLink(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class RlProblem:
+    """One step of reinforcement learning to plan.
+
+    Attributes
+    ----------
+    lengths : LengthDistribution
+    ranker : LengthRanker
+    samples : int
+        Samples of a step.
+    sizing : SizingProblem
+    link : MigrationLink
+    objective : {"time", "cost"}
+    slack : float
+        Share by which a step may be longer than the shortest if it is cheaper.
+    most_step_s : float or None
+        Upper limit of the mean step.
+    draws : int
+        Number of search steps, and of held-out steps.
+    seed : int
+    doubt : float
+        Probability that a ranker with "near" misses has "any" misses instead.
+    """
+
+    lengths: LengthDistribution
+    ranker: LengthRanker
+    samples: int
+    sizing: SizingProblem
+    link: MigrationLink = FREE_LINK
+    objective: Objective = "time"
+    slack: float = 0.0
+    most_step_s: float | None = None
+    draws: int = 16
+    seed: int = 0
+    doubt: float = 0.0
+
+    def steps(self, held_out: bool, pessimistic: bool = False) -> SampledSteps:
+        """Sampled steps: those of the search or the held-out ones.
+
+        ``pessimistic``: ranked by a ranker that misses any of the longest samples.
+        """
+        seed = np.random.SeedSequence(self.seed).spawn(4)[held_out + 2 * pessimistic]
+        ranker = replace(self.ranker, misses="any") if pessimistic else self.ranker
+        return draw_steps(self.lengths, ranker, self.samples, self.draws, seed)
+
+    def dispatchers(self, engines: Mapping[int, GenerationEngine], held_out: bool) -> dict[int, Dispatcher]:
+        """Dispatchers of pools on the same sampled steps.
+
+        Each has the steps of a pessimistic ranker besides, unless the ranker is that one.
+        """
+        steps = self.steps(held_out)
+        pessimistic = None if self.ranker.misses == "any" else self.steps(held_out, pessimistic=True)
+        doubt = 0.0 if pessimistic is None else self.doubt
+        return {index: Dispatcher(engine, steps, pessimistic, doubt) for index, engine in engines.items()}
+
+
+def make_problem(
+    request: RlRequest, figure: CostFigure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
+) -> RlProblem:
+    """The problem of a request with resolved costs.
+
+    Parameters
+    ----------
+    request : RlRequest
+    figure : {"latency_s", "lower_s", "upper_s"}
+        Which value of each predicted cost to use.
+    schedules : mapping of int to PipelineSchedule, optional
+        Schedules of the pools that train by pipelines, by index (:func:`cdmpp.plan.rl.pipeline.schedules`).
+    """
+    schedules = schedules or {}
+    lengths = request.lengths.distribution(request.samples_per_step)
+    weights = request.weights
+    same_site_s, cross_site_s, shared_s = (float(getattr(weights.cost(name), figure)) for name in WEIGHT_COSTS)
+    sizing = SizingProblem(
+        tuple(
+            _pool(request, pool, lengths.median(), figure, schedules.get(index))
+            for index, pool in enumerate(request.pools)
+        ),
+        request.effective_mode,
+        same_site_s,
+        cross_site_s,
+        shared_s,
+        request.layout,
+        request.generation_units,
+        request.training_units,
+        request.staleness if request.effective_mode == "async" else None,
+        None if weights.transfer is None else weights.transfer.transfer(figure),
+        request.mix_pools,
+    )
+    return RlProblem(
+        lengths,
+        request.ranker.ranker(),
+        request.samples_per_step,
+        sizing,
+        MigrationLink(request.kv.bytes_per_token or 0.0, request.link_bytes_per_s),
+        request.objective,
+        request.slack,
+        request.most_step_s,
+        request.draw_count(),
+        request.seed,
+        request.ranker.doubt,
+    )
+
+
+def pool_costs(pool: PoolForm) -> list[Cost]:
+    """All costs of a pool with resolved costs."""
+    fields = [pool.prefill, pool.inference, None if pool.training is None else pool.training.sample]
+    costs = [cost_of(field) for field in fields if field is not None]
+    return costs if pool.decode is None else costs + pool.decode.points()[1]
+
+
+def _pool(
+    request: RlRequest, form: PoolForm, reserve_tokens: int, figure: CostFigure, schedule: PipelineSchedule | None
+) -> Pool:
+    """A pool of the search. An entering sample needs ``reserve_tokens`` of free memory."""
+    engine, training = None, None
+    if form.decode is not None:
+        sizes, costs = form.decode.points()
+        engine = GenerationEngine(
+            token_table(sizes, np.array([getattr(cost, figure) for cost in costs]), request.kv.max_batch),
+            request.kv.tokens_in(form.memory_bytes),
+            request.prompt_tokens,
+            getattr(cost_of(form.prefill), figure),
+            reserve_tokens,
+        )
+    if form.training is not None:
+        cost = form.training
+        predicted_s = 0.0 if cost.sample is None else getattr(cost.sample.cost, figure)
+        training = TrainingCost(
+            predicted_s + (cost.seconds_per_sample or 0.0) + (cost.step_s or 0.0) / request.samples_per_step,
+            cost.seconds_per_token or 0.0,
+            cost.fixed_s,
+            cost.efficiency,
+            cost.batch_overhead_s,
+        )
+        if cost.pipeline is not None:
+            assert schedule is not None, "schedules of all pools are given"
+            training = replace(
+                training,
+                run_s=getattr(schedule, figure),
+                run_samples=cost.pipeline.samples,
+                run_units=cost.pipeline.units,
+            )
+    inference_s = getattr(cost_of(form.inference), figure)
+    return Pool(form.name, form.units, form.price_per_hour, form.site, engine, training, inference_s)

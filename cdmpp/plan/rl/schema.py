@@ -1,0 +1,313 @@
+"""Request of the RL planner: ``POST /rl/plan``, ``cdmpp plan rl``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Self, TypeVar
+
+from pydantic import Field
+
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.plan.fused.schema import FusedRequest
+from cdmpp.plan.rl.length_schema import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
+from cdmpp.plan.rl.plan_schema import RlPlan
+from cdmpp.plan.rl.pool_schema import DecodeForm, KvForm, PoolForm
+from cdmpp.plan.rl.sizes import Layout, Objective
+from cdmpp.plan.rl.streaming import Mode
+from cdmpp.plan.rl.training_schema import PipelineForm, TrainingForm, within
+from cdmpp.plan.rl.weights_schema import WeightsForm
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.pricing import CostField, PredictedCost, Priced, collect, fill
+from cdmpp.predict.requests.request import (
+    MAX_COUNT,
+    Budget,
+    Closed,
+    Count,
+    MaxSteps,
+    PositiveBytes,
+    PositiveSeconds,
+    PriceRequest,
+    Request,
+    Seed,
+    WholeNumber,
+)
+
+#: Default product of draws and samples: a tenth of a second compiled, a second in plain Python.
+SIMULATED = 2**17
+#: Default number of draws: the first for small steps, down to the second for large ones.
+MOST_DRAWS, LEAST_DRAWS = 16, 2
+MAX_STALENESS = 1000
+#: Costs that a pool inherits from the request, in the order in which they are priced.
+COST_FIELDS = ("decode", "prefill", "inference", "training")
+V = TypeVar("V")
+
+
+class _Pools(Closed):
+    """Pools alone: prices are filled in without a walk through all observed lengths."""
+
+    pools: list[PoolForm]
+
+
+class RlRequest(Request[RlPlan]):
+    """Plan one step of reinforcement learning: generation, inference, training.
+
+    A unit of a pool is one generation instance or one data-parallel training unit. Costs of the request hold for
+    every pool that has none of its own. Without ``training``, generation alone is planned.
+    """
+
+    lengths: ObservedLengths | QuantileLengths
+    samples_per_step: Count
+    ranker: RankerForm = RankerForm()
+    prompt_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WholeNumber] = 0
+    pools: Annotated[list[PoolForm], Field(min_length=1)]
+    decode: Annotated[
+        DecodeForm | None, Field(description="Decode curve: seconds of one decoding step by batch size.")
+    ] = None
+    prefill: Annotated[CostField, Field(description="Of one prompt; it stalls its instance.")] = 0.0
+    inference: Annotated[
+        CostField,
+        Field(
+            description="Reward, reference and critic of one sample on one unit. It runs on the generation units, "
+            "after generation or on instances that are free before its end, or on the training units; the better is "
+            "chosen."
+        ),
+    ] = 0.0
+    kv: KvForm = KvForm()
+    training: TrainingForm | None = None
+    weights: WeightsForm = WeightsForm()
+    link_bytes_per_s: Annotated[
+        PositiveBytes, Field(description="Bandwidth into one instance, for samples that migrate.")
+    ] = 25e9
+    mode: Annotated[
+        Mode,
+        Field(
+            description="sync: training uses the samples of this step, streamed; async: those of the previous step "
+            "(one-step off-policy)."
+        ),
+    ] = "sync"
+    staleness: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_STALENESS), WholeNumber] | None,
+        Field(
+            description="k: step i is generated with the weights of the training of step i - 1 - k or later. 0: "
+            "sync; 1 or more: async, with transfer and both stages of a step within k + 1 steps. null: as mode says; "
+            "async then never waits for weights, as with 2."
+        ),
+    ] = None
+    mix_pools: Annotated[
+        bool, Field(description="Several pools may generate at once; the samples of a step are divided between them.")
+    ] = False
+    layout: Annotated[
+        Layout,
+        Field(
+            description="separate: different units generate and train (disaggregated); shared: the same units "
+            "generate, then train (colocated); any: the better is chosen."
+        ),
+    ] = "any"
+    objective: Annotated[Objective, Field(description="Minimise the seconds of a step, or its price.")] = "time"
+    slack: Annotated[
+        float, Field(ge=0, le=1, description="A step may be longer than the shortest by this share if it is cheaper.")
+    ] = 0.0
+    most_step_s: Annotated[PositiveSeconds | None, Field(description="Upper limit of a step.")] = None
+    generation_units: Annotated[Count | None, Field(description="Fixed instead of searched.")] = None
+    training_units: Annotated[Count | None, Field(description="Fixed instead of searched.")] = None
+    draws: Annotated[
+        Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber] | None,
+        Field(description=f"Steps to simulate. Default: {MOST_DRAWS}, fewer for large steps."),
+    ] = None
+    budget_s: Budget = 1.0
+    max_steps: MaxSteps = None
+    seed: Seed = 0
+
+    def check(self) -> None:
+        """Raise FieldError or InfeasibleError if parts of the request contradict each other."""
+        if self.objective == "cost" and not any(pool.price_per_hour for pool in self.pools):
+            raise FieldError(
+                "no pool has a price", path="pools.0.price_per_hour", hint='give prices, or use "objective": "time"'
+            )
+        pools = self.with_pool_costs().pools
+        wanted = self.training is not None or any(pool.training is not None for pool in self.pools)
+        if wanted and not any(pool.training is not None for pool in pools):
+            raise FieldError(
+                "training has a cost, but no pool trains", path="pools", hint='add "training" to the stages of a pool'
+            )
+        generating = [pool for pool in pools if pool.decode is not None]
+        if not generating:
+            raise FieldError("no pool generates", path="pools", hint='add "generation" to the stages of a pool')
+        self._check_memory(generating)
+        self._check_mode()
+        training = {pool.name: pool.site for pool in pools if pool.training is not None}
+        separate = training if self.layout != "shared" else {}
+        self.weights.check(separate, {pool.name: pool.site for pool in generating})
+        for index, (given, pool) in enumerate(zip(self.pools, pools, strict=True)):
+            if pool.training is not None and pool.training.pipeline is not None:
+                path = "training.pipeline" if given.training is None else f"pools.{index}.training.pipeline"
+                _check_pipeline(pool, pool.training.pipeline, path)
+        self.ranker.ranker()
+
+    def sizes(self) -> dict[str, int]:
+        """Units, pools, samples, batch, given lengths, programs to price, and pipeline schedules to search."""
+        return {
+            "units": max(pool.units for pool in self.pools),
+            "pools": len(self.pools),
+            "samples": self.samples_per_step,
+            "simulated_samples": self.draw_count() * self.samples_per_step,
+            "batch": self.kv.max_batch,
+            "lengths": len(self.lengths.samples) if isinstance(self.lengths, ObservedLengths) else 0,
+            "programs": _programs(self) + sum(map(_programs, self.pools)) + self.weights.programs(),
+            **{
+                f"pipeline_{name}": max((pipeline.sizes()[name] for pipeline in self._pipelines()), default=0)
+                for name in ("ranks", "models", "passes")
+            },
+        }
+
+    def _pipelines(self) -> list[FusedRequest]:
+        """Schedules that are searched."""
+        costs = [cost for cost in (self.training, *(pool.training for pool in self.pools)) if cost is not None]
+        pipelines = [cost.pipeline.request for cost in costs if cost.pipeline is not None]
+        return [request for request in pipelines if request is not None]
+
+    @property
+    def effective_mode(self) -> Mode:
+        """The mode, or that of the staleness if it is given."""
+        if self.staleness is None:
+            return self.mode
+        return "async" if self.staleness else "sync"
+
+    def with_pool_costs(self) -> Self:
+        """A copy in which each pool has all costs of its stages, its own or the request's, and the request has none.
+
+        Raises
+        ------
+        FieldError
+            A generating pool has no decode curve, or a pool's name is not unique.
+        """
+        pools = [self._with_costs(index) for index in range(len(self.pools))]
+        return self.model_copy(
+            update={"pools": pools, "decode": None, "prefill": 0.0, "inference": 0.0, "training": None}
+        )
+
+    def price_requests(self) -> list[PriceRequest]:
+        """Programs of the pools, pool by pool, then of the weights; paths name the field of the pool or request."""
+        self.check()
+        programs: list[PriceRequest] = []
+        for index, (given, pool) in enumerate(zip(self.pools, self.with_pool_costs().pools, strict=True)):
+            for name in COST_FIELDS:
+                path = name if getattr(given, name) is None else f"pools.{index}.{name}"
+                cost = getattr(pool, name)
+                if isinstance(cost, TrainingForm):
+                    programs += [replace(program, path=f"{path}.{program.path}") for program in collect(cost)]
+                elif isinstance(cost, Priced):
+                    programs += cost.price_requests(path)
+        return programs + self._weights_requests()
+
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy with resolved costs in the pools (:meth:`with_pool_costs`)."""
+        resolved = self.with_pool_costs()
+        first = len(prices) - len(self._weights_requests())
+        pools = fill(_Pools.model_construct(pools=resolved.pools), prices[:first]).pools
+        return resolved.model_copy(update={"pools": pools, "weights": fill(self.weights, prices[first:])})
+
+    def _weights_requests(self) -> list[PriceRequest]:
+        return [replace(program, path=f"weights.{program.path}") for program in collect(self.weights)]
+
+    def draw_count(self) -> int:
+        """Number of steps to simulate."""
+        if self.draws is not None:
+            return self.draws
+        return min(max(SIMULATED // self.samples_per_step, LEAST_DRAWS), MOST_DRAWS)
+
+    def _check_mode(self) -> None:
+        """Raise FieldError if mode and staleness contradict each other."""
+        if "mode" in self.model_fields_set and self.effective_mode != self.mode:
+            raise FieldError(
+                f"staleness: {self.staleness} is {self.effective_mode}, but mode is {self.mode}",
+                path="staleness",
+                hint="omit mode: a staleness of 0 is sync, of 1 or more async",
+            )
+
+    def _with_costs(self, index: int) -> PoolForm:
+        pool, path = self.pools[index], f"pools.{index}"
+        if any(other.name == pool.name for other in self.pools[:index]):
+            raise FieldError(
+                f"{path}.name: {pool.name!r} is used twice", path=f"{path}.name", hint="give each pool its own name"
+            )
+        if pool.memory_bytes is not None and self.kv.bytes_per_token is None:
+            raise FieldError(
+                f"{path}.memory_bytes: needs kv.bytes_per_token",
+                path="kv.bytes_per_token",
+                hint="give the bytes of one token's keys and values",
+            )
+        generates = "generation" in pool.stages
+        costs = {
+            "decode": self._decode_of(pool, path) if generates else None,
+            "prefill": _own_or_common(pool.prefill, self.prefill) if generates else None,
+            "inference": _own_or_common(pool.inference, self.inference),
+            "training": _own_or_common(pool.training, self.training) if "training" in pool.stages else None,
+            "memory_bytes": _own_or_common(pool.memory_bytes, self.kv.memory_bytes),
+        }
+        return pool.model_copy(update=costs)
+
+    def _decode_of(self, pool: PoolForm, path: str) -> DecodeForm:
+        decode = _own_or_common(pool.decode, self.decode)
+        if decode is None:
+            raise FieldError(
+                f"{path}.decode: pool {pool.name!r} generates, but has no decode curve",
+                path=f"{path}.decode",
+                hint='give "decode" to the pool or to the request, or remove "generation" from the pool\'s stages',
+            )
+        if isinstance(decode, BatchCurve) and decode.is_predicted and decode.device is None:
+            if pool.device is None:
+                raise FieldError(
+                    f"{path}.device: programs need a device",
+                    path=f"{path}.device",
+                    hint='give "device" to the pool or to "decode"',
+                )
+            decode = decode.model_copy(update={"device": pool.device})
+        return decode
+
+    def _check_memory(self, generating: Sequence[PoolForm]) -> None:
+        """Raise InfeasibleError if the longest sample fits into the memory of no pool."""
+        longest = self.lengths.distribution(self.samples_per_step).longest
+        tokens, token_bytes = longest + self.prompt_tokens, self.kv.bytes_per_token
+        if token_bytes is None or any(self.kv.tokens_in(pool.memory_bytes) >= tokens for pool in generating):
+            return
+        raise InfeasibleError(
+            f"no memory holds the longest sample ({longest} tokens, and {self.prompt_tokens} of its prompt); the "
+            f"smallest that does has {tokens * token_bytes:.0f} bytes",
+            path="kv.memory_bytes" if self.kv.memory_bytes is not None else "pools.0.memory_bytes",
+            hint="give that much KV-cache memory, or set lengths.max_tokens",
+        )
+
+
+def _own_or_common(own: V | None, common: V) -> V:
+    return common if own is None else own
+
+
+def _programs(holder: RlRequest | PoolForm) -> int:
+    """Programs of the costs that a pool or the request gives, at all batch sizes."""
+    count = 0
+    for name in COST_FIELDS:
+        cost = getattr(holder, name)
+        for part in (cost,) if not isinstance(cost, TrainingForm) else (cost.sample,):
+            if isinstance(part, PredictedCost):
+                count += len(part.programs or (part.collective,))
+            elif isinstance(part, BatchCurve):
+                count += part.program_count()
+    return count
+
+
+def _check_pipeline(pool: PoolForm, pipeline: PipelineForm, path: str) -> None:
+    """Raise FieldError or InfeasibleError if a schedule is wrong, or does not fit into its pool."""
+    if pipeline.request is not None:
+        try:
+            pipeline.request.check()
+        except FieldError as error:
+            raise within(error, f"{path}.request") from None
+    if pipeline.units > pool.units:
+        raise FieldError(
+            f"{path}.units: a pipeline of {pipeline.units} units does not fit into pool {pool.name!r} of {pool.units}",
+            path=f"{path}.units",
+            hint='give the pool more units, or remove "training" from its stages',
+        )

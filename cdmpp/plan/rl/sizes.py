@@ -1,0 +1,262 @@
+"""Sizes of the pools: units of generation and of training, and the problem that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cdmpp.plan.rl.costs import Pool, TrainingCost
+from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
+from cdmpp.plan.rl.engine import Floats, Ints
+from cdmpp.plan.rl.mixture import MixDispatcher, PoolMix
+from cdmpp.plan.rl.streaming import Mode
+from cdmpp.plan.rl.weights import WeightTransfer
+
+Objective = Literal["time", "cost"]
+Stage = Literal["generation", "training"]
+Layout = Literal["any", "separate", "shared"]
+#: Groups of the instances that generate, and the simulator of their steps.
+Groups = TailSplit | PoolMix
+AnyDispatcher = Dispatcher | MixDispatcher
+#: Index of the generation pool of sizes with a PoolMix.
+MIXED = -1
+#: Numbers of training units that are tried at first; all, if there are at most so many.
+MOST_COUNTS = 512
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """Units of both stages, and the mean step that they give.
+
+    Attributes
+    ----------
+    generation, generation_units : int
+        Index of the generation pool, and its units. With a :class:`PoolMix` as ``split``: :data:`MIXED`, and all
+        its units.
+    training, training_units : int or None, int
+        Index of the training pool, and its units; None and 0 without training.
+    split : TailSplit or PoolMix
+        Groups of the generation instances.
+    batches : int
+        Number of batches in which samples are streamed to training.
+    step_s : float
+        Seconds of a step.
+    price : float
+        Price of a step.
+    shared : bool
+        The same units generate and then train (colocated): nothing overlaps.
+    inference_by : {"generation", "training"}
+        Stage whose units run the reward, reference and critic models.
+    """
+
+    generation: int
+    generation_units: int
+    training: int | None
+    training_units: int
+    split: Groups
+    batches: int
+    step_s: float
+    price: float
+    shared: bool = False
+    inference_by: Stage = "generation"
+
+    @property
+    def units(self) -> int:
+        """Units of both stages."""
+        return self.generation_units + (0 if self.shared else self.training_units)
+
+    def value(self, objective: Objective) -> float:
+        """The value to minimise."""
+        return self.step_s if objective == "time" else self.price
+
+
+@dataclass(frozen=True)
+class GenerationStage:
+    """The units that generate.
+
+    Attributes
+    ----------
+    units : tuple of (int, int)
+        Index and units of each pool.
+    inference_s : float
+        Seconds of one instance for the inference of a sample; for a mix, of one average instance.
+    """
+
+    units: tuple[tuple[int, int], ...]
+    inference_s: float
+
+    @property
+    def instances(self) -> int:
+        """Units of all pools."""
+        return sum(units for _, units in self.units)
+
+    def of_pool(self, pool: int) -> int:
+        """Units of one pool."""
+        return sum(units for index, units in self.units if index == pool)
+
+
+@dataclass(frozen=True)
+class SizingProblem:
+    """Pools and constraints of the search for sizes.
+
+    Attributes
+    ----------
+    pools : tuple of Pool
+    mode : {"sync", "async"}
+    same_site_s, cross_site_s, shared_s : float
+        Seconds to transfer the weights from training to generation: within a site, between sites, and if the same
+        units run both stages.
+    layout : {"any", "separate", "shared"}
+        Whether both stages run on separate units, on shared units, or on either.
+    generation_units, training_units : int or None
+        Fixed sizes; None: searched.
+    staleness : int or None
+        Of :func:`cdmpp.plan.rl.streaming.asynchronous_step`.
+    transfer : WeightTransfer or None
+        Replaces ``same_site_s`` and ``cross_site_s``.
+    mix : bool
+        Whether several pools may generate at once.
+    """
+
+    pools: tuple[Pool, ...]
+    mode: Mode
+    same_site_s: float = 0.0
+    cross_site_s: float = 0.0
+    shared_s: float = 0.0
+    layout: Layout = "any"
+    generation_units: int | None = None
+    training_units: int | None = None
+    staleness: int | None = None
+    transfer: WeightTransfer | None = None
+    mix: bool = False
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a training stage."""
+        return any(pool.training is not None for pool in self.pools)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether sizes may be mixes: units that generate in a mix do not train."""
+        return self.mix and not (self.trains and self.layout == "shared")
+
+    def stage(self, generation: int, groups: Groups) -> GenerationStage:
+        """The units that generate, by index of the pool and groups of its instances."""
+        if isinstance(groups, PoolMix):
+            units = tuple(zip(groups.pools, groups.units, strict=True))
+            seconds = [self.pools[pool].inference_s for pool, _ in units]
+            if 0.0 in seconds:
+                return GenerationStage(units, 0.0)
+            rate = sum(count / inference_s for (_, count), inference_s in zip(units, seconds, strict=True))
+            return GenerationStage(units, groups.instances / rate)
+        return GenerationStage(((generation, groups.instances),), self.pools[generation].inference_s)
+
+    def stage_of(self, sizes: PoolSizes) -> GenerationStage:
+        """The units that generate."""
+        return self.stage(sizes.generation, sizes.split)
+
+    def stage_name(self, sizes: PoolSizes) -> str:
+        """Names of the pools that generate."""
+        return " + ".join(self.pools[pool].name for pool, _ in self.stage_of(sizes).units)
+
+    def weights_s(self, stage: GenerationStage, training: int) -> float:
+        """Seconds to transfer the weights to all units that generate; transfers to several pools overlap."""
+        source = self.pools[training].site
+        return max(self._transfer_s(source, self.pools[pool].site, units) for pool, units in stage.units if units)
+
+    def _transfer_s(self, source: str, target: str, instances: int) -> float:
+        if self.transfer is not None:
+            return self.transfer.seconds(source, target, instances)
+        return self.same_site_s if source == target else self.cross_site_s
+
+    def prices_per_s(self, stage: GenerationStage, training: int | None, training_units: Ints | int) -> Floats:
+        """Price of a second, by number of training units."""
+        training_price = 0.0 if training is None else self.pools[training].price_per_hour
+        generation_price = sum(units * self.pools[pool].price_per_hour for pool, units in stage.units)
+        prices: Floats = (generation_price + np.asarray(training_units, dtype=np.float64) * training_price) / 3600
+        return prices
+
+    def price_per_s(self, sizes: PoolSizes) -> float:
+        """Price of a second with these sizes."""
+        training = None if sizes.shared else sizes.training
+        return float(self.prices_per_s(self.stage_of(sizes), training, sizes.training_units))
+
+    def training_cost(self, pool: int, inference_by: Stage) -> TrainingCost | None:
+        """Training cost of a pool, with inference if its units run it; None if it does not train."""
+        cost, inference_s = self.pools[pool].training, self.pools[pool].inference_s
+        if cost is None or inference_by == "generation" or inference_s == 0:
+            return cost
+        return replace(cost, inference_s=inference_s)
+
+    def cost_of(self, sizes: PoolSizes) -> TrainingCost:
+        """Training cost of sizes that have a training stage."""
+        cost = None if sizes.training is None else self.training_cost(sizes.training, sizes.inference_by)
+        if cost is None:
+            raise ValueError("the sizes have no training stage")
+        return cost
+
+    def generation_inference_s(self, sizes: PoolSizes) -> float:
+        """Seconds of one generation unit per sample's inference; 0 if training units run it."""
+        return self.stage_of(sizes).inference_s if sizes.inference_by == "generation" else 0.0
+
+    def generation_sizes(self, pool: int) -> list[int]:
+        """Numbers of generation units to try, coarse to fine: an early end of the search covers the whole range."""
+        most = self.pools[pool].units
+        if self.generation_units is not None:
+            return [self.generation_units] if self.generation_units <= most else []
+        return list(coarse_to_fine(most))
+
+    def training_sizes(self, stage: GenerationStage, training: int, near: int | None = None) -> Ints:
+        """Numbers of training units to try beside a generation stage: all, or :data:`MOST_COUNTS` of many.
+
+        ``near``: all numbers around this one that the grid leaves out.
+        """
+        pool = self.pools[training]
+        most = pool.units - stage.of_pool(training)
+        if self.training_units is not None:
+            fixed = [self.training_units] if self.training_units <= most else []
+            return np.array(fixed, dtype=np.int64)
+        step = 1 if pool.training is None else pool.training.run_units
+        counts = grid(most // step)
+        if near is not None and len(counts):
+            at = int(np.searchsorted(counts, near // step))
+            low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
+            counts = np.arange(low, high + 1, dtype=np.int64)
+        return counts * step
+
+
+def grid(most: int, count: int = MOST_COUNTS) -> Ints:
+    """The numbers 1 to ``most``; of many, about ``count``: all small ones, then in equal ratios."""
+    if most <= count:
+        return np.arange(1, most + 1, dtype=np.int64)
+    dense = count // 4
+    ratios = np.geomspace(dense, most, count - dense + 1).round().astype(np.int64)
+    return np.unique(np.concatenate([np.arange(1, dense + 1, dtype=np.int64), ratios]))
+
+
+def finish_times(dispatcher: AnyDispatcher, groups: Groups) -> Floats:
+    """Time at which each sample ends, (draws, samples)."""
+    if isinstance(dispatcher, MixDispatcher):
+        assert isinstance(groups, PoolMix)
+        return dispatcher.finish_times(groups)
+    assert isinstance(groups, TailSplit)
+    return dispatcher.finish_times(groups)
+
+
+def coarse_to_fine(most: int) -> Iterator[int]:
+    """The numbers 1 to ``most``: the ends, then repeatedly the middles of the remaining ranges."""
+    yield most
+    if most > 1:
+        yield 1
+    ranges = [(1, most)]
+    while ranges:
+        halves = []
+        for low, high in ranges:
+            middle = (low + high) // 2
+            if low < middle < high:
+                yield middle
+                halves += [(low, middle), (middle, high)]
+        ranges = halves

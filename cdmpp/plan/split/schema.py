@@ -1,0 +1,291 @@
+"""Request and plan of the stage split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.split.search import Goal
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.pricing import Cost, PredictedCost, collect, fill
+from cdmpp.predict.requests.render import Table
+from cdmpp.predict.requests.request import (
+    Budget,
+    Bytes,
+    Closed,
+    Count,
+    DeviceForm,
+    MaxSteps,
+    Name,
+    Plan,
+    PositiveBytes,
+    PriceRequest,
+    Request,
+    Row,
+    Seconds,
+    Work,
+    exactly_one,
+    instead_of,
+)
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.utils.units import format_latency, format_si
+
+#: Seconds on any device, or by the name of the device.
+GivenSeconds = Seconds | Annotated[dict[Name, Seconds], Field(min_length=1)]
+PassName = Literal["forward", "backward"]
+PASSES: tuple[PassName, ...] = ("forward", "backward")
+DeviceValue = str | dict[str, Any]
+
+
+class Programs(Closed):
+    """Programs that run one after the other, on the device of the layer's stage."""
+
+    programs: Annotated[list[Work], Field(min_length=1)]
+    backend: Backend | None = None
+    protocol: Protocol = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+
+
+class LayerForm(Closed):
+    """A layer, or several equal ones in a row. The cost of each pass is given in seconds or by programs."""
+
+    name: Annotated[str, Field(max_length=200)] = ""
+    count: Count = 1
+    forward_s: Annotated[
+        GivenSeconds | None, Field(description="For one micro-batch: a number, or one for each device by name.")
+    ] = None
+    forward: Annotated[Programs | None, Field(description="Predicted, instead of forward_s.")] = None
+    backward_s: Annotated[GivenSeconds | None, Field(description="Whole backward pass.")] = None
+    backward: Annotated[Programs | None, Field(description="Predicted, instead of backward_s.")] = None
+    activation_bytes: Annotated[
+        Bytes, Field(description="For one micro-batch, between its forward and its backward pass.")
+    ] = 0.0
+    weight_bytes: Annotated[Bytes, Field(description="Weights, gradients and optimizer states.")] = 0.0
+    transfer_s: Annotated[Seconds, Field(description="Sending the output to another rank, and its gradient back.")] = (
+        0.0
+    )
+    transfer: Annotated[
+        PredictedCost | None, Field(description="Predicted, instead of transfer_s: such as a send_recv.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _costs(self) -> Self:
+        instead_of(self, "transfer", "transfer_s")
+        return exactly_one(exactly_one(self, "forward_s", "forward"), "backward_s", "backward")
+
+    def programs(self, name: PassName) -> Programs | None:
+        """Programs of a pass, where its cost is predicted."""
+        return self.forward if name == "forward" else self.backward
+
+
+class RankForm(Closed):
+    """A device of the pipeline."""
+
+    device: Annotated[DeviceForm | None, Field(description="For predictions, and for costs by device; null: any.")] = (
+        None
+    )
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit; null: no limit.")] = None
+
+
+class StagePlan(Row):
+    """One stage."""
+
+    stage: int
+    rank: Annotated[int, Field(description="Index in the request.")]
+    device: str | None
+    first_layer: int
+    last_layer: int
+    layers: Annotated[list[str], Field(description="Names of the first and the last layer.")]
+    forward_s: float
+    backward_s: float
+    peak_bytes: Annotated[float, Field(description="Under 1F1B.")]
+
+
+class SplitPlan(Plan):
+    """Baselines, bound and gap refer to ``value_s``: the slowest stage or the step, depending on the goal."""
+
+    objective_field = "value_s"
+
+    goal: Goal
+    value_s: float
+    lower_bound_s: Annotated[
+        float, Field(description="Lower bound of all contiguous splits; the optimum, where gap is 0.")
+    ]
+    divisible_bound_s: Annotated[
+        float, Field(description="Lower bound of the slowest stage, if layers could be cut anywhere.")
+    ]
+    stages: list[StagePlan]
+    boundaries: Annotated[list[int], Field(description="First layer of every stage but the first.")]
+    slowest_s: Annotated[float, Field(description="The longest stage or transfer.")]
+    step_s: Annotated[float, Field(description="A 1F1B step of this split, emulated.")]
+    bubble: float
+    fwd_costs: Annotated[
+        dict[str, float], Field(description="Stage index to seconds of one micro-batch, for other schedule simulators.")
+    ]
+    bwd_costs: dict[str, float]
+    steps: Annotated[int, Field(description="Simulated splits.")]
+    cache: dict[str, int]
+
+    def tables(self) -> list[Table]:
+        """The objective, the stages, the baselines."""
+        objective = "slowest stage" if self.goal == "slowest" else "1F1B step"
+        stages = [
+            (
+                str(stage.stage),
+                str(stage.rank),
+                stage.device or "",
+                f"{stage.first_layer} to {stage.last_layer}",
+                format_latency(stage.forward_s),
+                format_latency(stage.backward_s),
+                format_si(stage.peak_bytes, "B"),
+            )
+            for stage in self.stages
+        ]
+        header = ("stage", "rank", "device", "layers", "forward", "backward", "peak memory")
+        return [
+            Table.lines(
+                f"{objective}: {format_latency(self.value_s)}, {100 * self.gap:.1f} % above the lower bound; "
+                f"a step takes {format_latency(self.step_s)}, {100 * self.bubble:.1f} % bubble"
+            ),
+            Table(header, stages, right=(4, 5, 6)),
+            self.baseline_table(),
+            Table.lines(*self.explanation),
+        ]
+
+
+class SplitRequest(Request[SplitPlan]):
+    """Which layers form which stage of a pipeline: contiguous, at least one layer on each rank."""
+
+    layers: Annotated[list[LayerForm], Field(min_length=1, description="In the order of the forward pass.")]
+    ranks: Annotated[
+        Count | Annotated[list[RankForm], Field(min_length=1)],
+        Field(description="Number of equal ranks; or each rank, in the order of the pipeline."),
+    ]
+    micro_batches: Count
+    goal: Annotated[
+        Goal, Field(description="Objective: the slowest stage (the rate of a long run), or a whole 1F1B step.")
+    ] = "slowest"
+    any_order: Annotated[bool, Field(description="Whether the order of the ranks may change.")] = False
+    budget_s: Budget = 1.0
+    max_steps: MaxSteps = None
+
+    #: Predicted cost on each device of :attr:`devices`, by layer and pass.
+    _predicted: dict[tuple[int, PassName], list[Cost]] = PrivateAttr(default_factory=dict)
+
+    def sizes(self) -> dict[str, int]:
+        """Layers, ranks, micro-batches, devices, and cells of the dynamic programming."""
+        layers, ranks = sum(layer.count for layer in self.layers), self.ranks
+        kinds: dict[str, int] = {}
+        for form in [] if isinstance(ranks, int) else ranks:
+            kinds[repr(form)] = kinds.get(repr(form), 0) + 1
+        count = ranks if isinstance(ranks, int) else len(ranks)
+        states = math.prod(1 + n for n in kinds.values() or [count]) * max(len(kinds), 1) if self.any_order else count
+        return {
+            "layers": layers,
+            "ranks": count,
+            "micro_batches": self.micro_batches,
+            "devices": len(self.devices) if kinds else 1,
+            "cells": (layers + 1) ** 2 * states,
+        }
+
+    def price_requests(self) -> list[PriceRequest]:
+        """The programs of all layers on every kind of device, device after device within a pass; then the transfers."""
+        passes = [
+            PriceRequest(
+                f"layers.{number}.{name}.programs.{i}",
+                work.program,
+                device,
+                programs.backend,
+                programs.protocol,
+                programs.framework,
+            )
+            for number, name, programs in self._predicted_passes()
+            for device in self._devices_for(f"layers.{number}.{name}")
+            for i, work in enumerate(programs.programs)
+        ]
+        return passes + collect(self)
+
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy with the predicted cost of each pass on each kind of device, and of each transfer."""
+        transfers = len(collect(self))
+        filled = fill(self, prices[len(prices) - transfers :])
+        if filled is self:
+            filled = self.model_copy()
+        remaining = iter(prices[: len(prices) - transfers])
+        filled._predicted = {
+            (number, name): [
+                Cost.of([work.count for work in programs.programs], [next(remaining) for _ in programs.programs])
+                for _ in self.devices
+            ]
+            for number, name, programs in self._predicted_passes()
+        }
+        return filled
+
+    @property
+    def rank_forms(self) -> list[RankForm]:
+        """Each rank."""
+        return [RankForm()] * self.ranks if isinstance(self.ranks, int) else self.ranks
+
+    @property
+    def devices(self) -> list[DeviceValue | None]:
+        """The different devices of the ranks, in the order of their first occurrence."""
+        devices: list[DeviceValue | None] = []
+        for form in self.rank_forms:
+            if form.device not in devices:
+                devices.append(form.device)
+        return devices
+
+    def costs(self, number: int, name: PassName) -> list[Cost]:
+        """Cost of one pass of a layer on each of :attr:`devices`; after :meth:`with_prices`.
+
+        Raises
+        ------
+        FieldError
+            Seconds are given by device, and a device is missing.
+        """
+        if (number, name) in self._predicted:
+            return self._predicted[number, name]
+        layer = self.layers[number]
+        given = layer.forward_s if name == "forward" else layer.backward_s
+        assert given is not None
+        if not isinstance(given, dict):
+            return [Cost.given(given)] * len(self.devices)
+        for device in self.devices:
+            if not isinstance(device, str) or device not in given:
+                path = f"layers.{number}.{name}_s"
+                raise FieldError(
+                    f"{path}: no value for {device_name(device)}",
+                    path=path,
+                    hint="it has: " + ", ".join(given) + "; each rank needs one of these as its device",
+                )
+        return [Cost.given(given[str(device)]) for device in self.devices]
+
+    def _predicted_passes(self) -> Iterator[tuple[int, PassName, Programs]]:
+        """Layer, pass and programs of each predicted cost."""
+        for number, layer in enumerate(self.layers):
+            for name in PASSES:
+                programs = layer.programs(name)
+                if programs is not None:
+                    yield number, name, programs
+
+    def _devices_for(self, path: str) -> list[DeviceValue]:
+        for r, form in enumerate(self.rank_forms):
+            if form.device is None:
+                where = f"ranks.{r}.device" if isinstance(self.ranks, list) else "ranks"
+                raise FieldError(
+                    f"{where}: {path} must be predicted, and there is no device to predict it for",
+                    path=where,
+                    hint='give the ranks as a list: [{"device": "t4"}, ...]',
+                )
+        return [device for device in self.devices if device is not None]
+
+
+def device_name(device: DeviceValue | None) -> str:
+    """The name of a device for messages."""
+    if device is None:
+        return "any device"
+    return device if isinstance(device, str) else str(device.get("name", "an unnamed device"))

@@ -1,0 +1,210 @@
+"""Search for the best contiguous stages, by dynamic programming.
+
+There are two goals. ``slowest`` minimises the longest stage, which limits the rate of a long run of
+micro-batches; dynamic programming finds the optimum (as in PipeDream, SOSP '19, section 3.1, without
+replication). ``step`` minimises the time of a whole 1F1B step: dynamic programming finds the split with the least
+lower bound, then its boundaries are moved and the splits emulated. Where there are few splits, all are emulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations, pairwise
+from math import comb
+from typing import Literal
+
+import numpy as np
+
+from cdmpp.errors import InfeasibleError
+from cdmpp.plan.split.dynamic import UnfinishedError, best_split, bound, larger, longest
+from cdmpp.plan.split.stages import Split, equal_count, greedy, step_bound_s
+from cdmpp.plan.split.table import LayerTable, Rank
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.request import Answer
+from cdmpp.simulate.emulator.emulate import Emulator
+from cdmpp.simulate.emulator.evaluate import Floats
+
+Goal = Literal["slowest", "step"]
+#: Most splits that are all simulated, for the goal "step".
+FEW = 2000
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """The best split of a search.
+
+    Attributes
+    ----------
+    split : Split
+    value_s, bound_s : float
+        The objective, and its lower bound over all contiguous splits.
+    steps : int
+        Number of simulated splits.
+    """
+
+    split: Split
+    value_s: float
+    bound_s: float
+    steps: int = 0
+
+
+def split(
+    table: LayerTable,
+    ranks: Sequence[Rank],
+    goal: Goal = "slowest",
+    *,
+    any_order: bool = False,
+    control: SearchControl | None = None,
+    max_steps: int | None = None,
+    emulator: Emulator | None = None,
+    describe: Callable[[SplitResult], Answer] | None = None,
+) -> SplitResult:
+    """Find the best contiguous split; each rank gets at least one layer.
+
+    Parameters
+    ----------
+    table : LayerTable
+        At least as many layers as ranks.
+    ranks : sequence of Rank
+        In the order of the pipeline.
+    goal : {"slowest", "step"}
+    any_order : bool
+        Whether the order of the ranks may change.
+    control : SearchControl, optional
+    max_steps : int, optional
+        Most splits to simulate for the goal "step"; the first four are always simulated.
+    emulator : Emulator, optional
+    describe : callable, optional
+        Makes the plan so far, for progress reports.
+
+    Raises
+    ------
+    InfeasibleError
+        No split fits into the memory; the message has the memory that one needs.
+    """
+    control, emulator = control or SearchControl(), emulator or Emulator()
+    try:
+        slowest = best_split(table, ranks, any_order, longest, control=control)
+        if slowest is None:
+            raise _infeasible(table, ranks, any_order)
+        if goal == "slowest":
+            return SplitResult(slowest, slowest.slowest_s, slowest.slowest_s)
+        least = best_split(table, ranks, any_order, bound, control=control)
+        assert least is not None  # the same splits fit
+    except UnfinishedError:
+        return _simple(table, ranks, goal, emulator)
+    bound_s = step_bound_s(least)
+    # All of these, whatever the budget: the result is not worse than the baselines.
+    seeds = [s for s in (least, slowest, equal_count(table, ranks), greedy(table, ranks)) if s.fits()]
+    values_s = [seed.step(emulator).makespan_s for seed in seeds]
+    best_s, steps = min(values_s), len(seeds)
+    best = seeds[values_s.index(best_s)]
+    orders = arrangements(ranks) if any_order else [tuple(range(len(ranks)))]
+    exhaustive = len(orders) * comb(len(table) - 1, len(ranks) - 1) <= FEW
+    candidates = every(table, ranks, orders) if exhaustive else moved(best)
+    while best_s > bound_s and not control.expired and (max_steps is None or steps < max_steps):
+        candidate = next(candidates, None)
+        if candidate is None:
+            if exhaustive:
+                bound_s = best_s  # all were simulated
+            break
+        if not candidate.fits():
+            continue
+        steps += 1
+        value_s = candidate.step(emulator).makespan_s
+        if value_s < best_s:
+            best, best_s = candidate, value_s
+            candidates = candidates if exhaustive else moved(best)
+        so_far = SplitResult(best, best_s, bound_s, steps)
+        control.report(best=best_s, bound=bound_s, answer=partial(describe, so_far) if describe else None)
+    return SplitResult(best, best_s, bound_s, steps)
+
+
+def _simple(table: LayerTable, ranks: Sequence[Rank], goal: Goal, emulator: Emulator) -> SplitResult:
+    """The better baseline, where the budget ended before the best split was known.
+
+    Raises
+    ------
+    InfeasibleError
+        No baseline fits into the memory.
+    """
+    seeds = [split for split in (equal_count(table, ranks), greedy(table, ranks)) if split.fits()]
+    if not seeds:
+        raise InfeasibleError(
+            "budget_s: the budget ended before a split was found that fits into the memory",
+            path="budget_s",
+            hint="allow more time",
+        )
+    values_s = [split.slowest_s if goal == "slowest" else split.step(emulator).makespan_s for split in seeds]
+    best_s = min(values_s)
+    kinds = {rank.kind for rank in ranks}
+    fastest_s = sum(min(table.time_s(kind, i, i + 1) for kind in kinds) for i in range(len(table)))
+    bound_s = fastest_s / len(ranks) * (1 if goal == "slowest" else table.micro_batches)
+    return SplitResult(seeds[values_s.index(best_s)], best_s, min(bound_s, best_s), len(seeds))
+
+
+def arrangements(ranks: Sequence[Rank]) -> list[tuple[int, ...]]:
+    """The orders of the ranks that differ by more than a swap of equal ones; at most ``FEW`` and one more."""
+    orders: list[tuple[int, ...]] = []
+
+    def extend(order: tuple[int, ...]) -> None:
+        if len(orders) > FEW:
+            return
+        if len(order) == len(ranks):
+            orders.append(order)
+        tried = set()
+        for r, rank in enumerate(ranks):
+            if r not in order and rank not in tried:
+                tried.add(rank)
+                extend((*order, r))
+
+    extend(())
+    return orders
+
+
+def every(table: LayerTable, ranks: Sequence[Rank], orders: Sequence[tuple[int, ...]]) -> Iterator[Split]:
+    """All contiguous splits for some orders of the ranks, including those that do not fit."""
+    for order in orders:
+        used = tuple(ranks[r] for r in order)
+        for cuts in combinations(range(1, len(table)), len(ranks) - 1):
+            yield Split(table, used, order, (0, *cuts, len(table)))
+
+
+def moved(base: Split) -> Iterator[Split]:
+    """Splits in which one or two boundaries are moved by one layer."""
+    single = [(at, by) for at in range(1, len(base.begin) - 1) for by in (-1, 1)]
+    moves: list[tuple[tuple[int, int], ...]] = [(move,) for move in single]
+    moves += [(a, b) for a, b in combinations(single, 2) if a[0] != b[0]]
+    for move in moves:
+        begin = list(base.begin)
+        for at, by in move:
+            begin[at] += by
+        if all(a < b for a, b in pairwise(begin)):
+            yield Split(base.table, base.ranks, base.order, tuple(begin))
+
+
+def _infeasible(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> InfeasibleError:
+    """The error where no split fits, with the factor by which the memory would have to grow."""
+    count = len(ranks)
+
+    def weigh(rank: Rank, position: int) -> Floats:
+        held = table.all_bytes_held(table.ahead(position, count))
+        at = np.arange(len(table) + 1)
+        return np.where(at[None, :] > at[:, None], held / rank.memory_bytes, np.inf)
+
+    least = best_split(table, ranks, any_order, larger, weigh)
+    assert least is not None
+    over = [
+        (s, needed, rank.memory_bytes)
+        for s, (needed, rank) in enumerate(zip(least.bytes_held, least.ranks, strict=True))
+        if needed > rank.memory_bytes
+    ]
+    s, needed, limit = max(over, key=lambda stage: stage[1] / stage[2])
+    return InfeasibleError(
+        f"ranks.{least.order[s]}.memory_bytes: no split fits: the closest one needs {needed:.12g} "
+        f"bytes there, {needed / limit:.4g} times {limit:.12g}",
+        path=f"ranks.{least.order[s]}.memory_bytes",
+        hint=f"with {needed / limit:.6g} times the memory on every rank a split fits; or use more ranks",
+    )

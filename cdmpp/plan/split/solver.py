@@ -1,0 +1,163 @@
+"""Solving a split request: layers from costs, the search, its stages, and why the slowest stage is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdmpp.errors import FieldError
+from cdmpp.plan.split.schema import PASSES, SplitPlan, SplitRequest, StagePlan, device_name
+from cdmpp.plan.split.search import SplitResult, split
+from cdmpp.plan.split.stages import Split, equal_count, greedy, stage_costs
+from cdmpp.plan.split.table import Layer, LayerTable, Rank
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.pricing import Cost, Part, cost_of
+from cdmpp.simulate.emulator.emulate import Emulator
+from cdmpp.utils.units import format_latency
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Layers one by one, and ranks.
+
+    ``costs`` has the sum of both passes of each layer, by kind of device.
+    """
+
+    request: SplitRequest
+    layers: list[Layer]
+    costs: list[list[Cost]]
+    ranks: list[Rank]
+
+
+def solve(request: SplitRequest, control: SearchControl) -> SplitPlan:
+    """The best split within the budget.
+
+    Raises
+    ------
+    FieldError
+        More ranks than layers, too many layers, or too many orders of the ranks.
+    InfeasibleError
+        No split fits into the memory.
+    """
+    problem = _problem(request)
+    emulator = Emulator()
+    result = split(
+        LayerTable(problem.layers, request.micro_batches),
+        problem.ranks,
+        request.goal,
+        any_order=request.any_order,
+        control=control,
+        max_steps=request.max_steps,
+        emulator=emulator,
+        # Called while the search continues; an emulator must not be shared with it.
+        describe=lambda so_far: _plan(problem, so_far, Emulator()),
+    )
+    return _plan(problem, result, emulator)
+
+
+def _problem(request: SplitRequest) -> _Problem:
+    layers: list[Layer] = []
+    costs: list[list[Cost]] = []
+    for number, form in enumerate(request.layers):
+        forward, backward = (request.costs(number, name) for name in PASSES)
+        layer = Layer(
+            tuple(cost.latency_s for cost in forward),
+            tuple(cost.latency_s for cost in backward),
+            form.activation_bytes,
+            form.weight_bytes,
+            cost_of(form.transfer, form.transfer_s).latency_s,
+            form.name or f"layer {number}",
+        )
+        both = [
+            Cost(f.latency_s + b.latency_s, f.lower_s + b.lower_s, f.upper_s + b.upper_s, f.parts + b.parts)
+            for f, b in zip(forward, backward, strict=True)
+        ]
+        layers += [layer] * form.count
+        costs += [both] * form.count
+    devices = request.devices
+    ranks = [Rank(devices.index(form.device), form.memory_bytes or float("inf")) for form in request.rank_forms]
+    if len(ranks) > len(layers):
+        raise FieldError(
+            f"ranks: {len(ranks)}, and {len(layers)} layers", path="ranks", hint="each rank needs at least one layer"
+        )
+    return _Problem(request, layers, costs, ranks)
+
+
+def _plan(problem: _Problem, result: SplitResult, emulator: Emulator) -> SplitPlan:
+    best, table, ranks = result.split, result.split.table, problem.ranks
+    cache = {"hits": int(emulator.hits), "misses": int(emulator.misses)}
+    step = best.step(emulator)
+    goal, devices = problem.request.goal, problem.request.devices
+
+    def value_s(other: Split) -> float:
+        return other.slowest_s if goal == "slowest" else other.step(emulator).makespan_s
+
+    baselines = {"equal_count": equal_count(table, ranks), "greedy": greedy(table, ranks)}
+    too_large = [name for name, baseline in baselines.items() if not baseline.fits()]
+    forward, backward = stage_costs(best)
+    explanation = explain(best, [device_name(device) for device in devices], problem.costs)
+    if too_large:
+        explanation.append(f"{' and '.join(too_large)} would not fit into the memory")
+    fastest_s = [min(f + b for f, b in zip(layer.forward_s, layer.backward_s, strict=True)) for layer in table.layers]
+    return SplitPlan(
+        goal=goal,
+        value_s=result.value_s,
+        lower_bound_s=result.bound_s,
+        divisible_bound_s=sum(fastest_s) / len(ranks),
+        stages=[
+            StagePlan(
+                stage=s,
+                rank=best.order[s],
+                device=None if devices[rank.kind] is None else device_name(devices[rank.kind]),
+                first_layer=first,
+                last_layer=end - 1,
+                layers=[table.layers[first].name, table.layers[end - 1].name],
+                forward_s=forward[s],
+                backward_s=backward[s],
+                peak_bytes=best.bytes_held[s],
+            )
+            for s, (rank, first, end) in enumerate(best.runs())
+        ],
+        boundaries=list(best.begin[1:-1]),
+        slowest_s=best.slowest_s,
+        step_s=step.makespan_s,
+        bubble=step.bubble,
+        fwd_costs={str(s): seconds for s, seconds in forward.items()},
+        bwd_costs={str(s): seconds for s, seconds in backward.items()},
+        baselines={name: value_s(baseline) for name, baseline in baselines.items()},
+        explanation=explanation,
+        steps=result.steps,
+        cache=cache,
+    )
+
+
+def explain(best: Split, devices: Sequence[str], costs: Sequence[Sequence[Cost]]) -> list[str]:
+    """The slowest stage, its programs, and the effect of moving its outer layers to its neighbours."""
+    times = best.stage_s
+    slow = max(range(len(times)), key=times.__getitem__)
+    rank, (first, end) = best.ranks[slow], best.begin[slow : slow + 2]
+    mean = sum(times) / len(times)
+    share = times[slow] / mean - 1.0 if mean > 0 else 0.0
+    lines = [
+        f"stage {slow} (layers {first} to {end - 1} on {devices[rank.kind]}) is the longest: "
+        f"{format_latency(times[slow])} for both passes, {100 * share:.1f} % above the mean"
+    ]
+    merged: dict[str, Part] = {}
+    for layer in range(first, end):
+        for part in costs[layer][rank.kind].parts:
+            before = merged.get(part.name, Part(part.name, 0, 0.0))
+            merged[part.name] = Part(part.name, before.count + part.count, before.latency_s + part.latency_s)
+    if merged:
+        lines.append(f"stage {slow} is long because of " + Cost(0, 0, 0, tuple(merged.values())).largest(3))
+    names = [layer.name for layer in best.table.layers]
+    layer_s = {at: best.table.time_s(rank.kind, at, at + 1) for at in range(first, end)}
+    longest = max(layer_s, key=layer_s.__getitem__)
+    lines.append(
+        f"its layers are {names[first]} to {names[end - 1]}; the longest one is {names[longest]} with "
+        f"{format_latency(layer_s[longest])}"
+    )
+    for neighbour, at, which in ((slow - 1, first, "first"), (slow + 1, end - 1, "last")):
+        if 0 <= neighbour < len(times) and end - first > 1:
+            moved_s = times[neighbour] + best.table.time_s(best.ranks[neighbour].kind, at, at + 1)
+            lines.append(f"with its {which} layer stage {neighbour} would take {format_latency(moved_s)}")
+    return lines

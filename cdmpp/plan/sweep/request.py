@@ -1,0 +1,146 @@
+"""The request of a sweep: ``SWEEP.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sized
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from cdmpp.errors import DataError, FieldError
+from cdmpp.plan.base.solve import read_request
+from cdmpp.predict.llm.layout import DTYPES, WEIGHTS
+from cdmpp.predict.requests.fields import Closed, Count, Name, PositiveSeconds
+
+#: Figures of a point that a sweep can minimise.
+Objective = Literal["price_per_million_tokens", "price_per_hour", "tpot_s", "ttft_s", "total_s", "gpus"]
+OBJECTIVES: tuple[str, ...] = get_args(Objective)
+#: A larger product is refused.
+MAX_POINTS = 100_000
+_HINT = "docs/tables.md describes sweeps"
+_Price = Annotated[float, Field(gt=0, le=1e9)]
+_Values = Annotated[list[Count], Field(min_length=1)]
+_ONE: Any = Field(default=[1])
+
+
+class Goals(Closed):
+    """Limits that a point must keep; those left out do not limit.
+
+    Attributes
+    ----------
+    ttft_s, tpot_s : float
+        Seconds to the first token, and per further token.
+    price_per_hour, price_per_million_tokens : float
+        Price of all GPUs of a point, and of its output tokens.
+    gpus : int
+    figure : {"point", "upper"}
+        Whether the predictions or their upper bounds must keep the limits of seconds.
+    """
+
+    ttft_s: PositiveSeconds | None = None
+    tpot_s: PositiveSeconds | None = None
+    price_per_hour: _Price | None = None
+    price_per_million_tokens: _Price | None = None
+    gpus: Count | None = None
+    figure: Literal["point", "upper"] = "point"
+
+
+class Sweep(Closed):
+    """A product of settings of one model.
+
+    Attributes
+    ----------
+    config : str
+        Path of the model's ``config.json``.
+    devices : list of str
+        Known devices or specifications (.toml, .json).
+    tp, pp, ep, batch : list of int
+    input, output : int
+        Tokens of a prompt and of an answer.
+    precisions : list of str
+        ``dtype``, or ``dtype/weights`` with quantised weights.
+    price_per_gpu_hour : dict of str to float
+        By device, in any currency.
+    objectives : list of str
+        Two or more figures that the Pareto front minimises; the plot has the first two.
+    """
+
+    config: Annotated[str, Field(min_length=1, max_length=4096)]
+    devices: Annotated[list[Name], Field(min_length=1)]
+    price_per_gpu_hour: dict[str, _Price]
+    tp: _Values = _ONE
+    pp: _Values = _ONE
+    ep: _Values = _ONE
+    batch: _Values = _ONE
+    input: Count = 1024
+    output: Count = 128
+    precisions: Annotated[list[Name], Field(min_length=1)] = Field(default=["bfloat16"])
+    framework: Name | None = None
+    cuda_graph: bool = True
+    goals: Goals = Goals()
+    objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        for name in self.devices:
+            if name not in self.price_per_gpu_hour:
+                raise PydanticCustomError("price", "price_per_gpu_hour has no price of {device}", {"device": name})
+        for name in self.price_per_gpu_hour:
+            if name not in self.devices:
+                raise PydanticCustomError("price", "price_per_gpu_hour: {device} is not in devices", {"device": name})
+        for field in ("devices", "tp", "pp", "ep", "batch", "precisions", "objectives"):
+            values = getattr(self, field)
+            if len(set(values)) < len(values):
+                raise PydanticCustomError("repeated", "{field} repeats a value", {"field": field})
+        for precision in self.precisions:
+            dtype, slash, weights = precision.partition("/")
+            if dtype not in DTYPES or (slash and weights not in WEIGHTS):
+                message = "precisions: {precision} is not DTYPE or DTYPE/WEIGHTS (DTYPE: {dtypes}; WEIGHTS: {w})"
+                known = {"precision": precision, "dtypes": ", ".join(DTYPES), "w": ", ".join(WEIGHTS)}
+                raise PydanticCustomError("precision", message, known)
+        if self.size > MAX_POINTS:
+            message = "the product has {size} points; at most {most} are evaluated"
+            raise PydanticCustomError("too_large", message, {"size": self.size, "most": MAX_POINTS})
+        return self
+
+    @property
+    def size(self) -> int:
+        """Points of the product."""
+        settings: tuple[Sized, ...] = (self.devices, self.tp, self.pp, self.ep, self.batch, self.precisions)
+        return prod(map(len, settings))
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Read a sweep; the paths in it are relative to its folder.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, or is not TOML.
+    FieldError
+        A field is missing, unknown or wrong.
+    """
+    try:
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}", hint="give the path of a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(f"{path}: not TOML: {error}", hint=_HINT) from None
+    try:
+        sweep = read_request(Sweep, value)
+    except FieldError as error:
+        raise FieldError(f"{path}: {error.message}", path=error.path, hint=_HINT) from None
+    folder = path.absolute().parent
+
+    def located(name: str) -> str:
+        return str(folder / name) if name.lower().endswith((".json", ".toml")) else name
+
+    prices = {located(name): price for name, price in sweep.price_per_gpu_hour.items()}
+    devices = [located(name) for name in sweep.devices]
+    return sweep.model_copy(
+        update={"config": str(folder / sweep.config), "devices": devices, "price_per_gpu_hour": prices}
+    )

@@ -1,0 +1,202 @@
+"""Plan of a curve: the queries of a grid, and the curve made of their predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, DataError
+from cdmpp.model.domain.score import worst
+from cdmpp.predict.curves.isotonic import monotone_fit
+from cdmpp.predict.curves.points import Curve, CurvePoint
+from cdmpp.predict.curves.template import MAX_POINTS, Axes, Grid, Template, Value
+from cdmpp.predict.prediction import (
+    DEFAULT_QUANTILES,
+    Device,
+    ErrorInfo,
+    Prediction,
+    Query,
+    check_quantiles,
+    check_settings,
+)
+from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
+
+Programs = Template | str | Mapping[str, Any] | Sequence[Template]
+
+
+class CurvePlan:
+    """Queries of a curve, and the curve made of their predictions.
+
+    Parameters and errors are those of :func:`cdmpp.predict.curves.predict_curve`.
+
+    Parameters
+    ----------
+    find : callable, optional
+        Looks up a device by name, once for all points; without it the predictor does.
+    most : int
+        Largest number of queries.
+
+    Attributes
+    ----------
+    queries : list of Query
+        Queries for a predictor; pass their predictions to :meth:`curve`.
+    levels : tuple of float
+        Quantile levels.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        axes: Axes,
+        devices: Sequence[Device],
+        *,
+        backend: Backend | None = None,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        monotone: Sequence[str] | None = None,
+        find: Callable[[str], DeviceSpec] | None = None,
+        most: int = MAX_POINTS,
+    ) -> None:
+        self.levels = check_quantiles(quantiles)
+        check_settings(protocol, framework)
+        self._grid = grid = Grid(_templates(programs), axes)
+        self._along = _along(grid, monotone)
+        if not devices:
+            raise DataError("a curve needs a device", hint="pass at least one device")
+        rows = len(grid) * grid.programs_each * len(devices)
+        if rows > most:
+            raise DataError(
+                f"{len(grid)} points of {grid.programs_each} programs on {len(devices)} devices are "
+                f"{rows:,} predictions",
+                hint=f"at most {most:,} predictions are allowed: use fewer values",
+            )
+        self._devices = [_device(device, find) for device in devices]
+        self._points = [_Point.of(grid, at, backend or "library") for at in grid.points()]
+        self._matrix = PredictionMatrix(self._devices, self._points)
+        self.queries = [
+            Query(program, device.device, protocol, framework)
+            for device, point in self._matrix.pairs()
+            for program, _ in point.programs
+        ]
+
+    def curve(self, model_id: str, predictions: Sequence[Prediction]) -> Curve:
+        """The curve made of the predictions of :attr:`queries`."""
+        remaining = iter(predictions)
+        totals = (_total(device, point, remaining) for device, point in self._matrix.pairs())
+        points: list[CurvePoint] = []
+        for device, row in zip(self._devices, self._matrix.results(totals, _failed), strict=True):
+            located = [replace(point, at=at) for point, at in zip(row, self._grid.points(), strict=True)]
+            # A known device's alias is replaced by its name, at points with errors too.
+            name = next((point.device for point in located if point.error is None), device.name)
+            points += _fitted([replace(point, device=name) for point in located], self._grid, self._along)
+        return Curve(model_id, self._grid.axes, self._along, points)
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A device and its name as given."""
+
+    name: str
+    device: DeviceSpec | str
+
+
+@dataclass(frozen=True)
+class _Point:
+    """Programs of one point with their counts."""
+
+    programs: list[tuple[TensorProgram, int]]
+
+    @classmethod
+    def of(cls, grid: Grid, at: Mapping[str, Value], backend: Backend) -> _Point | Failed:
+        programs = grid.programs(at, backend)
+        return Failed("", programs) if isinstance(programs, CdmppError) else cls(programs)
+
+
+def _templates(programs: Programs) -> Sequence[Template]:
+    if isinstance(programs, str):
+        return [Template.parse(programs)]
+    if isinstance(programs, Mapping):
+        return [Template(programs)]
+    return [programs] if isinstance(programs, Template) else programs
+
+
+#: Axes along which each device has less to do: latencies fall.
+DIVIDING = ("tp", "ep", "ranks_per_node")
+
+
+def _along(grid: Grid, monotone: Sequence[str] | None) -> list[str]:
+    numeric = grid.numeric
+    if monotone is None:
+        return [name for name in numeric if name not in DIVIDING]
+    for name in monotone:
+        if name not in numeric:
+            raise DataError(f"monotone names {name[:40]!r}, which is not a numeric axis", hint="name numeric axes only")
+    return [name for name in grid.axes if name in monotone]
+
+
+def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> _Device | Failed:
+    if isinstance(device, str) and find is None:
+        return _Device(device, device)
+    try:
+        if isinstance(device, str):
+            assert find is not None
+            device = find(device)
+        elif isinstance(device, Mapping):
+            device = from_mapping(device)
+    except CdmppError as error:
+        name = device if isinstance(device, str) else device.get("name", "")  # type: ignore[union-attr]
+        return Failed(str(name)[:100], error)
+    return _Device(device.name, device)
+
+
+def _failed(device: _Device | Failed, point: _Point | Failed) -> CurvePoint:
+    fault = point if isinstance(point, Failed) else device
+    assert isinstance(fault, Failed)
+    return CurvePoint(device.name, {}, error=ErrorInfo.of(fault.error))
+
+
+def _total(device: _Device, point: _Point, predictions: Iterator[Prediction]) -> CurvePoint:
+    """A point's sums over its programs, from the next predictions; or its first error."""
+    counted = [(next(predictions), count) for _, count in point.programs]
+    error = next((prediction.error for prediction, _ in counted if prediction.error is not None), None)
+    if error is not None:
+        return CurvePoint(device.name, {}, error=error)
+
+    def total(figure: str) -> float:
+        return float(sum(count * getattr(prediction, figure) for prediction, count in counted))
+
+    return CurvePoint(
+        counted[0][0].device,
+        {},
+        latency_s=total("latency_s"),
+        lower_s=total("lower_s"),
+        upper_s=total("upper_s"),
+        domain=worst(prediction.domain for prediction, _ in counted),
+        domain_score=max(p.domain_score for p, _ in counted if p.domain_score is not None),
+        roofline_s=total("roofline_s"),
+    )
+
+
+def _fitted(points: list[CurvePoint], grid: Grid, along: Sequence[str]) -> list[CurvePoint]:
+    """Points of one device with a monotone fit to the log latencies, because errors are ratios."""
+    latency = np.array([np.nan if p.latency_s is None else p.latency_s for p in points], dtype=np.float64)
+    values = np.log(latency).reshape(grid.shape)
+    names = list(grid.axes)
+    # The fit needs each axis sorted by value; the points keep the given order.
+    order = [np.argsort(grid.axes[n]) if n in along else np.arange(len(grid.axes[n])) for n in names]
+    window = np.ix_(*order)
+    fit = np.empty_like(values)
+    fit[window] = monotone_fit(values[window], [names.index(name) for name in along])
+    seconds = np.where(fit == values, latency.reshape(grid.shape), np.exp(fit)).reshape(-1)
+    return [
+        point if point.error is not None else replace(point, fitted_s=float(second))
+        for point, second in zip(points, seconds, strict=True)
+    ]

@@ -1,0 +1,226 @@
+"""Parallel layout of a model, and the element types of its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cdmpp.errors import FieldError
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
+
+#: Ranks of one node; larger groups cross the network between nodes.
+RANKS_PER_NODE = 8
+#: Largest degree of each kind of parallelism.
+MAX_DEGREE = 1024
+
+#: Element types of activations and of the cache.
+DTYPES = ("bfloat16", "float16", "float32")
+#: Element types of quantised weights -> scaling of linear layers, and of layers of experts.
+WEIGHTS: dict[str, tuple[str, str]] = {
+    "float8_e4m3": ("channel", "tensor"),
+    "int8": ("channel", "channel"),
+    "float4_e2m1": ("nvfp4", "nvfp4"),
+    "int4": ("block128", "block128"),
+}
+#: Weight types whose activations keep their own type.
+WEIGHT_ONLY = ("int4",)
+#: Bytes of the scales of one weight, where they are more than one percent.
+_SCALE_BYTES = {"int4": 2 / 128, "float4_e2m1": 1 / 16}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism.
+
+    ``tp`` ranks share each layer, ``pp`` stages share the layers. Experts are spread over ``ep`` groups. Up to
+    ``ep = tp``, the experts of a layer are spread over the ranks that share the layer: each expert is split over
+    ``tp / ep`` ranks. Beyond, ``ep / tp`` replicas of the attention each process a part of the batch, and tokens are
+    exchanged between all ``ep`` ranks.
+
+    Attributes
+    ----------
+    tp, pp, ep : int
+        Degrees of tensor, pipeline and expert parallelism.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the attention, which divide the batch."""
+        return max(1, self.ep // self.tp)
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share one expert."""
+        return max(1, self.tp // self.ep)
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.replicas
+
+    @property
+    def gpus(self) -> int:
+        """Ranks in total."""
+        return self.stage_ranks * self.pp
+
+    def check(self, config: LLMConfig) -> None:
+        """Raise :class:`FieldError` where the model cannot be split so."""
+        for name in ("tp", "pp", "ep"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= MAX_DEGREE:
+                raise FieldError(
+                    f"{name}: {str(value)[:80]!r} is not allowed",
+                    path=name,
+                    hint=f"a whole number from 1 to {MAX_DEGREE}",
+                )
+        allowed = allowed_tp(config)
+        if self.tp not in allowed:
+            raise FieldError(
+                f"tp: {self.tp} does not divide the model: {_divided(config)}",
+                path="tp",
+                hint="allowed: " + ", ".join(map(str, allowed)),
+            )
+        if self.pp > config.layers:
+            raise FieldError(
+                f"pp: {self.pp} stages for {config.layers} layers", path="pp", hint=f"allowed: 1 to {config.layers}"
+            )
+        self._check_experts(config)
+
+    def _check_experts(self, config: LLMConfig) -> None:
+        experts = config.experts
+        if experts is None:
+            if self.ep != 1:
+                raise FieldError(f"ep: {self.ep}, but {config.model_type} has no experts", path="ep", hint="use ep=1")
+            return
+        allowed = allowed_ep(config, self.tp)
+        if self.ep not in allowed:
+            raise FieldError(
+                f"ep: {self.ep} does not fit tp={self.tp}, {experts.count} experts of {experts.intermediate} columns",
+                path="ep",
+                hint=f"allowed with tp={self.tp}: " + ", ".join(map(str, allowed)),
+            )
+
+
+def _divided(config: LLMConfig) -> str:
+    sizes = f"{config.heads} heads"
+    if config.latent is None:
+        sizes += f", {config.kv_heads} key-value heads"
+    return sizes + (f", {config.intermediate} columns of the feed-forward layer" if config.dense_layers else "")
+
+
+def allowed_tp(config: LLMConfig) -> list[int]:
+    """Degrees of tensor parallelism that divide heads, key-value heads (or replicate them) and columns."""
+    kv_heads = config.heads if config.latent is not None else config.kv_heads
+    return [
+        tp
+        for tp in range(1, min(config.heads, MAX_DEGREE) + 1)
+        if config.heads % tp == 0
+        and (kv_heads % tp == 0 or tp % kv_heads == 0)
+        and (not config.dense_layers or config.intermediate % tp == 0)
+        and (config.experts is None or any(expert_fits(config, tp, ep) for ep in range(1, tp + 1)))
+    ]
+
+
+def allowed_ep(config: LLMConfig, tp: int) -> list[int]:
+    """Degrees of expert parallelism that fit a degree of tensor parallelism."""
+    assert config.experts is not None
+    return [ep for ep in range(1, min(config.experts.count, MAX_DEGREE) + 1) if expert_fits(config, tp, ep)]
+
+
+def expert_fits(config: LLMConfig, tp: int, ep: int) -> bool:
+    """Whether a degree of expert parallelism fits a degree of tensor parallelism."""
+    experts = config.experts
+    assert experts is not None
+    if experts.count % ep or (tp % ep and ep % tp):
+        return False
+    return ep >= tp or experts.intermediate % (tp // ep) == 0
+
+
+@dataclass(frozen=True)
+class Types:
+    """Element types of a model's tensors.
+
+    Attributes
+    ----------
+    dtype : str
+        Type of activations, cache and weights that are not quantised.
+    weights : str or None
+        Type of quantised weights. ``int4`` is weight-only; the others are types of the products, whose activations
+        are quantised at run time.
+    scaling : str or None
+        Scaling of the weights of the checkpoint; default: that of :data:`WEIGHTS`.
+    """
+
+    dtype: str = "bfloat16"
+    weights: str | None = None
+    scaling: str | None = None
+
+    @classmethod
+    def of(cls, config: LLMConfig, dtype: Any = "bfloat16", weights: Any = None) -> Types:
+        """Types of a request; weights that are not stated are those of the configuration.
+
+        Raises
+        ------
+        FieldError
+        """
+        dtype, weights = canonical_dtype(dtype), canonical_dtype(weights)
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise FieldError(
+                f"dtype: {str(dtype)[:80]!r} is not allowed", path="dtype", hint="one of: " + ", ".join(DTYPES)
+            )
+        known = (*WEIGHTS, *DTYPES)
+        if weights is not None and (not isinstance(weights, str) or weights not in known):
+            raise FieldError(
+                f"weights: {str(weights)[:80]!r} is not allowed", path="weights", hint="one of: " + ", ".join(known)
+            )
+        if weights is None:
+            return cls._quantised(dtype, config.weights, config.weight_scaling)
+        if weights in DTYPES and weights != dtype:
+            raise FieldError(
+                f"weights: {weights} with dtype {dtype}",
+                path="weights",
+                hint=f"{dtype}, or a type of quantised weights",
+            )
+        scaling = config.weight_scaling if weights == config.weights else None
+        return cls(dtype) if weights == dtype else cls._quantised(dtype, weights, scaling)
+
+    @classmethod
+    def _quantised(cls, dtype: str, weights: str | None, scaling: str | None) -> Types:
+        if weights is not None and dtype == "float32":
+            raise FieldError(
+                f"weights: no {weights} weights with dtype float32",
+                path="weights",
+                hint="use dtype bfloat16 or float16",
+            )
+        return cls(dtype, weights, scaling)
+
+    def product(self, *, experts: bool = False) -> dict[str, str]:
+        """Fields ``dtype``, ``weight_dtype`` and ``scaling`` of a product with quantised weights."""
+        if self.weights is None:
+            return {"dtype": self.dtype}
+        scaling = self.scaling or WEIGHTS[self.weights][experts]
+        if self.scaling == "channel" and experts:
+            scaling = WEIGHTS[self.weights][1]
+        if self.weights in WEIGHT_ONLY:
+            return {"dtype": self.dtype, "weight_dtype": self.weights, "scaling": scaling}
+        return {"dtype": self.weights, "scaling": scaling}
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of an activation."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of a quantised weight with its scales; of any weight where none is quantised."""
+        return self.bytes if self.weights is None else DTYPE_BYTES[self.weights] + _SCALE_BYTES.get(self.weights, 0.0)
+
+    @property
+    def exchanged_bytes(self) -> float:
+        """Bytes of an activation that is sent to an expert on another rank."""
+        return self.bytes if self.weights in (None, *WEIGHT_ONLY) else max(1.0, DTYPE_BYTES[str(self.weights)])

@@ -1,0 +1,188 @@
+"""Device memory of a language model: weights, cache and activations of the fullest rank."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cdmpp.errors import InfeasibleError
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.layout import Layout, Types, allowed_tp, expert_fits
+from cdmpp.predict.llm.parameters import (
+    Tensor,
+    attention_tensors,
+    dense_tensors,
+    embedding_tensors,
+    expert_tensors,
+    output_tensors,
+)
+
+#: Tokens whose activations are in memory at once: engines split a longer prefill into chunks.
+ACTIVATION_TOKENS = 16_384
+#: Layouts of more devices are not searched.
+MAX_GPUS = 1024
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the rank that holds most.
+
+    Attributes
+    ----------
+    weights, kv_cache, activations : float
+    device : float or None
+        Capacity of the device, where it is published.
+    """
+
+    weights: float
+    kv_cache: float
+    activations: float
+    device: float | None = None
+
+    @property
+    def total(self) -> float:
+        """Sum of the parts."""
+        return self.weights + self.kv_cache + self.activations
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Bytes by part, as whole numbers."""
+        parts = (self.weights, self.kv_cache, self.activations)
+        whole = [round(part) for part in parts]
+        return {
+            "weights": whole[0],
+            "kv_cache": whole[1],
+            "activations": whole[2],
+            "total": sum(whole),
+            "device": self.device,
+        }
+
+
+def memory_of(
+    config: LLMConfig, layout: Layout, types: Types, batch: int, tokens: int, device_bytes: float | None = None
+) -> Memory:
+    """Memory of the fullest rank.
+
+    Parameters
+    ----------
+    batch : int
+        Sequences over all replicas of the attention.
+    tokens : int
+        Tokens of a sequence at its end: prompt and output.
+    device_bytes : float, optional
+        Capacity of the device.
+
+    Notes
+    -----
+    Weights: the layers of the fullest stage, with the embedding or the output layer. Cache: keys and values of
+    ``tokens`` tokens (in layers with a window at most those of the window), or the latents, which every rank holds.
+    Activations: input, residual and widest intermediate result of a layer for at most :data:`ACTIVATION_TOKENS`
+    tokens, and the logits in float32. The engine's own buffers and fragmentation are not included.
+    """
+    sequences = -(-batch // layout.replicas)
+    return Memory(
+        _weights(config, layout, types),
+        _cache(config, layout, types, sequences, tokens),
+        _activations(config, layout, types, sequences, tokens),
+        device_bytes,
+    )
+
+
+def check_memory(
+    config: LLMConfig, layout: Layout, types: Types, batch: int, tokens: int, device_bytes: float | None, device: str
+) -> Memory:
+    """Memory of the fullest rank; a device without a published capacity is not checked.
+
+    Raises
+    ------
+    InfeasibleError
+        It exceeds the device; the message has the smallest number of devices that hold the model.
+    """
+    memory = memory_of(config, layout, types, batch, tokens, device_bytes)
+    if device_bytes is None or memory.total <= device_bytes:
+        return memory
+    sizes = {"weights": memory.weights, "cache": memory.kv_cache, "activations": memory.activations}
+    parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in sizes.items())
+    smallest = smallest_layout(config, layout.ep, types, batch, tokens, device_bytes)
+    if smallest is None:
+        hint = f"no layout of up to {MAX_GPUS} devices holds it; reduce batch, input or output"
+    else:
+        hint = f"the smallest number of {device} that holds it is {smallest.gpus}: " + _named(smallest)
+    raise InfeasibleError(
+        f"the model needs {memory.total / _GB:.1f} GB on each {device} with {_named(layout)} ({parts}); "
+        f"the device has {device_bytes / _GB:.1f} GB"
+        + ("" if smallest is None else f"; at least {smallest.gpus} devices are needed"),
+        path="tp",
+        hint=hint,
+    )
+
+
+def smallest_layout(
+    config: LLMConfig, ep: int, types: Types, batch: int, tokens: int, device_bytes: float
+) -> Layout | None:
+    """The layout of fewest devices that holds the model, then of fewest stages; None without one.
+
+    ``ep`` is kept where it fits ``tp``; otherwise it is the smallest degree that does.
+    """
+
+    def fits(layout: Layout) -> bool:
+        return memory_of(config, layout, types, batch, tokens).total <= device_bytes
+
+    found = []
+    for tp in allowed_tp(config):
+        kept = 1 if config.experts is None else next(n for n in (ep, *range(1, tp + 1)) if expert_fits(config, tp, n))
+        most = min(config.layers, MAX_GPUS // Layout(tp, 1, kept).gpus)
+        layouts = [Layout(tp, pp, kept) for pp in range(1, most + 1)]
+        # No stage needs more memory with more stages.
+        found += layouts[bisect_left(layouts, True, key=fits) :][:1]
+    return min(found, key=lambda layout: (layout.gpus, layout.pp), default=None)
+
+
+def _named(layout: Layout) -> str:
+    return f"tp={layout.tp}, pp={layout.pp}" + (f", ep={layout.ep}" if layout.ep > 1 else "")
+
+
+def _weights(config: LLMConfig, layout: Layout, types: Types) -> float:
+    def held(tensors: Iterator[Tensor]) -> float:
+        return sum(
+            tensor.on_rank(config, layout) * (types.weight_bytes if tensor.quantised else types.bytes)
+            for tensor in tensors
+        )
+
+    layers = -(-config.layers // layout.pp)
+    expert_layers = min(layers, config.moe_layers)
+    dense_layers = min(layers - expert_layers, config.dense_layers) if config.experts else layers
+    weights = layers * held(attention_tensors(config)) + expert_layers * held(expert_tensors(config))
+    weights += dense_layers * held(dense_tensors(config))
+    first, last = held(embedding_tensors(config)), held(output_tensors(config))
+    if layout.pp == 1:
+        return weights + first + last
+    return weights + max(first, last + (first if config.tied else 0.0))
+
+
+def _cache(config: LLMConfig, layout: Layout, types: Types, sequences: int, tokens: int) -> float:
+    layers = -(-config.layers // layout.pp)
+    if config.latent is not None:
+        return sequences * tokens * layers * (config.latent.kv_rank + config.latent.rope) * types.bytes
+    columns = 2 * max(1, config.kv_heads // layout.tp) * config.head_dim
+    windowed = layers * config.windowed_layers // config.layers
+    kept = (layers - windowed) * tokens + windowed * min(tokens, config.window or tokens)
+    return sequences * kept * columns * types.bytes
+
+
+def _activations(config: LLMConfig, layout: Layout, types: Types, sequences: int, tokens: int) -> float:
+    rows, tp = min(sequences * tokens, ACTIVATION_TOKENS), layout.tp
+    heads = config.heads // tp
+    if config.latent is not None:
+        widest = heads * 2 * (config.latent.nope + config.latent.rope + config.latent.v_dim)
+    else:
+        widest = (2 * heads + 2 * max(1, config.kv_heads // tp)) * config.head_dim
+    if config.dense_layers:
+        widest = max(widest, (2 + config.gated) * config.intermediate // tp)
+    if config.experts is not None:
+        # A replica's tokens go to all experts; each rank has the rows of its own.
+        columns = (2 + config.gated) * config.experts.intermediate // layout.expert_tp + config.hidden
+        widest = max(widest, config.experts.topk * layout.replicas * columns // layout.ep)
+    logits = sequences * config.vocab * 4.0
+    return rows * (2 * config.hidden + widest) * types.bytes + logits

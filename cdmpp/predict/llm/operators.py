@@ -1,0 +1,290 @@
+"""Operators and collectives of one inference step of a language model, as a serving engine runs them.
+
+Biases are added in the products (their cost is not separate), residuals in the norms, and the activation of a gated
+feed-forward layer is one kernel with its product.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cdmpp.errors import FieldError
+from cdmpp.predict.llm.config import Experts, LLMConfig
+from cdmpp.predict.llm.latent import latent_attention
+from cdmpp.predict.llm.layout import Layout, Types
+from cdmpp.predict.llm.parts import StepBuilder, StepPart
+from cdmpp.programs.elements import MAX_EXTENT
+
+#: Activations that are operators of the same name; any other one costs as much as gelu.
+_ACTIVATIONS = {"relu": "relu", "silu": "silu", "tanh": "tanh"}
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A step over whole prompts.
+
+    Attributes
+    ----------
+    lengths : tuple of int
+        Tokens of each sequence of the batch.
+    """
+
+    lengths: tuple[int, ...]
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        object.__setattr__(self, "lengths", tuple(lengths))
+        if not self.lengths or not all(type(n) is int and 1 <= n <= MAX_EXTENT for n in self.lengths):
+            raise FieldError("lengths: a prefill step has one or more sequences of at least one token", path="lengths")
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """A step that adds one token to each sequence.
+
+    Attributes
+    ----------
+    batch : int
+        Sequences.
+    past_len : int
+        Cached tokens of each sequence, before this step.
+    past_total : int or None
+        Cached tokens of all sequences, in place of ``past_len``, where their lengths differ.
+    """
+
+    batch: int
+    past_len: int = 0
+    past_total: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        return self.batch
+
+    @property
+    def cached(self) -> int:
+        """Cached tokens of a sequence, on average."""
+        return self.past_len if self.past_total is None else round(self.past_total / self.batch)
+
+
+Step = Prefill | Decode
+#: Half of the layers.
+Only = Literal["attention", "ffn"]
+
+
+def step_operators(
+    config: LLMConfig,
+    layout: Layout,
+    step: Step,
+    *,
+    dtype: str = "bfloat16",
+    weights: str | None = None,
+    only: Only | None = None,
+) -> list[StepPart]:
+    """Operators and collectives of one step, in order, as one rank runs them.
+
+    With several pipeline stages the list holds the work of all stages and the transfers between them: the sum of
+    its latencies is the time of one batch from the first stage to the last. With several replicas of the attention
+    (``layout.replicas``) it is that of the replica with most sequences.
+
+    Parameters
+    ----------
+    config : LLMConfig
+    layout : Layout
+    step : Prefill or Decode
+        Of the whole batch.
+    dtype : str
+        Type of activations and cache.
+    weights : str, optional
+        Type of quantised weights (:class:`cdmpp.predict.llm.layout.Types`). The router, the embedding and the output
+        layer are never quantised.
+    only : {"attention", "ffn"}, optional
+        The attention or the feed-forward halves of all layers, without embedding, output and transfers.
+
+    Returns
+    -------
+    list of StepPart
+        Parts of equal layers are merged: ``count`` is the number of runs in the step.
+
+    Raises
+    ------
+    FieldError
+        The model cannot be split as the layout says, or has no such types.
+    """
+    layout.check(config)
+    types = Types.of(config, dtype, weights)
+    local = replica_step(step, layout)
+    b = StepBuilder(config, layout, types, local.tokens)
+    if only is None:
+        _embedding(b)
+    if only != "ffn":
+        with b.times(config.layers):
+            _attention_half(b, local)
+    if only != "attention":
+        with b.times(config.dense_layers):
+            _dense(b)
+        if config.experts is not None:
+            with b.times(config.moe_layers):
+                _experts(b, config.experts, step.tokens)
+    if only is None:
+        if layout.pp > 1:
+            b.transfer("stage_transfer", layout.pp - 1)
+        _output(b, local.batch)
+    return b.parts
+
+
+def replica_step(step: Step, layout: Layout) -> Step:
+    """The step of the replica of the attention that has most sequences."""
+    if layout.replicas == 1:
+        return step
+    if isinstance(step, Prefill):
+        return Prefill(step.lengths[:: layout.replicas])
+    return Decode(-(-step.batch // layout.replicas), step.cached)
+
+
+def attention_batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Batch and length of the attention calls that stand for one call over sequences of several lengths.
+
+    Equal lengths are one call. Sequences of different lengths run in one call too, whose work grows with the square
+    of the length: it is priced as a batch of equal sequences with the same numbers of tokens and of query-key pairs.
+    """
+    if len(set(lengths)) == 1:
+        return [(len(lengths), lengths[0])]
+    tokens, squares = sum(lengths), sum(n * n for n in lengths)
+    batch = max(1, round(tokens * tokens / squares))
+    return [(batch, max(1, round((squares / batch) ** 0.5)))]
+
+
+def _embedding(b: StepBuilder) -> None:
+    config = b.config
+    b.add("embedding", "embedding", rows=b.tokens, cols=config.hidden, table_rows=-(-config.vocab // b.layout.tp))
+    if config.positions:
+        b.add("position_embedding", "embedding", rows=b.tokens, cols=config.hidden, table_rows=config.positions)
+        b.vector("position_add", "add", config.hidden)
+    if config.scaled_embedding:
+        b.vector("embedding_scale", "mul_scalar", config.hidden)
+    b.all_reduce("embedding_all_reduce")
+
+
+def _attention_half(b: StepBuilder, step: Step) -> None:
+    config, tp = b.config, b.layout.tp
+    b.norm("attention_norm", config.hidden, residual=True)
+    if config.latent is not None:
+        latent_attention(b, config.latent, _calls(step, None))
+    else:
+        heads, kv_heads = config.heads // tp, max(1, config.kv_heads // tp)
+        b.linear("qkv_proj", (heads + 2 * kv_heads) * config.head_dim, config.hidden)
+        if config.qk_norm:
+            b.add("qk_norm", config.norm, rows=b.tokens * (heads + kv_heads), cols=config.head_dim)
+        if not config.positions:
+            b.vector("rotary", "rotary_embedding", (heads + kv_heads) * config.head_dim, head_dim=config.head_dim)
+        b.vector("kv_cache_save", "kv_cache_save", 2 * kv_heads * config.head_dim)
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": config.head_dim}
+        for name, layers, window in (
+            ("attention", config.layers - config.windowed_layers, None),
+            ("window_attention", config.windowed_layers, config.window),
+        ):
+            with b.only(layers):
+                for operator, call in _calls(step, window):
+                    b.add(name, f"attention_{operator}", **call, **sizes)
+        b.linear("o_proj", config.hidden, heads * config.head_dim)
+    b.all_reduce("attention_all_reduce")
+    if config.norms == 4:
+        b.norm("attention_output_norm", config.hidden)
+
+
+def _calls(step: Step, window: int | None) -> list[tuple[str, dict[str, int]]]:
+    """Calls of the attention: "prefill" or "decode", and its sizes."""
+    if isinstance(step, Decode):
+        cached = step.cached if window is None else min(step.cached, window - 1)
+        return [("decode", {"batch": step.batch, "past_len": cached})]
+    if window is None or max(step.lengths) <= window:
+        return [("prefill", {"batch": n, "q_len": length}) for n, length in attention_batches(step.lengths)]
+    # Blocks of queries that have as many keys as a causal window: the first block has its own, further blocks have
+    # cached ones in front.
+    blocks = Counter[tuple[int, int]]()
+    for length in step.lengths:
+        blocks[min(length, window), 0] += 1
+        whole, rest = divmod(max(0, length - window), window)
+        blocks[window, window // 2] += whole
+        blocks[rest, window - rest // 2] += rest > 0
+    return [("prefill", {"batch": n, "q_len": length, "past_len": past}) for (length, past), n in blocks.items() if n]
+
+
+def _dense(b: StepBuilder) -> None:
+    config = b.config
+    b.norm("mlp_norm", config.hidden, residual=True)
+    _feed_forward(b, "", config.intermediate // b.layout.tp)
+    b.all_reduce("mlp_all_reduce")
+    if config.norms == 4:
+        b.norm("mlp_output_norm", config.hidden)
+
+
+def _feed_forward(b: StepBuilder, prefix: str, columns: int) -> None:
+    config = b.config
+    if config.gated:
+        b.linear(f"{prefix}gate_up_proj", 2 * columns, config.hidden)
+        b.vector(f"{prefix}activation", "silu_and_mul", columns)
+    else:
+        b.linear(f"{prefix}up_proj", columns, config.hidden)
+        b.vector(f"{prefix}activation", _ACTIVATIONS.get(config.activation, "gelu"), columns)
+    b.linear(f"{prefix}down_proj", config.hidden, columns)
+
+
+def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
+    """``tokens``: of all replicas of the attention."""
+    config, layout = b.config, b.layout
+    b.norm("mlp_norm", config.hidden, residual=True)
+    b.linear("router", experts.count, config.hidden, quantised=False)
+    # One kernel in serving engines. The tables hold the unfused form, softmax and top-k by PyTorch (`moe_gating`, 55 us
+    # for 128 experts on the H800), so a softmax of the same size stands for it.
+    b.vector("router_topk", "softmax", experts.count, dtype="float32")
+    if experts.shared:
+        _feed_forward(b, "shared_", -(-experts.shared // layout.tp))
+        if experts.shared_gate:
+            b.linear("shared_gate", 1, config.hidden, quantised=False)
+            b.vector("shared_gate_mul", "mul", config.hidden)
+    b.all_to_all("expert_dispatch", b.types.exchanged_bytes, min(experts.topk, layout.ep))
+    b.add(
+        "experts",
+        "moe",
+        **b.types.product(experts=True),
+        tokens=tokens,
+        hidden=config.hidden,
+        intermediate=experts.intermediate,
+        experts=experts.count,
+        topk=experts.topk,
+        tp=layout.expert_tp,
+        ep=layout.ep,
+    )
+    b.all_to_all("expert_combine", b.types.bytes, min(experts.topk, layout.ep))
+    if experts.shared:
+        b.vector("shared_add", "add", config.hidden)
+    b.all_reduce("mlp_all_reduce")
+    if config.norms == 4:
+        b.norm("mlp_output_norm", config.hidden)
+
+
+def _output(b: StepBuilder, batch: int) -> None:
+    """Logits of the last token of each sequence, and the choice of the next one."""
+    config, tp = b.config, b.layout.tp
+    if config.final_norm:
+        b.norm("final_norm", config.hidden, residual=True)
+    b.tokens = batch
+    b.linear("lm_head", -(-config.vocab // tp), config.hidden, quantised=False)
+    b.all_gather("logits_all_gather", config.vocab)
+    if config.soft_cap:
+        b.vector("logits_soft_cap", "tanh", config.vocab)
+    b.vector("sampling", "argmax", config.vocab)

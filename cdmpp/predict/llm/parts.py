@@ -1,0 +1,133 @@
+"""Parts of a step, and their builder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cdmpp.errors import CdmppError, FieldError
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.layout import RANKS_PER_NODE, Layout, Types
+from cdmpp.programs.operators import OperatorSpec, make_operator
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """An operator or collective of a step.
+
+    Attributes
+    ----------
+    name : str
+        Its place in the model, such as "qkv_proj" or "attention_all_reduce".
+    program : OperatorSpec
+        Operator or collective of one rank.
+    count : int
+        Runs in the step.
+    """
+
+    name: str
+    program: OperatorSpec
+    count: int
+
+
+class StepBuilder:
+    """Collects the parts of a step.
+
+    Parameters
+    ----------
+    tokens : int
+        Rows of the activations of one rank.
+
+    Attributes
+    ----------
+    parts : list of StepPart
+        Parts so far.
+    """
+
+    def __init__(self, config: LLMConfig, layout: Layout, types: Types, tokens: int) -> None:
+        self.config, self.layout, self.types, self.tokens = config, layout, types, tokens
+        self.parts: list[StepPart] = []
+        self._count = 1
+
+    @contextmanager
+    def times(self, count: int) -> Iterator[None]:
+        """Parts added inside run ``count`` times; none is added for a count of 0."""
+        before, self._count = self._count, count
+        try:
+            yield
+        finally:
+            self._count = before
+
+    #: The same, inside of :meth:`times`, for a part of the layers.
+    only = times
+
+    def add(self, name: str, operator: str, **fields: Any) -> None:
+        """Add an operator; its ``dtype`` is that of the activations if not given.
+
+        Raises
+        ------
+        FieldError
+            The step is too large for the operator.
+        """
+        if not self._count:
+            return
+        try:
+            program = make_operator({"operator": operator, "dtype": self.types.dtype, **fields})
+        except CdmppError as error:
+            raise FieldError(
+                f"config: its {name} is impossible: {error.message}", path="config", hint=error.hint
+            ) from None
+        self.parts.append(StepPart(name, program, self._count))
+
+    def vector(self, name: str, operator: str, cols: int, **fields: Any) -> None:
+        """Add an operator on ``[tokens, cols]``."""
+        self.add(name, operator, rows=self.tokens, cols=cols, **fields)
+
+    def norm(self, name: str, cols: int, *, residual: bool = False) -> None:
+        """Add a norm of ``[tokens, cols]``.
+
+        ``residual``: the kernel adds the residual too. It reads and writes two tensors instead of one, as a norm of
+        twice as many rows does.
+        """
+        self.add(name, self.config.norm, rows=self.tokens * (1 + residual), cols=cols)
+
+    def linear(self, name: str, n: int, k: int, *, quantised: bool = True) -> None:
+        """Add a linear layer from ``k`` to ``n`` columns."""
+        types = self.types.product() if quantised else {}
+        self.add(name, "linear", **types, m=self.tokens, n=n, k=k)
+
+    def all_reduce(self, name: str) -> None:
+        """Add the sum of the activations over the ranks of a layer; nothing for a single rank."""
+        self._collective(name, "all_reduce", self._activations(), self.layout.tp)
+
+    def all_gather(self, name: str, cols: int) -> None:
+        """Add the concatenation of columns over the ranks of a layer, ``cols`` in total."""
+        self._collective(name, "all_gather", self.tokens * cols * self.types.bytes, self.layout.tp)
+
+    def all_to_all(self, name: str, element_bytes: float, copies: int) -> None:
+        """Add the exchange of tokens between experts of several replicas of the attention.
+
+        Each rank sends its share of the replica's tokens, ``copies`` times: once for each rank that has one of a
+        token's experts.
+        """
+        if self.layout.replicas > 1:
+            share = -(-self.tokens // self.layout.tp)
+            self._collective(name, "all_to_all", share * copies * self.config.hidden * element_bytes, self.layout.ep)
+
+    def transfer(self, name: str, count: int) -> None:
+        """Add transfers of the activations to the next stage."""
+        per_node = None if self.layout.gpus <= RANKS_PER_NODE else 1
+        with self.times(count):
+            self._collective(name, "send_recv", self._activations(), 2, per_node)
+
+    def _activations(self) -> float:
+        return self.tokens * self.config.hidden * self.types.bytes
+
+    def _collective(self, name: str, operator: str, size: float, ranks: int, per_node: int | None = None) -> None:
+        if ranks < 2:
+            return
+        if per_node is None and ranks > RANKS_PER_NODE:
+            per_node = RANKS_PER_NODE
+        self.add(name, operator, bytes=max(1, round(size)), ranks=ranks, ranks_per_node=per_node)

@@ -1,0 +1,249 @@
+"""Predictions of whole torch modules: total, phases, and a table of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cdmpp.errors import DataError
+from cdmpp.model.domain.score import Label
+from cdmpp.predict.prediction import Device, Prediction
+from cdmpp.predict.prediction_total import PredictionTotal
+from cdmpp.predict.rendering.arrow import arrow_table
+from cdmpp.predict.rendering.modules import module_columns, module_html, modules_html
+from cdmpp.programs.frontends.graph import Unsupported
+from cdmpp.programs.frontends.module_listing import ModuleListing
+from cdmpp.programs.query_options import Protocol
+
+#: A module's kernels are called from the host, one by one, by PyTorch.
+DEFAULT_PROTOCOL: Protocol = "eager"
+DEFAULT_FRAMEWORK = "pytorch"
+
+
+@dataclass(frozen=True)
+class ModuleProgram:
+    """A program in a module's table.
+
+    Attributes
+    ----------
+    prediction : Prediction
+        Of one launch; its ``error`` is set where the program cannot be predicted.
+    call : str
+        The ATen call that launches it, such as ``addmm``.
+    module : str
+        Qualified names of the modules that launch it, as one text: ``layers.0-31.mlp.up``.
+    modules : tuple of str
+        The same names one by one. The root has the empty name.
+    phase : {"forward", "backward", "optimizer"}
+    count : int
+        Launches in one run.
+    share : float or None
+        Of the total; None without a prediction.
+    remark : str
+        Why the program is not the call's own, where it is not.
+    """
+
+    prediction: Prediction
+    call: str
+    module: str
+    modules: tuple[str, ...]
+    phase: str
+    count: int
+    share: float | None
+    remark: str
+
+    @property
+    def program(self) -> str:
+        """The operator as text."""
+        return self.prediction.name
+
+    @property
+    def seconds(self) -> float | None:
+        """Latency of all launches in seconds; None without a prediction."""
+        return None if self.prediction.latency_s is None else self.count * self.prediction.latency_s
+
+    @property
+    def domain(self) -> Label | None:
+        """Domain of the prediction."""
+        return self.prediction.domain
+
+    def to_dict(self) -> dict[str, Any]:
+        """The prediction's values for JSON, with call, module, phase, count, seconds, share and remark."""
+        return {
+            **self.prediction.to_dict(),
+            "call": self.call,
+            "phase": self.phase,
+            "module": self.module,
+            "count": self.count,
+            "seconds": self.seconds,
+            "share": self.share,
+            "remark": self.remark,
+        }
+
+
+@dataclass(frozen=True)
+class ModulePrediction:
+    """Prediction of one run of a torch module on one device.
+
+    Attributes
+    ----------
+    name : str
+        Class of the module.
+    mode : {"inference", "training"}
+    device, protocol, framework, model_id
+        As in :class:`cdmpp.Prediction`.
+    dtype, autocast : str or None
+        Type to which the module was cast, and type of products under autocast; None for neither.
+    total : PredictionTotal
+        Sum of count x latency over all programs, with interval and domain. Launches follow one another; host code,
+        transfers and communication are not in it.
+    phases : dict of str to PredictionTotal
+        The same for ``forward``; in training also for ``backward``, and for ``optimizer`` if it was asked for.
+    programs : tuple of ModuleProgram
+        In the order of their first launch.
+    left_out : tuple of Unsupported
+        Calls that launch something for which there is no operator: name, number and reason. The total is then a lower
+        bound.
+    """
+
+    name: str
+    mode: str
+    device: str
+    protocol: str
+    framework: str | None
+    model_id: str
+    dtype: str | None
+    autocast: str | None
+    total: PredictionTotal
+    phases: dict[str, PredictionTotal]
+    programs: tuple[ModuleProgram, ...]
+    left_out: tuple[Unsupported, ...]
+
+    @property
+    def latency_s(self) -> float | None:
+        """Seconds of the total; None where nothing is predicted."""
+        return self.total.latency_s
+
+    @property
+    def latency_ms(self) -> float | None:
+        """Milliseconds of the total; None where nothing is predicted."""
+        return self.total.latency_ms
+
+    @property
+    def lower_s(self) -> float | None:
+        """Lower bound of the total's interval in seconds."""
+        return self.total.lower_s
+
+    @property
+    def upper_s(self) -> float | None:
+        """Upper bound of the total's interval in seconds."""
+        return self.total.upper_s
+
+    @property
+    def domain(self) -> Label | None:
+        """Domain of the total, by the share of the time."""
+        return self.total.domain
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        options = ("name", "mode", "device", "protocol", "framework", "model_id", "dtype", "autocast")
+        return {
+            **{name: getattr(self, name) for name in options},
+            "total": asdict(self.total),
+            "phases": {phase: asdict(total) for phase, total in self.phases.items()},
+            "programs": [program.to_dict() for program in self.programs],
+            "left_out": [asdict(entry) for entry in self.left_out],
+        }
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row per program; ``.to_pandas()`` makes a data frame of it.
+
+        Raises
+        ------
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        return arrow_table(module_columns([self]))
+
+    def _repr_html_(self) -> str:
+        return module_html(self)
+
+
+class ModulePredictions(list[ModulePrediction]):
+    """Predictions of one module on several devices; notebooks show a row per device."""
+
+    @property
+    def latency_ms(self) -> list[float | None]:
+        """Milliseconds of each total."""
+        return [prediction.latency_ms for prediction in self]
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row per program and device.
+
+        Raises
+        ------
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        return arrow_table(module_columns(self))
+
+    def _repr_html_(self) -> str:
+        return modules_html(self)
+
+
+def module_predictions(
+    listing: ModuleListing, predictions: Sequence[Prediction], device: Device | Sequence[Device]
+) -> ModulePrediction | ModulePredictions:
+    """The answer for the device, or a list with one answer per device.
+
+    Parameters
+    ----------
+    listing : ModuleListing
+        With p programs.
+    predictions : sequence of Prediction, length p * d
+        Of ``listing.programs`` on the d devices, program by program.
+    device : device, or sequence of d devices
+        As the caller gave it.
+    """
+    count = len(listing.programs)
+    if not count:
+        reasons = "; ".join(f"{entry.operator} ({entry.count} x): {entry.reason}" for entry in listing.left_out)
+        raise DataError(f"{listing.name}: no kernel has an operator: {reasons}"[:500], hint="see cdmpp support")
+    devices = len(predictions) // count
+    answers = ModulePredictions(_on_device(listing, predictions[column::devices]) for column in range(devices))
+    several = isinstance(device, Sequence) and not isinstance(device, str)
+    return answers if several else answers[0]
+
+
+def _on_device(listing: ModuleListing, predictions: Sequence[Prediction]) -> ModulePrediction:
+    def total_of(rows: Iterable[Any], left_out: bool) -> PredictionTotal:
+        return PredictionTotal.of(((predictions[row.program], row.count) for row in rows), left_out=left_out)
+
+    total = total_of(listing.rows, bool(listing.left_out))
+    phases = {
+        phase: total_of((row for row in listing.rows if row.phase == phase), phase in listing.incomplete)
+        for phase in listing.phases
+    }
+    programs = []
+    for row in listing.rows:
+        prediction = predictions[row.program]
+        latency_s = prediction.latency_s
+        share = row.count * latency_s / total.latency_s if latency_s is not None and total.latency_s else None
+        where = (row.call, row.module, row.modules, row.phase)
+        programs.append(ModuleProgram(prediction, *where, row.count, share, row.remark))
+    first = predictions[0]
+    return ModulePrediction(
+        listing.name,
+        listing.mode,
+        first.device,
+        first.protocol,
+        first.framework,
+        first.model_id,
+        listing.dtype,
+        listing.autocast,
+        total,
+        phases,
+        tuple(programs),
+        listing.left_out,
+    )

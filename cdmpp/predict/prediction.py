@@ -1,0 +1,254 @@
+"""Queries, predictions, and the interface of predictors."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Unpack
+from typing import Protocol as Interface
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
+from cdmpp.features.encoded import EncodedProgram
+from cdmpp.model.domain.calibration import DEFAULT_INTERVAL
+from cdmpp.model.domain.score import Label
+from cdmpp.model.nn.config import LEVELS
+from cdmpp.predict.rendering.predictions import predictions_arrow, predictions_html
+from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import (
+    ALL_FRAMEWORKS,
+    COLLECTIVE_FRAMEWORKS,
+    DEFAULT_PROTOCOL,
+    FRAMEWORKS,
+    PROTOCOLS,
+    Protocol,
+)
+
+if TYPE_CHECKING:
+    from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions
+    from cdmpp.predict.modules.predictor import ModuleOptions
+
+DEFAULT_QUANTILES = DEFAULT_INTERVAL
+#: A specification, its fields, or the name of a known device.
+Device = DeviceSpec | Mapping[str, Any] | str
+
+
+@dataclass(frozen=True)
+class ErrorInfo:
+    """The error of one query."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: CdmppError) -> ErrorInfo:
+        """The record of an exception."""
+        return cls(error.code, error.message, error.hint)
+
+
+@dataclass(frozen=True)
+class Query:
+    """One program on one device, with the options that define its latency.
+
+    Attributes
+    ----------
+    program : TensorProgram or EncodedProgram
+    device : DeviceSpec or str
+        A specification, or the name of a known device.
+    protocol : {"kernel", "graph", "eager"}
+        What the latency includes: device time only, launch inside a captured graph, or a call from the host.
+    framework : str or None
+        Framework that launches a library kernel ("pytorch", "vllm", ...), where it is known.
+    """
+
+    program: TensorProgram | EncodedProgram
+    device: DeviceSpec | str
+    protocol: Protocol = DEFAULT_PROTOCOL
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A prediction, or an ``error``; with an error all figures are None.
+
+    Attributes
+    ----------
+    latency_s : float
+        Predicted run time in seconds, > 0.
+    lower_s, upper_s : float
+        The outermost of the requested quantiles where they lie on both sides of the median, else the quantiles 0.1
+        and 0.9; each at least 1 % from ``latency_s``.
+    quantiles : dict of str to float
+        Requested level (as text, "0.1") to seconds.
+    domain : {"in", "near", "out"}
+        Coverage of the query by the training data. ``domain_score`` ranks queries by expected error: distance
+        from the training data plus width of the interval (0 is best).
+    roofline_s : float
+        max(arithmetic at peak, traffic at full bandwidth): a bound, not a prediction. Kernels that read
+        from cache or need less arithmetic (winograd) can be faster.
+    domain_reason : str or None
+        Why the figures are not the network's own: they follow or are limited by those of another type or protocol,
+        which training had. Also why the device's status keeps a prediction out of "in". For a collective, what of
+        the query its measurements lacked.
+    """
+
+    name: str
+    program_hash: str | None
+    device: str
+    backend: str
+    protocol: str
+    framework: str | None
+    model_id: str
+    latency_s: float | None = None
+    lower_s: float | None = None
+    upper_s: float | None = None
+    quantiles: dict[str, float] = field(default_factory=dict)
+    domain: Label | None = None
+    domain_score: float | None = None
+    roofline_s: float | None = None
+    domain_reason: str | None = None
+    error: ErrorInfo | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with either figures or an error."""
+        # Not asdict: its deep copies took longer than the prediction.
+        out = dict(vars(self))
+        if self.error is None:
+            del out["error"]
+            if self.domain_reason is None:
+                del out["domain_reason"]
+            out["quantiles"] = dict(self.quantiles)
+        else:
+            for key in _FIGURES:
+                del out[key]
+            out["error"] = asdict(self.error)
+        return out
+
+    @property
+    def latency_ms(self) -> float | None:
+        """``latency_s`` in milliseconds; None with an error."""
+        return None if self.latency_s is None else 1e3 * self.latency_s
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row: :meth:`Predictions.to_arrow`."""
+        return predictions_arrow([self])
+
+    def _repr_html_(self) -> str:
+        return predictions_html([self])
+
+
+class Predictions(list[Prediction]):
+    """A list of predictions; notebooks show it as a table.
+
+    Examples
+    --------
+    >>> answers = predictor.predict(programs, ["t4", "l4"])          # doctest: +SKIP
+    >>> answers.to_arrow().to_pandas().pivot(index="name", columns="device", values="latency_s")  # doctest: +SKIP
+    """
+
+    @property
+    def latency_ms(self) -> list[float | None]:
+        """Latency of each prediction in milliseconds; None where there is an error."""
+        return [prediction.latency_ms for prediction in self]
+
+    def by_device(self) -> dict[str, Predictions]:
+        """The predictions of each device, in order, by the name of the device."""
+        devices: dict[str, Predictions] = {}
+        for prediction in self:
+            devices.setdefault(prediction.device, Predictions()).append(prediction)
+        return devices
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row per prediction; ``.to_pandas()`` makes a data frame of it.
+
+        The columns are the attributes of :class:`Prediction`, with ``error_code``, ``error`` (the message) and
+        ``error_hint``. Columns in seconds have ``unit = s`` in the metadata of their field. Figures
+        are null where there is an error.
+
+        Raises
+        ------
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        return predictions_arrow(self)
+
+    def _repr_html_(self) -> str:
+        return predictions_html(self)
+
+
+class Predictor(Interface):
+    """Interface of predictors: a model in this process, or a client of a service.
+
+    Both return the same predictions to the last digit, so callers can use either.
+    """
+
+    @property
+    def model_id(self) -> str:
+        """Identity of the model."""
+
+    def predict(
+        self,
+        programs: Sequence[TensorProgram | OperatorSpec | str | Mapping[str, Any]],
+        device: Device | Sequence[Device],
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    ) -> Predictions:
+        """Predict programs on one device, or on each of several; see :meth:`LatencyPredictor.predict`.
+
+        A program that cannot be read gives a prediction with an error.
+        """
+
+    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES) -> Predictions:
+        """Predict queries with different programs, devices and settings, in order; errors are per query."""
+
+    def predict_module(
+        self, module: Any, example_inputs: Any, device: Device | Sequence[Device], **options: Unpack[ModuleOptions]
+    ) -> ModulePrediction | ModulePredictions:
+        """Predict one run of a torch module on one device, or on each of several."""
+
+
+_FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s", "domain_reason")
+
+
+def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
+    """The levels as a tuple; raises :class:`DataError` for none, or for one outside the network's range."""
+    levels = tuple(float(q) for q in quantiles)
+    if not levels or not all(LEVELS[0] <= q <= LEVELS[-1] for q in levels):
+        raise DataError(
+            f"quantiles {list(quantiles)} must be one or more levels between {LEVELS[0]} and {LEVELS[-1]}",
+            hint="for example 0.1 and 0.9 for an 80 % interval",
+        )
+    return levels
+
+
+def device_list(device: Device | Sequence[Device]) -> list[Device]:
+    """The devices of a call as a list; raises :class:`InvalidDeviceError` for an empty one."""
+    if isinstance(device, str | DeviceSpec | Mapping) or not isinstance(device, Sequence):
+        return [device]
+    if not device:
+        raise InvalidDeviceError("the list of devices is empty", hint="pass a device, or a list of at least one")
+    return list(device)
+
+
+def check_settings(protocol: str, framework: str | None) -> None:
+    """Raise :class:`DataError` for an unknown protocol or framework."""
+    for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, ALL_FRAMEWORKS)):
+        if value is not None and value not in known:
+            nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
+            meant = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise DataError(f"{what} {value!r} is not known{meant}", hint="one of: " + ", ".join(known))
+
+
+def framework_error(query: Query) -> DataError | None:
+    """The error for a tensor program whose framework runs only collectives; None for any other query."""
+    if query.framework not in COLLECTIVE_FRAMEWORKS:
+        return None
+    return DataError(
+        f"framework {query.framework!r} runs collectives; {query.program.name} is none",
+        hint="one of: " + ", ".join(FRAMEWORKS),
+    )

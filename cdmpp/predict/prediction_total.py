@@ -1,0 +1,102 @@
+"""Sums of predictions: latency, interval, and the domain by the share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cdmpp.model.domain.score import LABELS, Label, label_of_total
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.rendering.arrow import arrow_table
+from cdmpp.predict.rendering.predictions import total_columns, total_html
+
+
+@dataclass(frozen=True)
+class PredictionTotal:
+    """Sum of count x latency of programs on one device.
+
+    Attributes
+    ----------
+    latency_s, lower_s, upper_s : float or None
+        Sums, None where no program is predicted. The bounds are those of errors that all have the same sign.
+    domain : {"in", "near", "out"} or None
+        By :func:`cdmpp.model.domain.score.label_of_total`.
+    domain_shares : dict of label to float, or None
+        Share of ``latency_s`` that the programs of each domain have; the sum is 1.
+    programs, launches : int
+        Programs in the sum, and their launches.
+    failed : int
+        Launches of programs that are not predicted.
+    lower_bound : bool
+        Whether something is not in the sum: a launch that is not predicted, or a node without a program.
+    """
+
+    latency_s: float | None
+    lower_s: float | None
+    upper_s: float | None
+    domain: Label | None
+    domain_shares: dict[Label, float] | None
+    programs: int
+    launches: int
+    failed: int
+    lower_bound: bool
+
+    @classmethod
+    def of(cls, counted: Iterable[tuple[Prediction | None, int]], *, left_out: bool = False) -> PredictionTotal:
+        """Sum predictions.
+
+        Parameters
+        ----------
+        counted : iterable of (Prediction or None, int)
+            Prediction and number of launches of each program; None where there is no prediction.
+        left_out : bool
+            Whether the model has nodes without a program.
+        """
+        latency_s = lower_s = upper_s = 0.0
+        seconds: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
+        programs = launches = failed = 0
+        for prediction, count in counted:
+            if prediction is None or prediction.latency_s is None or prediction.domain is None:
+                failed += count
+                continue
+            latency_s += count * prediction.latency_s
+            lower_s += count * (prediction.lower_s or 0.0)
+            upper_s += count * (prediction.upper_s or 0.0)
+            seconds[prediction.domain] += count * prediction.latency_s
+            programs, launches = programs + 1, launches + count
+        incomplete = bool(failed) or left_out
+        if not programs:
+            return cls(None, None, None, None, None, 0, 0, failed, incomplete)
+        shares = {label: part / latency_s for label, part in seconds.items()}
+        return cls(latency_s, lower_s, upper_s, label_of_total(shares), shares, programs, launches, failed, incomplete)
+
+    @property
+    def latency_ms(self) -> float | None:
+        """``latency_s`` in milliseconds; None where no program is predicted."""
+        return None if self.latency_s is None else 1e3 * self.latency_s
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table`` with one row; ``domain_shares`` become ``share_in``, ``share_near`` and ``share_out``.
+
+        Raises
+        ------
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        return arrow_table(total_columns([self]))
+
+    def _repr_html_(self) -> str:
+        return total_html(self)
+
+    def domain_text(self) -> str:
+        """The shares as text, such as "93 % of the time in, 5 % near, 2 % out"."""
+        parts = [(label, share) for label, share in (self.domain_shares or {}).items() if share > 0]
+        texts = [f"{_percent(share)}{'' if i else ' of the time'} {label}" for i, (label, share) in enumerate(parts)]
+        return ", ".join(texts)
+
+
+def _percent(share: float) -> str:
+    if share < 0.005:
+        return "< 1 %"
+    return "> 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"

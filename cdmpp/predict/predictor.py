@@ -1,0 +1,581 @@
+"""LatencyPredictor: loads a model and predicts. The HTTP service and the command line use it.
+
+A query is one program on one device with a backend, a protocol and a framework. Queries are computed in chunks of
+a fixed shape, so a prediction does not depend on the other queries of the batch or on their order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from functools import cached_property, lru_cache
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
+from cdmpp.features.bindings import binding_error
+from cdmpp.features.encode import EncodedPrograms
+from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
+from cdmpp.model.artifact.adapted import save_adapted
+from cdmpp.model.artifact.collectives import save_corrected
+from cdmpp.model.artifact.folder import default_model
+from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.collectives.model import CollectiveModel
+from cdmpp.model.domain.calibration import read_interval
+from cdmpp.model.domain.score import label
+from cdmpp.model.inference.collectives import (
+    CollectiveQuery,
+    collectives_of,
+    explain_collective,
+    is_collective_program,
+    predict_collectives,
+)
+from cdmpp.model.inference.encoder import ProgramEncoder
+from cdmpp.model.inference.engine import CHUNK_ROWS
+from cdmpp.model.inference.pipeline import InferencePipeline
+from cdmpp.model.nn.inputs import roofline_s, stack_devices
+from cdmpp.model.nn.rows import QueryBatch, QueryRows
+from cdmpp.model.nn.store import ProgramStore
+from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.predict.bulk_pipeline import predict_features
+from cdmpp.predict.modules.predictor import ModulePredictor
+from cdmpp.predict.prediction import (
+    DEFAULT_QUANTILES,
+    Device,
+    ErrorInfo,
+    Prediction,
+    Predictions,
+    Query,
+    check_quantiles,
+    check_settings,
+    device_list,
+    framework_error,
+)
+from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.predict.support import support
+from cdmpp.programs.collectives import Collective
+from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.quantisation import one_type
+from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+from cdmpp.utils.lru import Lru
+
+if TYPE_CHECKING:
+    from cdmpp.train.adaptation.records import Records
+
+__all__ = [
+    "CHUNK_ROWS",
+    "DEFAULT_QUANTILES",
+    "ErrorInfo",
+    "LatencyPredictor",
+    "Prediction",
+    "Query",
+    "check_quantiles",
+    "default_model",
+]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ProgramLike = TensorProgram | OperatorSpec | str | Mapping[str, Any]
+#: Files of whole models, which :func:`cdmpp.load_programs` reads.
+MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py")
+
+#: Memory of a cached row and its key, in bytes, approximately.
+ROW_BYTES = 600
+#: Columns of a cached row; the network's quantile levels follow.
+_POINT, _FACTOR, _SCORE, _COVERAGE, _ROOFLINE, _BENT, _LEVELS = range(7)
+#: Model, program hash, backend, device's cache key and name, protocol, framework: all that a prediction depends on.
+RowKey = tuple[str, str, str, str, str, str, str | None]
+
+
+#: A cached row: point, factor, score, coverage, roofline, bent and quantile levels, as one array; and forms of
+#: the prediction that a caller made, as (program name, quantiles, form). Exact tuples, because the garbage collector
+#: does not traverse those of arrays: with objects, a full cache cost a tenth of the rate of cached predictions.
+CachedRow = tuple[Array, tuple[tuple[str, tuple[float, ...], Any], ...]]
+
+
+class LatencyPredictor(ModulePredictor):
+    """Predicts latencies with one loaded model. Safe to share between threads.
+
+    Parameters
+    ----------
+    artifact : Artifact
+    cache_rows : int
+        Number of cached predictions, about 600 bytes each.
+    threads : int, optional
+        Threads that compute a large batch; predictions do not depend on it. Default: one per processor, at most 4, or
+        OMP_NUM_THREADS where it is set.
+    cache : Lru, optional
+        Cache to share with other predictors, with weights in bytes; replaces ``cache_rows``.
+
+    Examples
+    --------
+    >>> predictor = LatencyPredictor.load()                                 # doctest: +SKIP
+    >>> predictor.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "t4")[0].latency_s  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        cache_rows: int = 65_536,
+        threads: int | None = None,
+        cache: Lru[CachedRow] | None = None,
+    ) -> None:
+        self.artifact = artifact
+        self._support: dict[str, Any] | None = None
+        self.cache: Lru[CachedRow] = Lru(cache_rows * ROW_BYTES) if cache is None else cache
+        self._pipeline = InferencePipeline(artifact, one_by_one=True, threads=threads)
+        self._encoder = ProgramEncoder(artifact)
+        self._report: dict[str, Any] | None = None
+
+    @cached_property
+    def collectives(self) -> CollectiveModel:
+        """The model of collectives."""
+        return collectives_of(self.artifact)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str] | None = None) -> LatencyPredictor:
+        """Load a model folder; without a path, the model that ships with the package.
+
+        Raises
+        ------
+        ArtifactError
+            The folder is missing or damaged, or has another format or feature schema.
+        """
+        return cls(load_artifact(path if path is not None else default_model()))
+
+    @property
+    def model_id(self) -> str:
+        """Identity of the loaded model."""
+        return self.artifact.model_id
+
+    @property
+    def adaptation(self) -> dict[str, Any] | None:
+        """Report of the adaptation (:class:`cdmpp.train.adaptation.adapt.Adaptation`); None for a base model."""
+        if self._report is not None:
+            return self._report
+        report: dict[str, Any] | None = self.artifact.manifest.get("adapter")
+        return report
+
+    def adapt(
+        self,
+        records: Records,
+        device: DeviceSpec | Mapping[str, Any] | str | None = None,
+        *,
+        k: int | None = None,
+        sampler: str = "kmeans",
+        seed: int = 0,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+    ) -> LatencyPredictor:
+        """Adapt the model to one device by measurements on it; returns a new predictor.
+
+        Parameters
+        ----------
+        records : path, MeasurementTable, or sequence of (program, latency_s)
+            A table in the format of ``cdmpp eval``, a CSV with the columns ``program`` and ``latency_us``, or
+            programs in the forms of :meth:`predict` with their latencies in seconds.
+        device : DeviceSpec, mapping of its fields, or name, optional
+            Default: the one device that the records name.
+        k : int, optional
+            Number of records to choose, without reading latencies; the error on the remaining records is
+            reported. Default: all records are used.
+        sampler : {"kmeans", "random", "variance"}
+            Method that chooses ``k`` records.
+        seed : int
+            Seed of the choice.
+        protocol, framework
+            Measuring protocol and framework of (program, latency_s) pairs.
+
+        Returns
+        -------
+        LatencyPredictor
+            :attr:`adaptation` reports the gain and warnings; :meth:`save` writes the adapted model.
+
+        Raises
+        ------
+        DataError
+            The records name several devices or none, contradict the specification, or are fewer than ``k``.
+        UnknownDeviceError, InvalidDeviceError
+            ``device`` is not a known name, or not a valid specification.
+        ArtifactError
+            This predictor is already adapted.
+        """
+        from cdmpp.train.adaptation.adapt import adapt
+        from cdmpp.train.adaptation.records import device_records
+
+        target = None if device is None else device if isinstance(device, str) else self._as_device(device)
+        rows = device_records(records, target, self.artifact, protocol=protocol, framework=framework)
+        adaptation = adapt(self.artifact, rows, k=k, sampler=sampler, seed=seed)
+        adapted = LatencyPredictor(adaptation.artifact, cache=self.cache)
+        adapted._report = adaptation.report
+        return adapted
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write the folder of an adapted model; :meth:`load` needs the base model beside it.
+
+        Raises
+        ------
+        ArtifactError
+            The model is not adapted, or the folder holds something else.
+        """
+        if "collectives" in self.artifact.manifest:
+            save_corrected(Path(folder), self.artifact)
+        else:
+            save_adapted(folder, self.artifact)
+
+    def predict(
+        self,
+        programs: Sequence[ProgramLike],
+        device: Device | Sequence[Device],
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    ) -> Predictions:
+        """Predict the run time of tensor programs on one device, or on each of several.
+
+        Parameters
+        ----------
+        programs : sequence of TensorProgram, OperatorSpec, operator text or object, PrimFunc or IRModule, length n
+            An IRModule has one PrimFunc. Order is kept; n = 0 gives an empty list.
+        device : DeviceSpec, mapping of its fields, or str; or a sequence of length d of them
+            Target hardware, or the name of a known device. Training need not have seen it.
+        protocol : {"kernel", "graph", "eager"}
+            What the latency includes (see :class:`Query`).
+        framework : str, optional
+        quantiles : sequence of float
+            Levels of the interval, between 0.02 and 0.98.
+
+        Returns
+        -------
+        Predictions
+            A list of n :class:`Prediction`. With a sequence of devices, a list of n * d: all devices of the first
+            program, then all of the second (:meth:`Predictions.by_device` groups them). For a program that cannot be
+            encoded, ``error`` is set; the others are unaffected.
+
+        Raises
+        ------
+        UnknownDeviceError, InvalidDeviceError
+            ``device`` is not a known name (the message lists the nearest names), or not a valid specification.
+        DataError
+            ``programs`` is a single text; a quantile, the protocol or the framework is not supported.
+        """
+        if isinstance(programs, str):
+            raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
+        specs = [self._as_device(device) for device in device_list(device)]
+        check_settings(protocol, framework)
+        matrix = PredictionMatrix([_as_program(program) for program in programs], specs)
+        queries = [Query(program, spec, protocol, framework) for program, spec in matrix.pairs()]
+
+        def failed(program: TensorProgram | Failed, spec: DeviceSpec | Failed) -> Prediction:
+            assert isinstance(program, Failed)
+            error = ErrorInfo.of(program.error)
+            return Prediction(program.name, None, spec.name, "library", protocol, framework, self.model_id, error=error)
+
+        rows = matrix.results(self.predict_queries(queries, quantiles), failed)
+        return Predictions(prediction for row in rows for prediction in row)
+
+    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES) -> Predictions:
+        """Predict queries with different programs, devices, protocols and frameworks; order is kept.
+
+        Unlike in :meth:`predict`, an unknown device, protocol or framework is an error of its query only.
+        """
+        levels = check_quantiles(quantiles)
+        results: list[Prediction | None] = [None] * len(queries)
+        keys: dict[int, RowKey] = {}
+        rows: dict[RowKey, CachedRow] = {}
+        missing: dict[RowKey, tuple[Query, DeviceSpec]] = {}
+        find, model_id = self._device_finder(), self.model_id
+        for i, query in enumerate(queries):
+            try:
+                spec, digest = find(query.device)
+                check_settings(query.protocol, query.framework)
+                program, protocol, framework = query.program, query.protocol, query.framework
+                key: RowKey = (model_id, program.hash, program.backend, digest, spec.name, protocol, framework)
+            except CdmppError as error:
+                results[i] = self._failed(query, error)
+                continue
+            keys[i] = key
+            if key in rows or key in missing:
+                continue
+            cached = self.cache.get(key)
+            if cached is not None:
+                rows[key] = cached
+            else:
+                missing[key] = (query, spec)
+        errors = self._compute(missing, rows) if missing else {}
+        for i, key in keys.items():
+            if key in errors:
+                results[i] = self._failed(queries[i], errors[key])
+        predicted = [(i, key) for i, key in keys.items() if key not in errors]
+        for (i, _), prediction in zip(predicted, self._predictions(queries, predicted, rows, levels), strict=True):
+            results[i] = prediction
+        return Predictions(result for result in results if result is not None)
+
+    def predict_questions(
+        self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> Predictions:
+        """Deprecated name of :meth:`predict_queries`."""
+        warnings.warn("predict_questions is deprecated: use predict_queries", DeprecationWarning, stacklevel=2)
+        return self.predict_queries(questions, quantiles)
+
+    def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
+        """Predict programs that are already encoded, as arrays; order is kept.
+
+        Results equal those of :meth:`predict_queries`; nothing is cached.
+
+        Raises
+        ------
+        DataError, InvalidProgramError
+            A quantile level is out of range, or the features are not those that this model reads.
+        UnknownDeviceError
+            A device name is not known.
+        """
+        return predict_features(self._pipeline, queries)
+
+    def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
+        """Features of a program, cached by its hash; for an encoded program, its own features.
+
+        Raises
+        ------
+        InvalidProgramError, UnsupportedOperatorError
+            The program cannot be encoded.
+        """
+        [features] = self._encoder.encode([program])
+        if isinstance(features, CdmppError):
+            raise features
+        return features
+
+    def support(self) -> dict[str, Any]:
+        """Coverage of the model: operators, types and devices, protocols, and accuracy."""
+        if self._support is None:
+            self._support = support(self.artifact)
+        return deepcopy(self._support)
+
+    # -- inside -----------------------------------------------------------------------------------------
+    def _as_device(self, device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
+        if isinstance(device, str):
+            return self.artifact.device(device)
+        if isinstance(device, DeviceSpec):
+            return device
+        if isinstance(device, Mapping):
+            return from_mapping(dict(device))
+        raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
+
+    def _device_finder(self) -> Callable[[DeviceSpec | str], tuple[DeviceSpec, str]]:
+        """Function from a device to its specification and cache key; looks each name or object up once per call."""
+        seen: dict[str | int, tuple[DeviceSpec, str]] = {}
+
+        def find(device: DeviceSpec | str) -> tuple[DeviceSpec, str]:
+            # The queries keep their devices alive, so no two specifications share an id during the call.
+            identity = device if isinstance(device, str) else id(device)
+            if identity not in seen:
+                spec = self.artifact.device(device) if isinstance(device, str) else device
+                seen[identity] = spec, _cache_key(spec)
+            return seen[identity]
+
+        return find
+
+    def _compute(
+        self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
+    ) -> dict[RowKey, CdmppError]:
+        """Compute rows that are not cached, add them to ``rows`` and the cache; returns the errors."""
+        collectives = {key: query for key, query in missing.items() if is_collective_program(query[0].program)}
+        if collectives:
+            failed = self._compute_collectives(collectives, rows)
+            missing = {key: query for key, query in missing.items() if key not in collectives}
+            return failed | (self._compute(missing, rows) if missing else {})
+        halves = {key: half for key, (query, _) in missing.items() if (half := self._half(query.program)) is not None}
+        programs = [query.program for query, _ in missing.values()]
+        features = self._encoder.encode([*programs, *halves.values()])
+        of_half = dict(zip(halves, features[len(programs) :], strict=True))
+        errors: dict[RowKey, CdmppError] = {}
+        encoded: list[EncodedPrograms] = []
+        for (key, (query, spec)), features_or_error in zip(missing.items(), features[: len(programs)], strict=True):
+            fault = next((f for f in (features_or_error, of_half.get(key)) if isinstance(f, CdmppError)), None)
+            if fault is None and isinstance(features_or_error, EncodedPrograms):
+                fault = framework_error(query) or binding_error(query.program, features_or_error, spec)
+            if fault is not None:
+                errors[key] = fault
+            elif isinstance(features_or_error, EncodedPrograms):
+                encoded.append(features_or_error)
+        sound = [key for key in missing if key not in errors]
+        if not sound:
+            return errors
+        kinds: dict[tuple[str, str], int] = {}
+        devices: dict[tuple[str, str], int] = {}
+        specs: list[DeviceSpec] = []
+        numbers = []
+        for key, program_features in zip(sound, encoded, strict=True):
+            query, spec = missing[key]
+            _, _, backend, digest, name, protocol, framework = key
+            device = devices.setdefault((digest, name), len(devices))
+            if device == len(specs):
+                specs.append(spec)
+            kind = kinds.setdefault((operator_name(query.program), program_features.types), len(kinds))
+            launcher = FRAMEWORKS.index(framework) if framework else -1
+            numbers.append((kind, device, BACKENDS.index(backend), PROTOCOLS.index(protocol), launcher))
+        kind_of, *columns = np.array(numbers).T
+        query_rows = QueryRows(np.arange(len(sound)), *columns)
+        further: list[EncodedPrograms] = []
+        half_of = np.full(len(sound), -1)
+        for i, key in enumerate(sound):
+            if isinstance(form := of_half.get(key), EncodedPrograms):
+                half_of[i] = len(sound) + len(further)
+                kind = kinds.setdefault((operator_name(missing[key][0].program), form.types), len(kinds))
+                kind_of = np.append(kind_of, kind)
+                further.append(form)
+        store = ProgramStore.of([*encoded, *further], self.artifact.leaf_width)
+        batch = QueryBatch(store, list(kinds), kind_of, specs, query_rows, half_of)
+        output = self._pipeline.predict(batch)
+        bound = np.maximum(*roofline_s(store.summary[: len(sound)], stack_devices(specs)[query_rows.device]))
+        bent = output.bent if len(output.bent) else np.zeros(len(sound))
+        figures = (output.point, output.factor, output.score, output.coverage, bound, bent, output.levels)
+        table = np.column_stack(figures)
+        for key, values in zip(sound, table, strict=True):
+            # A copy: a view would keep the whole table in memory as long as one of its rows is cached.
+            rows[key] = (values.copy(), ())
+            self.cache.put(key, rows[key], ROW_BYTES)
+        return errors
+
+    def _compute_collectives(
+        self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
+    ) -> dict[RowKey, CdmppError]:
+        """:meth:`_compute` for collectives, which the network does not know."""
+        try:
+            model = self.collectives
+        except CdmppError as error:
+            return dict.fromkeys(missing, error)
+        output = predict_collectives(model, [_collective_query(query, spec) for query, spec in missing.values()])
+        figures = (output.point, output.factor, output.score, output.coverage, output.roofline_s, output.reason)
+        for key, values in zip(missing, np.column_stack([*figures, output.levels]), strict=True):
+            rows[key] = (values.copy(), ())
+            self.cache.put(key, rows[key], ROW_BYTES)
+        return {}
+
+    def _reason(self, query: Query, bent: int) -> str:
+        """Why a prediction is not the network's own, or what the measurements of a collective lacked."""
+        if is_collective_program(query.program):
+            return explain_collective(self.collectives, _collective_query(query, self._as_device(query.device)))
+        return self._pipeline.reason(query.program, bent)
+
+    def _half(self, program: TensorProgram | EncodedProgram) -> TensorProgram | None:
+        """The 16-bit form of an operator, where its prediction may depend on it."""
+        operator = program.operator if isinstance(program, TensorProgram) else None
+        if operator is None:
+            return None
+        dtype = self._pipeline.half_type(operator.operator, element_types(program), program.backend)
+        if dtype is None:
+            return None
+        fields = one_type({name: getattr(operator, name) for name in operator.structural_fields})
+        return TensorProgram.from_operator(operator.model_copy(update={**fields, "dtype": dtype}), program.backend)
+
+    def _predictions(
+        self,
+        queries: Sequence[Query],
+        predicted: Sequence[tuple[int, RowKey]],
+        rows: Mapping[RowKey, CachedRow],
+        levels: tuple[float, ...],
+    ) -> Iterable[Prediction]:
+        """Predictions of computed queries; quantiles of all rows are read together."""
+        if not predicted:
+            return []
+        table = np.stack([rows[key][0] for _, key in predicted])
+        points = np.exp(table[:, _POINT])
+        lower, upper, values = read_interval(table[:, _LEVELS:], table[:, _FACTOR], levels, points)
+        names = [f"{level:g}" for level in levels]
+        scores, coverage = table[:, _SCORE].tolist(), table[:, _COVERAGE].tolist()
+        bounds, seconds = table[:, _ROOFLINE].tolist(), points.tolist()
+        lower_s, upper_s = lower.tolist(), upper.tolist()
+        bent = table[:, _BENT].astype(int).tolist()
+        return [
+            Prediction(
+                queries[i].program.name,
+                digest,
+                device,
+                backend,
+                protocol,
+                framework,
+                model_id,
+                seconds[row],
+                lower_s[row],
+                upper_s[row],
+                dict(zip(names, quantiles, strict=True)),
+                label(coverage[row]),
+                round(scores[row], 4),
+                bounds[row],
+                self._reason(queries[i], bent[row]) if bent[row] else None,
+            )
+            for row, ((i, (model_id, digest, backend, _, device, protocol, framework)), quantiles) in enumerate(
+                zip(predicted, values.tolist(), strict=True)
+            )
+        ]
+
+    def _failed(self, query: Query, error: CdmppError) -> Prediction:
+        program = query.program
+        device = query.device if isinstance(query.device, str) else query.device.name
+        try:
+            digest: str | None = program.hash
+        except CdmppError:
+            digest = None
+        return Prediction(
+            program.name,
+            digest,
+            device,
+            program.backend,
+            query.protocol,
+            query.framework,
+            self.model_id,
+            error=ErrorInfo.of(error),
+        )
+
+
+@lru_cache(maxsize=4096)
+def _cache_key(spec: DeviceSpec) -> str:
+    return spec.cache_key()
+
+
+def _collective_query(query: Query, device: DeviceSpec) -> CollectiveQuery:
+    """A query of a collective as its model takes it."""
+    assert isinstance(query.program.operator, Collective)
+    return CollectiveQuery(query.program.operator, device, query.protocol, query.framework)
+
+
+def _of_tir(module: Any) -> TensorProgram:
+    """The program of a PrimFunc, or of an IRModule with one."""
+    from cdmpp.programs.frontends.tir import programs_from_tir
+
+    programs = programs_from_tir(module)
+    if len(programs) > 1:
+        raise InvalidProgramError(
+            f"the module has {len(programs)} PrimFuncs: {', '.join(program.name for program in programs)[:200]}",
+            hint="pass cdmpp.programs.frontends.tir.programs_from_tir(module), which has a program for each",
+        )
+    return programs[0]
+
+
+def _as_program(program: ProgramLike) -> TensorProgram | Failed:
+    try:
+        if isinstance(program, TensorProgram):
+            return program
+        if isinstance(program, str | PathLike) and str(program).lower().endswith(MODEL_SUFFIXES):
+            raise InvalidProgramError(
+                f"{str(program)[:200]} is a whole model, not one program",
+                hint="graph = cdmpp.load_programs(path); predictor.predict(graph.programs, device), times graph.counts",
+            )
+        if isinstance(program, str | OperatorSpec):
+            return TensorProgram.from_operator(program)
+        if type(program).__module__.partition(".")[0] == "tvm":
+            return _of_tir(program)
+        return program_from_request(program)
+    except CdmppError as error:
+        return Failed(str(program)[:200], error)

@@ -1,0 +1,249 @@
+"""Base classes of planning requests and answers.
+
+Python, the command line and the HTTP service validate a request with the same model, price its programs with a
+predictor, and call :meth:`Request.solve`; so they give the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from operator import attrgetter
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic_core import PydanticCustomError
+
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.fields import (
+    MAX_BUDGET_S,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_NAME,
+    MAX_SECONDS,
+    MAX_TEXT,
+    Budget,
+    Bytes,
+    Closed,
+    Count,
+    DeviceForm,
+    MaxSteps,
+    Name,
+    PositiveBytes,
+    PositiveSeconds,
+    PriceRequest,
+    ProgramForm,
+    Seconds,
+    Seed,
+    WholeNumber,
+    Work,
+    at_most_one,
+    exactly_one,
+    instead_of,
+)
+from cdmpp.predict.requests.pricing import collect, fill
+from cdmpp.predict.requests.render import Table
+from cdmpp.utils.units import format_latency
+
+#: Fields are defined in :mod:`cdmpp.predict.requests.fields`; schemas import everything from here.
+__all__ = [
+    "MAX_BUDGET_S",
+    "MAX_BYTES",
+    "MAX_COUNT",
+    "MAX_NAME",
+    "MAX_SECONDS",
+    "MAX_TEXT",
+    "Answer",
+    "Budget",
+    "Bytes",
+    "Closed",
+    "Count",
+    "DeviceForm",
+    "Interval",
+    "MaxSteps",
+    "Name",
+    "Plan",
+    "PositiveBytes",
+    "PositiveSeconds",
+    "PriceRequest",
+    "ProgramForm",
+    "Request",
+    "Row",
+    "Seconds",
+    "Seed",
+    "WholeNumber",
+    "Work",
+    "at_most_one",
+    "exactly_one",
+    "instead_of",
+]
+A = TypeVar("A", bound="Answer")
+
+
+class Request(Closed, Generic[A]):
+    """Base of all planning requests: ``class MyRequest(Request[MyPlan])``.
+
+    Fields are the JSON of the request. Fields typed as costs (:mod:`cdmpp.predict.requests.pricing`) are priced before
+    :meth:`solve` is called. What no schema can express (a cycle, a memory limit that no plan meets) is raised as
+    :class:`cdmpp.errors.FieldError` with the field's dotted path.
+    """
+
+    @classmethod
+    def answer_model(cls) -> type[A]:
+        """The model of the answer, from the type argument."""
+        for base in cls.__mro__:
+            arguments = getattr(base, "__pydantic_generic_metadata__", {}).get("args", ())
+            if arguments and not isinstance(arguments[0], TypeVar):
+                model: type[A] = arguments[0]
+                return model
+        raise TypeError(f"{cls.__name__} does not say which answer it has: Request[...]")
+
+    @property
+    def budget(self) -> float | None:
+        """Search budget in seconds; None where the answer is computed directly."""
+        return getattr(self, "budget_s", None)
+
+    def sizes(self) -> dict[str, int]:
+        """Figures of this request that decide the time and memory of its plan, by name.
+
+        A service limits them. Python and the command line take what fits into memory.
+        """
+        return {}
+
+    def check(self) -> None:
+        """Raise FieldError or InfeasibleError for a request that is wrong whatever its programs cost."""
+
+    def price_requests(self) -> list[PriceRequest]:
+        """Programs to price, in a fixed order; empty where all costs are given."""
+        self.check()
+        return collect(self)
+
+    def with_prices(self, prices: Sequence[Prediction]) -> Self:
+        """A copy whose costs are resolved; ``prices`` answer :meth:`price_requests`, in its order."""
+        return fill(self, prices)
+
+    def solve(self, control: SearchControl) -> A:
+        """Compute the answer by ``solve(request, control)`` of the module ``solver`` beside the request's schema.
+
+        Costs are resolved: :meth:`with_prices` was called.
+
+        Parameters
+        ----------
+        control : SearchControl
+            Budget, progress and cancellation.
+
+        Raises
+        ------
+        FieldError, InfeasibleError
+        """
+        answer: A = self.sibling("solver").solve(self, control)
+        return answer
+
+    @classmethod
+    def sibling(cls, name: str) -> ModuleType:
+        """The module beside the schema: ``solver`` with ``solve(request, control)``, ``view`` with ``draw``."""
+        return import_module(f"{cls.__module__.rpartition('.')[0]}.{name}")
+
+
+class Row(BaseModel):
+    """Base of answers and of the rows of their lists: numbers are finite, keys are those of the JSON.
+
+    A field whose JSON name is a Python keyword has an alias; code uses the field's own name.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, serialize_by_alias=True, validate_by_name=True, validate_by_alias=True
+    )
+
+
+class Answer(Row):
+    """Fields that all answers share."""
+
+    model_id: Annotated[
+        str | None, Field(description="Model that priced the programs; null where no program was to be priced.")
+    ] = None
+    domain: Annotated[
+        Literal["in", "near", "out"] | None,
+        Field(description="The worst of the predictions' domains: how far to trust the plan. null: none."),
+    ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_computed(cls, values: Any) -> Any:
+        """Accept the JSON of an answer: fields that are computed from others are computed again."""
+        if not isinstance(values, Mapping):
+            return values
+        return {name: value for name, value in values.items() if name not in cls.model_computed_fields}
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as JSON values."""
+        return self.model_dump()
+
+    def tables(self) -> list[Table]:
+        """The answer as tables for the terminal."""
+        raise NotImplementedError
+
+
+class Interval(Row):
+    """The objective with all predictions at their lower bounds, and at their upper bounds."""
+
+    lower_s: float
+    upper_s: float
+
+    def __str__(self) -> str:
+        return f"{format_latency(self.lower_s)} to {format_latency(self.upper_s)}"
+
+
+class Plan(Answer):
+    """A plan with its baselines, a lower bound of the objective, and the gap to it.
+
+    The JSON names of the objective and of its bound differ by planner: subclasses name them, as dotted paths. A
+    subclass whose gap is defined otherwise overrides :attr:`gap` with a property.
+    """
+
+    objective_field: ClassVar[str] = "makespan_s"
+    bound_field: ClassVar[str] = "lower_bound_s"
+
+    baselines: Annotated[
+        dict[str, float], Field(description="The objective of simpler plans on the same costs, by name.")
+    ]
+    explanation: Annotated[
+        list[str], Field(description="Why the objective is what it is, down to the programs, in words.")
+    ]
+    seed: Annotated[
+        int | None,
+        Field(description="Seed of this plan, where several were searched.", exclude_if=lambda seed: seed is None),
+    ] = None
+
+    @property
+    def objective_value(self) -> float:
+        """The figure that the search minimises."""
+        return float(attrgetter(self.objective_field)(self))
+
+    @property
+    def bound_value(self) -> float:
+        """Lower bound of the objective."""
+        return float(attrgetter(self.bound_field)(self))
+
+    @computed_field(description="Objective over its lower bound, less one.")  # type: ignore[prop-decorator]
+    @property
+    def gap(self) -> float:
+        """Objective over its lower bound, less one; 0 where the bound is 0."""
+        return self.objective_value / self.bound_value - 1 if self.bound_value > 0 else 0.0
+
+    @model_validator(mode="after")
+    def _finite_gap(self) -> Self:
+        if not math.isfinite(self.gap):
+            raise PydanticCustomError("finite_number", "the lower bound is too small")
+        return self
+
+    def baseline_table(self) -> Table:
+        """The baselines, smallest first, for plans whose objective is in seconds."""
+        rows = [
+            (name.replace("_", " "), format_latency(seconds))
+            for name, seconds in sorted(self.baselines.items(), key=lambda item: item[1])
+        ]
+        return Table(("baseline", "time"), rows, right=(1,))

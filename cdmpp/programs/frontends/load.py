@@ -1,0 +1,165 @@
+"""Read whatever a user names - operator text, a file, a folder - as a :class:`ProgramGraph`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.frontends.graph import ProgramGraph
+from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import BACKENDS, Backend
+
+FORMS = (
+    "an operator (linear:m=512,n=4096,k=1024,dtype=float16), model.onnx, program.py (TVMScript), "
+    "program.json (TVM JSON, of TIR or of a Relax module), program.pt2 (torch.export.save), or a folder with "
+    "database_workload.json (MetaSchedule)"
+)
+#: Text files beyond this are no programs.
+MAX_TEXT_BYTES = 32 * 1024 * 1024
+
+
+def load_programs(
+    source: str | Path, backend: Backend | None = None, dims: Mapping[str, int] | None = None
+) -> ProgramGraph:
+    """Programs of an operator text, a file or a folder.
+
+    Parameters
+    ----------
+    source : str or Path
+        An operator as text, or the path of an ``.onnx``, ``.py`` (TVMScript) or ``.json`` (TVM JSON)
+        file, a ``.pt2`` file (``torch.export.save``; torch may unpickle it, so read none from strangers), or
+        of a MetaSchedule database folder. A ``.json`` file with a Relax function ``main`` is lowered and
+        fused.
+    backend : {"library", "tvm"}, optional
+        What runs the programs. Default: "library" for operators and ONNX, "tvm" for the others. With "tvm" an
+        ONNX model is lowered and fused by TVM; otherwise each kernel that a framework launches is one.
+    dims : mapping of str to int, optional
+        Sizes of an ONNX model's dynamic dimensions, e.g. ``{"batch": 1}``.
+
+    Returns
+    -------
+    ProgramGraph
+
+    Raises
+    ------
+    InvalidProgramError
+        Neither a known form nor a readable file; the hint lists the forms.
+    """
+    if backend is not None and backend not in BACKENDS:
+        raise InvalidProgramError(f"backend {backend!r} is unknown", hint="one of: " + ", ".join(BACKENDS))
+    text = str(source)
+    path = Path(text)
+    exists = _exists(path)
+    if not exists and isinstance(source, str) and _is_operator(text):
+        _no_dims(dims, "an operator")
+        return ProgramGraph.of([TensorProgram.from_operator(text, backend or "library")], text)
+    if not exists:
+        if ":" in text and "=" in text:  # meant as an operator: let the parser list the known ones
+            return ProgramGraph.of([TensorProgram.from_operator(text, backend or "library")], text)
+        raise InvalidProgramError(f"{text!r} is neither a file nor an operator", hint=f"pass {FORMS}")
+    if path.is_dir():
+        _no_dims(dims, "a MetaSchedule database")
+        return _folder(path, backend or "tvm")
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        return _onnx(path, backend or "library", dims)
+    _no_dims(dims, "TIR")
+    if suffix == ".pt2":
+        from cdmpp.programs.frontends.torch_programs import read_exported, torch_graph
+
+        if backend == "tvm":
+            return torch_graph(read_exported(path), path.name)
+        from cdmpp.programs.frontends.torch_library import exported_library_graph
+
+        return exported_library_graph(read_exported(path), path.name)
+    if suffix == ".json":
+        return _tvm_json(path, backend)
+    if suffix == ".py":
+        from cdmpp.programs.frontends.tir import programs_from_tvmscript
+
+        return ProgramGraph.of(programs_from_tvmscript(_read(path), backend or "tvm"), path.name)
+    raise InvalidProgramError(f"{path.name}: files of this kind are not read", hint=f"pass {FORMS}")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # longer than a path can be, or with a null byte
+        return False
+
+
+def _is_operator(text: str) -> bool:
+    name, colon, _ = text.partition(":")
+    return bool(colon) and name.strip() in (*operator_types(), *PRODUCT_ALIASES)
+
+
+def _no_dims(dims: Mapping[str, int] | None, what: str) -> None:
+    if dims:
+        raise InvalidProgramError(
+            f"sizes of dimensions ({', '.join(dims)}) say nothing about {what}",
+            hint="they are for ONNX models with dynamic dimensions",
+        )
+
+
+def _read(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MAX_TEXT_BYTES:
+            raise InvalidProgramError(f"{path.name}: {size} bytes", hint=f"at most {MAX_TEXT_BYTES} are read")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidProgramError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidProgramError(f"{path.name}: not a text file (UTF-8)", hint=f"pass {FORMS}") from None
+    if not text.strip():
+        raise InvalidProgramError(f"{path.name}: the file is empty", hint=f"pass {FORMS}")
+    return text
+
+
+def _onnx(path: Path, backend: Backend, dims: Mapping[str, int] | None) -> ProgramGraph:
+    if backend == "tvm":
+        from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
+
+        return onnx_tvm_graph(path, dims)
+    from cdmpp.programs.frontends.onnx_library import onnx_library_graph
+
+    return onnx_library_graph(path, dims)
+
+
+def _tvm_only(backend: Backend | None, path: Path) -> None:
+    if backend == "library":
+        raise InvalidProgramError(
+            f"{path.name}: its programs are those that TVM makes of it",
+            hint="leave the backend out; for library kernels export the network to ONNX",
+        )
+
+
+def _tvm_json(path: Path, backend: Backend | None) -> ProgramGraph:
+    """TVM JSON of TIR is read in plain Python: TVM need not be installed. A Relax module needs it."""
+    from cdmpp.programs.tvm_json import has_relax_main, load, prim_funcs
+
+    text = _read(path)
+    nodes, root = load(text)
+    if has_relax_main(nodes, root):
+        _tvm_only(backend, path)
+        from cdmpp.programs.frontends.relax_programs import relax_json_graph
+
+        return relax_json_graph(text, path.name)
+    names = list(prim_funcs(nodes, root))
+    if not names:
+        raise InvalidProgramError(f"{path.name}: the module has no PrimFunc", hint=f"pass {FORMS}")
+    several = len(names) > 1
+    programs = [
+        TensorProgram.from_tvm_json(text, backend or "tvm", name, function=name if several else None) for name in names
+    ]
+    return ProgramGraph.of(programs, path.name)
+
+
+def _folder(path: Path, backend: Backend) -> ProgramGraph:
+    if not (path / "database_workload.json").is_file():
+        raise InvalidProgramError(f"{path}: a folder without database_workload.json", hint=f"pass {FORMS}")
+    from cdmpp.programs.frontends.metaschedule_db import metaschedule_graph
+
+    return metaschedule_graph(path, backend)

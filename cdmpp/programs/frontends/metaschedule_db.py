@@ -1,0 +1,110 @@
+"""A MetaSchedule database folder -> the scheduled programs of its tuning records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
+from cdmpp.programs.frontends.tir import import_tvm
+from cdmpp.programs.frontends.tvm_import import import_intrinsics
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import Backend
+
+WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
+_HINT = f"pass the work_dir of a MetaSchedule run: a folder with {WORKLOADS} and {RECORDS}"
+
+
+def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramGraph:
+    """The program of every tuning record, made by applying its trace to its workload.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The ``work_dir`` of a MetaSchedule run. It is only read.
+    backend : {"tvm", "library"}
+        What runs the programs.
+
+    Returns
+    -------
+    ProgramGraph
+        One node for each record, named ``record0``, ``record1``, ... in the file's order; no edges.
+        Records whose trace cannot be applied are listed as unsupported.
+
+    Raises
+    ------
+    InvalidProgramError
+        Not a database, damaged, or without records.
+    """
+    folder = Path(folder)
+    for name in (WORKLOADS, RECORDS):
+        # TVM would make a missing file, and silently read an empty one.
+        if not (folder / name).is_file():
+            raise InvalidProgramError(f"{folder}: no {name}", hint=_HINT)
+    tvm = import_tvm()
+    workloads = [_workload(tvm, entry, i) for i, entry in enumerate(_lines(folder / WORKLOADS))]
+    records = _lines(folder / RECORDS)
+    if not records:
+        raise InvalidProgramError(f"{folder.name}: the database has no tuning records", hint=_HINT)
+    builder = GraphBuilder(folder.name)
+    for index, entry in enumerate(records):
+        node = f"record{index}"
+        try:
+            number, body = int(entry[0]), entry[1]
+            workload = workloads[number]
+        except (LookupError, TypeError, ValueError):
+            raise InvalidProgramError(
+                f"{folder.name}/{RECORDS}, line {index + 1}: not a record of a known workload", hint=_HINT
+            ) from None
+        try:
+            functions = _scheduled(tvm, workload, body)
+        except Exception as error:  # TVM raises whatever its checks are made of
+            builder.unsupported(node, "trace", f"cannot be applied: {_line(error)}", reads=(), writes=())
+            continue
+        for i, (name, function) in enumerate(functions):
+            program = TensorProgram.from_tvm_json(str(tvm.ir.save_json(function)), backend, name)
+            builder.launch(node if not i else f"{node}/{name}", name, program, reads=(), writes=())
+    return builder.build()
+
+
+def _lines(path: Path) -> list[Any]:
+    """Read the JSON values of a table, one per line. TVM's reader fails for the whole file if one trace is invalid."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidProgramError(f"{path.name}: {_line(error)}", hint=_HINT) from None
+
+
+def _workload(tvm: Any, entry: Any, index: int) -> Any:
+    from tvm.s_tir.meta_schedule.database import Workload
+
+    try:
+        return Workload.from_json(entry)
+    except Exception as error:
+        raise InvalidProgramError(f"{WORKLOADS}, line {index + 1}: {_line(error)}", hint=_HINT) from None
+
+
+def _scheduled(tvm: Any, workload: Any, body: Any) -> list[tuple[str, Any]]:
+    """The PrimFuncs of a workload after a record's trace."""
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.meta_schedule.database import TuningRecord
+
+    if any(instruction[0] == "Tensorize" for instruction in body[0][0]):
+        # Some seconds, once per process: only traces that name an intrinsic need them registered.
+        import_intrinsics()
+    record = TuningRecord.from_json(body, workload)
+    schedule = Schedule(workload.mod)
+    record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return [
+        (str(variable.name_hint), function)
+        for variable, function in schedule.mod.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    ]
+
+
+def _line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else repr(error))[:300]

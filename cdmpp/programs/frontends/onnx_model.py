@@ -1,0 +1,295 @@
+"""Reading of ONNX models into a plain graph with static shapes; the bytes are untrusted.
+
+The weights' values are not needed for a latency and are not read: external data may be missing as
+long as no size depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
+from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
+from cdmpp.programs.frontends.onnx_shapes import CHECK_HINT, first_line, infer_shapes, stripped_model
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Protobuf itself ends at 2 GB; a model beyond it keeps its weights in external files.
+MAX_BYTES = (1 << 31) - 1
+MAX_NODES = 100_000
+
+
+def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None) -> OnnxGraph:
+    """Parse, check and freeze a model.
+
+    Parameters
+    ----------
+    source : path or bytes
+        The model file, or its content.
+    dims : mapping of str to int, optional
+        A size for each dynamic dimension: by its symbolic name (``{"batch": 1}``), or, for one
+        without a name, by input and axis (``{"x.0": 1}``).
+
+    Raises
+    ------
+    InvalidProgramError
+        Not an ONNX model, truncated, contradictory, or with a dynamic dimension that ``dims`` does not set.
+    MissingDependencyError
+        The ``onnx`` package is not installed.
+    """
+    onnx = import_onnx()
+    model, folder, name = _read(source, onnx)
+    if model.functions:
+        model = _inline(model, onnx, name)
+    if len(model.graph.node) > MAX_NODES:
+        raise InvalidProgramError(f"{name}: {len(model.graph.node)} nodes", hint=f"at most {MAX_NODES} nodes are read")
+    initializers = {t.name: t for t in model.graph.initializer}
+    if model.graph.sparse_initializer:
+        raise InvalidProgramError(
+            f"{name}: sparse initializers are not read", hint="export the model with dense weights"
+        )
+    _freeze_inputs(model, initializers, dict(dims or {}), onnx, name)
+    _check_names(model, initializers, name)
+    _check_attributes(model, onnx, name)
+    stripped = stripped_model(model, onnx)
+    outputs = [o.name for o in model.graph.output]
+    graph = OnnxGraph(_nodes(stripped, onnx), initializers, outputs, folder, name)
+    infer_shapes(stripped, graph, _declared(model, dims or {}), onnx)
+    graph.model = stripped
+    return graph
+
+
+def import_onnx() -> Any:
+    """Import ``onnx``, or raise an error with the install command."""
+    try:
+        import onnx
+        import onnx.shape_inference
+    except ImportError as error:
+        raise MissingDependencyError(
+            "reading an ONNX model needs the onnx package", hint=f"{install_hint('predict')}, or: pip install onnx"
+        ) from error
+    return onnx
+
+
+def _read(source: str | Path | bytes, onnx: Any) -> tuple[onnx.ModelProto, Path | None, str]:
+    if isinstance(source, bytes):
+        data, folder, name = source, None, "ONNX model"
+    else:
+        path = Path(source)
+        folder, name = path.parent, path.name
+        try:
+            size = path.stat().st_size
+            if size > MAX_BYTES:
+                raise InvalidProgramError(
+                    f"{name}: {size} bytes, more than an ONNX file can hold",
+                    hint="save large models with external data: onnx.save(..., save_as_external_data=True)",
+                )
+            data = path.read_bytes()
+        except OSError as error:
+            raise InvalidProgramError(
+                f"{path}: cannot be read: {error.strerror or error}", hint="give the path of an .onnx file"
+            ) from None
+    hint = "export the model again; a download may have been cut off"
+    if not data:
+        raise InvalidProgramError(f"{name}: the file is empty", hint=hint)
+    model: onnx.ModelProto = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception:
+        what = f"{name}: not an ONNX model, or truncated ({len(data)} bytes)"
+        raise InvalidProgramError(what, hint=hint) from None
+    # Protobuf reads many a random byte string as a message of unknown fields.
+    if not model.ir_version or not model.opset_import or not model.graph.output:
+        raise InvalidProgramError(f"{name}: not an ONNX model: no version, operator set or output", hint=hint)
+    return model, folder, name
+
+
+def _inline(model: onnx.ModelProto, onnx: Any, name: str) -> onnx.ModelProto:
+    """Replace calls of model-local functions by their bodies, after bounding the result's size."""
+    from onnx import inliner
+
+    bodies = {(f.domain, f.name): f.node for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(key: tuple[str, str], above: frozenset[tuple[str, str]]) -> int:
+        if key in above or len(above) > 64:
+            raise InvalidProgramError(
+                f"{name}: function {key[1]} calls itself, or is nested too deeply", hint=CHECK_HINT
+            )
+        if key not in sizes:
+            sizes[key] = sum(
+                size(inner, above | {key}) if (inner := (n.domain, n.op_type)) in bodies else 1 for n in bodies[key]
+            )
+        return sizes[key]
+
+    total = 0
+    for node in model.graph.node:
+        key = (node.domain, node.op_type)
+        total += size(key, frozenset()) if key in bodies else 1
+    if total > MAX_NODES:
+        raise InvalidProgramError(f"{name}: {total} nodes", hint=f"at most {MAX_NODES} nodes are read")
+    try:
+        inlined: onnx.ModelProto = inliner.inline_local_functions(model)
+    except Exception as error:
+        raise InvalidProgramError(f"{name}: {first_line(error)}", hint=CHECK_HINT) from None
+    return inlined
+
+
+def _freeze_inputs(
+    model: onnx.ModelProto, initializers: Mapping[str, Any], dims: dict[str, int], onnx: Any, name: str
+) -> None:
+    for key, value in dims.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+            raise InvalidProgramError(f"dimension {key}={value!r} is not a positive whole number")
+    dynamic: dict[str, str] = {}
+    known: set[str] = set()
+    for value_info in model.graph.input:
+        if value_info.name in initializers:
+            continue
+        kind = value_info.type
+        if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+            raise InvalidProgramError(
+                f"{name}: input {value_info.name!r} is not a tensor with a shape",
+                hint="export the model with fixed input shapes",
+            )
+        for axis, dim in enumerate(kind.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                continue
+            label = dim.dim_param or f"{value_info.name}.{axis}"
+            known.add(label)
+            if dim.HasField("dim_value") and dim.dim_value == 0:
+                raise InvalidProgramError(
+                    f"{name}: input {value_info.name!r} has a dimension of 0 (axis {axis})",
+                    hint="export the model with a batch of at least 1",
+                )
+            if label in dims:
+                dim.dim_value = dims[label]
+            else:
+                dynamic.setdefault(label, f"{label} (input {value_info.name!r}, axis {axis})")
+    if dynamic:
+        wanted = ", ".join(f"{label!r}: 1" for label in dynamic)
+        raise InvalidProgramError(
+            f"{name}: dynamic dimensions without a size: {'; '.join(dynamic.values())}",
+            hint=f"a latency needs sizes: pass dims={{{wanted}}} (command line: --dim "
+            f"{next(iter(dynamic))}=1), or export with static shapes",
+        )
+    if unknown := sorted(set(dims) - known):
+        raise InvalidProgramError(
+            f"{name}: no dynamic dimension named {', '.join(map(repr, unknown))}",
+            hint=f"its dynamic dimensions: {', '.join(sorted(known)) or 'none, all shapes are static'}",
+        )
+
+
+def _check_names(model: onnx.ModelProto, initializers: Mapping[str, Any], name: str) -> None:
+    """Every value is written once, before it is read: what the graph walk below relies on."""
+    defined = set(initializers) | {i.name for i in model.graph.input}
+    for node in model.graph.node:
+        # Protobuf hands out text that is not UTF-8 as bytes.
+        if not all(isinstance(t, str) for t in (node.op_type, node.name, node.domain, *node.input, *node.output)):
+            raise InvalidProgramError(f"{name}: a node's name is not text", hint=CHECK_HINT)
+        for value in node.input:
+            if value and value not in defined:
+                raise InvalidProgramError(
+                    f"{name}: node {node.name or node.op_type!r} reads {value!r}, which nothing wrote", hint=CHECK_HINT
+                )
+        for value in node.output:
+            if value and value in defined:
+                raise InvalidProgramError(f"{name}: value {value!r} is written twice", hint=CHECK_HINT)
+            defined.add(value)
+    for output in model.graph.output:
+        if output.name not in defined:
+            raise InvalidProgramError(f"{name}: nothing writes the output {output.name!r}", hint=CHECK_HINT)
+
+
+def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
+    """Check that attributes have the types of the operator's definition: the mapping rules rely on it."""
+    opset = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    version = opset.get("ai.onnx", 0)
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, version)
+        except onnx.defs.SchemaError:  # not in this operator set; it will be unsupported
+            continue
+        given = {attribute.name: attribute.type for attribute in node.attribute}
+        counts = [attribute.i for attribute in node.attribute if attribute.name == "num_outputs"]
+        if counts and counts[0] != len(node.output):  # shape inference would allocate that many
+            raise InvalidProgramError(f"{name}: {node.op_type} with {counts[0]} outputs", hint=CHECK_HINT)
+        for key, declared in schema.attributes.items():
+            if key not in given and declared.required:
+                what = "lacks"
+            elif key in given and given[key] != declared.type.value:
+                what = "has the wrong type of"
+            else:
+                continue
+            raise InvalidProgramError(
+                f"{name}: node {node.name or node.op_type!r} {what} attribute {key!r}", hint=CHECK_HINT
+            )
+
+
+def _nodes(model: onnx.ModelProto, onnx: Any) -> list[OnnxNode]:
+    taken: set[str] = set()
+    nodes = []
+    opset = {o.domain or "ai.onnx": o.version for o in model.opset_import}
+    for index, proto in enumerate(model.graph.node):
+        node_id = proto.name if proto.name and proto.name not in taken else f"{proto.op_type}_{index}"
+        while node_id in taken:
+            node_id += "_"
+        taken.add(node_id)
+        attrs: dict[str, Any] = {}
+        captured: list[str] = []
+        for attribute in proto.attribute:
+            if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+                attrs[attribute.name] = None
+                for body in [attribute.g, *attribute.graphs]:
+                    captured += _captured(body, depth=0)
+            elif attribute.type in (onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR):
+                attrs[attribute.name] = attribute.t  # decoded on demand, under a size limit
+            else:
+                value = onnx.helper.get_attribute_value(attribute)
+                is_text = isinstance(value, bytes)
+                attrs[attribute.name] = value.decode("utf-8", "replace") if is_text else value
+        domain = "" if proto.domain in ("", "ai.onnx") else proto.domain
+        nodes.append(
+            OnnxNode(
+                index,
+                node_id,
+                proto.op_type,
+                domain,
+                tuple(proto.input),
+                tuple(proto.output),
+                attrs,
+                tuple(captured),
+                opset.get(domain or "ai.onnx", 1),
+            )
+        )
+    return nodes
+
+
+def _captured(body: onnx.GraphProto, depth: int) -> list[str]:
+    """Values that an If or Loop body may read from outside."""
+    names = [value for node in body.node for value in node.input] + [o.name for o in body.output]
+    if depth < 32:
+        for node in body.node:
+            for attribute in node.attribute:
+                for inner in [attribute.g, *attribute.graphs]:
+                    names += _captured(inner, depth + 1)
+    return names
+
+
+def _declared(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Shapes that the exporter wrote down for inner values, where ``dims`` make them static."""
+    declared = {}
+    for info in [*model.graph.value_info, *model.graph.output]:
+        if not info.type.HasField("tensor_type") or not info.type.tensor_type.HasField("shape"):
+            continue
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param in dims:
+                dim.dim_value = dims[dim.dim_param]
+        if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in info.type.tensor_type.shape.dim):
+            declared[info.name] = info
+    return declared

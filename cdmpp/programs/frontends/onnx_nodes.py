@@ -1,0 +1,288 @@
+"""Single ONNX nodes as operator specifications: one rule per operator type.
+
+A rule returns the fields of a specification, or marks the node as free, or raises
+:class:`~cdmpp.programs.frontends.onnx_rules.Unsupported` with the reason. What several nodes make together is in
+``onnx_patterns``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from cdmpp.programs.frontends.onnx_contrib import CONTRIB_RULES, DOMAIN, quantise, quantise_dynamic
+from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
+from cdmpp.programs.frontends.onnx_products import PRODUCT_RULES
+from cdmpp.programs.frontends.onnx_rules import (
+    Fields,
+    Free,
+    Launch,
+    Outcome,
+    Unsupported,
+    constant_ints,
+    dtype_of,
+    over,
+    shape_of,
+)
+
+
+def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    """Operator that a framework launches for one node.
+
+    Raises
+    ------
+    Unsupported
+        There is no specification for it.
+    """
+    if not node.domain and node.op in _FREE:
+        return Free(_FREE[node.op])
+    rules = {"": _RULES, DOMAIN: CONTRIB_RULES}.get(node.domain)
+    if rules is None:
+        raise Unsupported(f"operator of the domain {node.domain!r}")
+    rule = rules.get(node.op)
+    if rule is None:
+        raise Unsupported(
+            f"operator of the domain {node.domain!r}" if node.domain else "no operator specification for it"
+        )
+    for value in (*node.inputs, *node.outputs[:1]):
+        if not value:
+            continue
+        shape = graph.shape(value)
+        if shape is None:
+            raise Unsupported(f"the shape of {value!r} is not static")
+        if value == node.outputs[0] and 0 in shape:
+            return Free("free: its output is empty")
+    return rule(graph, node)
+
+
+# -- element by element -----------------------------------------------------------------------
+
+
+def _unary(operator: str, remark: str = "") -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+    return lambda graph, node: Launch(over(graph, operator, node.outputs[0]), remark)
+
+
+def _binary(operator: str, scalar: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+    """An operator on two tensors, or on one and a constant of one element."""
+
+    def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+        out = node.outputs[0]
+        for index, name in enumerate(node.inputs[:2]):
+            if graph.is_constant(name) and math.prod(shape_of(graph, name)) == 1:
+                turned = index == 0 and operator in ("sub", "div", "pow")
+                return Launch(over(graph, scalar, out), "the scalar is on the left" if turned else "")
+        return Launch(over(graph, operator, out))
+
+    return rule
+
+
+def _variadic(operator: str, one: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+    """Sum, Max and Min of any number of tensors; with a scalar alone it is a clamp (``one``)."""
+
+    def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+        tensors = [i for i in node.inputs if not (graph.is_constant(i) and math.prod(shape_of(graph, i)) == 1)]
+        out = node.outputs[0]
+        if len(tensors) == 1:
+            if len(node.inputs) == 1:
+                return Free("free: one input alone is passed on")
+            return Launch(over(graph, one, out), f"with a scalar: timed as {one}, which moves the same bytes")
+        if len(tensors) > 4:
+            raise Unsupported(f"{len(tensors)} inputs, at most 4")
+        return Launch(over(graph, operator, out, inputs=len(tensors)))
+
+    return rule
+
+
+# -- along an axis ----------------------------------------------------------------------------
+
+
+def _softmax(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    shape = shape_of(graph, node.outputs[0])
+    dtype = dtype_of(graph, node.outputs[0])
+    axis = int(node.attrs.get("axis", -1 if node.opset >= 13 else 1))
+    axis += len(shape) if axis < 0 else 0
+    # Before operator set 13 everything from the axis on was one row.
+    cols = shape[axis] if node.opset >= 13 else math.prod(shape[axis:])
+    remark = "log-softmax timed as softmax" if node.op == "LogSoftmax" else ""
+    fields = {"operator": "softmax", "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols}
+    return Launch(fields, remark)
+
+
+def _norm(operator: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+    def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+        shape = shape_of(graph, node.inputs[0])
+        cols = math.prod(shape[int(node.attrs.get("axis", -1)) :])
+        dtype = dtype_of(graph, node.outputs[0])
+        return Launch({"operator": operator, "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols})
+
+    return rule
+
+
+def _reduce_mean(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    shape = shape_of(graph, node.inputs[0])
+    axes = constant_ints(graph, node, 1, "axes")
+    if not axes:
+        if node.attrs.get("noop_with_empty_axes"):
+            return Free("free: reduces over no axis")
+        axes = list(range(len(shape)))
+    cols = math.prod(shape[axis] for axis in {a % len(shape) for a in axes})
+    dtype = dtype_of(graph, node.outputs[0])
+    return Launch({"operator": "reduce_mean", "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols})
+
+
+# -- data movement ----------------------------------------------------------------------------
+
+
+def _copy(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    data, out = node.inputs[0], node.outputs[0]
+    tensors = [i for i in node.inputs if 0 not in shape_of(graph, i)] if node.op == "Concat" else [data]
+    same = graph.shape(tensors[0]) == graph.shape(out) if tensors else False
+    if same and len(tensors) == 1 and not _reverses(graph, node):
+        return Free("free: its output is its input")
+    return Launch(over(graph, "copy", out))
+
+
+def _reverses(graph: OnnxGraph, node: OnnxNode) -> bool:
+    steps = graph.value(node.input(4)) if node.op == "Slice" and node.input(4) else None
+    return steps is not None and bool((steps < 0).any())
+
+
+def _split(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    if len(node.outputs) == 1:
+        return Free("free: its output is its input")
+    return Launch(over(graph, "copy", node.inputs[0]))
+
+
+def _transpose(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    shape = shape_of(graph, node.inputs[0])
+    perm = [int(v) for v in node.attrs.get("perm", range(len(shape))[::-1])]
+    moved = [axis for axis in perm if shape[axis] != 1]
+    if moved == sorted(moved):
+        return Free("free: only axes of extent 1 move")
+    turned = moved[-1] != max(moved)  # the axis that is contiguous in memory is not the last any more
+    return Launch(over(graph, "copy", node.inputs[0], transposed=turned))
+
+
+def _cast(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    source, target = graph.dtype(node.inputs[0]), graph.dtype(node.outputs[0])
+    if source == target:
+        return Free("free: same element type")
+    return Launch(over(graph, "copy", node.outputs[0]), f"conversion {source} to {target}, timed as a copy")
+
+
+def _gather(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    data, indices = shape_of(graph, node.inputs[0]), shape_of(graph, node.inputs[1])
+    axis = int(node.attrs.get("axis", 0)) % max(len(data), 1)
+    if graph.is_constant(node.inputs[1]) and math.prod(indices) == 1:
+        return Launch(over(graph, "copy", node.outputs[0]), "selects one slice")
+    outer = math.prod(data[:axis])
+    return Launch(
+        {
+            "operator": "embedding",
+            "dtype": dtype_of(graph, node.outputs[0]),
+            "rows": outer * math.prod(indices),
+            "cols": math.prod(data[axis + 1 :]),
+            "table_rows": outer * data[axis],
+        }
+    )
+
+
+def _dropout(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    training = node.input(2)
+    if training and graph.scalar(training) != 0.0:
+        raise Unsupported("dropout in training mode")
+    return Free("free: does nothing at inference")
+
+
+def attention_fields(
+    dtype: str, batch: int, q_len: int, k_len: int, heads: int, kv_heads: int, head_dim: int, causal: bool
+) -> Fields:
+    """Fused attention: decode for one query on a cache, prefill when causal, encoder otherwise."""
+    if k_len < q_len:
+        raise Unsupported(f"attention of {q_len} queries over only {k_len} keys")
+    past = k_len - q_len
+    kind = "decode" if q_len == 1 and past else "prefill" if causal else "encoder"
+    return {
+        "operator": f"attention_{kind}",
+        "dtype": dtype,
+        "batch": batch,
+        "q_len": q_len,
+        "past_len": past,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+
+
+def _attention(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    """The fused operator of operator set 23: (batch, heads, len, dim), or (batch, len, heads * dim)."""
+    q, k, v = (shape_of(graph, node.inputs[i]) for i in range(3))
+    if len(q) == 4:
+        (batch, heads, q_len, dim), kv_heads, k_len, v_dim = q, k[1], k[2], v[3]
+    else:
+        heads, kv_heads = int(node.attrs["q_num_heads"]), int(node.attrs["kv_num_heads"])
+        (batch, q_len, width), k_len = q, k[1]
+        dim, v_dim = width // heads, v[2] // kv_heads
+    if v_dim != dim:
+        raise Unsupported(f"values of {v_dim} elements per head beside keys of {dim}")
+    if node.input(4):
+        k_len += shape_of(graph, node.input(4))[2]
+    dtype, causal = dtype_of(graph, node.outputs[0]), bool(node.attrs.get("is_causal"))
+    return Launch(attention_fields(dtype, batch, q_len, k_len, heads, kv_heads, dim, causal))
+
+
+_FREE = {
+    "Constant": "constant: part of the model",
+    "Reshape": "free: the same memory in another shape",
+    "Flatten": "free: the same memory in another shape",
+    "Squeeze": "free: the same memory in another shape",
+    "Unsqueeze": "free: the same memory in another shape",
+    "Identity": "free: the same memory",
+    "Shape": "free: sizes are known beforehand",
+    "Size": "free: sizes are known beforehand",
+}
+
+_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
+    **PRODUCT_RULES,
+    "Relu": _unary("relu"),
+    "Gelu": _unary("gelu"),
+    "Tanh": _unary("tanh"),
+    "Sigmoid": _unary("sigmoid"),
+    "Swish": _unary("silu"),
+    "Exp": _unary("exp"),
+    "Sqrt": _unary("sqrt"),
+    "Erf": _unary("erf"),
+    "Abs": _unary("abs"),
+    "Neg": _unary("neg"),
+    "Log": _unary("log"),
+    "Clip": _unary("relu", "clamp timed as relu, which moves the same bytes"),
+    "LeakyRelu": _unary("relu", "timed as relu, which moves the same bytes"),
+    "Reciprocal": _unary("div_scalar", "the scalar is on the left"),
+    "Add": _binary("add", "add_scalar"),
+    "Sub": _binary("sub", "add_scalar"),
+    "Mul": _binary("mul", "mul_scalar"),
+    "Div": _binary("div", "div_scalar"),
+    "Pow": _binary("pow", "pow_scalar"),
+    "Sum": _variadic("add", "add_scalar"),
+    "Max": _variadic("maximum", "relu"),
+    "Min": _variadic("minimum", "relu"),
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "LayerNormalization": _norm("layernorm"),
+    "RMSNormalization": _norm("rmsnorm"),
+    "ReduceMean": _reduce_mean,
+    "Concat": _copy,
+    "Slice": _copy,
+    "Expand": _copy,
+    "Tile": _copy,
+    "Pad": _copy,
+    "Split": _split,
+    "Transpose": _transpose,
+    "Cast": _cast,
+    "QuantizeLinear": quantise,
+    "DequantizeLinear": quantise,
+    "DynamicQuantizeLinear": quantise_dynamic,
+    "Gather": _gather,
+    "Dropout": _dropout,
+    "Attention": _attention,
+}

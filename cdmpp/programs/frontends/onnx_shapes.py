@@ -1,0 +1,161 @@
+"""Static shapes of an ONNX graph: ONNX's own rules, and the folding that they need to get through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.frontends.onnx_contrib import contrib_types
+from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
+from cdmpp.programs.frontends.onnx_inference import OnnxRules, static_shape
+from cdmpp.programs.operators import MAX_ELEMENTS
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Initializers up to this many elements stay in the model that shapes are inferred on.
+SMALL_TENSOR = 4096
+#: Maximum number of dimensions of a tensor.
+MAX_RANK = 64
+
+CHECK_HINT = "check the model with onnx.checker.check_model(path, full_check=True)"
+
+
+def stripped_model(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
+    """The model with large initializers as typed inputs: small enough to infer shapes on, at any size."""
+    stripped: onnx.ModelProto = onnx.ModelProto()
+    stripped.ir_version = model.ir_version
+    stripped.opset_import.extend(model.opset_import)
+    graph = stripped.graph
+    graph.name = "model"
+    graph.node.extend(model.graph.node)
+    named = {i.name for i in model.graph.initializer}
+    graph.input.extend(i for i in model.graph.input if i.name not in named)
+    for tensor in model.graph.initializer:
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if external or math.prod(tensor.dims) > SMALL_TENSOR or not (tensor.dims or _has_data(tensor)):
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        else:
+            graph.initializer.append(tensor)
+    # Declared shapes of inner values and outputs may be symbolic; they are inferred anew.
+    for output in model.graph.output:
+        kept = graph.output.add()
+        kept.name = output.name
+        if output.type.HasField("tensor_type"):
+            kept.type.tensor_type.elem_type = output.type.tensor_type.elem_type
+    return stripped
+
+
+def _has_data(tensor: onnx.TensorProto) -> bool:
+    return bool(
+        tensor.raw_data
+        or tensor.float_data
+        or tensor.int32_data
+        or tensor.int64_data
+        or tensor.double_data
+        or tensor.uint64_data
+    )
+
+
+def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str, Any], onnx: Any) -> None:
+    """Fill in the graph's shapes and types, node by node, folding the small constants that sizes come from.
+
+    ONNX infers one node at a time, with the values that :class:`OnnxGraph` could compute. Its
+    own propagation of values through a whole graph has no bound: 32 ``Concat`` nodes of a tensor with itself
+    would build a list of 2^32 numbers.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        What :func:`stripped_model` made.
+    graph : OnnxGraph
+        Receives shapes and types; its nodes are those of ``model``.
+    declared : mapping of str to onnx.ValueInfoProto
+        Static shapes by the exporter's word, used only where inference does not get any further (for an
+        operator of another domain, or one that ONNX has no inference for).
+
+    Raises
+    ------
+    InvalidProgramError
+        The shapes contradict each other, or a tensor exceeds the size limit.
+    """
+    opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
+    rules = OnnxRules(onnx, opsets, model.ir_version)
+    types: dict[str, Any] = {}
+
+    def learn(name: str, kind: Any) -> None:
+        types[name] = kind
+        if kind.HasField("tensor_type"):
+            shape = static_shape(kind)
+            _check_size(graph.name, name, shape)
+            graph.set_type(name, kind.tensor_type.elem_type, shape)
+
+    for value in model.graph.input:
+        learn(value.name, value.type)
+    for tensor in model.graph.initializer:
+        learn(tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
+    for proto, node in zip(model.graph.node, graph.nodes, strict=True):
+        graph.settle(node)
+        inputs = {name: types.get(name, onnx.TypeProto()) for name in (*node.inputs, *node.captured) if name}
+        values = _small_values(graph, node, onnx)
+        try:
+            inferred = rules.outputs(proto, inputs, values)
+        except Exception as error:
+            # Behind a node that nothing is known of there is no rule to break.
+            if all(inputs[name].WhichOneof("value") for name in node.inputs if name):
+                raise InvalidProgramError(f"{graph.name}: {first_line(error)}", hint=CHECK_HINT) from None
+            inferred = {}
+        for name, (elem_type, shape) in contrib_types(graph, node).items():
+            inferred = {**inferred, name: onnx.helper.make_tensor_type_proto(elem_type, list(shape))}
+        for name in filter(None, node.outputs):
+            kind = inferred.get(name, onnx.TypeProto())
+            if not kind.WhichOneof("value") or (kind.HasField("tensor_type") and static_shape(kind) is None):
+                kind = declared[name].type if name in declared else _folded_type(graph, name, kind, onnx)
+            learn(name, kind)
+
+
+def _check_size(model: str, name: str, shape: tuple[int, ...] | None) -> None:
+    if shape is None:
+        return
+    if len(shape) > MAX_RANK:
+        raise InvalidProgramError(
+            f"{model}: tensor {name!r} has {len(shape)} dimensions", hint=f"at most {MAX_RANK} are read"
+        )
+    if min(shape, default=0) < 0:
+        raise InvalidProgramError(f"{model}: tensor {name!r} has a negative size", hint=CHECK_HINT)
+    if (elements := math.prod(shape)) > MAX_ELEMENTS:
+        raise InvalidProgramError(
+            f"{model}: tensor {name!r} has 2^{math.log2(elements):.1f} elements",
+            hint="at most 2^48 elements are believed; check the sizes",
+        )
+
+
+def _small_values(graph: OnnxGraph, node: OnnxNode, onnx: Any) -> dict[str, Any]:
+    """Values of a node's constant inputs that its output's shape may depend on, as tensors."""
+    values = {}
+    for name in filter(None, node.inputs):
+        # Sizes, axes and the like are whole numbers; floating-point scales are as few as a shape's axes.
+        integer = graph.dtype(name) in ("int64", "int32")
+        if not graph.is_constant(name) or graph.dtype(name) == "bfloat16":
+            continue
+        value = graph.value(name, SMALL_TENSOR if integer else MAX_RANK)
+        if value is not None:
+            values[name] = onnx.numpy_helper.from_array(value, name)
+    return values
+
+
+def _folded_type(graph: OnnxGraph, name: str, kind: Any, onnx: Any) -> Any:
+    """The type of a constant that can be computed though ONNX has no rule for its shape."""
+    value = graph.value(name, SMALL_TENSOR) if graph.is_constant(name) else None
+    if value is None:
+        return kind
+    elem_type = kind.tensor_type.elem_type or onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    return onnx.helper.make_tensor_type_proto(elem_type, list(value.shape))
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,0 +1,378 @@
+"""torch module -> the library kernels that eager PyTorch launches for it, forward and backward.
+
+The module runs once on torch's ``meta`` device, which has shapes and no data: nothing is computed, nothing is
+allocated, and a network that fits no GPU can be listed. Every call that PyTorch dispatches below autograd is
+mapped by :mod:`cdmpp.programs.frontends.eager_rules`, so the backward pass is what autograd really runs and not a
+multiple of the forward pass.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cdmpp.errors import CdmppError, InvalidProgramError
+from cdmpp.programs.frontends.eager_further import further_outcome
+from cdmpp.programs.frontends.eager_rules import Call, Fields, NoRuleError
+from cdmpp.programs.frontends.graph import Unsupported
+from cdmpp.programs.frontends.torch_attention import fused_attention
+from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
+from cdmpp.programs.operators import OperatorSpec, make_operator
+
+Phase = Literal["forward", "backward", "optimizer"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel.
+
+    Attributes
+    ----------
+    spec : OperatorSpec
+    call : str
+        The ATen call that launches it.
+    module : str
+        Qualified name of the innermost module that made the call; of a backward call, of the forward call
+        that it differentiates. Empty for the root.
+    phase : {"forward", "backward", "optimizer"}
+    remark : str
+        Why the operator is not the call's own, where it is not.
+    """
+
+    spec: OperatorSpec
+    call: str
+    module: str
+    phase: Phase
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class EagerTrace:
+    """The launches of one run of a module, in order.
+
+    Attributes
+    ----------
+    launches : tuple of Launch
+    unsupported : tuple of Unsupported
+        Calls that launch something for which there is no operator, by name and number. Nothing is left out of
+        both.
+    incomplete : frozenset of {"forward", "backward", "optimizer"}
+        Phases with such calls.
+    gradients : tuple of (str, int)
+        Parameters in the order in which the backward pass finishes their gradients, by qualified name, and
+        how many of ``launches`` come before. A parameter that several modules share has its first name.
+    """
+
+    launches: tuple[Launch, ...]
+    unsupported: tuple[Unsupported, ...] = ()
+    gradients: tuple[tuple[str, int], ...] = ()
+    incomplete: frozenset[Phase] = frozenset()
+
+    def of(self, phase: Phase) -> list[Launch]:
+        """The launches of one pass."""
+        return [launch for launch in self.launches if launch.phase == phase]
+
+    def counts(self, phase: Phase | None = None) -> dict[OperatorSpec, int]:
+        """Operator -> number of launches, in the order of first occurrence."""
+        return dict(Counter(one.spec for one in self.launches if phase in (None, one.phase)))
+
+
+def eager_trace(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    backward: bool = False,
+    accumulate: bool = False,
+    dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
+    train: bool | None = None,
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
+) -> EagerTrace:
+    """List the kernels of one forward pass, and of the backward pass if asked for.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Traced as a copy on ``meta``; the module itself is not changed.
+    inputs : sequence
+        Positional arguments. Only shapes and types of tensors count, also in lists and dictionaries.
+    keywords : mapping of str, optional
+        Keyword arguments.
+    backward : bool
+        Also run backward from a gradient of the output; parameters that require a gradient get one. Needs a
+        module that returns tensors, alone or in tuples, lists, dictionaries or data classes. If a dictionary or object
+        has a ``loss``, the backward pass starts there.
+    accumulate : bool
+        Gradients are there from an earlier pass: each new one is added to the old.
+    dtype : torch.dtype, optional
+        Type of the floating-point parameters, buffers and inputs, as after ``module.to(dtype)``.
+    autocast : torch.dtype, optional
+        As under ``torch.autocast``: products in this type, normalisations and softmax in float32, casts
+        between.
+    train : bool, optional
+        ``train()`` or ``eval()`` before the run; default: the mode of the module.
+    optimizer : callable, optional
+        Makes an optimizer of the parameters that the backward pass gave gradients. One step of it is traced.
+
+    Raises
+    ------
+    InvalidProgramError
+        The module contains itself, does not accept the inputs, or does not run without data: it looks at values, or
+        makes tensors on a device of its own.
+
+    Notes
+    -----
+    Kernels are those of a GPU: dropout is one kernel, and attention that is called by
+    ``scaled_dot_product_attention`` is one fused kernel forward and three backward
+    (:mod:`cdmpp.programs.frontends.torch_attention`).
+    """
+    module = meta_module(module, dtype, train)
+    arguments, keyword_arguments = meta_inputs((list(inputs), dict(keywords or {})), dtype)
+    recorder = _Recorder(module)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(recorder.watching())
+            stack.enter_context(torch.set_grad_enabled(backward))
+            stack.enter_context(torch.device("meta"))
+            stack.enter_context(_AsOnGpu(recorder, autocast))
+            stack.enter_context(recorder)
+            result = module(*arguments, **keyword_arguments)
+            if backward:
+                if accumulate:
+                    _give_gradients(module)
+                _run_backward(result, recorder)
+    except CdmppError:
+        raise
+    except Exception as error:
+        raise not_traceable(module, recorder.running, error) from None
+    if optimizer is not None:
+        _run_optimizer(module, optimizer, recorder)
+    return recorder.trace()
+
+
+def _give_gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+
+
+def _run_backward(result: Any, recorder: _Recorder) -> None:
+    outputs = differentiated(result)
+    if not outputs:
+        raise InvalidProgramError(
+            "backward: no output of the module requires a gradient", hint="leave requires_grad of parameters on"
+        )
+    recorder.phase = "backward"
+    torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+
+
+def _run_optimizer(
+    module: nn.Module, make: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer], recorder: _Recorder
+) -> None:
+    """One step; the step before it makes the optimizer's state and is not recorded."""
+    recorder.phase = "optimizer"
+    trained = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    if not trained:
+        raise InvalidProgramError(
+            f"{type(module).__name__}: no parameter has a gradient to update", hint="leave the optimizer out"
+        )
+    try:
+        optimizer = make(iter(trained))
+        with recorder:
+            with recorder.quiet():
+                optimizer.step()
+            optimizer.step()
+    except Exception as error:
+        raise not_traceable(module, "the optimizer", error) from None
+
+
+#: PyTorch's tags of calls that stream their tensors; old versions lack the second.
+_ONE_PASS = frozenset(tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Tag, name, None)) is not None)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every call below autograd."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase: Phase = "forward"
+        self._module = module
+        self._launches: list[Launch] = []
+        self._unsupported: Counter[tuple[str, str]] = Counter()
+        self._incomplete: set[Phase] = set()
+        self._stack: list[str] = [""]
+        # Autograd numbers the operations of the forward pass: (number, module) wherever the module changes.
+        self._numbers: list[int] = [0]
+        self._modules: list[str] = [""]
+        self._gradients: list[tuple[str, int]] = []
+        self._quiet = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self._quiet:
+            call = Call(func.overloadpacket.__name__, args, kwargs or {}, out)
+            self.add(call, one_pass=not _ONE_PASS.isdisjoint(func.tags))
+        return out
+
+    def add(self, call: Call, *, one_pass: bool) -> None:
+        """Take down what a call launches; ``one_pass``: as in :func:`further_outcome`."""
+        try:
+            operators = further_outcome(call, one_pass=one_pass)
+            specs = [make_operator(fields) for fields in operators.launches]
+        except NoRuleError as error:
+            self.missing(call.name, str(error))
+            return
+        except CdmppError as error:
+            self.missing(call.name, error.message)
+            return
+        where = self._where()
+        self._launches += [Launch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
+
+    def launch(self, call: str, fields: Fields, remark: str = "") -> None:
+        """Take down a kernel that PyTorch would launch on a GPU, but not on ``meta``."""
+        self._launches.append(Launch(make_operator(fields), call, self._where(), self.phase, remark))
+
+    def missing(self, call: str, reason: str) -> None:
+        """Take down a kernel that has no operator."""
+        self._unsupported[call, reason] += 1
+        self._incomplete.add(self.phase)
+
+    @property
+    def running(self) -> str:
+        """Name of the innermost module that is running; empty for the root."""
+        return self._stack[-1]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Calls inside are part of a kernel that is taken down already."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow which module is running."""
+        hooks: list[Any] = []
+        names = {id(module): name for name, module in reversed(list(self._module.named_modules()))}
+
+        def enter(module: nn.Module, _: Any) -> None:
+            self._stack.append(names[id(module)])
+            self._mark()
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            self._stack.pop()
+            self._mark()
+
+        for module in dict.fromkeys(self._module.modules()):
+            hooks.append(module.register_forward_pre_hook(enter))
+            hooks.append(module.register_forward_hook(leave))
+
+        def finished(name: str) -> Callable[[Tensor], None]:
+            return lambda _: self._gradients.append((name, len(self._launches)))
+
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                after = parameter.register_post_accumulate_grad_hook
+                hooks.append(after(finished(name)))  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _mark(self) -> None:
+        number, name = torch._C._autograd._get_sequence_nr(), self._stack[-1]
+        if number == self._numbers[-1]:
+            self._modules[-1] = name
+        else:
+            self._numbers.append(number)
+            self._modules.append(name)
+
+    def _where(self) -> str:
+        if self.phase == "optimizer":
+            return ""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return self._stack[-1]
+        # Numbers are counted across threads' whole lives; AccumulateGrad has the largest there is.
+        place = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1
+        return self._modules[max(place, 0)]
+
+    def trace(self) -> EagerTrace:
+        unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
+        return EagerTrace(tuple(self._launches), unsupported, tuple(self._gradients), frozenset(self._incomplete))
+
+
+_LOWER = {
+    nn.functional.linear,
+    nn.functional.conv1d,
+    nn.functional.conv2d,
+    torch.conv2d,
+    torch.matmul,
+    torch.bmm,
+    torch.mm,
+    torch.addmm,
+    torch.baddbmm,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    nn.functional.scaled_dot_product_attention,
+}
+_UPPER = {
+    nn.functional.layer_norm,
+    torch.layer_norm,
+    nn.functional.softmax,
+    torch.softmax,
+    Tensor.softmax,
+    nn.functional.log_softmax,
+    nn.functional.group_norm,
+    torch.pow,
+    Tensor.pow,
+}
+
+
+class _AsOnGpu(TorchFunctionMode):
+    """Replaces what PyTorch composes on ``meta`` and runs as one kernel on a GPU; casts as autocast does."""
+
+    def __init__(self, recorder: _Recorder, autocast: torch.dtype | None) -> None:
+        super().__init__()
+        self._recorder, self._autocast = recorder, autocast
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._autocast is not None:
+            if func in _LOWER:
+                args, kwargs = _cast(args, kwargs, self._autocast)
+            elif func in _UPPER:
+                args, kwargs = _cast(args, kwargs, torch.float32)
+        if func in (nn.functional.dropout, torch.dropout):
+            return self._dropout(*args, **kwargs)
+        if func is nn.functional.scaled_dot_product_attention:
+            return fused_attention(self._recorder, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any) -> Any:
+        train = _.get("train", training)
+        return torch.ops.aten.native_dropout(input, p, True)[0] if train and p > 0 else input
+
+
+def _cast(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    def to(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.dtype in _FLOATS else value
+
+    return tuple(to(a) for a in args), {key: to(value) for key, value in kwargs.items()}
+
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -1,0 +1,143 @@
+"""Networks on tables, graphs, points and rays: embeddings, interactions, small products of odd sizes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from cdmpp.programs.zoo.registry import network
+
+
+def _mlp(*widths: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), act()]
+    return nn.Sequential(*layers[:-1])
+
+
+class _Recommender(nn.Module):
+    """DLRM with the second-order term of a factorisation machine."""
+
+    def __init__(self, fields: int, rows: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, width)
+        self.bottom, self.top = _mlp(13, 64, width), _mlp(fields * fields + 2 * width, 128, 64, 1)
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        x, embedded = self.bottom(dense), self.table(sparse)
+        pairs = torch.matmul(embedded, embedded.transpose(1, 2)).flatten(1)
+        second = 0.5 * (embedded.sum(1) ** 2 - (embedded**2).sum(1))
+        return torch.sigmoid(self.top(torch.cat((x, second, pairs), 1)))
+
+
+@network("recommender")
+def _recommender(
+    batch: int = 64, fields: int = 26, rows: int = 2000, width: int = 32
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """DLRM: embeddings of ``fields`` features, their interactions, two small networks."""
+    inputs = torch.randn(batch, 13), torch.randint(0, rows, (batch, fields))
+    return _Recommender(fields, rows, width), inputs
+
+
+class _Graph(nn.Module):
+    """A layer of graph convolution and one of graph attention, on a dense adjacency matrix."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(inputs, width), nn.Linear(width, width, bias=False)
+        self.left, self.right = nn.Linear(width, 1), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        degree = adjacency.sum(1, keepdim=True)
+        x = torch.relu(torch.matmul(adjacency, self.first(x)) / degree)
+        y = self.second(x)
+        scores = nn.functional.leaky_relu(self.left(y) + self.right(y).transpose(0, 1), 0.2)
+        scores = torch.where(adjacency > 0.5, scores, torch.full_like(scores, -1e9))
+        return torch.log_softmax(torch.matmul(torch.softmax(scores, 1), y), 1)
+
+
+@network("graph")
+def _graph(nodes: int = 200, inputs: int = 100, width: int = 48) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Graph convolution and graph attention over ``nodes`` nodes."""
+    return _Graph(inputs, width), (torch.randn(nodes, inputs), torch.rand(nodes, nodes))
+
+
+class _Points(nn.Module):
+    """PointNet: one network for every point, the maximum over points, a classifier."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.local = nn.Sequential(
+            nn.Conv1d(3, width, 1), nn.BatchNorm1d(width), nn.ReLU(), nn.Conv1d(width, 2 * width, 1), nn.ReLU()
+        )
+        self.wide = nn.Conv1d(4 * width, 3 * width, 1)
+        self.head = _mlp(3 * width, width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.local(x)
+        together = nn.functional.max_pool1d(y, y.shape[2]).expand(-1, -1, y.shape[2])
+        y = torch.relu(self.wide(torch.cat((y, together), 1)))
+        scores: Tensor = self.head(y.mean(2))
+        return scores
+
+
+@network("points")
+def _points(
+    batch: int = 2, points: int = 500, width: int = 64, classes: int = 40
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """PointNet on clouds of ``points`` points."""
+    return _Points(width, classes), (torch.randn(batch, 3, points),)
+
+
+class _Rays(nn.Module):
+    """NeRF: positions as sines and cosines, a network for density and colour, blending along rays."""
+
+    def __init__(self, samples: int, octaves: int, width: int) -> None:
+        super().__init__()
+        self.octaves = octaves
+        self.earlier = nn.Parameter(torch.ones(samples, samples).triu(1))
+        self.body = _mlp(6 * octaves, width, width, 4, act=nn.Softplus)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        scaled = torch.cat([positions * float(1 << i) for i in range(self.octaves)], -1)
+        out = self.body(torch.cat((torch.sin(scaled), torch.cos(scaled)), -1))
+        density, colour = torch.relu(out[..., 3]), torch.sigmoid(out[..., :3])
+        through = torch.exp(-torch.matmul(density, self.earlier))
+        weights = through * (1 - torch.exp(-density))
+        return (weights[..., None] * colour).sum(1)
+
+
+@network("rays")
+def _rays(rays: int = 64, samples: int = 32, octaves: int = 6, width: int = 96) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """NeRF: ``samples`` points on each of ``rays`` rays."""
+    return _Rays(samples, octaves, width), (torch.randn(rays, samples, 3),)
+
+
+class _Agent(nn.Module):
+    """Actor and critic of a reinforcement learner, with the log-probability of an action and the advantage."""
+
+    def __init__(self, inputs: int, width: int, actions: int) -> None:
+        super().__init__()
+        self.body = _mlp(inputs, width, width, act=nn.Tanh)
+        self.mean, self.value = nn.Linear(width, actions), nn.Linear(width, 1)
+        self.log_scale = nn.Parameter(torch.zeros(actions))
+
+    def forward(self, seen: Tensor, action: Tensor, rewards: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.body(seen)
+        error = (action - self.mean(y)) * torch.exp(-self.log_scale)
+        log_probability = (-0.5 * error**2 - self.log_scale - 0.918938533).sum(-1)
+        advantage = rewards - self.value(y)[:, 0]
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+        ratio = torch.exp(log_probability - log_probability.mean())
+        return torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage), advantage
+
+
+@network("agent")
+def _agent(
+    batch: int = 256, inputs: int = 60, width: int = 128, actions: int = 8
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """PPO's forward pass: a policy, a value, the clipped objective of ``batch`` steps."""
+    given = torch.randn(batch, inputs), torch.randn(batch, actions), torch.randn(batch)
+    return _Agent(inputs, width, actions), given

@@ -1,0 +1,267 @@
+"""Emulation of a pipeline-parallel training step: makespan, memory, and times of each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import numpy as np
+
+from cdmpp.errors import FieldError
+from cdmpp.simulate.emulator.arrays import durations, holdings, peaks_over_time
+from cdmpp.simulate.emulator.evaluate import Floats, Ints, evaluate, peaks
+from cdmpp.simulate.emulator.frames import Frames
+from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
+from cdmpp.simulate.emulator.reuse import Reuse, anew
+from cdmpp.simulate.emulator.stages import OUT, Stage, Table, column, table
+from cdmpp.simulate.emulator.structure import Structure, build, deadlock
+
+
+@dataclass(frozen=True)
+class Step:
+    """A simulated training step.
+
+    Attributes
+    ----------
+    structure : Structure
+    start_s, end_s : float64, shape (tasks,)
+        By task number; -1 for tasks that the step does not have.
+    peak_bytes : float64, shape (ranks,)
+        Peak memory of each rank.
+    """
+
+    structure: Structure
+    start_s: Floats
+    end_s: Floats
+    peak_bytes: Floats
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its own arrays."""
+        return self.start_s.nbytes + self.end_s.nbytes + self.peak_bytes.nbytes
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """Seconds from the first forward pass to the end of the last backward pass."""
+        size = self.structure.stages * self.structure.micro_batches
+        return float(self.end_s[: OUT * size].max())
+
+    @cached_property
+    def busy_s(self) -> Floats:
+        """Seconds that each rank computes, shape (ranks,)."""
+        rows = [self.row(rank) for rank in range(self.structure.ranks)]
+        return np.array([float((self.end_s[row] - self.start_s[row]).sum()) for row in rows])
+
+    @property
+    def bubble(self) -> float:
+        """Share of the time of all ranks in which they wait."""
+        whole = self.makespan_s * self.structure.ranks
+        return 1.0 - float(self.busy_s.sum()) / whole if whole > 0 else 0.0
+
+    def row(self, rank: int) -> Ints:
+        """The tasks of a rank in their order; from ``structure.ranks`` on, those of its host link."""
+        return self.structure.order[self.structure.begin[rank] : self.structure.begin[rank + 1]]
+
+
+@dataclass
+class Emulator:
+    """Simulates steps and caches their parts.
+
+    Parameters
+    ----------
+    reuse : bool
+        With False nothing is cached. Results are equal to the last bit.
+
+    Attributes
+    ----------
+    stages, structures, steps : Reuse
+        Caches of costs of equal stages, numbering of equal orders, and whole steps.
+    frames : Frames
+        Cache of stretches that repeat, from micro-batch to micro-batch and from step to step.
+
+    Notes
+    -----
+    After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches,
+    steps, candidates of a search) are simulated once. Not thread-safe.
+    """
+
+    reuse: bool = True
+    stages: Reuse = field(default_factory=Reuse)
+    structures: Reuse = field(default_factory=Reuse)
+    steps: Reuse = field(default_factory=Reuse)
+    frames: Frames = field(default_factory=Frames)
+
+    def simulate(
+        self,
+        stages: Sequence[Stage],
+        micro_batches: int | Sequence[int],
+        schedule: ScheduleName | Orders = "1f1b",
+        *,
+        ranks: int | None = None,
+        transfer_s: float | Sequence[float] = 0.0,
+        host_bandwidth_bytes_per_s: float = float("inf"),
+    ) -> Step:
+        """Simulate one step.
+
+        Parameters
+        ----------
+        stages : sequence of Stage
+            In the order of the forward pass.
+        micro_batches : int or sequence of int
+            Their number; or the class of each (:attr:`Stage.classes`).
+        schedule : {"gpipe", "1f1b", "interleaved", "zero_bubble"} or list of list of Pass
+            A published schedule, or the passes of every rank in order.
+        ranks : int, optional
+            Default: one per stage. Stage s is on rank s modulo ``ranks``; explicit orders may place stages elsewhere.
+        transfer_s : float or sequence of float, length stages - 1
+            Seconds from one stage to the next (and of the gradient back), where they are on different
+            ranks. A transfer delays only the pass that waits for it.
+        host_bandwidth_bytes_per_s : float
+            Each rank's link to the host, for stages whose activations are offloaded.
+
+        Raises
+        ------
+        FieldError
+            The schedule does not fit the stages, or its orders wait for each other.
+        """
+        classes = (0,) * micro_batches if isinstance(micro_batches, int) else tuple(micro_batches)
+        if not stages or not classes:
+            raise FieldError("a step has at least one stage and one micro-batch")
+        ranks = ranks or len(stages)
+
+        def make() -> Step:
+            costs = self.table(stages, host_bandwidth_bytes_per_s)
+            structure = self.structure(schedule, ranks, len(stages), len(classes), costs.offloaded)
+            return self.run(structure, costs, classes, transfer_s)
+
+        if not self.reuse:
+            return make()
+        orders = schedule if isinstance(schedule, str) else tuple(map(tuple, schedule))
+        transfers = transfer_s if isinstance(transfer_s, int | float) else tuple(transfer_s)
+        key = (tuple(stages), classes, orders, ranks, transfers, host_bandwidth_bytes_per_s)
+        step: Step = self.steps.find(key, make)
+        return step
+
+    def table(self, stages: Sequence[Stage], host_bandwidth_bytes_per_s: float = float("inf")) -> Table:
+        """Costs of the stages; those of equal stages are computed once."""
+        find = self.stages.find if self.reuse else anew
+        return table(
+            list(stages),
+            [
+                find((stage, host_bandwidth_bytes_per_s), partial(column, stage, host_bandwidth_bytes_per_s))
+                for stage in stages
+            ],
+        )
+
+    def structure(
+        self,
+        schedule: ScheduleName | Orders,
+        ranks: int,
+        stages: int,
+        micro_batches: int,
+        offloaded: Sequence[bool] = (),
+    ) -> Structure:
+        """The numbered passes of a schedule.
+
+        Raises
+        ------
+        FieldError
+            The schedule does not fit the stages.
+        """
+        offloaded = tuple(offloaded) if any(offloaded) else ()
+        if not isinstance(schedule, str):
+            return build(schedule, stages, micro_batches, offloaded, "schedule.order")
+        if stages % ranks:
+            raise FieldError(
+                f"ranks: {stages} stages do not fall onto {ranks} ranks evenly",
+                path="ranks",
+                hint="give a number of ranks that divides the number of stages",
+            )
+        find = self.structures.find if self.reuse else anew
+        reused: Structure = find(
+            (schedule, ranks, stages, micro_batches, offloaded),
+            lambda: build(SCHEDULES[schedule](ranks, stages, micro_batches), stages, micro_batches, offloaded),
+        )
+        return reused
+
+    def run(
+        self, structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float] = 0.0
+    ) -> Step:
+        """Simulate a structure with given costs; whole steps are not cached here.
+
+        Raises
+        ------
+        FieldError
+            The orders wait for each other.
+        """
+        duration, lag, step = durations(structure, costs, classes, transfer_s)
+        at_start, at_end = holdings(structure, costs, classes)
+        return _simulate(
+            structure, duration, lag, step, at_start, at_end, costs.resident, self.frames if self.reuse else None
+        )
+
+    @property
+    def hits(self) -> int:
+        """Number of cache hits."""
+        return self.stages.hits + self.structures.hits + self.steps.hits + self.frames.hits
+
+    @property
+    def misses(self) -> int:
+        """Number of cache misses."""
+        return self.stages.misses + self.structures.misses + self.steps.misses + self.frames.misses
+
+
+def simulate(
+    stages: Sequence[Stage],
+    micro_batches: int | Sequence[int],
+    schedule: ScheduleName | Orders = "1f1b",
+    *,
+    ranks: int | None = None,
+    transfer_s: float | Sequence[float] = 0.0,
+    host_bandwidth_bytes_per_s: float = float("inf"),
+) -> Step:
+    """Simulate one step; see :meth:`Emulator.simulate`, which caches.
+
+    Examples
+    --------
+    >>> simulate([Stage(1.0, 2.0)] * 4, 8, "1f1b").makespan_s
+    33.0
+    """
+    return Emulator(reuse=False).simulate(
+        stages,
+        micro_batches,
+        schedule,
+        ranks=ranks,
+        transfer_s=transfer_s,
+        host_bandwidth_bytes_per_s=host_bandwidth_bytes_per_s,
+    )
+
+
+def _simulate(
+    structure: Structure,
+    duration: Floats,
+    lag: Floats,
+    step: float,
+    at_start: Floats,
+    at_end: Floats,
+    resident_by_stage: Floats,
+    frames: Frames | None,
+) -> Step:
+    start, end = np.empty_like(duration), np.empty_like(duration)
+    if frames is None:
+        turn = np.empty_like(structure.order)
+        ran = evaluate(structure.order, structure.begin, duration, structure.deps, lag, turn, start, end)
+    else:
+        ran = frames.run(structure, duration, lag, step, start, end)
+    if ran < len(structure.order):
+        raise deadlock(structure, end, "schedule.order")
+    ranks = structure.ranks
+    resident = np.zeros(ranks)
+    np.add.at(resident, structure.rank_of, resident_by_stage)
+    peak = np.empty(ranks)
+    if len(structure.begin) == ranks + 1:
+        peaks(structure.order, structure.begin, at_start, at_end, resident, peak)
+    else:
+        peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
+    return Step(structure, start, end, peak)

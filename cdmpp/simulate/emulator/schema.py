@@ -1,0 +1,249 @@
+"""Request and plan of the step emulator."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cdmpp.errors import FieldError
+from cdmpp.predict.requests.pricing import Cost, PredictedCost, cost_of
+from cdmpp.predict.requests.render import Table
+from cdmpp.predict.requests.request import (
+    MAX_COUNT,
+    Count,
+    Interval,
+    Plan,
+    PositiveBytes,
+    Request,
+    Row,
+    Seconds,
+    WholeNumber,
+    instead_of,
+)
+from cdmpp.simulate.emulator.orders import ScheduleName
+from cdmpp.simulate.emulator.stage_schema import OrderForm, StageForm
+from cdmpp.utils.units import format_latency, format_si
+
+MicroBatches = Count | Annotated[list[Annotated[int, Field(ge=0, lt=MAX_COUNT), WholeNumber]], Field(min_length=1)]
+
+
+class TimelinePass(Row):
+    """One pass, or one copy to or from the host."""
+
+    rank: int
+    stage: int
+    kind: Annotated[Literal["F", "B", "W", "out", "in"], Field(alias="pass")]
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class RankUse(Row):
+    """Time and memory of one rank."""
+
+    rank: int
+    stages: list[int]
+    busy_s: float
+    bubble: Annotated[float, Field(description="Share of the step in which it waits.")]
+    peak_bytes: float
+
+
+class CacheUse(Row):
+    """Lookups of earlier simulations: stages, structures, steps and stretches of steps."""
+
+    hits: int
+    misses: int
+    hit_rate: float
+
+
+class SimulatePlan(Plan):
+    """Baselines, bound and gap refer to ``makespan_s``."""
+
+    schedule: Annotated[str, Field(description='Its name, or "order".')]
+    makespan_s: float
+    replicas_s: Annotated[list[float], Field(description="Makespans of the further copies.")]
+    step_s: Annotated[float, Field(description="Slowest copy, with the sum of the gradients.")]
+    lower_bound_s: Annotated[
+        float,
+        Field(
+            description="Lower bound of all schedules of these stages on these ranks, delayed weight gradients "
+            "included."
+        ),
+    ]
+    same_passes_bound_s: Annotated[
+        float, Field(description="Lower bound of all orders of the passes of this schedule.")
+    ]
+    interval: Annotated[Interval | None, Field(description="null: all costs are given.")]
+    bubble: Annotated[float, Field(description="Share of the time of all ranks in which they wait.")]
+    peak_bytes: Annotated[float, Field(description="Largest over the ranks.")]
+    ranks: list[RankUse]
+    baseline_peak_bytes: Annotated[dict[str, float], Field(description="Largest over the ranks, under each baseline.")]
+    timeline: Annotated[
+        list[TimelinePass] | None, Field(description="Rank after rank; null where the request has timeline: false.")
+    ]
+    copies: Annotated[list[TimelinePass], Field(description="Copies of activations to the host (out) and back (in).")]
+    cache: CacheUse
+
+    def tables(self) -> list[Table]:
+        """The step, its ranks and its baselines."""
+        ranks = [
+            (
+                str(rank.rank),
+                " ".join(map(str, rank.stages)),
+                format_latency(rank.busy_s),
+                f"{100 * rank.bubble:.1f} %",
+                format_si(rank.peak_bytes, "B"),
+            )
+            for rank in self.ranks
+        ]
+        baselines = [
+            (name, format_latency(seconds), format_si(peak, "B") if peak is not None else "")
+            for name, seconds in sorted(self.baselines.items(), key=lambda item: item[1])
+            for peak in [self.baseline_peak_bytes.get(name)]
+        ]
+        return [
+            Table.lines(
+                f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble, "
+                f"{100 * self.gap:.1f} % above the lower bound of all schedules ({format_latency(self.lower_bound_s)})"
+                + (f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else ""),
+                f"with {len(self.replicas_s)} further copies: {format_latency(self.step_s)}"
+                if self.replicas_s or self.step_s > self.makespan_s
+                else "",
+                f"with all predictions at their bounds: {self.interval}" if self.interval else "",
+            ),
+            Table(("rank", "stages", "busy", "bubble", "peak memory"), ranks, right=(0, 2, 3, 4)),
+            Table(("baseline", "step", "peak memory"), baselines, right=(1, 2)),
+            Table.lines(*self.explanation),
+        ]
+
+
+class SimulateRequest(Request[SimulatePlan]):
+    """One training step of a pipeline under a given schedule: time, bubbles and memory."""
+
+    stages: Annotated[list[StageForm], Field(min_length=1, description="In the order of the forward pass.")]
+    micro_batches: Annotated[MicroBatches, Field(description="Their number; or the class of each.")]
+    replicas: Annotated[
+        list[MicroBatches],
+        Field(
+            default_factory=list,
+            description="Further data-parallel copies of the pipeline, by their micro-batches. Equal copies are "
+            "simulated once.",
+        ),
+    ]
+    gradient_sync_s: Annotated[
+        Seconds,
+        Field(description="Seconds that all copies need after the slowest one has ended, to sum the gradients."),
+    ] = 0.0
+    gradient_sync: Annotated[
+        PredictedCost | None, Field(description="Predicted, instead of gradient_sync_s: such as an all-reduce.")
+    ] = None
+    schedule: Annotated[
+        ScheduleName | OrderForm, Field(description="A published schedule, or the order of every rank.")
+    ] = "1f1b"
+    ranks: Annotated[
+        Count | None,
+        Field(
+            description="null: number of stages divided by virtual_stages. Stage s is on rank s modulo ranks, "
+            "unless the order places it elsewhere."
+        ),
+    ] = None
+    virtual_stages: Annotated[Count | None, Field(description="Stages on each rank; null: as many as fit.")] = None
+    transfer_s: Annotated[
+        Seconds | list[Seconds],
+        Field(
+            description="Seconds from one stage to the next, and for the gradient back, where they are on "
+            "different ranks; or one value for each pair of neighbours."
+        ),
+    ] = 0.0
+    transfer: Annotated[
+        PredictedCost | Annotated[list[PredictedCost], Field(min_length=1)] | None,
+        Field(description="Predicted, instead of transfer_s: such as a send_recv."),
+    ] = None
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit of a rank; null: no limit.")] = None
+    host_bandwidth_bytes_per_s: Annotated[
+        float | None, Field(gt=0, le=1e15, description="Bandwidth of each rank, for stages that are offloaded.")
+    ] = None
+    timeline: Annotated[bool, Field(description="Whether the plan lists every pass.")] = True
+    reuse: Annotated[
+        bool, Field(description="false: look up no earlier simulation. Only `cache` in the plan differs.")
+    ] = True
+
+    @model_validator(mode="after")
+    def _costs(self) -> Self:
+        instead_of(self, "transfer", "transfer_s")
+        return instead_of(self, "gradient_sync", "gradient_sync_s")
+
+    def transfer_costs(self) -> Cost | list[Cost]:
+        """Cost of a transfer to the next stage, or of each; the request must be resolved."""
+        if isinstance(self.transfer, list):
+            return [cost_of(field) for field in self.transfer]
+        if self.transfer is None and isinstance(self.transfer_s, list):
+            return [Cost.given(seconds) for seconds in self.transfer_s]
+        return cost_of(self.transfer, None if isinstance(self.transfer_s, list) else self.transfer_s)
+
+    @property
+    def class_of_each(self) -> list[tuple[int, ...]]:
+        """Classes of the micro-batches: of this pipeline, then of each further copy."""
+        return [
+            (0,) * given if isinstance(given, int) else tuple(given) for given in (self.micro_batches, *self.replicas)
+        ]
+
+    @property
+    def ranks_used(self) -> int:
+        """Number of ranks, from the order, ``ranks`` or ``virtual_stages``."""
+        if isinstance(self.schedule, OrderForm):
+            return len(self.schedule.order)
+        return self.ranks or max(len(self.stages) // (self.virtual_stages or 1), 1)
+
+    def sizes(self) -> dict[str, int]:
+        """Stages, passes of one copy and of all copies, classes and copies."""
+        copies = [given if isinstance(given, int) else len(given) for given in (self.micro_batches, *self.replicas)]
+        stages = len(self.stages)
+        return {
+            "stages": stages,
+            "passes": stages * max(copies),
+            "passes_of_all_copies": stages * sum(copies),
+            "classes": 1 + max(len(stage.classes) for stage in self.stages),
+            "copies": len(copies),
+        }
+
+    def check(self) -> None:
+        """Raise FieldError where fields contradict each other."""
+        stages, classes = len(self.stages), max(map(max, self.class_of_each))
+        if isinstance(self.schedule, OrderForm) and len({len(copy) for copy in self.class_of_each}) > 1:
+            raise FieldError(
+                "replicas: an explicit order needs copies with equal numbers of micro-batches",
+                path="replicas",
+                hint="name a schedule",
+            )
+        if self.ranks is not None and self.ranks != self.ranks_used:
+            raise FieldError(f"ranks: {self.ranks}, but the order has {self.ranks_used} ranks", path="ranks")
+        if self.virtual_stages is not None and self.virtual_stages * self.ranks_used != stages:
+            raise FieldError(
+                f"virtual_stages: {self.virtual_stages} on each of {self.ranks_used} ranks do not give {stages} stages",
+                path="virtual_stages",
+            )
+        for name in ("transfer_s", "transfer"):
+            given = getattr(self, name)
+            if isinstance(given, list) and len(given) != stages - 1:
+                raise FieldError(
+                    f"{name}: {len(given)} values for {stages - 1} pairs of neighbouring stages", path=name
+                )
+        for s, stage in enumerate(self.stages):
+            if stage.memory == "offload" and self.host_bandwidth_bytes_per_s is None:
+                raise FieldError(
+                    f"host_bandwidth_bytes_per_s: missing, and stage {s} is offloaded",
+                    path="host_bandwidth_bytes_per_s",
+                )
+            if classes > len(stage.classes):
+                raise FieldError(
+                    f"stages.{s}.classes: there are micro-batches of class {classes}, and costs of "
+                    f"classes 0 to {len(stage.classes)}",
+                    path=f"stages.{s}.classes",
+                )
+            if len(stage.classes) != len(self.stages[0].classes):
+                raise FieldError(
+                    f"stages.{s}.classes: {len(stage.classes)}, but stage 0 has {len(self.stages[0].classes)}",
+                    path=f"stages.{s}.classes",
+                )

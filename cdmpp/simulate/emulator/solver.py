@@ -1,0 +1,262 @@
+"""Solving a simulate request: stages from costs, the step, its baselines and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.pricing import Cost, cost_of
+from cdmpp.predict.requests.request import Interval
+from cdmpp.simulate.emulator.bound import lower_bound
+from cdmpp.simulate.emulator.emulate import Emulator, Step
+from cdmpp.simulate.emulator.evaluate import Ints
+from cdmpp.simulate.emulator.explain import StageCosts, explain
+from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
+from cdmpp.simulate.emulator.schema import CacheUse, RankUse, SimulatePlan, SimulateRequest, TimelinePass
+from cdmpp.simulate.emulator.stage_schema import StageForm
+from cdmpp.simulate.emulator.stages import PassCost, Stage
+from cdmpp.utils.units import format_latency
+
+SERIAL = "one_at_a_time"
+
+
+@dataclass(frozen=True)
+class _Simulation:
+    """Simulates steps of one request; they differ by stages, schedule and micro-batches."""
+
+    request: SimulateRequest
+    emulator: Emulator
+    transfer_s: float | list[float]
+
+    @property
+    def host_bandwidth_bytes_per_s(self) -> float:
+        return self.request.host_bandwidth_bytes_per_s or float("inf")
+
+    def run(self, stages: Sequence[Stage], schedule: ScheduleName | Orders, classes: Sequence[int]) -> Step:
+        return self.emulator.simulate(
+            stages,
+            classes,
+            schedule,
+            ranks=self.request.ranks_used,
+            transfer_s=self.transfer_s,
+            host_bandwidth_bytes_per_s=self.host_bandwidth_bytes_per_s,
+        )
+
+
+def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
+    """Simulate a step and its baselines.
+
+    Raises
+    ------
+    FieldError
+        The schedule does not fit the stages, its orders wait for each other, or weight gradients take longer than
+        the whole backward pass.
+    InfeasibleError
+        A rank needs more than ``memory_bytes``.
+    """
+    costs = [_stage_costs(s, form) for s, form in enumerate(request.stages)]
+    stages = [stage.middle for stage in costs]
+    transfer = request.transfer_costs()
+    simulation = _Simulation(request, Emulator(request.reuse), _seconds(transfer, "latency_s"))
+    classes, *replicas = request.class_of_each
+    ranks, transfer_s = request.ranks_used, simulation.transfer_s
+    schedule = request.schedule if isinstance(request.schedule, str) else request.schedule.passes()
+    step = simulation.run(stages, schedule, classes)
+    copies = [simulation.run(stages, schedule, replica) for replica in replicas]
+    structure = step.structure
+    table = simulation.emulator.table(stages, simulation.host_bandwidth_bytes_per_s)
+    same_passes_s = lower_bound(structure, table, classes, transfer_s)
+    # Any schedule may delay weight gradients.
+    free = replace(structure, split=np.ones_like(structure.split))
+    bound_s = lower_bound(free, table, classes, transfer_s)
+    others = _published(simulation, step, stages, classes)
+    _check_memory(simulation, stages, schedule, step, copies, others)
+    interval = None
+    predicted = [cost for cost in (transfer if isinstance(transfer, list) else [transfer]) if cost.parts]
+    if predicted or any(stage.forward.parts or stage.backward.parts for stage in costs):
+        lower, upper = (
+            replace(simulation, transfer_s=_seconds(transfer, figure)).run(bounds, schedule, classes)
+            for figure, bounds in (
+                ("lower_s", [stage.lower for stage in costs]),
+                ("upper_s", [stage.upper for stage in costs]),
+            )
+        )
+        interval = Interval(lower_s=lower.makespan_s, upper_s=upper.makespan_s)
+    name = request.schedule if isinstance(request.schedule, str) else "order"
+    baselines = {other: simulated for other, simulated in others.items() if other != name}
+    serial_s = sum(_alone_s(stages, c, transfer_s, structure.rank_of) for c in classes)
+    makespan_s, busy_s = step.makespan_s, step.busy_s
+    slowest_s = max([makespan_s, *(copy.makespan_s for copy in copies)])
+    explanation = explain(step, costs, same_passes_s, bound_s, baselines)
+    if predicted:
+        longest = max(predicted, key=lambda cost: cost.latency_s)
+        seconds = format_latency(longest.latency_s)
+        explanation.append(f"the longest transfer between stages takes {seconds}: {longest.largest()}")
+    sync = cost_of(request.gradient_sync, request.gradient_sync_s)
+    if sync.parts:
+        explanation.append(f"the sum of the gradients takes {format_latency(sync.latency_s)}: {sync.largest()}")
+    if slowest_s > makespan_s:
+        late = [copy.makespan_s for copy in copies].index(slowest_s)
+        explanation.append(
+            f"the step waits for copy {late} of the replicas, {format_latency(slowest_s - makespan_s)} "
+            "longer than for this pipeline"
+        )
+    hits, misses = simulation.emulator.hits, simulation.emulator.misses
+    return SimulatePlan(
+        schedule=name,
+        makespan_s=makespan_s,
+        replicas_s=[copy.makespan_s for copy in copies],
+        step_s=slowest_s + sync.latency_s,
+        lower_bound_s=bound_s,
+        same_passes_bound_s=same_passes_s,
+        interval=interval,
+        bubble=step.bubble,
+        peak_bytes=float(step.peak_bytes.max()),
+        ranks=[
+            RankUse(
+                rank=rank,
+                stages=np.flatnonzero(structure.rank_of == rank).tolist(),
+                busy_s=float(busy_s[rank]),
+                bubble=1.0 - float(busy_s[rank]) / makespan_s if makespan_s > 0 else 0.0,
+                peak_bytes=float(step.peak_bytes[rank]),
+            )
+            for rank in range(ranks)
+        ],
+        baselines={other: simulated.makespan_s for other, simulated in baselines.items()} | {SERIAL: serial_s},
+        baseline_peak_bytes={other: float(simulated.peak_bytes.max()) for other, simulated in baselines.items()},
+        explanation=explanation,
+        timeline=_passes(step, 0, ranks) if request.timeline else None,
+        copies=_passes(step, ranks, len(structure.begin) - 1) if request.timeline else [],
+        cache=CacheUse(hits=hits, misses=misses, hit_rate=hits / (hits + misses) if hits else 0.0),
+    )
+
+
+def _seconds(transfer: Cost | list[Cost], figure: str) -> float | list[float]:
+    """One figure of the transfers: "latency_s", "lower_s" or "upper_s"."""
+    if isinstance(transfer, list):
+        return [float(getattr(cost, figure)) for cost in transfer]
+    return float(getattr(transfer, figure))
+
+
+def _stage_costs(number: int, form: StageForm) -> StageCosts:
+    costs: list[tuple[Cost, Cost, Cost | None]] = []
+    for path, passes in form.passes(number):
+        forward, backward = cost_of(passes.forward, passes.forward_s), cost_of(passes.backward, passes.backward_s)
+        weight = None
+        if passes.weight is not None or passes.weight_s is not None:
+            weight = cost_of(passes.weight, passes.weight_s)
+            if weight.latency_s > backward.latency_s:
+                raise FieldError(
+                    f"{path}.weight_s: {weight.latency_s:g} s, more than the whole backward pass of "
+                    f"{backward.latency_s:g} s",
+                    path=f"{path}.weight_s",
+                    hint="backward_s includes the weight gradients",
+                )
+        costs.append((forward, backward, weight))
+    middle, lower, upper = (_stage(number, form, costs, figure) for figure in ("latency_s", "lower_s", "upper_s"))
+    return StageCosts(middle, lower, upper, costs[0][0], costs[0][1])
+
+
+def _stage(number: int, form: StageForm, costs: Sequence[tuple[Cost, Cost, Cost | None]], figure: str) -> Stage:
+    passes = []
+    for (_, given), (forward, backward, weight) in zip(form.passes(number), costs, strict=True):
+        backward_s = getattr(backward, figure)
+        # The bounds of a part may exceed those of the whole pass.
+        weight_s = None if weight is None else min(getattr(weight, figure), backward_s)
+        passes.append(
+            PassCost(getattr(forward, figure), backward_s, weight_s, given.activation_bytes, given.boundary_bytes)
+        )
+    own = passes[0]
+    return Stage(
+        own.forward_s,
+        own.backward_s,
+        own.weight_s,
+        own.activation_bytes,
+        own.boundary_bytes,
+        form.weight_bytes,
+        form.memory,
+        tuple(passes[1:]),
+    )
+
+
+def _published(simulation: _Simulation, step: Step, stages: Sequence[Stage], classes: Sequence[int]) -> dict[str, Step]:
+    """The step under each published schedule that fits."""
+    structure, ranks = step.structure, simulation.request.ranks_used
+    steps: dict[str, Step] = {}
+    # An explicit order may place stages as no published schedule does.
+    if not (structure.rank_of == np.arange(structure.stages) % ranks).all():
+        return steps
+    for name in SCHEDULES:
+        if name == "interleaved" and structure.stages == ranks:
+            continue  # with one stage on each rank it is 1F1B with more memory
+        try:
+            steps[name] = simulation.run(stages, name, classes)
+        except FieldError:
+            continue  # the schedule needs another number of stages or micro-batches
+    return steps
+
+
+def _check_memory(
+    simulation: _Simulation,
+    stages: Sequence[Stage],
+    schedule: ScheduleName | Orders,
+    step: Step,
+    copies: Sequence[Step],
+    others: dict[str, Step],
+) -> None:
+    """Raise InfeasibleError where a rank needs more than its memory, with the smallest limit that is enough."""
+    limit = simulation.request.memory_bytes
+    largest = max([step, *copies], key=_peak_bytes)
+    needed = _peak_bytes(largest)
+    if limit is None or needed <= limit:
+        return
+    alternatives: list[tuple[float, str]] = []
+    if largest is step:
+        alternatives = [(_peak_bytes(other), f"with {name}") for name, other in others.items()]
+        recomputed = [replace(stage, memory="recompute") for stage in stages]
+        least = _peak_bytes(simulation.run(recomputed, schedule, simulation.request.class_of_each[0]))
+        alternatives.append((least, "with all stages recomputed"))
+    better = min((way for way in alternatives if way[0] < needed), default=None)
+    raise InfeasibleError(
+        f"memory_bytes: {limit:.12g}, but rank {int(largest.peak_bytes.argmax())} needs up to {needed:.12g} bytes: "
+        f"the smallest limit for this schedule is {needed:.12g}",
+        path="memory_bytes",
+        hint=f"{better[1]} it would be {better[0]:.12g}" if better else "raise the limit",
+    )
+
+
+def _peak_bytes(step: Step) -> float:
+    return float(step.peak_bytes.max())
+
+
+def _alone_s(stages: Sequence[Stage], c: int, transfer_s: float | Sequence[float], rank_of: Ints) -> float:
+    """Seconds of one micro-batch of class ``c`` on idle ranks."""
+    total = 0.0
+    for s, stage in enumerate(stages):
+        cost = stage if c == 0 else stage.classes[c - 1]
+        total += cost.forward_s * (2 if stage.memory == "recompute" else 1) + cost.backward_s
+        if s and rank_of[s] != rank_of[s - 1]:
+            total += 2 * (transfer_s if isinstance(transfer_s, int | float) else transfer_s[s - 1])
+    return total
+
+
+def _passes(step: Step, first: int, end: int) -> list[TimelinePass]:
+    """The passes of some rows in their order; rows from the number of ranks on are host links."""
+    structure = step.structure
+    return [
+        TimelinePass(
+            rank=row % structure.ranks,
+            stage=stage,
+            kind=kind,
+            micro_batch=micro_batch,
+            start_s=float(step.start_s[task]),
+            end_s=float(step.end_s[task]),
+        )
+        for row in range(first, end)
+        for task in step.row(row).tolist()
+        for kind, stage, micro_batch in (structure.name(task),)
+    ]

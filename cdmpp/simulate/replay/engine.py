@@ -1,0 +1,279 @@
+"""The discrete-event engine: Kahn's walk over the graph with a clock for each stream (dPRO).
+
+A node is ready when all that it waits for has ended, gaps included; the streams serve in the order in which
+nodes become ready, ties by id. A node that holds several streams (a collective) waits in all of their
+queues and starts when it is the first in each: nothing overtakes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cdmpp.errors import FieldError
+from cdmpp.simulate.replay.graph import Arrays, Floats, Follow, Graph, Ints, to_arrays
+from cdmpp.simulate.replay.timeline import Timeline
+from cdmpp.utils.jit import COMPILED, jit
+
+_MOST_NAMED = 12
+
+
+def replay(graph: Graph) -> Timeline:
+    """Compute start and end of each node of a graph.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Returns
+    -------
+    Timeline
+
+    Raises
+    ------
+    FieldError
+        A cycle, an unknown dependency, two nodes of one id, a negative duration.
+
+    Examples
+    --------
+    >>> from cdmpp.simulate.replay import Graph, Node
+    >>> nodes = [Node("a", "gpu", 2.0), Node("b", "gpu", 3.0), Node("c", "gpu", 1.0, ("a",), stream="1")]
+    >>> replay(Graph(nodes)).makespan_s
+    5.0
+    """
+    return Replayer(graph).run()
+
+
+class Replayer:
+    """Replays one graph many times with different durations, for what-ifs, samples and searches.
+
+    Parameters
+    ----------
+    graph : Graph
+
+    Attributes
+    ----------
+    longest_path_s : float
+        Makespan if every device were infinitely parallel.
+
+    Raises
+    ------
+    FieldError
+        As :func:`replay`.
+
+    Notes
+    -----
+    With ``order="ready"`` a longer node can let another one overtake it and so shorten the whole (Graham's
+    anomalies of list scheduling); with ``order="listed"`` or parallel devices it cannot.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.arrays: Arrays = to_arrays(graph)
+        a = self.arrays
+        self._fixed = _prepared(a, a.walked, a.uses_start, a.uses)
+        self.longest_path_s = self._longest_path_s(a.depends)
+        if a.walked is not a.depends:
+            self._longest_path_s(a.walked)
+
+    def with_durations(self, duration_s: Floats) -> Replayer:
+        """The same graph with other durations, and their bounds, without another check.
+
+        Parameters
+        ----------
+        duration_s : Floats, length nodes
+            As :meth:`run` takes them.
+        """
+        other = copy.copy(self)
+        other.__dict__.pop("busiest_stream_s", None)
+        durations = np.asarray(duration_s, np.float64)[self.arrays.place]
+        other.arrays = replace(self.arrays, duration_s=durations)
+        other.longest_path_s = other._longest_path_s(self.arrays.depends)
+        return other
+
+    def _longest_path_s(self, edges: Follow) -> float:
+        """End of a walk without streams. It does not reach nodes on or after a cycle.
+
+        Raises
+        ------
+        FieldError
+            A cycle.
+        """
+        a = self.arrays
+        unheld = np.zeros_like(a.uses_start), a.uses[:0]
+        _, end, _ = self._walked(a.duration_s, _prepared(a, edges, *unheld))
+        if len(end) and end.min() < 0:
+            raise _cycle(self.graph, a, edges, end >= 0)
+        return float(end.max(initial=0.0))
+
+    def run(self, duration_s: Floats | None = None) -> Timeline:
+        """Replay.
+
+        Parameters
+        ----------
+        duration_s : Floats, length nodes, optional
+            In the order of ``graph.nodes``; default: the graph's. Finite and not negative: not checked.
+        """
+        a = self.arrays
+        durations = a.duration_s if duration_s is None else np.asarray(duration_s, np.float64)[a.place]
+        start, end, cause = self._walked(durations, self._fixed)
+        back = np.empty_like(a.place)
+        back[a.place] = np.arange(len(back))
+        because = np.where(cause >= 0, a.place[cause], -1) if len(cause) else cause
+        return Timeline(self.graph, durations[back], start[back], end[back], because[back])
+
+    @staticmethod
+    def _walked(durations: Floats, fixed: tuple[Any, ...]) -> tuple[Floats, Floats, Ints]:
+        n = len(durations)
+        if COMPILED:
+            start, end, cause = np.zeros(n), np.full(n, -1.0), np.full(n, -1, dtype=np.int64)
+            compiled: tuple[Any, ...] = (durations, *fixed, start, end, cause)
+            _walk(*compiled)
+            return start, end, cause
+        lists: tuple[list[float], list[float], list[int]] = ([0.0] * n, [-1.0] * n, [-1] * n)
+        plain: tuple[Any, ...] = (durations.tolist(), *fixed, *lists)
+        _walk(*plain)  # plain Python is several times faster on lists
+        return np.array(lists[0]), np.array(lists[1]), np.array(lists[2], dtype=np.int64)
+
+    def makespans(self, duration_s: Floats) -> Floats:
+        """Makespans of many replays.
+
+        Parameters
+        ----------
+        duration_s : Floats, shape replays x nodes
+            Seconds, nodes in the order of ``graph.nodes``.
+
+        Returns
+        -------
+        Floats, length replays
+        """
+        durations = np.ascontiguousarray(np.asarray(duration_s, np.float64)[:, self.arrays.place])
+        if COMPILED:
+            return _many(durations, *self._fixed)
+        return np.array([self._walked(row, self._fixed)[1].max(initial=0.0) for row in durations])
+
+    @cached_property
+    def busiest_stream_s(self) -> float:
+        """Busy time of the busiest stream in any order: its nodes and all gaps but one."""
+        a = self.arrays
+        if not len(a.uses):
+            return 0.0
+        users = np.repeat(np.arange(len(a.place)), np.diff(a.uses_start))
+        gaps = a.gap_s[users]
+        held = np.bincount(a.uses, a.duration_s[users] + gaps)
+        most = np.zeros(len(a.streams))
+        np.maximum.at(most, a.uses, gaps)
+        return float((held - most).max())
+
+
+def _prepared(a: Arrays, edges: Follow, uses_start: Ints, uses: Ints) -> tuple[Any, ...]:
+    """The constant arguments of :func:`_walk`, in the fastest types."""
+    fixed = (a.gap_s, edges.waits, edges.start, edges.next, uses_start, uses)
+    return (*(fixed if COMPILED else (array.tolist() for array in fixed)), len(a.streams))
+
+
+@jit
+def _walk(
+    duration_s: Any,
+    gap_s: Any,
+    waits: Any,
+    next_start: Any,
+    following: Any,
+    uses_start: Any,
+    uses: Any,
+    streams: int,
+    start: Any,
+    end: Any,
+    cause: Any,
+) -> float:
+    """Fill start, end and cause (the last node that it waited for, -1: none); return the makespan."""
+    n = len(duration_s)
+    left = waits.copy()
+    ready = [0.0] * n
+    awaited = [-1] * n
+    free = [0.0] * streams
+    holder = [-1] * streams
+    queue = [(0.0, 0)]
+    queue.pop()
+    for i in range(n):
+        if left[i] == 0:
+            queue.append((0.0, i))  # ascending: a heap already
+    makespan = 0.0
+    while len(queue) > 0:
+        begin, i = heapq.heappop(queue)
+        because = awaited[i]
+        for k in range(uses_start[i], uses_start[i + 1]):
+            held = uses[k]
+            if free[held] > begin:
+                begin = free[held]
+                because = holder[held]
+        finish = begin + duration_s[i]
+        start[i] = begin
+        end[i] = finish
+        cause[i] = because
+        if finish > makespan:
+            makespan = finish
+        clear = finish + gap_s[i]
+        for k in range(uses_start[i], uses_start[i + 1]):
+            free[uses[k]] = clear
+            holder[uses[k]] = i
+        for k in range(next_start[i], next_start[i + 1]):
+            j = following[k]
+            if awaited[j] < 0 or clear > ready[j]:
+                ready[j] = clear
+                awaited[j] = i
+            left[j] -= 1
+            if left[j] == 0:
+                heapq.heappush(queue, (ready[j], j))
+    return makespan
+
+
+@jit
+def _many(
+    durations: Floats,
+    gap_s: Floats,
+    waits: Ints,
+    next_start: Ints,
+    following: Ints,
+    uses_start: Ints,
+    uses: Ints,
+    streams: int,
+) -> Floats:
+    replays, n = durations.shape
+    makespans = np.zeros(replays)
+    start, end, cause = np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64)
+    for row in range(replays):
+        makespans[row] = _walk(
+            durations[row], gap_s, waits, next_start, following, uses_start, uses, streams, start, end, cause
+        )
+    return makespans
+
+
+def _cycle(graph: Graph, a: Arrays, edges: Follow, reached: npt.NDArray[np.bool_]) -> FieldError:
+    """Name the nodes of one cycle among those that no walk reaches."""
+    before: dict[int, int] = {}  # unreached node to an unreached node that it waits for
+    for i in np.flatnonzero(~reached).tolist():
+        for j in edges.next[edges.start[i] : edges.start[i + 1]].tolist():
+            before.setdefault(j, i)
+    at = min(before)
+    seen: dict[int, int] = {}
+    while at not in seen:
+        seen[at] = len(seen)
+        at = before[at]
+    around = [i for i, when in seen.items() if when >= seen[at]][::-1]
+    first = min(range(len(around)), key=lambda k: around[k])
+    around = around[first:] + around[:first]
+    names = [graph.nodes[a.place[i]].id for i in (*around, around[0])]
+    shown = names if len(names) <= _MOST_NAMED else [*names[: _MOST_NAMED - 2], "...", names[-1]]
+    why = "" if edges is a.depends else "; in their streams nodes run in the order of the list"
+    return FieldError(
+        f"{len(around)} nodes wait for each other: " + " -> ".join(shown) + why,
+        path=f"nodes.{a.place[around[0]]}.deps",
+        hint="take one of these dependencies out",
+    )

@@ -1,0 +1,246 @@
+"""Nodes, devices, links and overrides of a replay request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+
+from pydantic import Discriminator, Field, PrivateAttr, Tag
+
+from cdmpp.errors import FieldError
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.collective_forms import (
+    LINK_BYTES,
+    LINK_OPERATORS,
+    CollectiveLinkForm,
+    CollectiveOperator,
+    CollectiveOptions,
+    Ranks,
+)
+from cdmpp.predict.requests.pricing import Priced
+from cdmpp.predict.requests.request import (
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_SECONDS,
+    MAX_TEXT,
+    Bytes,
+    Closed,
+    DeviceForm,
+    Name,
+    PriceRequest,
+    ProgramForm,
+    Seconds,
+    WholeNumber,
+    Work,
+)
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
+from cdmpp.simulate.replay.links import Algorithm, Collective
+
+#: A number names the stream of the same digits: 0 is "0".
+StreamName = Name | Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
+
+
+class CollectiveForm(Closed):
+    """A transfer between ranks that starts when all of them are ready, and holds a stream on each."""
+
+    op: Collective
+    ranks: Annotated[list[Name], Field(min_length=1, description="Devices.")]
+    bytes: Annotated[Bytes, Field(description="Size of the whole buffer.")]
+    link: Annotated[Name, Field(description="A name in links: the link between neighbours.")]
+    algorithm: Annotated[
+        Algorithm, Field(description='"measured": the link gives times of whole operations, not of messages.')
+    ] = "ring"
+
+
+class PredictedCollectiveForm(CollectiveOptions):
+    """A collective whose time is predicted, on the device of its node or on several devices of the graph."""
+
+    operator: CollectiveOperator
+    bytes: Annotated[float, Field(gt=0, le=MAX_BYTES, description="The larger buffer of one rank.")]
+    ranks: Annotated[
+        Ranks | Annotated[list[Name], Field(min_length=2)],
+        Field(description="How many; the node has a device then. Or the devices, one for each rank."),
+    ]
+
+    @property
+    def devices(self) -> list[str] | None:
+        """Devices of the ranks, where they are named."""
+        return self.ranks if isinstance(self.ranks, list) else None
+
+    def program(self) -> dict[str, Any]:
+        """The program to price."""
+        ranks = self.ranks if isinstance(self.ranks, int) else len(self.ranks)
+        return self.fields(self.operator, self.bytes, ranks)
+
+
+def _collective_kind(value: Any) -> str:
+    """A predicted collective has an operator, one over a link of the request an op."""
+    if isinstance(value, dict):
+        return "predicted" if "operator" in value else "over_link"
+    return "predicted" if isinstance(value, PredictedCollectiveForm) else "over_link"
+
+
+AnyCollective = Annotated[
+    Annotated[CollectiveForm, Tag("over_link")] | Annotated[PredictedCollectiveForm, Tag("predicted")],
+    Discriminator(_collective_kind),
+]
+
+
+class NodeForm(Closed):
+    """A node: exactly one of duration_s, program, programs, bytes and collective gives its cost."""
+
+    id: Name
+    device: Annotated[Name | None, Field(description="Device of the node; a collective has ranks instead.")] = None
+    stream: Annotated[StreamName | None, Field(description='Default: "0"; for a collective "comm", on each rank.')] = (
+        None
+    )
+    duration_s: Seconds | None = None
+    program: ProgramForm | None = None
+    count: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None,
+        Field(description="Number of runs of program; default: 1."),
+    ] = None
+    programs: Annotated[
+        list[Work] | None, Field(min_length=1, description="Several programs, one after the other.")
+    ] = None
+    bytes: Bytes | None = None
+    link: Annotated[Name | None, Field(description="A name in links; needs bytes.")] = None
+    collective: AnyCollective | None = None
+    deps: Annotated[list[Name], Field(description="Ids of nodes that must end before.", default_factory=list)]
+    records: Annotated[list[Name], Field(description="Events that are recorded when it ends.", default_factory=list)]
+    waits: Annotated[list[Name], Field(description="Events that it waits for.", default_factory=list)]
+    gap_s: Annotated[
+        Seconds | None,
+        Field(description="Idle time after it, for its stream and its dependents; default: gap_s of its device."),
+    ] = None
+    class_: Annotated[
+        Name | None,
+        Field(
+            alias="class",
+            description='Selected by overrides. "comm", bytes and collectives count as communication, "gap" as idle '
+            'time, everything else as computation. Default: "compute" or "comm".',
+        ),
+    ] = None
+
+
+class DeviceEntry(Closed):
+    """A device of the graph."""
+
+    device: Annotated[
+        DeviceForm | None, Field(description="Device for predictions; default: the device of this name.")
+    ] = None
+    parallel: Annotated[bool, Field(description="Runs all ready nodes at the same time.")] = False
+    gap_s: Annotated[Seconds, Field(description="Idle time after each of its nodes.")] = 0.0
+
+
+Row = Annotated[
+    list[Annotated[float, Field(gt=0, le=MAX_BYTES)]], Field(min_length=2, max_length=2, description="[bytes, seconds]")
+]
+
+
+class LinkForm(Priced):
+    """Figures of a link, or predictions of its collectives.
+
+    Either a table, or alpha_s with at most one of beta_s_per_byte and bandwidth_bytes_per_s, or collective with
+    device.
+    """
+
+    alpha_s: Annotated[Seconds | None, Field(description="Latency: seconds of an empty message; default 0.")] = None
+    beta_s_per_byte: Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None = None
+    bandwidth_bytes_per_s: Annotated[float, Field(ge=1, le=MAX_BYTES)] | None = None
+    table: Annotated[
+        list[Row] | None,
+        Field(
+            min_length=2, description="Measured [bytes, seconds], bytes growing; linear in logarithms between the rows."
+        ),
+    ] = None
+    exclusive: Annotated[bool, Field(description="Carries one transfer at a time.")] = False
+    collective: Annotated[
+        CollectiveLinkForm | None, Field(description="Times of whole collectives are predicted; needs device.")
+    ] = None
+    device: DeviceForm | None = None
+    protocol: Protocol = DEFAULT_PROTOCOL
+
+    _prices: dict[str, list[Prediction]] | None = PrivateAttr(None)
+
+    def price_requests(self, path: str) -> list[PriceRequest]:
+        """The collectives at :data:`LINK_BYTES`; none for a link with figures.
+
+        Raises
+        ------
+        FieldError
+            One of collective and device is missing.
+        """
+        if (self.collective is None) != (self.device is None):
+            missing = "collective" if self.collective is None else "device"
+            raise FieldError(f"{path}.{missing}: a predicted link has collective and device", path=f"{path}.{missing}")
+        if self.collective is None or self.device is None:
+            return []
+        return [
+            PriceRequest(
+                f"{path}.collective",
+                self.collective.fields(operator, size, self.collective.ranks),
+                self.device,
+                protocol=self.protocol,
+            )
+            for operator in self._operators()
+            for size in LINK_BYTES
+        ]
+
+    def with_prices(self, prices: Iterator[Prediction]) -> Self:
+        """A copy with the predicted times."""
+        if self.collective is None:
+            return self
+        filled = self.model_copy()
+        filled._prices = {operator: [next(prices) for _ in LINK_BYTES] for operator in self._operators()}
+        return filled
+
+    def rows(self, operator: str, path: str, figure: str = "latency_s") -> tuple[tuple[float, float], ...]:
+        """Bytes and seconds of a predicted collective; only after :meth:`with_prices`.
+
+        Parameters
+        ----------
+        figure : {"latency_s", "lower_s", "upper_s"}
+
+        Raises
+        ------
+        FieldError
+            The link predicts another operation.
+        """
+        assert self._prices is not None, "not priced"
+        if operator not in self._prices:
+            raise FieldError(
+                f"{path}.collective.operator: this request needs {operator}",
+                path=f"{path}.collective.operator",
+                hint="leave operator out: all operations are predicted",
+            )
+        seconds = [float(getattr(price, figure)) for price in self._prices[operator]]
+        return tuple(zip(LINK_BYTES, seconds, strict=True))
+
+    def _operators(self) -> tuple[str, ...]:
+        assert self.collective is not None
+        return LINK_OPERATORS if self.collective.operator is None else (self.collective.operator,)
+
+
+class OverrideForm(Closed):
+    """A what-if: nodes that match all given selectors take ratio x max(duration + delay_s, 0)."""
+
+    node: Annotated[Name | None, Field(description="Id of a node.")] = None
+    device: Annotated[Name | None, Field(description="Device of the graph, also as a rank of a collective.")] = None
+    stream: StreamName | None = None
+    class_: Annotated[Name | None, Field(alias="class")] = None
+    ratio: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    delay_s: Annotated[float, Field(ge=-MAX_SECONDS, le=MAX_SECONDS)] = 0.0
+
+    def selectors(self) -> dict[str, str]:
+        """The given selectors by their JSON names."""
+        named = {"node": self.node, "device": self.device, "stream": self.stream, "class": self.class_}
+        return {name: str(value) for name, value in named.items() if value is not None}
+
+
+class MissingForm(Closed):
+    """An operator of the model that is not in the graph because it has no program."""
+
+    operator: Annotated[str, Field(max_length=MAX_TEXT)]
+    count: Annotated[int, Field(ge=1, le=10**9), WholeNumber]
+    reason: Annotated[str, Field(max_length=MAX_TEXT)]

@@ -1,0 +1,176 @@
+"""Matching of collectives between ranks, and the offsets of the ranks' clocks that follow."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cdmpp.simulate.traces.collectives import is_communication_kernel, is_host_work, kind_of
+from cdmpp.simulate.traces.records import CollectiveCall, RankTrace, TraceEvent
+
+#: Share of the matched collectives that may contradict a common clock: timestamps are rounded.
+_MOST_CONTRADICTIONS = 0.05
+
+
+@dataclass
+class Alignment:
+    """Collectives of several ranks, and their clocks.
+
+    Attributes
+    ----------
+    offsets_s : dict of int to float
+        Rank to seconds that are added to its clock.
+    matches : list of dict of int to TraceEvent
+        Each collective of more than one rank: its event on each rank.
+    residual_s : float
+        Median distance between the ends of a collective on two ranks, after the offsets.
+    unmatched : int
+        Collectives that have no counterpart.
+    remarks : list of str
+    """
+
+    offsets_s: dict[int, float]
+    matches: list[dict[int, TraceEvent]] = field(default_factory=list)
+    residual_s: float = 0.0
+    unmatched: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def collective_of(event: TraceEvent) -> CollectiveCall | None:
+    """The collective that an event runs; None for other events, and for operators that only issue one."""
+    if event.kind == "kernel" and is_communication_kernel(event.name):
+        detail = event.detail
+        return detail if isinstance(detail, CollectiveCall) else CollectiveCall(kind_of(event.name) or "collective")
+    if event.kind in ("annotation", "op") and is_host_work(event.name):
+        return event.detail if isinstance(event.detail, CollectiveCall) else CollectiveCall(kind_of(event.name))
+    return None
+
+
+def align(traces: Sequence[RankTrace]) -> Alignment:
+    """Match the collectives of all ranks and estimate the offsets of their clocks.
+
+    The n-th collective of one kind, size and process group on a rank is matched with the n-th on the others. A
+    collective ends at nearly the same time on all ranks, because none can end before the last one has begun. The
+    offset of a clock is the median difference of the ends. Ranks of one machine share a clock, unless a collective
+    would end on one rank before it begins on another.
+
+    Parameters
+    ----------
+    traces : sequence of RankTrace
+        With ranks.
+    """
+    ranks = [trace.rank or 0 for trace in traces]
+    origins = {rank: trace.origin_s - traces[0].origin_s for rank, trace in zip(ranks, traces, strict=True)}
+    alignment = Alignment(dict(origins))
+    if len(traces) < 2:
+        return alignment
+    calls = {rank: _by_signature(trace) for rank, trace in zip(ranks, traces, strict=True)}
+    for signature in dict.fromkeys(signature for found in calls.values() for signature in found):
+        _match(alignment, signature, {rank: found[signature] for rank, found in calls.items() if signature in found})
+    if not alignment.matches:
+        alignment.remarks.append(
+            "the ranks have no collective in common: each is replayed alone, on the clock of its own file"
+        )
+        return alignment
+    one_machine = len({trace.host for trace in traces}) == 1 and bool(traces[0].host)
+    if not (one_machine and _contradictions(alignment) <= _MOST_CONTRADICTIONS * len(alignment.matches)):
+        _estimate(alignment, ranks)
+    alignment.matches.sort(key=lambda match: min(e.start_s + alignment.offsets_s[r] for r, e in match.items()))
+    ends = [_spread([e.end_s + alignment.offsets_s[r] for r, e in match.items()]) for match in alignment.matches]
+    alignment.residual_s = statistics.median(ends)
+    broken = _contradictions(alignment)
+    if broken > _MOST_CONTRADICTIONS * len(alignment.matches):
+        alignment.remarks.append(
+            f"{broken} of {len(alignment.matches)} collectives end on one rank before they begin on another: "
+            "the files may be of different runs"
+        )
+    return alignment
+
+
+def _by_signature(trace: RankTrace) -> dict[tuple[object, ...], list[TraceEvent]]:
+    found: dict[tuple[object, ...], list[TraceEvent]] = {}
+    for event in sorted(trace.events, key=lambda event: event.start_s):
+        call = collective_of(event)
+        if call is not None:
+            found.setdefault(call.signature, []).append(event)
+    return found
+
+
+def _match(alignment: Alignment, signature: tuple[object, ...], found: Mapping[int, list[TraceEvent]]) -> None:
+    """Match the collectives of one signature."""
+    if len(found) < 2:
+        alignment.unmatched += sum(map(len, found.values()))
+        rank, events = next(iter(found.items()))
+        alignment.remarks.append(f"rank {rank} alone has {_named(signature)} ({len(events)} x): replayed as measured")
+        return
+    reference, first = min(found.items(), key=lambda item: len(item[1]))
+    shifts = {rank: _shift(first, events) for rank, events in found.items()}
+    for k, event in enumerate(first):
+        match = {rank: events[k + shifts[rank]] for rank, events in found.items()}
+        alignment.matches.append({**match, reference: event})
+    counts = {rank: len(events) for rank, events in found.items()}
+    if len(set(counts.values())) > 1:
+        lost = sum(counts.values()) - len(first) * len(counts)
+        alignment.unmatched += lost
+        listed = ", ".join(f"rank {rank} {count}" for rank, count in sorted(counts.items()))
+        alignment.remarks.append(
+            f"the ranks have different numbers of {_named(signature)}: {listed}; {lost} are replayed as measured, "
+            "without their counterpart"
+        )
+
+
+def _shift(few: Sequence[TraceEvent], many: Sequence[TraceEvent]) -> int:
+    """Position in the longer list of the first of the shorter: where the differences of the ends vary least."""
+
+    def spread(shift: int) -> float:
+        differences = [other.end_s - event.end_s for event, other in zip(few, many[shift:], strict=False)]
+        middle = statistics.median(differences)
+        return statistics.median(abs(difference - middle) for difference in differences)
+
+    return min(range(len(many) - len(few) + 1), key=spread)
+
+
+def _estimate(alignment: Alignment, ranks: Sequence[int]) -> None:
+    """Offsets of all ranks that share collectives with the first, directly or through others."""
+    known = {ranks[0]}
+    grown = True
+    while grown:
+        grown = False
+        for rank in ranks:
+            if rank in known:
+                continue
+            differences = [
+                statistics.fmean(match[r].end_s + alignment.offsets_s[r] for r in match if r in known)
+                - match[rank].end_s
+                for match in alignment.matches
+                if rank in match and any(r in known for r in match)
+            ]
+            if differences:
+                alignment.offsets_s[rank] = statistics.median(differences)
+                known.add(rank)
+                grown = True
+    lost = sorted(set(ranks) - known)
+    if lost:
+        alignment.remarks.append(
+            f"ranks {', '.join(map(str, lost))} share no collective with rank {ranks[0]}: they keep their files' clocks"
+        )
+
+
+def _contradictions(alignment: Alignment) -> int:
+    """Number of collectives that end on one rank before they begin on another."""
+    offsets, count = alignment.offsets_s, 0
+    for match in alignment.matches:
+        latest = max(event.start_s + offsets[rank] for rank, event in match.items())
+        count += min(event.end_s + offsets[rank] for rank, event in match.items()) < latest - 1e-6
+    return count
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) - min(values)
+
+
+def _named(signature: tuple[object, ...]) -> str:
+    kind, size, group = signature
+    text = f"{kind}" + (f" of {size:,.0f} bytes" if isinstance(size, float) else "")
+    return text + (f" in group {group}" if group else "")

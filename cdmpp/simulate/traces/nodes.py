@@ -1,0 +1,201 @@
+"""Nodes of a trace as a replay graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from cdmpp.predict.requests.request import MAX_NAME
+from cdmpp.simulate.replay.graph import Floats, Graph, Ints, Node, NodeKind
+from cdmpp.simulate.traces.records import CollectiveCall, TraceEvent
+
+#: "op": an operator that computes on the host. "host": other time of a thread. "launch", "sync": runtime calls.
+#: "kernel", "copy": work of a device. "comm": a collective. "delay": time between a cause and its effect on another
+#: lane. "gap": idle time of a stream that no cause explains. "arrive", "join": the moments when a rank, and the last
+#: rank, is ready for a collective. "earlier": work of a stream that was launched before the first iteration.
+Role = Literal["op", "host", "launch", "sync", "kernel", "copy", "comm", "delay", "gap", "arrive", "join", "earlier"]
+#: Why a delay is there.
+Cause = Literal["", "launch", "issue", "event", "thread", "start"]
+_KINDS: dict[Role, NodeKind] = {"comm": "comm", "delay": "gap", "gap": "gap", "arrive": "gap", "join": "gap"}
+#: Roles whose time is that of a device or, without one, of operators: what another device changes.
+WORKING: tuple[Role, ...] = ("op", "kernel", "copy")
+
+
+@dataclass(slots=True)
+class WorkNode:
+    """A node of the graph and what it stands for.
+
+    Attributes
+    ----------
+    device, stream : str
+        Lane in the graph.
+    duration_s : float
+    deps : list of int
+        Positions of nodes that end before.
+    role : Role
+    rank : int
+    start_s : float
+        Measured, from the beginning of the graph.
+    label : str
+        Operator, call or class, for tables.
+    names : tuple of str
+        The event with the events around it, outermost first; of a kernel, those of its launch and its own.
+    operation : TraceEvent or None
+        Operator that it runs, with its recorded inputs.
+    call : CollectiveCall or None
+    cause : Cause
+        Of a delay.
+    """
+
+    device: str
+    stream: str
+    duration_s: float
+    deps: list[int]
+    role: Role
+    rank: int
+    start_s: float
+    label: str
+    names: tuple[str, ...] = ()
+    operation: TraceEvent | None = None
+    call: CollectiveCall | None = None
+    cause: Cause = ""
+
+    @property
+    def end_s(self) -> float:
+        """Measured end."""
+        return self.start_s + self.duration_s
+
+
+@dataclass
+class TraceGraph:
+    """The graph of one or more iterations on all ranks.
+
+    Attributes
+    ----------
+    nodes : list of WorkNode
+        Of each lane in the order in which it ran them.
+    parallel : set of str
+        Devices without order: delays and collectives' meeting points.
+    measured_s : float
+        The longest of the ranks: from the beginning of its first iteration to its last end.
+    begins_s : dict of int to float
+        When each rank begins its first iteration, after the first rank to do so.
+    iterations : tuple of str
+        Marks; empty where the trace has none.
+    ranks : tuple of int
+    on_device : bool
+        Kernels ran on a device.
+    has_shapes : bool
+    device_names : tuple of str
+        Marketing names of the devices.
+    alignment_residual_s : float
+        Median distance between the ends of a collective on two ranks.
+    remarks : list of str
+    """
+
+    nodes: list[WorkNode] = field(default_factory=list)
+    parallel: set[str] = field(default_factory=set)
+    measured_s: float = 0.0
+    begins_s: dict[int, float] = field(default_factory=dict)
+    iterations: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    on_device: bool = False
+    has_shapes: bool = False
+    device_names: tuple[str, ...] = ()
+    alignment_residual_s: float = 0.0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Number of iterations."""
+        return max(len(self.iterations), 1)
+
+    def add(self, node: WorkNode) -> int:
+        """Append a node; its position."""
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def delay(self, rank: int, seconds: float, after: int | None, at_s: float, cause: Cause) -> int:
+        """Append time that passes on no lane; its position."""
+        device = f"rank{rank} latency"
+        self.parallel.add(device)
+        deps = [] if after is None else [after]
+        return self.add(WorkNode(device, "0", max(seconds, 0.0), deps, "delay", rank, at_s, cause, cause=cause))
+
+    def longest_s(self, end_s: Floats) -> float:
+        """Time of all iterations on the rank that needs longest, from its own beginning.
+
+        Parameters
+        ----------
+        end_s : Floats, length nodes
+            End of each node.
+        """
+        return max(float(end_s[own].max()) - self.begins_s.get(rank, 0.0) for rank, own in self._by_rank.items())
+
+    @cached_property
+    def _by_rank(self) -> dict[int, Ints]:
+        """Positions of each rank's nodes on its lanes; only once the graph is complete."""
+        found: dict[int, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            if node.role not in ("join", "delay"):
+                found.setdefault(node.rank, []).append(i)
+        return {rank: np.array(positions, dtype=np.int64) for rank, positions in found.items()}
+
+    def durations(self) -> Floats:
+        """Seconds of each node."""
+        return np.array([node.duration_s for node in self.nodes], dtype=np.float64)
+
+    def ids(self) -> list[str]:
+        """Unique names of the nodes: rank, event and position."""
+        return [_id(node, i) for i, node in enumerate(self.nodes)]
+
+    def to_graph(self) -> Graph:
+        """The graph for :class:`cdmpp.simulate.replay.Replayer`."""
+        ids = self.ids()
+        nodes = [
+            Node(
+                ids[i],
+                node.device,
+                node.duration_s,
+                tuple(ids[dep] for dep in node.deps),
+                node.stream,
+                _KINDS.get(node.role, "compute"),
+            )
+            for i, node in enumerate(self.nodes)
+        ]
+        return Graph(nodes, frozenset(self.parallel), "listed")
+
+    def to_request(self) -> dict[str, Any]:
+        """The graph as a replay request (docs/replay.md), as JSON values."""
+        ids = self.ids()
+        nodes = []
+        for i, node in enumerate(self.nodes):
+            form: dict[str, Any] = {
+                "id": ids[i],
+                "device": node.device,
+                "stream": node.stream,
+                "duration_s": node.duration_s,
+                "class": class_of(node),
+            }
+            if node.deps:
+                form["deps"] = [ids[dep] for dep in node.deps]
+            nodes.append(form)
+        used = {node.device for node in self.nodes}
+        devices = {name: {"parallel": True} for name in sorted(self.parallel & used)}
+        return {"nodes": nodes, "devices": devices, "order": "listed"}
+
+
+def class_of(node: WorkNode) -> str:
+    """Class of a node in a replay request: "comm", "gap", or what it runs."""
+    kind = _KINDS.get(node.role, "compute")
+    return kind if kind != "compute" else (node.label or node.role)[:MAX_NAME]
+
+
+def _id(node: WorkNode, position: int) -> str:
+    name = node.label or node.role
+    if node.role in ("delay", "arrive", "join"):
+        name = f"{node.role} {name}"
+    return f"rank{node.rank} {name[: MAX_NAME - 40]} {position}"

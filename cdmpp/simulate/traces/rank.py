@@ -1,0 +1,250 @@
+"""One rank of a trace as nodes: its threads, its streams, and what connects them."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cdmpp.simulate.traces.align import collective_of
+from cdmpp.simulate.traces.collectives import is_communication_kernel
+from cdmpp.simulate.traces.host import Segment, segments
+from cdmpp.simulate.traces.host_lanes import TINY_S, HostLane, HostThreads
+from cdmpp.simulate.traces.iterations import Window
+from cdmpp.simulate.traces.nodes import Role, TraceGraph
+from cdmpp.simulate.traces.records import Lane, RankTrace, Sync, TraceEvent
+from cdmpp.simulate.traces.streams import Activity, Streams
+
+#: A copy that the host waits for keeps its call busy at least this long.
+_BLOCKING_S = 20e-6
+
+
+@dataclass
+class Rank:
+    """One rank: what of its trace is in the window, and its nodes.
+
+    Attributes
+    ----------
+    graph : TraceGraph
+        Takes the nodes.
+    trace : RankTrace
+    window : Window
+    shift_s : float
+        Seconds that are added to times of the trace for times of the graph.
+    host : HostThreads
+    streams : Streams
+    """
+
+    graph: TraceGraph
+    trace: RankTrace
+    window: Window
+    shift_s: float
+    host: HostThreads = field(init=False)
+    streams: Streams = field(init=False)
+    _segments: dict[Lane, list[Segment]] = field(default_factory=dict)
+    _work: list[tuple[Lane, Segment]] = field(default_factory=list)
+    _device: list[Activity] = field(default_factory=list)
+    _launches: dict[int, list[tuple[HostLane, int]]] = field(default_factory=dict)
+    _main: Lane | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of the rank."""
+        return self.trace.rank or 0
+
+    def collect(self) -> None:
+        """Find the segments and device work of the window."""
+        begin_s, end_s = self.window.start_s, self.window.end_s
+        by_lane: dict[Lane, list[TraceEvent]] = {}
+        launched: dict[int, float] = {}
+        for event in self.trace.events:
+            if event.lane.where == "host":
+                by_lane.setdefault(event.lane, []).append(event)
+                if event.kind == "runtime" and event.correlation >= 0:
+                    launched[event.correlation] = event.start_s
+        on_device = self.trace.on_device
+        shift_s = self.shift_s
+        for lane, events in by_lane.items():
+            for segment in segments(events, on_device):
+                segment.start_s = max(segment.start_s, begin_s) if segment.role != "work" else segment.start_s
+                if segment.end_s <= begin_s or segment.start_s >= end_s or segment.start_s < begin_s:
+                    continue
+                segment.start_s += shift_s
+                # Of a collective that ends after the window, nothing in the window waits.
+                segment.end_s = min(segment.end_s, end_s) + shift_s
+                if segment.role == "work":
+                    self._work.append((lane, segment))
+                else:
+                    self._segments.setdefault(lane, []).append(segment)
+        self._main = self._main_lane(by_lane)
+        for event in self.trace.events:
+            if event.kind not in ("kernel", "copy"):
+                continue
+            at_s = launched.get(event.correlation, event.start_s)
+            if at_s >= end_s or event.end_s <= begin_s:
+                continue
+            self._device.append(self._activity(event, at_s < begin_s))
+
+    def _main_lane(self, by_lane: dict[Lane, list[TraceEvent]]) -> Lane | None:
+        """The thread with the marks, or with the most time in operators."""
+        if not self._segments:
+            return None
+        for lane in self._segments:
+            if any(event.kind == "annotation" and event.name in self.window.names for event in by_lane[lane]):
+                return lane
+        return max(self._segments, key=lambda lane: sum(s.end_s - s.start_s for s in self._segments[lane]))
+
+    def _activity(self, event: TraceEvent, earlier: bool) -> Activity:
+        name = f"rank{self.rank} gpu{event.lane.owner}"
+        start_s = max(event.start_s, self.window.start_s) + self.shift_s
+        call = collective_of(event)
+        role: Role = "earlier" if earlier else "comm" if call is not None else "copy"
+        if role == "copy" and event.kind == "kernel":
+            role = "kernel"
+        end_s, stream = event.end_s + self.shift_s, f"stream {event.lane.name}"
+        activity = Activity(event, start_s, end_s, name, stream, role, event.name)
+        activity.names, activity.call = (event.name,), call
+        return activity
+
+    def collectives(self) -> list[TraceEvent]:
+        """Collectives of the window."""
+        found = [segment.event for _, segment in self._work if segment.event is not None]
+        return found + [activity.event for activity in self._device if activity.role == "comm"]
+
+    def build(self, joint: set[int]) -> None:
+        """Add the nodes of all threads and streams."""
+        device = f"rank{self.rank} host" if self.trace.on_device else f"rank{self.rank}"
+        begin_s, end_s = self.window.start_s + self.shift_s, self.window.end_s + self.shift_s
+        self.host = HostThreads(self.graph, self.rank, device, self.trace.threads, begin_s, end_s)
+        self.host.build(self._segments, self._main)
+        work = self._host_work(device, joint)
+        self.streams = Streams(self.graph, self.rank)
+        self.streams.build(work, infer=False)
+        self._link_launches(joint)
+        self.streams.build(self._device, infer=True)
+        self.host.connect_waits([self.streams.positions[id(activity.event)] for activity in work])
+        if self._device:
+            self._synchronise()
+
+    def _host_work(self, device: str, joint: set[int]) -> list[Activity]:
+        """Collectives on threads of their library, with the calls that issued them."""
+        pending = self.host.issues()
+        found = []
+        for lane, segment in sorted(self._work, key=lambda item: item[1].start_s):
+            event = segment.event
+            assert event is not None
+            call = collective_of(event)
+            activity = Activity(
+                event, segment.start_s, segment.end_s, device, self.host.stream(lane), "comm", event.name
+            )
+            activity.names, activity.call, activity.joint = segment.names, call, id(event) in joint
+            fitting = [issue for issue in pending if issue[0] <= segment.start_s and call and issue[2] == call.kind]
+            same = [issue for issue in fitting if call and issue[3] == call.bytes]
+            for issue in (same or fitting)[:1]:
+                pending.remove(issue)
+                activity.launch_s, activity.after = issue[0], issue[1]
+            found.append(activity)
+        return found
+
+    def _link_launches(self, joint: set[int]) -> None:
+        """Connect device work with its launches, and streams with what their events wait for."""
+        for host in self.host.lanes:
+            for k, segment in enumerate(host.segments):
+                if segment.event is not None and segment.event.kind == "runtime" and segment.event.correlation >= 0:
+                    self._launches.setdefault(segment.event.correlation, []).append((host, k))
+        for activity in self._device:
+            activity.joint = activity.role == "comm" and id(activity.event) in joint
+            place = self._launches.get(activity.event.correlation)
+            if place is None or activity.role == "earlier":
+                continue
+            host, k = place[0]
+            segment = host.segments[k]
+            activity.launch_s, activity.after, activity.thread = segment.start_s, host.before[k], host.lane
+            activity.operation = segment.operation
+            activity.names = (*segment.names[:-1], activity.event.name)
+        by_launch = sorted((a for a in self._device if a.launch_s is not None), key=lambda a: a.launch_s or 0.0)
+        self._reported_waits(by_launch)
+        compute: dict[tuple[object, str], Activity] = {}
+        for activity in by_launch:
+            key = (activity.thread, activity.device)
+            if not is_communication_kernel(activity.event.name):
+                compute[key] = activity
+            elif not activity.waits and key in compute and compute[key].end_s <= activity.start_s + TINY_S:
+                # Process groups let their stream wait for the stream that computes, at the launch.
+                activity.waits.append(compute[key].event)
+
+    def _reported_waits(self, by_launch: Sequence[Activity]) -> None:
+        """Waits of streams for events that the trace has (synchronisation events of CUPTI)."""
+        streams: dict[str, list[Activity]] = {}
+        for activity in by_launch:
+            streams.setdefault(activity.stream, []).append(activity)
+        for event in self.trace.events:
+            detail = event.detail
+            if not isinstance(detail, Sync) or detail.kind != "stream_wait" or event.correlation not in self._launches:
+                continue
+            host, k = self._launches[event.correlation][0]
+            waits_s = recorded_s = host.segments[k].start_s
+            if detail.record in self._launches:
+                other, j = self._launches[detail.record][0]
+                recorded_s = other.segments[j].start_s
+            waiting = streams.get(f"stream {detail.stream}", [])
+            sources = streams.get(f"stream {detail.wait_on_stream}", [])
+            at = bisect.bisect_left(waiting, waits_s, key=_launched_s)
+            last = bisect.bisect_left(sources, recorded_s, key=_launched_s) - 1
+            if at < len(waiting) and last >= 0 and sources[last].end_s <= waiting[at].start_s + TINY_S:
+                waiting[at].waits.append(sources[last].event)
+
+    def _synchronise(self) -> None:
+        """Let calls that synchronise return when the device's work has ended."""
+        reported = {e.correlation: e.detail for e in self.trace.events if isinstance(e.detail, Sync)}
+        by_stream: dict[str, list[Activity]] = {}
+        copies: dict[int, list[Activity]] = {}
+        for activity in sorted(self._device, key=_launched_s):
+            by_stream.setdefault(activity.stream, []).append(activity)
+            if activity.event.kind == "copy":
+                copies.setdefault(activity.event.correlation, []).append(activity)
+        for host in self.host.lanes:
+            for segment, position in zip(host.segments, host.positions, strict=True):
+                if segment.role == "sync":
+                    detail = reported.get(segment.event.correlation) if segment.event is not None else None
+                    self._wait(position, segment, by_stream, detail)
+                elif segment.role == "launch" and segment.end_s - segment.start_s > _BLOCKING_S:
+                    # A copy of pageable memory: its call returns after it.
+                    own = copies.get(segment.event.correlation, []) if segment.event is not None else []
+                    done = [a for a in own if segment.start_s < a.end_s <= segment.end_s + TINY_S]
+                    self._let_wait(position, done)
+
+    def _wait(self, position: int, segment: Segment, by_stream: dict[str, list[Activity]], detail: Sync | None) -> None:
+        name = segment.names[-1]
+        at_s = segment.start_s
+        if detail is not None and detail.record in self._launches:
+            host, k = self._launches[detail.record][0]
+            at_s = host.segments[k].start_s
+        wanted = "" if detail is None else detail.wait_on_stream or detail.stream
+        last: list[Activity] = []
+        for stream, activities in by_stream.items():
+            if wanted and stream != f"stream {wanted}":
+                continue
+            at = bisect.bisect_left(activities, at_s, key=_launched_s)
+            if at and activities[at - 1].end_s <= segment.end_s + TINY_S:
+                last.append(activities[at - 1])
+        if not last:
+            return
+        if "Device" not in name and "Ctx" not in name and not wanted:
+            last = [max(last, key=lambda a: a.end_s)]
+        self._let_wait(position, [a for a in last if a.end_s > segment.start_s])
+
+    def _let_wait(self, position: int, activities: Sequence[Activity]) -> None:
+        if not activities:
+            return
+        node = self.graph.nodes[position]
+        end_s = node.end_s
+        node.deps += [self.streams.positions[id(a.event)] for a in activities]
+        done_s = max(a.end_s for a in activities)
+        node.duration_s = max(end_s - done_s, 0.0)
+        node.start_s = done_s
+
+
+def _launched_s(activity: Activity) -> float:
+    """When work was launched; -1 where its launch is not in the graph: before all others."""
+    return -1.0 if activity.launch_s is None else activity.launch_s

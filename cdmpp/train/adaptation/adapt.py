@@ -1,0 +1,269 @@
+"""Adaptation of a model to a device by k measurements (``cdmpp adapt``, ``LatencyPredictor.adapt``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.errors import ArtifactError, DataError
+from cdmpp.model.adapter.adapter import Adapter
+from cdmpp.model.adapter.features import family_names
+from cdmpp.model.adapter.residuals import ResidualSettings
+from cdmpp.model.artifact.adapted import adapted
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.inference.pipeline import InferencePipeline
+from cdmpp.model.nn.config import LEVELS
+from cdmpp.train.adaptation.checks import Warning_, check_physics, family_warnings, protocol_warnings, warning
+from cdmpp.train.adaptation.collectives import adapt_collectives
+from cdmpp.train.adaptation.fit import CHECKED_FROM, Checked, Measured, fit_process
+from cdmpp.train.adaptation.records import DeviceRecords
+from cdmpp.train.adaptation.samplers import choose
+from cdmpp.train.adaptation.select import choose_rows
+from cdmpp.train.adaptation.survey import Survey, survey
+from cdmpp.train.evaluation.cache import FeatureCache
+from cdmpp.train.evaluation.query_batches import query_parts
+from cdmpp.train.evaluation.tables import overall
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Maximum number of measured queries in the residual process; KMeans selects from more, without latencies.
+PROCESS_MOST = 1000
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """An adapted model and the report of its adaptation.
+
+    Attributes
+    ----------
+    artifact : Artifact
+        The base with the adapter.
+    report : dict
+        ``device``, ``base_model_id``, ``model_id``; ``k`` (records used); ``selected`` (rows of the file,
+        where k were chosen); ``cross_validated`` (``before`` and ``after``: mean relative error on the used
+        measurements, each left out once); ``before`` and ``after`` (``overall``: the figures of
+        :func:`cdmpp.train.evaluation.tables.evaluate` on the remaining rows, of base and adapted model; None where
+        no row remains or all were used); ``tuned``, ``weight``, ``families``, ``unsupported``,
+        ``warnings`` (``code`` and ``message`` each), ``seconds``.
+    """
+
+    artifact: Artifact
+    report: dict[str, Any]
+
+
+def adapt(
+    artifact: Artifact,
+    records: DeviceRecords,
+    *,
+    k: int | None = None,
+    sampler: str = "kmeans",
+    seed: int = 0,
+    settings: ResidualSettings | None = None,
+    cache: FeatureCache | None = None,
+    progress: Callable[[int], None] | None = None,
+    known: Survey | None = None,
+) -> Adaptation:
+    """Adapt a model to the device of some records.
+
+    Parameters
+    ----------
+    artifact : Artifact
+        Base model, not adapted yet.
+    records : DeviceRecords
+    k : int, optional
+        Number of records to choose, without reading latencies; the error on the remaining ones is reported.
+        Default: all records are used.
+    sampler : {"kmeans", "random", "variance"}
+    seed : int
+    settings : ResidualSettings, optional
+    progress : callable, optional
+        Called with the number of records surveyed since the last call.
+    known : Survey, optional
+        :func:`cdmpp.train.adaptation.survey.survey` of these records by this model, where it is at hand.
+
+    Raises
+    ------
+    DataError
+        ``k`` is larger than the usable records; the records contradict the device's specification; no program
+        can be encoded.
+    ArtifactError
+        The model is adapted already.
+    """
+    started = time.monotonic()
+    if "base" in artifact.manifest:
+        raise ArtifactError(
+            f"{artifact.model_id} is adapted already, to {artifact.manifest['adapted_device']}",
+            hint=f"adapt its base, {artifact.manifest['base']['model_id']}, with all records",
+        )
+    if records.table.collective[records.usable].all():
+        return Adaptation(*adapt_collectives(artifact, records, records.usable, k=k, seed=seed, warnings=[]))
+    records, scheduled, left_out = _of_one_part(artifact, records)
+    part = artifact.part(scheduled=scheduled)
+    cache = cache or FeatureCache(schedule=artifact.reads_schedules)
+    known = known or survey(InferencePipeline(part), records, cache, progress)
+    chosen = np.arange(len(known.rows)) if k is None else _choose(known, k, sampler, seed, settings)
+    warnings, used = _usable(records, known, chosen)
+    warnings += left_out
+    measured, queries = _measured(records, known, used)
+    check_physics(records.device.name, np.exp(measured.log_s), known.roofline_s[queries])
+    protocols = records.table.protocol.take(known.rows[used]).array().tolist()
+    warnings += protocol_warnings(protocols)
+    warnings += family_warnings(measured.features.family, known.features.family)
+
+    fitting = time.monotonic()
+    thin = _thinned(measured, seed)
+    checked = fit_process(measured.take(thin), settings)
+    fitted_s = time.monotonic() - fitting
+    warnings += _evidence(checked, len(measured))
+    report: dict[str, Any] = {
+        "device": records.device.name,
+        "base_model_id": artifact.model_id,
+        "k": len(chosen),
+        "sampler": sampler if k is not None else None,
+        "seed": seed,
+        "programs": len(measured),
+        "families": _counts(measured.features.family),
+        "protocols": {name: protocols.count(name) for name in sorted(set(protocols))},
+        "cross_validated": {"before": checked.before, "after": checked.after},
+        "tuned": None,
+        "weight": checked.weight,
+        "width": checked.width,
+        "unsupported": dict(records.unsupported) | ({"invalid_program": known.lost} if known.lost else {}),
+        "warnings": warnings,
+    }
+    figures = checked.process, known.names, checked.weight, checked.width
+    adapter = Adapter(records.device, *figures, None, report, scheduled=scheduled)
+    made = adapted(artifact, adapter)
+    result = {"model_id": made.model_id, **report, "selected": None, "before": None, "after": None}
+    if k is not None:
+        result["selected"] = sorted(records.origin[known.rows[chosen]].tolist())
+        rest = np.setdiff1d(np.arange(len(known.rows)), chosen)
+        if len(rest):
+            before, after = _compare(artifact, made, records, known, rest, cache)
+            result |= {"before": {"overall": before}, "after": {"overall": after}}
+            adapter.report["remaining"] = {"before": before["mape"], "after": after["mape"], "n": before["n"]}
+    result["seconds"] = {
+        "survey": round(fitting - started, 3),
+        "fit": round(fitted_s, 3),
+        "all": round(time.monotonic() - started, 3),
+    }
+    return Adaptation(made, result)
+
+
+def _of_one_part(artifact: Artifact, records: DeviceRecords) -> tuple[DeviceRecords, bool, list[Warning_]]:
+    """The records that one network predicts, whether it is the part for scheduled programs, and warnings."""
+    table, usable, warnings = records.table, records.usable, []
+    collective = table.collective[usable]
+    if collective.any():
+        text = f"{collective.sum()} records are of collectives, which another model predicts: adapt it to them alone"
+        warnings.append(warning("collectives_not_used", text))
+        usable = usable[~collective]
+    tvm = table.backend.is_("tvm")[usable] & (artifact.scheduled is not None)
+    if tvm.any() and not tvm.all():
+        text = f"{tvm.sum()} records have backend tvm, which another part of the model predicts: adapt it to them alone"
+        warnings.append(warning("scheduled_not_used", text))
+        usable = usable[~tvm]
+    return replace(records, usable=usable), bool(tvm.all()), warnings
+
+
+def _choose(known: Survey, k: int, sampler: str, seed: int, settings: ResidualSettings | None) -> Array:
+    """Rows of the survey to use; latencies are not read."""
+    rows = len(known.rows)
+    if not 1 <= k <= rows:
+        raise DataError(f"k = {k}, but {rows} records can be used", hint=f"k from 1 to {rows}, or bring more records")
+    return choose_rows(known, np.arange(rows), k, sampler, seed, settings)
+
+
+def _usable(records: DeviceRecords, known: Survey, chosen: Array) -> tuple[list[Warning_], Array]:
+    """Chosen rows without physically implausible ones, if any remain, and a warning about those."""
+    reasons = records.table.excluded.take(known.rows[chosen]).array()
+    good = chosen[reasons == ""]
+    lost = len(chosen) - len(good)
+    if not lost or not len(good):
+        return [], chosen
+    names = ", ".join(sorted({str(reason) for reason in reasons if reason}))
+    return [warning("implausible_records", f"{lost} of the records are left out ({names})")], good
+
+
+def _measured(records: DeviceRecords, known: Survey, used: Array) -> tuple[Measured, Array]:
+    """Distinct measured queries (the geometric mean where one was measured several times)."""
+    queries, which = np.unique(known.query[used], return_inverse=True)
+    logs = np.log(records.table.latency_s[known.rows[used]])
+    mean = np.bincount(which, weights=logs) / np.bincount(which)
+    features = known.features.take(queries)
+    return Measured(mean, known.point[queries], known.levels[queries], features), queries
+
+
+def _thinned(measured: Measured, seed: int) -> Array:
+    if len(measured) <= PROCESS_MOST:
+        return np.arange(len(measured))
+    features = measured.features
+    return np.sort(choose("kmeans", features.numeric, features.family, PROCESS_MOST, seed))
+
+
+def _evidence(checked: Checked, k: int) -> list[Warning_]:
+    """Warning where cross-validation does not support the whole correction."""
+    if k < CHECKED_FROM:
+        message = f"{k} measured program cannot be left out, so nothing was checked: the base's predictions are kept"
+        return [warning("not_checked", message)]
+    if checked.weight == 1.0:
+        return []
+    tried = f"on measurements left out the whole correction has an error of {100 * checked.whole:.1f} %"
+    base = f"the base model {100 * checked.before:.1f} %"
+    if checked.weight:
+        message = f"{tried}, {checked.weight:.0%} of it {100 * checked.after:.1f} %, {base}: this part is applied"
+        return [warning("little_gain", message)]
+    return [warning("no_gain", f"{tried}, {base}, and no part of it is better: the base's predictions are kept")]
+
+
+def _counts(families: Array) -> dict[str, int]:
+    codes, counts = np.unique(families, return_counts=True)
+    return dict(zip(family_names(codes.tolist()), counts.tolist(), strict=True))
+
+
+def _compare(
+    base: Artifact, made: Artifact, records: DeviceRecords, known: Survey, rest: Array, cache: FeatureCache
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Figures of base and adapted model on the same rows."""
+    rows, query = known.rows[rest], known.query[rest]
+    surveyed = (known.point, known.levels, known.factor), answers_after(made, known)
+    figures = []
+    for artifact, columns in zip((base, made), surveyed, strict=True):
+        again = _bent(InferencePipeline(artifact), records, rows, cache)
+        figures.append(overall(records.table, rows, *(again or (column[query] for column in columns))))
+    return figures[0], figures[1]
+
+
+def _bent(
+    pipeline: InferencePipeline, records: DeviceRecords, rows: Array, cache: FeatureCache
+) -> tuple[Array, Array, Array] | None:
+    """Predictions of rows where some of them depend on other protocols or types; None where none does."""
+    parts = list(query_parts(records.table, rows, cache, records.specs, pipeline.half_type))
+    if not any(pipeline.bends(part.batch) for part in parts if len(part.index)):
+        return None
+    point, levels, factor = np.empty(len(rows)), np.empty((len(rows), len(LEVELS))), np.empty(len(rows))
+    for part in parts:
+        output = pipeline.predict(part.batch)
+        for column, values in ((point, output.point), (levels, output.levels), (factor, output.factor)):
+            column[part.index] = values[part.position]
+    return point, levels, factor
+
+
+def answers_after(made: Artifact, known: Survey) -> tuple[Array, Array, Array]:
+    """Predictions of the adapted model for every surveyed query, computed from those of the base.
+
+    Returns
+    -------
+    point, levels, factor
+        Fields of :class:`cdmpp.model.inference.output.NetworkOutput`, per query of the survey.
+    """
+    adapter = made.adapter
+    assert adapter is not None
+    if not adapter.weight:
+        return known.point, known.levels, known.factor
+    point, levels, _ = adapter.apply(known.point, known.levels, known.features)
+    return point, levels, np.full(len(point), adapter.width)

@@ -1,0 +1,221 @@
+"""Measurement tables as training data: programs encoded once, one row per measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.ceilings import check_ceilings, derive_ceilings
+from cdmpp.data.networks import network_names, networks_of, without_sizes
+from cdmpp.data.splits import assert_disjoint
+from cdmpp.data.summary import fingerprint
+from cdmpp.data.table import MeasurementTable
+from cdmpp.devices.ceilings import Ceilings
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.sustained import TYPICAL
+from cdmpp.errors import InvalidProgramError
+from cdmpp.features.encode import encode_shapes
+from cdmpp.features.encoded import TIR
+from cdmpp.features.population import encode_many
+from cdmpp.features.schedule import SCHEDULE_WIDTH
+from cdmpp.features.schema import WIDTH
+from cdmpp.model.nn.inputs import stack_devices
+from cdmpp.model.nn.rows import QueryRows
+from cdmpp.model.nn.store import ProgramStore
+from cdmpp.programs.operators import is_collective
+from cdmpp.programs.quantisation import types_label
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.train.config import DataConfig
+from cdmpp.train.parts import choose_parts
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[ProgramStore, dict[int, str]]:
+    """Encode every distinct program of a table, TVM programs with schedule columns if ``schedule``.
+
+    Returns
+    -------
+    store : ProgramStore
+    failed : dict of program key to message
+        TVM programs that cannot be encoded; they are not in the store.
+    """
+    store = ProgramStore(table.n_programs, WIDTH + SCHEDULE_WIDTH if schedule else WIDTH)
+    failed: dict[int, str] = {}
+    for block in table.programs:
+        if is_collective(block.operator):
+            continue
+        for rows, encoded in encode_shapes(block.operator, block.dtype, block.flags, block.sizes):
+            store.add(block.row_index[rows], encoded)
+    for key, found in enumerate(encode_many(table.tvm.texts, schedule=schedule), table.tvm.first_key):
+        if isinstance(found, InvalidProgramError):
+            failed[key] = str(found)
+        else:
+            store.add(np.array([key]), found)
+    store.finish()
+    return store, failed
+
+
+@dataclass(frozen=True)
+class MeasuredRows(QueryRows):
+    """Measured queries as arrays of one length n; ``device`` is an index into :attr:`Dataset.devices`.
+
+    Attributes
+    ----------
+    log_latency : (n,) float64
+        Natural log of the measured seconds.
+    part : (n,) int8
+        0 train, 1 validation, 2 test, -1 in no part.
+    source, op : (n,) int16
+        Indices into :attr:`Dataset.sources` and :attr:`Dataset.ops`.
+    report : (n,) bool
+        Rows that pass the filter of the source's authors.
+    """
+
+    log_latency: Array
+    part: Array
+    source: Array
+    op: Array
+    report: Array
+
+
+#: Operator, dtype, weight_dtype and scaling of a program; None where the operator has no such field or it is unset.
+ProgramTypes = tuple[str, str, str | None, str | None]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Programs, rows and devices of a training run."""
+
+    store: ProgramStore
+    rows: MeasuredRows
+    devices: tuple[DeviceSpec, ...]
+    sources: tuple[str, ...]
+    ops: tuple[str, ...]
+    #: Kinds of programs as (operator, dtype), and the index of the kind per program key.
+    kinds: tuple[tuple[str, str], ...]
+    kind: Array
+    #: Task per program key, -1 for a program without a task; schedules of one task are ranked.
+    task: Array
+    #: :func:`cdmpp.data.summary.fingerprint` of the rows' table.
+    fingerprint: str
+    #: Networks per program key, without their sizes; empty where the records name no networks.
+    networks: tuple[frozenset[str], ...] = ()
+    #: Operator, dtype, weight_dtype and scaling of programs, and the index into them per program key.
+    types: tuple[ProgramTypes, ...] = ()
+    type_of: Array | None = None
+
+    @property
+    def device_matrix(self) -> Array:
+        """:func:`cdmpp.model.nn.inputs.stack_devices` of the devices."""
+        return stack_devices(self.devices)
+
+    def group(self, rows: MeasuredRows) -> Array:
+        """Task and device of rows as one number; -1 for programs without a task."""
+        task = self.task[rows.program].astype(np.int64)
+        return np.where(task < 0, -1, task * len(self.devices) + rows.device)
+
+
+def code(names: Sequence[str], known: Sequence[str]) -> Array:
+    """Index of each name in ``known``, -1 for an unknown name."""
+    index = {name: i for i, name in enumerate(known)}
+    return np.array([index.get(name, -1) for name in names], dtype=np.int16)
+
+
+def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, schedule: bool = False) -> Dataset:
+    """Encode a table's programs and turn its trainable rows into numbers.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+    data : DataConfig, optional
+        Split of the rows; default: by the hash of the shape or task.
+    schedule : bool
+        TVM programs with their schedule's columns (``NetworkConfig.schedule``).
+
+    Raises
+    ------
+    DataError
+        A program would be in two parts, or the table lacks columns that the split needs.
+    """
+    store, failed = encode_table(table, schedule=schedule)
+    keep = table.trainable & ~table.collective & np.isfinite(table.latency_s) & (table.latency_s > 0)
+    if failed:
+        keep &= ~np.isin(table.program_key, list(failed))
+    rows = np.flatnonzero(keep)
+    used = table.select(rows)
+    device_names = sorted(set(used.device.array().tolist()))
+    parts = choose_parts(table, data or DataConfig())
+    assert_disjoint(used, parts[used.program_key])
+    report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
+    kinds = sorted({(b.operator, types_label(b.dtype, b.flags)) for b in table.programs} | {("tir", "float32")})
+    kind = np.full(table.n_programs, kinds.index(("tir", "float32")), dtype=np.int16)
+    for block in table.programs:
+        kind[block.row_index] = kinds.index((block.operator, types_label(block.dtype, block.flags)))
+    types, type_of = program_types(table)
+    sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
+    # Ceilings are fitted to training rows, so a held-out device has none.
+    trained = parts[table.program_key] == 0
+    for name in data.holdout_devices if data else ():
+        trained &= ~table.device.is_(name)
+    device_codes = code(used.device.names, device_names)
+    return Dataset(
+        store=store,
+        rows=MeasuredRows(
+            program=used.program_key,
+            device=device_codes[used.device.codes].astype(np.int32),
+            backend=code(used.backend.names, BACKENDS)[used.backend.codes],
+            protocol=code(used.protocol.names, PROTOCOLS)[used.protocol.codes],
+            framework=code(used.framework.names, FRAMEWORKS)[used.framework.codes],
+            log_latency=np.log(used.latency_s),
+            part=parts[used.program_key],
+            source=code(used.source.names, sources)[used.source.codes],
+            op=code(used.op.names, ops)[used.op.codes],
+            report=report,
+        ),
+        devices=tuple(_with_ceilings(table, name, trained) for name in device_names),
+        sources=tuple(sources),
+        ops=tuple(ops),
+        kinds=tuple(kinds),
+        kind=kind,
+        task=task_codes(table),
+        fingerprint=fingerprint(table),
+        networks=tuple(frozenset(map(without_sizes, names)) for names in networks_of(table))
+        if network_names(table)
+        else (),
+        types=types,
+        type_of=type_of,
+    )
+
+
+def program_types(table: MeasurementTable) -> tuple[tuple[ProgramTypes, ...], Array]:
+    """Distinct types of a table's programs, and the index of its types per program key."""
+    index: dict[ProgramTypes, int] = {(TIR, "float32", None, None): 0}
+    type_of = np.zeros(table.n_programs, dtype=np.int16)
+    for block in table.programs:
+        weight, scaling = (block.flags.get(name) for name in ("weight_dtype", "scaling"))
+        key = (block.operator, block.dtype, str(weight) if weight else None, str(scaling) if scaling else None)
+        type_of[block.row_index] = index.setdefault(key, len(index))
+    return tuple(index), type_of
+
+
+def _with_ceilings(table: MeasurementTable, name: str, rows: Array) -> DeviceSpec:
+    """A device with ceilings derived from these rows; existing ceilings are kept."""
+    spec = table.device_spec(name)
+    if spec.kind != "gpu" or spec.sustained is not None:
+        return spec
+    ceilings = check_ceilings(derive_ceilings(table, name, rows), spec)[0]
+    rates = {k: v for k, v in ceilings.figures().items() if k in TYPICAL}
+    return spec.model_copy(update={"sustained": Ceilings(**rates, source="training rows")}) if rates else spec
+
+
+def task_codes(table: MeasurementTable) -> Array:
+    """Task number per program key; -1 for operators and for programs without a task."""
+    codes = np.full(table.n_programs, -1, dtype=np.int64)
+    names = {name: i for i, name in enumerate(sorted(set(table.tvm.tasks) - {""}))}
+    if names:
+        codes[table.tvm.first_key :] = [names.get(task, -1) for task in table.tvm.tasks]
+    return codes

@@ -1,0 +1,255 @@
+"""Domain, calibration and error table of a trained network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.model.domain.calibration import fit_factor, read_quantiles
+from cdmpp.model.domain.peers import Peers, ask_peers, corrects, weights
+from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.rows import QueryRows, distinct_rows
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.train.baselines import Baseline
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.coverage import errors_by_types
+from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.ranking import RANKING, rank
+from cdmpp.train.loop import Inputs, predict_rows
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Validation rows that intervals are fitted to, at most.
+_CALIBRATION_ROWS = 60_000
+#: Rows of several frameworks that the factor of queries without one is fitted to, at least.
+_LEAST_OPEN = 200
+#: Figures of a baseline in the error table.
+_BASELINE_FIGURES = ("mape", "median_ape", *RANKING)
+
+
+def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
+    """Domain of the training rows: centres of their programs, and all their contexts."""
+    rows = dataset.rows.take(index)
+    contexts: set[str] = set()
+    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
+    for device, kind, protocol, backend, framework in np.unique(codes, axis=0):
+        name = dataset.devices[device].name
+        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+        operator, dtype = dataset.kinds[kind]
+        context = Context(name, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher)
+        contexts.update((*context.keys(), context.launch_key(), f"{name}&"))
+    return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
+
+
+def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig) -> dict[str, float]:
+    """Factors on the width of intervals, by domain label and for queries without a framework.
+
+    ``in``: conformal on validation rows; ``near`` and ``out``: multiples of it. ``open``: further factor for queries
+    that state no framework, conformal on validation rows of problems that several frameworks measured.
+    """
+    held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
+    index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
+    rng = np.random.default_rng([config.seed, 6])
+    rows = dataset.rows.take(np.sort(rng.choice(index, min(len(index), _CALIBRATION_ROWS), replace=False)))
+    inside = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
+    opened, several = inside, index[_measured_by_several(dataset.rows)[index]]
+    if len(several) >= _LEAST_OPEN:
+        chosen = np.sort(rng.choice(several, min(len(several), _CALIBRATION_ROWS), replace=False))
+        rows = dataset.rows.take(chosen)
+        rows.framework[:] = -1
+        opened = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
+    return {
+        "in": round(inside, 4),
+        "near": round(inside * config.finish.near_factor, 4),
+        "out": round(inside * config.finish.out_factor, 4),
+        "open": round(max(opened / inside, 1.0), 4),
+    }
+
+
+def _measured_by_several(rows: MeasuredRows) -> Array:
+    """Whether several frameworks measured a row's program on its device with its protocol, (n,) bool."""
+    _, problem = distinct_rows([rows.program, rows.device, rows.protocol, rows.backend])
+    count = np.zeros(int(problem.max(initial=-1)) + 1, dtype=np.int64)
+    for framework in range(len(FRAMEWORKS)):
+        count[np.unique(problem[rows.framework == framework])] += 1
+    return np.asarray(count[problem] > 1)
+
+
+def held_out_sample(dataset: Dataset, held: Sequence[int], config: TrainConfig) -> Array:
+    """Rows of held-out devices, ascending; at most ``finish.held_out_rows`` of each source and device.
+
+    Parameters
+    ----------
+    held : sequence of int
+        Indices of the devices.
+    """
+    rows, most = dataset.rows, config.finish.held_out_rows
+    unseen = np.flatnonzero(np.isin(rows.device, held))
+    if most is None:
+        return unseen
+    chosen = []
+    for device in held:
+        for source in range(len(dataset.sources)):
+            members = unseen[(rows.device[unseen] == device) & (rows.source[unseen] == source)]
+            rng = np.random.default_rng([config.seed, 10, device, source])
+            chosen.append(rng.choice(members, min(len(members), most), replace=False))
+    return np.sort(np.concatenate(chosen))
+
+
+def error_table(
+    network: LatencyNetwork,
+    inputs: Inputs,
+    dataset: Dataset,
+    rows: MeasuredRows,
+    calibration: dict[str, float],
+    baselines: Mapping[str, Baseline],
+    *,
+    known: bool = True,
+    interval: str = "in",
+    peers: Peers | None = None,
+) -> dict[str, Any]:
+    """Errors of the model and the baselines on the same rows.
+
+    Returns
+    -------
+    dict
+        ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
+        ``types``: errors by operator, types and device (:func:`cdmpp.train.coverage.errors_by_types`).
+        ``overall``, ``by_source``, ``tables`` (source, device) and ``groups`` (source, device, op); each entry
+        has the metrics of the model, and under ``baselines`` the mape and median_ape of each baseline; where
+        programs are schedules of tasks, all with the figures of :func:`cdmpp.train.evaluation.ranking.rank`. The entry
+        ``neusight_filtered`` of ``by_source`` has the rows that pass NeuSight's own filter;
+        ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23 %.
+    """
+    point, levels = predict_rows(network, inputs, rows, known=known)
+    if peers is not None:
+        point, levels = _with_peers(network, inputs, dataset, rows, point, levels, peers)
+    bounds = read_quantiles(levels, np.full(len(rows), calibration[interval]), (0.1, 0.9))
+    low = np.exp(np.minimum(bounds[:, 0], point))
+    high = np.exp(np.maximum(bounds[:, 1], point))
+    return tabulate(dataset, rows, point, baselines, low, high) | {
+        "interval_factor": round(fit_factor(rows.log_latency, levels), 4)
+    }
+
+
+def tabulate(
+    dataset: Dataset, rows: MeasuredRows, point: Array, baselines: Mapping[str, Baseline], *bounds: Array
+) -> dict[str, Any]:
+    """The error table of given predictions; see :func:`error_table`.
+
+    Parameters
+    ----------
+    point : (rows,)
+        log of the predicted seconds.
+    bounds : two arrays, (rows,)
+        Lower and upper bound of an 80 % interval, in seconds; omitted without an interval.
+    """
+    columns = {"model": point} | {name: b.predict_log(rows) for name, b in baselines.items()}
+    measured = np.exp(rows.log_latency)
+    group = dataset.group(rows)
+
+    def figures_of(values: Array, chosen: Array, *bounds: Array) -> dict[str, Any]:
+        figures = measure(np.exp(values[chosen]), measured[chosen], *bounds)
+        if (group[chosen] >= 0).any():
+            figures |= rank(values[chosen], measured[chosen], group[chosen], rows.program[chosen])
+        return figures
+
+    def entry(mask: Array) -> dict[str, Any]:
+        chosen = np.flatnonzero(mask)
+        figures = figures_of(point, chosen, *(bound[chosen] for bound in bounds))
+        figures["baselines"] = {
+            name: {k: v for k, v in figures_of(values, chosen).items() if k in _BASELINE_FIGURES}
+            for name, values in columns.items()
+            if name != "model"
+        }
+        return figures
+
+    present = np.unique(rows.source)
+    by_source = {name: entry(rows.source == i) for i, name in enumerate(dataset.sources) if i in present}
+    noisy = np.array([d.name == "arc-pro-b60" for d in dataset.devices])[rows.device]
+    for name, label, mask in (
+        ("neusight", "neusight_filtered", rows.report),
+        ("aiconfigurator_gemm", "aiconfigurator_gemm_without_b60", ~noisy),
+        ("aiconfigurator_attention", "aiconfigurator_attention_without_b60", ~noisy),
+    ):
+        if name in by_source:
+            chosen = (rows.source == dataset.sources.index(name)) & mask
+            if chosen.any() and not chosen[rows.source == dataset.sources.index(name)].all():
+                by_source[label] = entry(chosen)
+    names: dict[str, tuple[Array, Sequence[str]]] = {
+        "source": (rows.source, dataset.sources),
+        "device": (rows.device, [device.name for device in dataset.devices]),
+        "op": (rows.op, dataset.ops),
+    }
+
+    def entries(*keys: str) -> list[dict[str, Any]]:
+        distinct, inverse = np.unique(np.stack([names[k][0] for k in keys], axis=1), axis=0, return_inverse=True)
+        return [
+            {key: names[key][1][code] for key, code in zip(keys, codes, strict=True)} | entry(inverse.ravel() == i)
+            for i, codes in enumerate(distinct.tolist())
+        ]
+
+    return {
+        "overall": entry(np.ones(len(rows), dtype=bool)),
+        "by_source": by_source,
+        "tables": entries("source", "device"),
+        "groups": entries("source", "device", "op"),
+        "types": errors_by_types(dataset, rows, point),
+        "sample": _sample(dataset, rows, point),
+    }
+
+
+def _with_peers(
+    network: LatencyNetwork,
+    inputs: Inputs,
+    dataset: Dataset,
+    rows: MeasuredRows,
+    point: Array,
+    levels: Array,
+    peers: Peers,
+) -> tuple[Array, Array]:
+    """Predictions of unseen devices, corrected by peers as in the predictor."""
+    point, levels = point.copy(), levels.copy()
+    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
+    distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+    embedding = np.arange(1, len(dataset.devices) + 1)
+
+    def efficiency(queries: QueryRows) -> Array:
+        point: Array = predict_rows(network, inputs, queries, embedding=embedding)[0]
+        return point - inputs.reference(queries)
+
+    for i, (device, kind, protocol, backend) in enumerate(distinct.tolist()):
+        members = np.flatnonzero(inverse.ravel() == i)
+        operator, dtype = dataset.kinds[kind]
+        spec = dataset.devices[device]
+        known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        if not known or not corrects(spec.kind, operator):
+            continue
+        part = rows.take(members)
+        point[members], levels[members] = ask_peers(
+            part,
+            point[members],
+            levels[members],
+            [index - 1 for index, _ in known],
+            weights(spec, dtype, [peer for _, peer in known]),
+            efficiency,
+            point[members] - inputs.reference(part),
+        )
+    return point, levels
+
+
+def _sample(dataset: Dataset, rows: MeasuredRows, point: Array, per_source: int = 700) -> dict[str, list[Any]]:
+    """A seeded sample of rows with measured and predicted latency, for a scatter plot."""
+    rng = np.random.default_rng(7)
+    chosen = np.concatenate(
+        [rng.permutation(np.flatnonzero(rows.source == source))[:per_source] for source in range(len(dataset.sources))]
+    )
+    return {
+        "source": [dataset.sources[i] for i in rows.source[chosen]],
+        "measured_s": [float(f"{v:.4g}") for v in np.exp(rows.log_latency[chosen])],
+        "predicted_s": [float(f"{v:.4g}") for v in np.exp(point[chosen])],
+    }

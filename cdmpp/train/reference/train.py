@@ -1,0 +1,211 @@
+"""Training of the original: batches of one leaf count, Adam with a cyclic rate, a time budget."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdmpp.errors import DataError
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.draw import target_rows
+from cdmpp.train.loop import Progress
+from cdmpp.train.reference.box_cox import BoxCox
+from cdmpp.train.reference.inputs import Programs, device_rows
+from cdmpp.train.reference.network import PUBLISHED_DISCREPANCIES, ReferenceNetwork, reference_loss
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Batches per leaf count from which the final statistics of the normalisations are computed.
+SETTLING_BATCHES = 2
+
+
+class ReferenceModel:
+    """The original's network, its inputs and its label, as a baseline.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    config : TrainConfig
+        Configuration with a section ``reference``.
+    features : list of float32 array, (stores, 164)
+        PerStoreFeature of the programs ``first_key ..``.
+    first_key : int
+        Key of the first program that is given as TIR.
+
+    Attributes
+    ----------
+    summary : dict
+        After :meth:`fit`: steps, samples, seconds.
+    """
+
+    def __init__(self, dataset: Dataset, config: TrainConfig, features: list[Array], first_key: int = 0) -> None:
+        if config.reference is None:
+            raise DataError("the configuration has no section [reference]", hint="see configs/reference.toml")
+        if config.domain.loss == "coral":
+            raise DataError("the reference has no domain loss 'coral'", hint="none, cmd or mmd")
+        self.dataset, self.config, self.settings = dataset, config, config.reference
+        self._features, self._first_key = features, first_key
+        self._devices = device_rows(dataset.devices)
+        self.network: ReferenceNetwork
+        self.label: BoxCox
+        self.summary: dict[str, Any] = {}
+
+    def fit(self, index: Array, progress: Progress | None = None) -> Self:
+        """Train on the rows ``index`` until steps or seconds are used up."""
+        rows, opt = self.dataset.rows, self.config.optimiser
+        torch.manual_seed(self.config.seed)
+        if opt.threads:
+            torch.set_num_threads(opt.threads)
+        self._programs = Programs.of(self._features, self._first_key, rows.program[index])
+        self.label = BoxCox.fit(rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
+        self._median = float(np.median(rows.log_latency[index]))
+        counts = self._programs.count[rows.program[index]]
+        found, times = np.unique(counts, return_counts=True)
+        # A leaf count needs two rows for its normalisation; programs without features are not used.
+        usable = found[(found > 0) & (times > 1)]
+        index, counts = (a[np.isin(counts, usable)] for a in (index, counts))
+        if not len(index):
+            raise DataError("no leaf count has two training rows", hint="check the records and their split")
+        self.network = ReferenceNetwork(usable.tolist())
+        optimiser = torch.optim.Adam(
+            self.network.parameters(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
+        )
+        target = target_rows(self.dataset, self.config)
+        self.network.train()
+        started, step, samples, epoch = time.monotonic(), 0, 0, 0
+        batches: list[Array] = []
+        while True:
+            passed = (time.monotonic() - started) / opt.seconds if opt.seconds else 0.0
+            share = max(step / opt.steps, passed)
+            if share >= 1:
+                break
+            for group in optimiser.param_groups:
+                group["lr"] = self.settings.learning_rate * cyclic(step, share, self.settings.cycle_steps)
+            if not batches:
+                batches = epoch_batches(index, counts, self.settings.batch_rows, [self.config.seed, 2, epoch])
+                epoch += 1
+            batch = batches.pop()
+            loss = self._loss(batch, target, step)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
+            optimiser.step()
+            step, samples = step + 1, samples + len(batch)
+            if progress:
+                progress(step, opt.steps, {"loss": float(loss.detach())})
+        self._settle(index, counts)
+        seconds = time.monotonic() - started
+        self.summary = {
+            "steps": step,
+            "samples": samples,
+            "train_rows": len(index),
+            "train_seconds": round(seconds, 3),
+            "samples_per_s": round(samples / seconds, 1),
+            "leaf_counts": sorted(set(counts.tolist())),
+        }
+        return self
+
+    @torch.no_grad()
+    def _settle(self, index: Array, counts: Array) -> None:
+        """Recompute the statistics of the batch normalisations from training rows.
+
+        Moving averages need tens of batches of every leaf count, more than a short run has. Leaves the network in
+        evaluation mode.
+        """
+        self.network.eval()
+        norms = [m for m in self.network.modules() if isinstance(m, torch.nn.BatchNorm1d)]
+        before = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over all batches that follow
+            norm.train()
+        seen: dict[int, int] = {}
+        for batch in epoch_batches(index, counts, self.settings.batch_rows, [self.config.seed, 3]):
+            rows = self.dataset.rows.take(batch)
+            count = self._count(rows)
+            seen[count] = seen.get(count, 0) + 1
+            if seen[count] <= SETTLING_BATCHES:
+                self._hidden(rows)
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+        self.network.eval()
+
+    def _loss(self, batch: Array, target: Array, step: int) -> Tensor:
+        rows = self.dataset.rows.take(batch)
+        wanted = torch.from_numpy(self.label.encode(rows.log_latency).astype(np.float32))
+        hidden = self._hidden(rows)
+        loss = reference_loss(self.network.output(hidden), wanted)
+        domain = self.config.domain
+        if domain.loss == "none" or not domain.weight:
+            return loss
+        same = target[self._programs.count[self.dataset.rows.program[target]] == self._count(rows)]
+        if len(same) < 2:  # the target has no programs of this leaf count
+            return loss
+        rng = np.random.default_rng([self.config.seed, 8, step])
+        chosen = rng.choice(same, min(len(same), domain.rows), replace=False)
+        other = self._hidden(self.dataset.rows.take(chosen))
+        return loss + domain.weight * PUBLISHED_DISCREPANCIES[domain.loss](hidden, other)
+
+    def _count(self, rows: MeasuredRows) -> int:
+        return int(self._programs.count[rows.program[0]])
+
+    def _hidden(self, rows: MeasuredRows) -> Tensor:
+        """Rows of one leaf count."""
+        slots = torch.from_numpy(self._programs.slot[rows.program])
+        device = self._devices[torch.from_numpy(rows.device.astype(np.int64))]
+        return self.network.hidden(self._programs.leaves[self._count(rows)][slots], device)
+
+    @torch.inference_mode()
+    def predict_log(self, rows: MeasuredRows) -> Array:
+        """log latency of rows; the median training latency for leaf counts without training rows."""
+        found = np.full(len(rows), self._median)
+        counts = self._programs.count[rows.program]
+        for count in map(int, self.network.flatten):
+            members = np.flatnonzero(counts == count)
+            for start in range(0, len(members), 2048):
+                part = members[start : start + 2048]
+                out = self.network.output(self._hidden(rows.take(part))).double().numpy()
+                found[part] = self.label.decode(out)
+        return found
+
+    def untrained(self, rows: MeasuredRows) -> int:
+        """Number of rows whose leaf count has no training rows."""
+        known = [int(count) for count in self.network.flatten]
+        return int((~np.isin(self._programs.count[rows.program], known)).sum())
+
+
+def epoch_batches(index: Array, counts: Array, batch_rows: int, seed: list[int]) -> list[Array]:
+    """Every row once, in shuffled batches of one leaf count.
+
+    Parameters
+    ----------
+    index, counts : (rows,)
+        Rows and the leaf counts of their programs.
+    """
+    rng = np.random.default_rng(seed)
+    batches = []
+    for count in np.unique(counts):
+        members = rng.permutation(index[counts == count])
+        # Batches of nearly equal size: a batch of one row has no variance for the normalisation.
+        batches += np.array_split(members, -(-len(members) // batch_rows))
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def cyclic(step: int, share: float, half: int | None) -> float:
+    """Rate of a step relative to the configured one: up and down between a tenth and ten times.
+
+    Parameters
+    ----------
+    step : int
+    share : float
+        Used share of the budget.
+    half : int, optional
+        Steps of half a cycle; without it one cycle takes the whole budget.
+    """
+    phase = 2 * share if half is None else step / half
+    return 0.1 + 9.9 * (1 - abs(phase % 2 - 1))

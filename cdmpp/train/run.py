@@ -1,0 +1,171 @@
+"""One training run, from configuration to model folder (``cdmpp train``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.importers import PROGRAM_SOURCES
+from cdmpp.data.load import load_table
+from cdmpp.data.merge import concat
+from cdmpp.data.pool import POOL, pool_of
+from cdmpp.data.public import load_public
+from cdmpp.data.table import MeasurementTable
+from cdmpp.data.unsealed import sealed_networks, without_sealed
+from cdmpp.errors import DataError
+from cdmpp.model.artifact.folder import ERROR_TABLE
+from cdmpp.model.artifact.trained import save_artifact
+from cdmpp.model.domain.peers import Peers
+from cdmpp.model.nn.network import parameter_count
+from cdmpp.train.baselines import fit_baselines
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.coverage import with_training_rows
+from cdmpp.train.dataset import make_dataset
+from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample
+from cdmpp.train.loop import Inputs, Progress, train, training_rows
+from cdmpp.train.ranks import ALONE, Ranks
+from cdmpp.train.start import check_start
+
+
+def load_training_table(
+    config: TrainConfig, public_data: str | Path | None, records: Sequence[str | Path], *, keep_sealed: bool = False
+) -> MeasurementTable:
+    """The concatenated tables of a configuration, without the programs of sealed networks.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    public_data : path, optional
+        Folder of the public tables.
+    records : sequence of path
+        Further tables.
+    keep_sealed : bool
+        Keep programs that ``splits.parquet`` beside the records seals. Only the benchmark that evaluates the sealed
+        networks sets it, and it trains on none of them (:mod:`cdmpp.data.unsealed`).
+
+    Raises
+    ------
+    DataError
+        The public folder is missing, a file cannot be read, or no table is named.
+    """
+    paths = (*config.data.records, *records)
+    tables = [load_table(path) for path in paths]
+    if config.data.schedules:
+        tables.insert(0, load_public(public_data, config.data.schedules, config.data.schedule_share))
+    if config.data.public:
+        tables.insert(0, load_public(public_data, PROGRAM_SOURCES))
+    if not tables:
+        raise DataError("nothing to train on", hint="name --records FILE, or set data.public = true")
+    table = concat(tables)
+    return table if keep_sealed else without_sealed(table, paths)
+
+
+def train_model(
+    config: TrainConfig,
+    *,
+    out: str | Path,
+    run: str | Path | None = None,
+    public_data: str | Path | None = None,
+    records: Sequence[str | Path] = (),
+    progress: Progress | None = None,
+    ranks: Ranks = ALONE,
+) -> dict[str, Any]:
+    """Train, calibrate, evaluate on the test part, write the model folder.
+
+    Parameters
+    ----------
+    config : TrainConfig
+    out : path
+        Model folder to write (replaced when it exists).
+    run : path, optional
+        Folder of the checkpoint and ``metrics.jsonl``; default ``runs/<name>``. An interrupted run there is
+        continued; a finished one is only evaluated and written again.
+    public_data : path, optional
+        Folder of the public tables; the environment's CDMPP_PUBLIC_DATA otherwise.
+    records : sequence of path
+        Further tables.
+    progress : callable, optional
+        Called with (step, steps, metrics) every 50 steps.
+    ranks : Ranks
+        Processes that share the training (:func:`cdmpp.train.ranks.process_group`). The first rank calibrates,
+        evaluates and writes.
+
+    Returns
+    -------
+    dict
+        ``model_id``, ``out``, ``train``, ``calibration`` and ``metrics`` (see :func:`error_table`); empty on all ranks
+        but the first.
+    """
+    run = Path(run) if run is not None else Path("runs") / config.name
+    sealed = sealed_networks((*config.data.records, *records))
+    check_start(config, sealed)
+    table = load_training_table(config, public_data, records)
+    if config.reference is not None:
+        from cdmpp.train.reference.run import train_reference
+
+        if ranks.size > 1:
+            raise DataError("[reference] trains in one process", hint="start it without torchrun")
+        return train_reference(config, table, out=Path(out), progress=progress)
+    dataset = make_dataset(table, config.data, schedule=config.network.schedule)
+    network, summary = train(dataset, config, run, progress=progress, ranks=ranks)
+    if not ranks.first:
+        return {}
+    inputs = Inputs(dataset.store, dataset.device_matrix)
+    index = training_rows(dataset, config)[0]
+    domain = fit_domain(dataset, index, config.seed)
+    calibration = calibrate(network, inputs, dataset, config)
+    baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
+    held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
+    # The test part is used here only, once; all choices were made on the validation part.
+    test = np.flatnonzero((dataset.rows.part == 2) & ~np.isin(dataset.rows.device, held))
+    metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines)
+    metrics["types"] = with_training_rows(metrics["types"], dataset, dataset.rows.take(index))
+    if held:
+        rows = dataset.rows.take(held_out_sample(dataset, held, config))
+        metrics["held_out_devices"] = error_table(
+            network,
+            inputs,
+            dataset,
+            rows,
+            calibration,
+            baselines,
+            known=False,
+            interval="near",
+            peers=Peers([(i + 1, d) for i, d in enumerate(dataset.devices) if i not in held], domain),
+        )
+    summary["parameters"] = parameter_count(network)
+    manifest = save_artifact(
+        Path(out),
+        network,
+        domain,
+        name=config.name,
+        # A held-out device keeps its index in the embedding, without a name, because it was not trained on.
+        devices=["" if i in held else d.name for i, d in enumerate(dataset.devices)],
+        calibration=calibration,
+        device_specs=dataset.devices,
+        details={
+            "config": config.model_dump(mode="json"),
+            "data": {
+                "fingerprint": dataset.fingerprint,
+                "sources": dict(table.source.counts()),
+                "sealed": list(sealed),
+            },
+            "train": summary,
+            "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},
+        },
+        extra={
+            ERROR_TABLE: (json.dumps(metrics, indent=1) + "\n").encode(),
+            POOL: pool_of(table, dataset.rows.program[index]),
+        },
+    )
+    return {
+        "model_id": manifest["model_id"],
+        "out": str(out),
+        "train": summary,
+        "calibration": calibration,
+        "metrics": metrics,
+    }

@@ -1,0 +1,160 @@
+"""The loss of a training step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.discrepancy import DISCREPANCIES, bounded
+from cdmpp.model.nn.encoder import Part
+from cdmpp.model.nn.inputs import virtual_devices
+from cdmpp.model.nn.losses import listwise_loss, pinball_loss, ranking_loss, relative_error_loss
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.programs.query_options import BACKENDS
+from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.draw import pairs_within, target_rows
+from cdmpp.train.ranks import ALONE, Ranks
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def latents(
+    network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, *, multiple: int = 1, device: Array | None = None
+) -> tuple[Tensor, Tensor, Array]:
+    """Latents of rows, which must be sorted by bucket.
+
+    ``multiple``: see :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`. ``device``, (rows, .), replaces the
+    figures of the rows' devices.
+
+    Returns
+    -------
+    latent : (rows, .)
+    queries : (rows, INPUT_WIDTH), standardised
+    reference : float64, (rows,), log(reference seconds)
+    """
+    query_inputs, logs, reference = inputs.queries(rows, device)
+    standard = network.standardise(torch.from_numpy(query_inputs))
+    sizes = inputs.store.bucket[rows.program]
+    parts = []
+    for chunk in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(sizes)) + 1):
+        leaves, positions, mask = inputs.tensors[int(sizes[chunk[0]])]
+        slots = torch.from_numpy(inputs.store.slot[rows.program[chunk]])
+        real = mask[slots]
+        parts.append(
+            Part(leaves[slots, :, : network.config.leaf_width], positions[slots], None if bool(real.all()) else real)
+        )
+    latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple)
+    return latent, standard, reference
+
+
+class Objective:
+    """The loss of a batch: error of point and quantiles, and optional ranking and domain terms.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    config : TrainConfig
+    inputs : Inputs
+        Inputs with the dataset's store and devices.
+    """
+
+    def __init__(self, dataset: Dataset, config: TrainConfig, inputs: Inputs) -> None:
+        self.dataset, self.config, self.inputs = dataset, config, inputs
+        self.tasks = dataset.group(dataset.rows)
+        self.target = target_rows(dataset, config)
+
+    def __call__(
+        self,
+        network: LatencyNetwork,
+        rows: MeasuredRows,
+        tasks: Array,
+        device: Tensor,
+        step: int,
+        *,
+        multiple: int,
+        ranks: Ranks = ALONE,
+    ) -> Tensor:
+        """Loss of rows, which must be sorted by bucket; on several ranks this rank's part, and the parts add up.
+
+        Parameters
+        ----------
+        network : LatencyNetwork
+        rows : MeasuredRows
+        tasks : (rows,) int
+            :meth:`cdmpp.train.dataset.Dataset.group` of the rows.
+        device : (rows,) int
+            Index in the embedding of each row's device.
+        step : int
+            Step number, part of the seed of random draws.
+        multiple : int
+            See :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`.
+        ranks : Ranks
+            Processes that divide the rows. Random draws are of the whole batch, so they do not depend on it. Ranking
+            and domain loss are of the whole batch, too.
+        """
+        opt = self.config.optimiser
+        figures, virtual = self.inputs.device_matrix[rows.device], np.zeros(len(rows), dtype=bool)
+        if opt.virtual_hidden or opt.virtual_known:
+            # The label is the real device's efficiency: see virtual_devices.
+            rng = np.random.default_rng([self.config.seed, 9, step])
+            share = np.where(device.numpy() == 0, opt.virtual_hidden, opt.virtual_known)
+            # Leaf times of scheduled programs are in seconds of the real device (cdmpp.model.nn.leaf_times).
+            virtual = (rng.random(len(rows)) < share) & (rows.backend != BACKENDS.index("tvm"))
+            figures[virtual] = virtual_devices(figures[virtual], rng)
+        whole = len(rows)
+        if ranks.size > 1:
+            own = ranks.own(whole)
+            rows, device, figures, virtual = rows.take(np.arange(whole)[own]), device[own], figures[own], virtual[own]
+        latent, queries, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
+        if virtual.any():
+            reference = self.inputs.queries(rows)[2]
+        target = torch.from_numpy(self.label(rows, reference).astype(np.float32))
+        fixed = torch.from_numpy(reference.astype(np.float32))
+        loss = torch.zeros(())
+        # Members are trained side by side, each on its own error: their mean is better than they are.
+        for point, quantiles, _ in network.decode_each(latent, queries, device):
+            error = self.error(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
+            loss = loss + error * (len(rows) / whole)
+            if opt.ranking_weight:
+                predicted, measured = ranks.whole(point + fixed, whole), ranks.whole(target + fixed, whole)
+                loss = loss + opt.ranking_weight * ranks.shared(self.order(predicted, measured, tasks))
+        domain = self.config.domain
+        if domain.loss != "none" and domain.weight:
+            unlabelled = self._drawn(step)
+            part = unlabelled.take(np.arange(len(unlabelled))[ranks.own(len(unlabelled))])
+            other = latents(network, self.inputs, part, multiple=multiple)[0]
+            distance = DISCREPANCIES[domain.loss](
+                bounded(ranks.whole(latent, whole)), bounded(ranks.whole(other, len(unlabelled)))
+            )
+            loss = loss + domain.weight * ranks.shared(distance)
+        return loss
+
+    def label(self, rows: MeasuredRows, reference: Array) -> Array:
+        """Labels of rows, (rows,): log(latency / reference)."""
+        return np.asarray(rows.log_latency - reference)
+
+    def order(self, predicted: Tensor, measured: Tensor, tasks: Array) -> Tensor:
+        """Loss of the order of log latencies within tasks."""
+        if self.config.optimiser.ranking == "listwise":
+            return listwise_loss(predicted, measured, torch.from_numpy(tasks))
+        first, second = (torch.from_numpy(i) for i in pairs_within(tasks))
+        return ranking_loss(predicted, measured, first, second)
+
+    def error(self, point: Tensor, target: Tensor) -> Tensor:
+        """Loss of the point predictions."""
+        return relative_error_loss(point, target)
+
+    def _drawn(self, step: int) -> MeasuredRows:
+        """Random rows of the unlabelled target, without latencies."""
+        rng = np.random.default_rng([self.config.seed, 8, step])
+        count = min(len(self.target), self.config.domain.rows)
+        chosen = rng.choice(self.target, count, replace=False)
+        program = self.dataset.rows.program[chosen]
+        rows = self.dataset.rows.take(chosen[np.argsort(self.dataset.store.bucket[program], kind="stable")])
+        return replace(rows, log_latency=np.full(count, np.nan))

@@ -1,1 +1,0 @@
-"""The training loop, its configuration and the artifacts it writes."""

@@ -1,7 +1,0 @@
-"""Networks with random weights in plain torch: what the measured tensor programs are made from."""
-
-from __future__ import annotations
-
-from cdmpp.zoo.registry import Network, describe_network, make_network, network_names, network_parameters, parse_network
-
-__all__ = ["Network", "describe_network", "make_network", "network_names", "network_parameters", "parse_network"]

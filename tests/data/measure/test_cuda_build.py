@@ -1,0 +1,130 @@
+"""CUDA programs built without a GPU: libraries with machine code and without source."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdmpp.data.measure.archive import write_job
+from cdmpp.data.measure.building import build_program
+from cdmpp.data.measure.cuda import replace_code, require_nvcc
+from cdmpp.data.measure.sampling import default_program
+from cdmpp.data.measure.targets import configurations
+from cdmpp.errors import MeasurementError, MissingDependencyError
+
+_ELF, _EM_CUDA = b"\x7fELF", 190
+
+
+def _target(arch: str) -> dict[str, Any]:
+    return {
+        "kind": "cuda",
+        "arch": arch,
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "registers_per_block": 65536,
+        "thread_warp_size": 32,
+        "max_num_threads": 1024,
+        "host": {"kind": "llvm", "mcpu": "x86-64-v2"},
+    }
+
+
+def _architectures(library: bytes) -> list[int]:
+    """Compute capabilities of the CUDA machine code inside a file."""
+    found = []
+    for match in re.finditer(re.escape(_ELF), library):
+        header = library[match.start() : match.start() + 64]
+        if len(header) == 64 and struct.unpack_from("<H", header, 18)[0] == _EM_CUDA:
+            flags = struct.unpack_from("<I", header, 48)[0]
+            # CUDA 13 moved the number up by a byte.
+            found.append((flags >> 8) & 0xFF or flags & 0xFF)
+    return found
+
+
+@pytest.mark.tvm
+@pytest.mark.native
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_library_has_machine_code_for_its_architecture(arch: str, tmp_path: Path, tiny_programs: list[str]) -> None:
+    try:
+        require_nvcc()
+    except MissingDependencyError as error:
+        pytest.skip(error.message)
+    path = tmp_path / "program.so"
+    default = default_program(tiny_programs[1], "", _target(arch))
+    built = build_program(default.tvm_json, _target(arch), str(path))
+    content = path.read_bytes()
+    assert _architectures(content) == [int(arch.removeprefix("sm_"))]
+    assert b"__global__" not in content  # that would be source, which needs a compiler to run
+    assert built.arguments == (((64, 32), "float32", False), ((64, 32), "float32", True))
+
+
+@pytest.mark.tvm
+@pytest.mark.native
+def test_unknown_architecture_is_a_measurement_error(tmp_path: Path, tiny_programs: list[str]) -> None:
+    try:
+        require_nvcc()
+    except MissingDependencyError as error:
+        pytest.skip(error.message)
+    default = default_program(tiny_programs[1], "", _target("sm_13"))
+    with pytest.raises(MeasurementError, match=r"nvcc: .*compute_13"):
+        build_program(default.tvm_json, _target("sm_13"), str(tmp_path / "program.so"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_nvcc_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = configurations(("cuda:a100-pcie-40gb",))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="nvcc") as caught:
+        write_job(["resnet18"], chosen, tmp_path / "job")
+    assert "CUDA toolkit" in caught.value.hint
+    assert not (tmp_path / "job").exists()
+
+
+def _sized(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
+
+
+def _packed(cuda: bytes) -> bytes:
+    """A library with one CUDA module, as TVM packs it."""
+    tree = struct.pack("<QQQQ", 3, 0, 1, 1) + struct.pack("<QQ", 1, 1)
+    body = tree + _sized(b"_lib") + _sized(b"cuda") + _sized(cuda)
+    return _sized(body)
+
+
+_FUNCTIONS = (
+    struct.pack("<Q", 1)
+    + _sized(b"main_kernel") * 2
+    + struct.pack("<Q", 2)
+    + b"\3@\1\0" * 2
+    + struct.pack("<Q", 1)
+    + _sized(b"blockIdx.x")
+    + struct.pack("<Q", 2)
+    + b"\0" * 8
+)
+
+
+def test_source_is_replaced_and_the_rest_is_unchanged() -> None:
+    source = _sized(b"cuda") + _FUNCTIONS + _sized(b"void f() {}")
+    seen: list[str] = []
+
+    def compile_source(text: str) -> bytes:
+        seen.append(text)
+        return b"code"
+
+    assert replace_code(_packed(source), compile_source) == _packed(_sized(b"cubin") + _FUNCTIONS + _sized(b"code"))
+    assert seen == ["void f() {}"]
+
+
+def test_machine_code_is_unchanged() -> None:
+    blob = _packed(_sized(b"fatbin") + _FUNCTIONS + _sized(b"code"))
+    assert replace_code(blob, lambda _: b"never") == blob
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_unknown_format_is_refused(cut: int) -> None:
+    blob = _packed(_sized(b"cuda") + _FUNCTIONS + _sized(b"void f() {}"))
+    with pytest.raises(MeasurementError, match="unknown format"):
+        replace_code(blob[:-cut], lambda _: b"code")

@@ -1,0 +1,198 @@
+"""AFD sizing: equal to plain loops over every choice, its bound below it, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp import FieldError, InfeasibleError, make_plan
+from cdmpp.plan.afd import Link, Side, size
+from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
+from cdmpp.plan.afd.view import draw
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.render import render
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "afd.json"
+GIVEN: dict[str, Any] = {
+    "layers": 10,
+    "attention": {"layer": {"batch": [1, 4], "seconds": [1e-3, 2e-3]}, "instances": 4},
+    "ffn": {"layer": {"batch": [1, 16], "seconds": [1e-3, 1.5e-3]}, "instances": 2},
+    "link": {"bytes_per_token": 1e3, "bandwidth_bytes_per_s": 1e9},
+    "tpot_s": 0.06,
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    slope=st.floats(0, 2),
+    floor=st.floats(0.1, 3),
+    price=st.floats(0.2, 5),
+    goal=st.floats(1, 40),
+    moved=st.floats(0.01, 2),
+)
+def test_the_choice_is_the_best_of_all(slope: float, floor: float, price: float, goal: float, moved: float) -> None:
+    attention = Side(np.array([1.0, 5.0]), np.array([floor, floor + 4 * slope]), 3, price, 5)
+    ffn = Side(np.array([1.0, 8.0]), np.array([1.0, 1.5]), 3, 1.0, 8)
+    link, layers = Link(moved, 1.0, 0.1), 2
+
+    def cost(x: int, y: int, batch: int) -> float:
+        a, f = math.ceil(batch / x), math.ceil(batch / y)
+        if a > 5 or f > 8:
+            return math.inf
+        stages = (floor + slope * (a - 1), 1.0 + 0.5 * (f - 1) / 7, 2 * (0.1 + moved * math.ceil(batch / min(x, y))))
+        slowest = layers * max(stages)
+        return math.inf if 3 * slowest > goal else (price * x + y) * slowest / batch
+
+    best = min(cost(x, y, b) for x, y, b in itertools.product(range(1, 4), range(1, 4), range(1, 16)))
+    if best == math.inf:
+        with pytest.raises(InfeasibleError):
+            size(attention, ffn, link, layers=layers, tpot_s=goal)
+        return
+    found = size(attention, ffn, link, layers=layers, tpot_s=goal)
+    assert found.price_s_per_token == pytest.approx(best, rel=1e-9)
+    assert cost(found.attention, found.ffn, found.micro_batch) == pytest.approx(best, rel=1e-9)
+
+
+def test_a_balanced_choice_by_hand() -> None:
+    answer = make_plan("afd", GIVEN)
+    # Stages of at most 20 ms in 10 layers: attention takes its 4 tokens in 2 ms, the links 2(16/1 kB)/1 GB/s.
+    assert answer["attention_instances"] == 4
+    assert answer["ffn_instances"] == 1
+    assert answer["micro_batch"] == 16
+    assert answer["stage_s"] == pytest.approx({"attention": 0.02, "ffn": 0.015, "communication": 10 * 2 * 16e3 / 1e9})
+    assert answer["tokens_per_s"] == pytest.approx(16 / 0.02)
+    assert answer["price_s_per_token"] == pytest.approx(5 * 0.02 / 16)
+    assert answer["lower_bound_price_s_per_token"] == pytest.approx(0.02 / 4 + 0.015 / 16)
+    assert answer["gap"] >= 0
+    assert not answer["dead_zone"]
+
+
+def test_slow_links_are_named_as_the_dead_zone() -> None:
+    slow = {**GIVEN, "link": {"bytes_per_token": 1e6, "bandwidth_bytes_per_s": 1e9}}
+    answer = make_plan("afd", slow)
+    assert answer["dead_zone"]
+    assert any("dead zone" in line for line in answer["explanation"])
+
+
+def test_the_colocated_baseline_is_both_layers_in_turn() -> None:
+    both = {"layer": {"batch": [4], "seconds": [3.5e-3]}, "instances": 1}
+    answer = make_plan("afd", {**GIVEN, "colocated": both})
+    assert answer["baselines"]["colocated"] == pytest.approx(10 * 3.5e-3 / 4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seconds=st.floats(1e-3, 2e-2), batch=st.integers(1, 6), instances=st.integers(1, 3), rate=st.floats(0, 900))
+def test_recommendation_is_the_cheapest_of_all_choices_that_keep_the_goal(
+    seconds: float, batch: int, instances: int, rate: float
+) -> None:
+    both = {"layer": {"batch": [1, batch + 1], "seconds": [seconds, 2 * seconds]}, "instances": instances}
+    answer = make_plan("afd", {**GIVEN, "tokens_per_s": rate / 2, "colocated": both})
+    stage = {b: 10 * (seconds + seconds * (b - 1) / batch) for b in range(1, batch + 2)}
+    kept = [b for b, s in stage.items() if s <= 0.06 and instances * b / s >= rate / 2]
+    best = min((stage[b] / b for b in kept), default=math.inf)
+    assert answer["baselines"].get("colocated", math.inf) == pytest.approx(best)
+    cheaper = best < answer["price_s_per_token"] * (1 - 1e-9)
+    assert answer["recommended"] == ("colocated" if cheaper else "disaggregated")
+    text = render(AfdPlan.model_validate(answer).tables())
+    assert text.startswith("recommended: colocated") == cheaper
+    if cheaper:
+        found = answer["colocated"]
+        assert found["instances"] <= instances
+        assert found["instances"] * found["batch"] / found["tpot_s"] >= rate / 2 * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "path"),
+    [
+        ({"tpot_s": 1e-3}, InfeasibleError, "tpot_s"),
+        ({"tokens_per_s": 1e6}, InfeasibleError, "tokens_per_s"),
+        ({"layers": 0}, FieldError, "layers"),
+        ({"tpot_s": -1.0}, FieldError, "tpot_s"),
+    ],
+)
+def test_what_cannot_be_answered_names_the_field(change: dict[str, Any], error: type[FieldError], path: str) -> None:
+    with pytest.raises(error) as caught:
+        make_plan("afd", {**GIVEN, **change})
+    assert caught.value.path == path
+
+
+def test_the_smallest_goal_that_can_be_kept_is_said() -> None:
+    with pytest.raises(InfeasibleError, match=r"the fastest takes 0\.03 s"):
+        make_plan("afd", {**GIVEN, "tpot_s": 1e-3})
+    make_plan("afd", {**GIVEN, "tpot_s": 0.0301})
+
+
+def test_the_example_is_answered_from_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:
+    value = json.loads(EXAMPLE.read_text())
+    answer = make_plan("afd", value, predictor)
+    plan = AfdPlan.model_validate(answer)
+    assert answer["model_id"] == predictor.model_id
+    assert answer["gap"] >= 0
+    assert answer["tpot_s"] <= value["tpot_s"]
+    assert any("attention_decode:" in line for line in answer["explanation"])
+    request = AfdRequest.model_validate(value)
+    assert "attention and" in render(plan.tables())
+    draw(request, plan).savefig(tmp_path / "afd.png")
+
+
+def test_the_old_name_of_the_search_control_works_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="control"):
+        assert make_plan("afd", GIVEN, watch=SearchControl(1.0)) == make_plan("afd", GIVEN, control=SearchControl(1.0))
+
+
+@pytest.mark.parametrize("goal", [{}, {"tokens_per_s": 2e7}, {"tpot_s": 0.031}])
+def test_many_instances_are_sized_in_bounded_memory(goal: dict[str, Any]) -> None:
+    many = {**GIVEN, **goal} | {name: {**GIVEN[name], "instances": 100_000} for name in ("attention", "ffn")}
+    answer = make_plan("afd", many)
+    assert answer["tpot_s"] <= many["tpot_s"]
+    assert answer["tokens_per_s"] >= many.get("tokens_per_s", 0)
+    # Counts in the best ratio meet the lower bound of a stage that never waits.
+    assert answer["baselines"]["equal_counts"] >= answer["price_s_per_token"] * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    times=st.lists(st.sampled_from([0.5, 1.0, 2.0, 2.7]), min_size=4, max_size=4),
+    most=st.tuples(st.integers(10, 14), st.integers(10, 14)),
+    price=st.sampled_from([0.3, 1.0, 2.0]),
+    rate=st.sampled_from([0.0, 3.0, 9.0]),
+    equal=st.booleans(),
+)
+def test_pruned_enumeration_equals_plain_loops(
+    times: list[float], most: tuple[int, int], price: float, rate: float, equal: bool
+) -> None:
+    attention = Side(np.array([1.0, 3.0]), np.array(times[:2]), most[0], price, 4)
+    ffn = Side(np.array([2.0, 5.0]), np.array(times[2:]), most[1], 1.0, 5)
+    best: tuple[float, int, int, int] | None = None
+    for x, y in itertools.product(range(1, most[0] + 1), range(1, most[1] + 1)):
+        for batch in range(1, min(4 * x, 5 * y) + 1) if x == y or not equal else ():
+            a, f = math.ceil(batch / x), math.ceil(batch / y)
+            stages = (attention.layer_s(np.array(a)), ffn.layer_s(np.array(f)), 2 * (0.1 + 0.2 * max(a, f)))
+            stage_s = float(max(stages))
+            cost = (price * x + y) * stage_s / batch
+            if 3 * stage_s <= 7 and batch / stage_s >= rate and (best is None or cost < best[0] * (1 - 1e-12)):
+                best = cost, x, y, batch
+    try:
+        plan = size(attention, ffn, Link(0.2, 1.0, 0.1), layers=1, tpot_s=7.0, tokens_per_s=rate, equal=equal)
+    except InfeasibleError:
+        assert best is None
+        return
+    assert best is not None
+    assert (plan.attention, plan.ffn, plan.micro_batch) == best[1:]
+
+
+def test_stopped_search_returns_the_best_choice_so_far() -> None:
+    control = SearchControl()
+    control.stop()
+    answer = make_plan("afd", {**GIVEN, "tpot_s": 0.2}, control=control)
+    assert any("stopped" in line for line in answer["explanation"])
+    assert answer["tpot_s"] <= 0.2

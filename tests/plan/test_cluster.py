@@ -1,0 +1,135 @@
+"""Allocation equals an exhaustive search and respects its lower bound; servers are returned at least cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp import FieldError, InfeasibleError, make_plan
+from cdmpp.plan.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
+from cdmpp.plan.cluster.allocate import total_s
+from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest
+from cdmpp.plan.cluster.trace import Arrival, mean_completion_s, synthetic_trace
+from cdmpp.plan.cluster.view import draw
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.render import render
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "cluster.json"
+times = st.integers(1, 40)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[Job]:
+    out = []
+    for i in range(draw(st.integers(1, 4))):
+        counts = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True).map(sorted))
+        seconds = draw(st.lists(times, min_size=len(counts), max_size=len(counts)))
+        out.append(Job(str(i), tuple(counts), tuple(map(float, seconds))))
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(jobs(), st.integers(0, 14))
+def test_allocation_equals_the_exhaustive_optimum(given_jobs: list[Job], capacity: int) -> None:
+    first = least(given_jobs, capacity)
+    options = [job.workers if n else (0,) for job, n in zip(given_jobs, first, strict=True)]
+    feasible = [list(c) for c in itertools.product(*options) if sum(c) <= capacity]
+    best = min(total_s(given_jobs, c) for c in feasible)
+    chosen = allocate(given_jobs, capacity)
+    assert sum(chosen) <= capacity
+    assert total_s(given_jobs, chosen) == best
+    relaxed = total_s(given_jobs, first) - most_saved(given_jobs, first, capacity - sum(first))
+    assert relaxed <= best + 1e-9
+    for policy in (equal_share, greedy):
+        other = policy(given_jobs, capacity)
+        assert sum(other) <= capacity
+        assert [bool(n) for n in other] == [bool(n) for n in first]
+        assert total_s(given_jobs, other) >= best
+
+
+def test_the_knapsack_beats_greedy_where_steps_are_unequal() -> None:
+    # Greedy takes the best rate (3 for 1 worker), and then the large step no longer fits.
+    pair = [Job("a", (1, 2), (10.0, 7.0)), Job("b", (1, 3), (10.0, 5.0))]
+    assert greedy(pair, 4) == [2, 1]
+    assert allocate(pair, 4) == [1, 3]
+
+
+def test_a_job_that_does_not_fit_waits() -> None:
+    three = [Job("long", (4,), (100.0,)), Job("short", (2,), (1.0,)), Job("middle", (3,), (10.0,))]
+    assert least(three, 6) == [0, 2, 3]
+
+
+def test_the_cheapest_servers_are_returned() -> None:
+    servers = {"s1": {"a": 2}, "s2": {"a": 1, "b": 1}, "s3": {}}
+    workers, needed, cost = {"a": 4, "b": 1}, {"a": 2, "b": 1}, {"a": 50.0, "b": 5.0}
+    one = reclaim(servers, 1, workers, needed, cost)
+    assert (one.servers, one.preempted, one.cost_s) == (("s3",), (), 0.0)
+    two = reclaim(servers, 2, workers, needed, cost)
+    assert (two.servers, two.preempted, two.shrunk) == (("s1", "s3"), (), ("a",))
+    three = reclaim(servers, 3, workers, needed, cost)
+    assert (three.preempted, three.cost_s) == (("a", "b"), 55.0)
+
+
+def test_completion_time_of_a_small_trace() -> None:
+    job = Job("a", (1, 2), (10.0, 5.0))
+    assert mean_completion_s([Arrival(0.0, job)], 2, allocate) == pytest.approx(5)
+    assert mean_completion_s([Arrival(0.0, job)], 2, least) == pytest.approx(10)
+    # The second comes at 2, when six seconds of the first are left with one worker: it ends at 8. By then the
+    # second has done six tenths with one worker; two do the rest in two seconds.
+    both = [Arrival(0.0, job), Arrival(2.0, job)]
+    assert mean_completion_s(both, 2, allocate) == pytest.approx((8 + (6 + 2)) / 2)
+    with pytest.raises(ValueError, match="more workers"):
+        mean_completion_s(both, 0, allocate)
+
+
+def test_equal_seeds_give_equal_traces() -> None:
+    assert synthetic_trace(5, 1, 10, 100) == synthetic_trace(5, 1, 10, 100)
+    assert synthetic_trace(5, 1, 10, 100) != synthetic_trace(5, 2, 10, 100)
+
+
+def test_the_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:
+    value = json.loads(EXAMPLE.read_text())
+    answer = make_plan("cluster", value, predictor)
+    plan = ClusterPlan.model_validate(answer)
+    assert answer["reclaimed"]["servers"] == ["inference-1"]
+    assert answer["workers"] == 16 + 4
+    assert sum(job["workers"] for job in answer["jobs"]) <= 20
+    assert all(answer["total_remaining_s"] <= other + 1e-9 for other in answer["baselines"].values())
+    assert answer["gap"] >= -1e-9
+    assert any("conv2d" in line for line in answer["explanation"])
+    request = ClusterRequest.model_validate(value)
+    assert "above the lower bound" in render(plan.tables())
+    draw(request, plan).savefig(tmp_path / "cluster.png")
+
+
+JOB: dict[str, Any] = {"name": "a", "workers": [2, 4], "remaining_samples": 10, "samples_per_s": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "path"),
+    [
+        ({"gpus": 1, "jobs": [JOB]}, InfeasibleError, "gpus"),
+        ({"gpus": 4, "jobs": [JOB, JOB]}, FieldError, "jobs.1.name"),
+        ({"gpus": 4, "jobs": [{**JOB, "workers": [4, 2]}]}, FieldError, "jobs.0.workers"),
+        ({"gpus": 4, "jobs": [{**JOB, "samples_per_s": [1]}]}, FieldError, "jobs.0.samples_per_s"),
+        ({"gpus": 4, "jobs": [{**JOB, "samples_per_s": None}]}, FieldError, "jobs.0"),
+        ({"gpus": 4, "jobs": [JOB], "reclaim": 1}, FieldError, "reclaim"),
+        (
+            {"gpus": 4, "jobs": [JOB], "loans": [{"name": "s", "gpus": 1, "running": {"b": 1}}]},
+            FieldError,
+            "loans.0.running",
+        ),
+        ({"gpus": -1, "jobs": [JOB]}, FieldError, "gpus"),
+        ({"gpus": 1, "jobs": []}, FieldError, "jobs"),
+    ],
+)
+def test_error_names_the_field(request_: dict[str, Any], error: type[FieldError], path: str) -> None:
+    with pytest.raises(error) as caught:
+        make_plan("cluster", request_)
+    assert caught.value.path == path

@@ -1,0 +1,325 @@
+"""Fused pipelines: published instances, brute force on tiny ones, memory limits, and properties of all plans."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.plan.fused import Model, Problem, lower_bound_s, search
+from cdmpp.plan.fused.baselines import serial_1f1b
+from cdmpp.plan.fused.check import check
+from cdmpp.plan.fused.list_scheduling import list_schedule
+from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
+from cdmpp.plan.fused.timing import all_tasks, makespan_s, peaks, predecessor, run_order
+from cdmpp.plan.registry import make_plan
+from cdmpp.predict.requests.budget import Progress, SearchControl
+from cdmpp.utils.jit import COMPILED
+
+# Stages and micro-batches of both models, their forward seconds (backward takes twice as long), and the lower
+# bound: the instances in the results folder of the FlexFusion repository (RLHFuse, NSDI'25).
+PUBLISHED = [
+    (8, 4, 32, 16, 5, 4, 708),
+    (8, 4, 16, 8, 5, 4, 372),
+    (8, 4, 8, 4, 5, 4, 225),
+    (8, 8, 32, 32, 5, 2, 702),
+    (8, 8, 16, 16, 5, 2, 366),
+    (8, 8, 8, 8, 5, 2, 225),
+    (16, 8, 64, 32, 2, 2, 618),
+    (16, 8, 32, 16, 2, 2, 330),
+    (16, 8, 16, 8, 2, 2, 186),
+    (16, 16, 64, 64, 2, 1, 606),
+    (16, 16, 32, 32, 2, 1, 318),
+    (16, 16, 16, 16, 2, 1, 186),
+]
+SERIAL = [813, 477, 309, 819, 483, 315, 708, 420, 276, 711, 423, 279]
+
+
+def published(instance: int, **more: Any) -> dict[str, Any]:
+    p, q, m, n, f, g, _ = PUBLISHED[instance]
+    return {
+        "models": [
+            {"stages": p, "micro_batches": m, "forward_s": f, "backward_s": 2 * f, "direction": "down"},
+            {"stages": q, "micro_batches": n, "forward_s": g, "backward_s": 2 * g, "direction": "up"},
+        ],
+        "ranks": p,
+        "seed": 0,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("instance", range(12))
+def test_bound_and_serial_baseline_equal_those_of_the_published_instances(instance: int) -> None:
+    problem = FusedRequest.model_validate(published(instance)).problem()
+    assert lower_bound_s(problem) == PUBLISHED[instance][-1]
+    assert serial_1f1b(problem)[1] == SERIAL[instance]
+
+
+@pytest.mark.parametrize("instance", [1, 5] if COMPILED else [5])
+def test_published_instances_are_solved_to_the_bound(instance: int) -> None:
+    request = published(instance, budget_s=600, max_steps=800)
+    plan = make_plan("pipeline", request)
+    assert plan["makespan_s"] == plan["lower_bound_s"] == PUBLISHED[instance][-1]
+    assert plan["gap"] == 0
+    assert check(FusedRequest.model_validate(request), plan) == []
+    FusedPlan.model_validate(plan)
+
+
+def test_rank_of_follows_direction_and_replica() -> None:
+    problem = Problem(6, (Model(3, 1, 1, 1, "down"), Model(2, 1, 1, 1, "up")))
+    assert [problem.rank_of(problem.models[0], c, s) for c in (0, 1) for s in range(3)] == [0, 1, 2, 3, 4, 5]
+    assert [problem.rank_of(problem.models[1], c, s) for c in range(3) for s in (0, 1)] == [5, 4, 3, 2, 1, 0]
+    tasks = problem.tasks
+    assert tasks.rank[(tasks.model == 1) & (tasks.stage == 0)].tolist() == [5, 5, 3, 3, 1, 1]
+
+
+def tiny(draw: st.DrawFn, most_micro_batches: int) -> Problem:
+    ranks = draw(st.integers(1, 3))
+    divisors = [d for d in (1, 2, 3) if ranks % d == 0]
+    second = st.sampled_from([1.0, 2.0, 3.5])
+    model = st.builds(
+        Model,
+        st.sampled_from(divisors),
+        st.integers(1, most_micro_batches),
+        second,
+        second,
+        st.sampled_from(["down", "up"]),
+    )
+    return Problem(ranks, tuple(draw(st.lists(model, min_size=1, max_size=2))))
+
+
+@st.composite
+def unlimited(draw: st.DrawFn) -> Problem:
+    return tiny(draw, 2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(unlimited())
+def test_search_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
+    result = search(problem, seed=1, max_steps=800)
+    assert result.schedule.makespan_s == pytest.approx(optimal_makespan_s(problem), rel=1e-9)
+    assert result.lower_bound_s <= result.schedule.makespan_s * (1 + 1e-9)
+
+
+def optimal_makespan_s(problem: Problem) -> float:
+    """Least makespan, by enumeration of all active schedules except those that cannot beat the best so far.
+
+    Giffler and Thompson (1960): on the rank where a task can end first, every task that can start before that
+    end is tried. Micro-batches are equal, so they keep their order within a model, stage and pass.
+    """
+    tasks = problem.tasks
+    groups = len(tasks.count)
+    best = np.inf
+
+    def visit(done: tuple[int, ...], ends: dict[tuple[int, int], float], free: tuple[float, ...]) -> None:
+        nonlocal best
+        ready = {}
+        for g in range(groups):
+            i, p = done[g], tasks.before[g]
+            if i < tasks.count[g] and (p < 0 or done[p] > i):
+                ready[g] = max(free[tasks.rank[g]], ends[p, i] if p >= 0 else 0.0)
+        if not ready:
+            best = min(best, max(free))
+            return
+        if max(start + tasks.duration[g] + tasks.tail[g] for g, start in ready.items()) >= best - 1e-9:
+            return
+        work = [0.0] * problem.ranks
+        for g in range(groups):
+            work[tasks.rank[g]] += (tasks.count[g] - done[g]) * tasks.duration[g]
+        if max(f + w for f, w in zip(free, work, strict=True)) >= best - 1e-9:
+            return
+        first = min(ready, key=lambda g: ready[g] + tasks.duration[g])
+        rank, end = tasks.rank[first], ready[first] + tasks.duration[first]
+        for g in sorted(ready, key=lambda g: ready[g]):
+            if tasks.rank[g] == rank and ready[g] < end:
+                over = ready[g] + tasks.duration[g]
+                visit(
+                    tuple(n + (k == g) for k, n in enumerate(done)),
+                    {**ends, (g, done[g]): over},
+                    tuple(over if r == rank else f for r, f in enumerate(free)),
+                )
+
+    visit((0,) * groups, {}, (0.0,) * problem.ranks)
+    return float(best)
+
+
+@pytest.mark.parametrize("limit", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("directions", [("down", "up"), ("down", "down")])
+def test_search_finds_the_optimum_under_a_memory_limit(limit: float, directions: tuple[Any, Any]) -> None:
+    models = (Model(2, 2, 2.0, 3.0, directions[0]), Model(2, 1, 1.0, 4.0, directions[1]))
+    problem = Problem(2, models, limit)
+    spans = []
+    for order in itertools.product(*(rank_orders(row) for row in all_tasks(problem))):
+        if max(peaks(problem, order)) <= limit:
+            try:
+                spans.append(makespan_s(run_order(problem, order)))
+            except FieldError:
+                continue  # a deadlock
+    result = search(problem, seed=0, max_steps=2000)
+    assert result.schedule.makespan_s == min(spans)
+    assert result.lower_bound_s <= min(spans)
+
+
+def rank_orders(row: list[Any]) -> Iterator[list[Any]]:
+    """Every order of a rank's tasks in which passes of a kind keep their order, and F comes before its B."""
+    kinds = sorted({(task.model, task.way) for task in row})
+    repeated = [kind for kind in kinds for task in row if (task.model, task.way) == kind]
+    for sequence in sorted(set(itertools.permutations(repeated))):
+        queues = {kind: iter(sorted(t for t in row if (t.model, t.way) == kind)) for kind in kinds}
+        order = [next(queues[kind]) for kind in sequence]
+        place = {task: at for at, task in enumerate(order)}
+        if all(place[t._replace(way="F")] < place[t] for t in order if t.way == "B"):
+            yield order
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    ranks = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    seconds = st.floats(1e-4, 1e-2)
+    model = st.fixed_dictionaries(
+        {
+            "stages": st.sampled_from([d for d in range(1, ranks + 1) if ranks % d == 0]),
+            "micro_batches": st.integers(1, 5),
+            "forward_s": seconds,
+            "backward_s": seconds,
+            "direction": st.sampled_from(["down", "up"]),
+            "activation": st.floats(0.5, 3.0),
+        }
+    )
+    return {
+        "models": draw(st.lists(model, min_size=1, max_size=3)),
+        "ranks": ranks,
+        "max_activations": draw(st.none() | st.floats(3.0, 12.0)),
+        "budget_s": 600,
+        "max_steps": 40,
+        "seed": draw(st.integers(0, 5)),
+    }
+
+
+@settings(max_examples=20, deadline=None)
+@given(requests())
+def test_every_plan_passes_the_check_and_beats_its_baselines(request: dict[str, Any]) -> None:
+    plan = make_plan("pipeline", request)
+    FusedPlan.model_validate(plan)
+    assert check(FusedRequest.model_validate(request), json.loads(json.dumps(plan))) == []
+    assert plan["makespan_s"] <= min(plan["baselines"].values())
+    assert plan["makespan_s"] >= plan["lower_bound_s"]
+    if request["max_activations"] is not None:
+        assert max(plan["rank_peak_activations"]) <= request["max_activations"] * (1 + 1e-9)
+
+
+def test_equal_requests_give_equal_plans_and_seeds_differ() -> None:
+    request = published(4, budget_s=600, max_steps=200)
+    first, again = (make_plan("pipeline", request) for _ in range(2))
+    assert first == again
+    other = make_plan("pipeline", {**request, "seed": 1})
+    assert other["order"] != first["order"]
+
+
+def test_makespan_grows_as_memory_shrinks_to_one_activation() -> None:
+    request = published(5, budget_s=600, max_steps=300)
+    spans = [make_plan("pipeline", {**request, "max_activations": most})["makespan_s"] for most in (8, 4, 2, 1)]
+    assert spans == sorted(spans)
+    # One micro-batch of one model at a time: (5 + 10) * 8 stages and (2 + 4) * 8, eight times each.
+    assert spans[-1] <= 8 * (15 * 8 + 6 * 8)
+    with pytest.raises(InfeasibleError, match="at least 1 is needed") as error:
+        make_plan("pipeline", {**request, "max_activations": 0.99})
+    assert error.value.path == "max_activations"
+
+
+@pytest.mark.parametrize(
+    ("instance", "limit", "text"),
+    [
+        (5, None, "model 0 alone takes as long"),
+        (1, None, "one rank sets the lower bound"),
+        (5, 2, "the memory limit sets the lower bound"),
+    ],
+)
+def test_explanation_names_what_determines_the_bound(instance: int, limit: float | None, text: str) -> None:
+    plan = make_plan("pipeline", published(instance, max_activations=limit, budget_s=600, max_steps=2))
+    assert any(text in line for line in plan["explanation"])
+
+
+def test_memory_falls_to_that_of_the_larger_model_alone() -> None:
+    # The published plan of this instance holds 8 activations of the first model: what 1F1B holds.
+    request = published(5, budget_s=600, max_steps=1500)
+    request["models"][0]["activation"], request["models"][1]["activation"] = 1.95, 1.0
+    plan = make_plan("pipeline", request)
+    assert plan["makespan_s"] == 225
+    assert plan["peak_activations"] == pytest.approx(8 * 1.95)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"ranks": 12}, "models.0.stages"),
+        ({"models": []}, "models"),
+        ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1}]}, "models.0"),
+        ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1, "backward_s": 0}]}, "models.0.backward_s"),
+        ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1e9, "backward_s": 1e-9}]}, "models"),
+    ],
+)
+def test_invalid_requests_are_refused_with_their_path(change: dict[str, Any], path: str) -> None:
+    with pytest.raises(FieldError) as error:
+        make_plan("pipeline", {**published(1), **change})
+    assert error.value.path == path
+
+
+def test_progress_reports_better_and_better_plans() -> None:
+    reports: list[Progress] = []
+    request = FusedRequest.model_validate(published(4, budget_s=600, max_steps=400))
+    plan = request.solve(SearchControl(60, reports.append, every_s=0.0))
+    makespans = [report.best for report in reports if report.best is not None]
+    assert makespans == sorted(makespans, reverse=True) and makespans[-1] == plan.makespan_s
+    assert reports[-1].answer is not None and reports[-1].answer() == plan
+
+
+def test_stopped_search_returns_its_best_plan() -> None:
+    control = SearchControl(60)
+    control.stop()
+    request = FusedRequest.model_validate(published(4))
+    assert check(request, request.solve(control).model_dump()) == []
+
+
+def test_costs_are_given_once() -> None:
+    request = published(5)
+    request["models"][1]["forward"] = {"programs": [{"program": {"operator": "linear"}}], "device": "t4"}
+    with pytest.raises(FieldError, match="give either forward_s or forward") as error:
+        make_plan("pipeline", request)
+    assert error.value.path == "models.1"
+
+
+@pytest.mark.skipif(not COMPILED, reason="numba is not installed")
+def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
+    problem = FusedRequest.model_validate(published(2)).problem()
+    tasks = problem.tasks
+    rng = np.random.default_rng(0)
+    for limit, patience in ((np.inf, 0.5), (9.0, 0.5), (np.inf, -1.0), (9.0, -1.0)):
+        priority = rng.normal(size=tasks.size)
+        window, limits = np.full(len(tasks.count), 4), np.full(problem.ranks, limit)
+        results = []
+        for function in (list_schedule, list_schedule.py_func):  # type: ignore[attr-defined]
+            start, peak = np.zeros(tasks.size), np.zeros(problem.ranks)
+            makespan = function(
+                tasks.arrays, window, limits, limit < 10, priority, patience, start, peak, np.zeros(1, np.int64)
+            )
+            results.append((makespan, start.tolist(), peak.tolist()))
+        assert results[0] == results[1]
+
+
+def test_predecessors_run_down_the_stages_and_back() -> None:
+    problem = Problem(2, (Model(2, 1, 1, 1),))
+    forward = all_tasks(problem)[0][0]
+    chain = []
+    task = forward._replace(way="B")
+    while task is not None:
+        chain.append((task.way, task.stage))
+        task = predecessor(problem, task)  # type: ignore[assignment]
+    assert chain == [("B", 0), ("B", 1), ("F", 1), ("F", 0)]

@@ -1,0 +1,208 @@
+"""Cuts and sub-micro-batches of multimodal plans against brute force, and the bound that holds for all of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.planning.multimodal_exact import WITHIN, compare, random_case
+from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.multimodal import Module, StepSolution, plan_step
+from cdmpp.plan.multimodal.check import check
+from cdmpp.plan.multimodal.links import link_items
+from cdmpp.plan.multimodal.memory import Memory
+from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.request_bound import request_bound_s
+from cdmpp.plan.multimodal.schedule import RULES, list_schedule
+from cdmpp.plan.multimodal.schema import MultimodalRequest
+from cdmpp.plan.multimodal.sequence import sequence_by
+from cdmpp.plan.multimodal.space import cuts_of, every_cut, most_segments, place
+from cdmpp.plan.multimodal.tasks import make_tasks
+from cdmpp.predict.requests import budget
+from cdmpp.predict.requests.budget import SearchControl
+
+SIZES = np.array([1.0, 2.0, 4.0, 8.0])
+
+
+def module(name: str, layers: int, item_s: float, fixed_s: float, after: tuple[int, ...] = ()) -> Module:
+    """A module whose layers take a fixed time and a time for each item; backward twice as long."""
+    seconds = item_s * (fixed_s + SIZES)
+    return Module(name, (1.0,) * layers, SIZES, seconds, 2 * seconds, after)
+
+
+def chain(*modules: tuple[int, float, float]) -> list[Module]:
+    return [module(f"m{i}", *given, (i - 1,) if i else ()) for i, given in enumerate(modules)]
+
+
+CHAIN = chain((7, 0.925, 0.25), (6, 0.99, 2.0), (10, 0.83, 0.25))
+
+
+def plan(modules: list[Module], batch: list[int], ranks: int, max_steps: int, **more: Any) -> StepSolution:
+    return plan_step(modules, batch, ranks, control=SearchControl(600.0), max_steps=max_steps, **more)
+
+
+# Against brute force
+
+
+@pytest.fixture(scope="module")
+def compared() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    return [compare(random_case(rng, max_designs=2000, max_passes=32), max_steps=1000) for _ in range(10)]
+
+
+def test_plans_are_within_one_percent_of_the_shortest_of_all_designs_and_orders(compared: list[dict[str, Any]]) -> None:
+    assert [row["excess"] for row in compared if row["excess"] > WITHIN] == []
+
+
+def test_lower_bound_is_not_above_the_shortest_plan(compared: list[dict[str, Any]]) -> None:
+    assert all(row["lower_bound_s"] <= row["shortest_s"] * (1 + 1e-9) for row in compared)
+
+
+def test_plans_called_complete_are_the_shortest(compared: list[dict[str, Any]]) -> None:
+    complete = [row for row in compared if row["complete"]]
+    assert len(complete) > 2
+    for row in complete:
+        assert row["makespan_s"] == row["lower_bound_s"] == pytest.approx(row["shortest_s"], rel=1e-9)
+
+
+# Larger steps
+
+
+def test_sizes_that_are_no_halves_of_the_rules_are_found() -> None:
+    # 15 items in 5 sub-micro-batches of 3. In 4, the rule's number, or in 8 and 15 the step takes 442 s.
+    solution = plan([module("a", 22, 1.0, 1.0)], [15], 4, 2000)
+    assert solution.schedule.makespan_s <= 396.0
+    assert solution.bound_s < 396.0 and not solution.complete
+
+
+def test_uneven_cuts_and_counts_of_three_modules_are_found() -> None:
+    solution = plan(CHAIN, [10, 11, 4], 5, 2500)
+    # With the rule's sizes, their halves and quarters on even cuts the step takes 228 s.
+    assert solution.schedule.makespan_s <= 200.0
+    assert solution.bound_s <= solution.searched_bound_s <= solution.schedule.makespan_s
+
+
+def test_plan_is_not_longer_than_with_any_efficiency_of_the_rule() -> None:
+    modules = chain((8, 0.5, 1.0), (9, 1.0, 0.25))
+    default = plan(modules, [9, 7], 3, 200).schedule.makespan_s
+    for efficiency in (0.5, 0.6, 0.7, 0.8, 0.9, 0.99):
+        solution = plan(modules, [9, 7], 3, 200, efficiency=efficiency)
+        assert default <= solution.schedule.makespan_s * (1 + 1e-12)
+        assert solution.schedule.makespan_s <= min(solution.baselines_s.values())
+
+
+# The lower bound
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[Module], list[int], int]:
+    ranks, count = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    seconds = st.lists(st.integers(1, 40), min_size=4, max_size=4).map(lambda row: np.array(sorted(row)) / 4)
+    modules = []
+    for i in range(count):
+        after = tuple(draw(st.sets(st.integers(0, i - 1), max_size=2))) if i else ()
+        layers = draw(st.lists(st.sampled_from([1.0, 1.0, 0.5, 2.0]), min_size=1, max_size=9))
+        modules.append(Module(f"m{i}", tuple(layers), SIZES, draw(seconds), draw(seconds), after))
+    batch = draw(st.lists(st.integers(0, 12), min_size=count, max_size=count).filter(any))
+    return modules, batch, ranks
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps(), st.integers(0, 2**31))
+def test_lower_bound_holds_for_random_cuts_counts_and_orders(
+    step: tuple[list[Module], list[int], int], seed: int
+) -> None:
+    modules, batch, ranks = step
+    rng = np.random.default_rng(seed)
+    cuts = []
+    for one in modules:
+        parts = ranks * int(rng.integers(1, most_segments(one, ranks) + 1))
+        cuts.append((0, *sorted(rng.integers(len(one.layers) + 1, size=parts - 1).tolist()), len(one.layers)))
+    items = [split_evenly(n, int(rng.integers(1, n + 1))) if n else () for n in batch]
+    links = link_items(modules, batch)
+    tasks = make_tasks(modules, place(tuple(cuts), ranks), items, ranks, Memory(), links)
+    schedule = list_schedule(tasks, sequence_by(tasks, rng.random(tasks.segments)), RULES[seed % len(RULES)])
+    assert request_bound_s(modules, batch, ranks, links) <= schedule.makespan_s * (1 + 1e-9)
+
+
+def test_lower_bound_of_one_module_is_that_of_the_best_pipeline() -> None:
+    sizes = np.array([1.0])
+    for segments, seconds in ((1, 90.0), (2, 81.0)):
+        one = Module("a", (1.0,) * 8, sizes, sizes, 2 * sizes, segments=segments)
+        assert request_bound_s([one], [12], 4, link_items([one], [12])) == seconds
+
+
+# Cuts
+
+
+def test_cuts_and_placements_are_inverse_and_empty_parts_are_left_out() -> None:
+    cuts = ((0, 2, 2, 5, 5, 5, 6), (0, 0, 4, 4))
+    placement = place(cuts, 3)
+    assert [[(c.segment, c.rank, c.first, c.layers) for c in row] for row in placement.chunks] == [
+        [(0, 0, 0, 2), (0, 2, 2, 3), (1, 2, 5, 1)],
+        [(0, 1, 0, 4)],
+    ]
+    assert cuts_of(placement, 3) == cuts
+    assert len(list(every_cut(4, 3))) == len(set(itertools.combinations_with_replacement(range(5), 2)))
+
+
+# Budget
+
+
+def form(name: str, layers: int, after: list[str]) -> dict[str, Any]:
+    cost = {"sizes": [1, 2, 4], "forward_s": [1.25, 2.0, 3.5], "backward_s": [2.5, 4.0, 7.0]}
+    return {"name": name, "layers": layers, "after": after, "cost": cost}
+
+
+REQUEST = {
+    "modules": [form("vision", 24, []), form("language", 32, ["vision"])],
+    "batch": {"vision": 40, "language": 30},
+    "ranks": 8,
+    "budget_s": 1.0,
+}
+
+
+def test_search_checks_the_budget_after_every_few_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += 0.001
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(budget, "time", clock)
+    solution = plan_step(chain((24, 1.0, 0.5), (32, 1.0, 1.0)), [40, 30], 8, control=SearchControl(0.5))
+    # Readings of the clock, one in a millisecond: few after the budget, and not many orders between two of them.
+    assert clock.now < 0.55
+    assert 0 < solution.steps < 16 * 500
+
+
+def test_stopped_search_answers_at_once_with_a_plan_that_passes_the_check() -> None:
+    request = read_request(MultimodalRequest, REQUEST)
+    control = SearchControl(600.0)
+    control.stop()
+    answer = request.solve(control).model_dump()
+    assert answer["steps"] <= 4
+    assert check(request, answer) == []
+
+
+def test_search_that_is_stopped_by_its_listener_answers_with_the_best_plan_so_far() -> None:
+    request = read_request(MultimodalRequest, REQUEST)
+    seen: list[float] = []
+
+    def stop(progress: Any) -> None:
+        seen.append(progress.best)
+        if len(seen) == 5:
+            control.stop()
+
+    control = SearchControl(600.0, stop, every_s=0.0)
+    answer = request.solve(control).model_dump()
+    assert len(seen) <= 6
+    assert answer["makespan_s"] <= min(seen)
+    assert check(request, answer) == []

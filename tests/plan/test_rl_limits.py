@@ -1,0 +1,132 @@
+"""RL plans of large requests: many units, budgets that hold, and searches that end when they are stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cdmpp.plan.base.solve import read_request, solve_request
+from cdmpp.plan.rl import dispatch, generation, migration, mixture, solver
+from cdmpp.plan.rl.plan_schema import RlPlan
+from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.sizes import grid
+from cdmpp.predict.requests import budget
+from cdmpp.predict.requests.budget import SearchControl
+
+REQUEST: dict[str, Any] = {
+    "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
+    "samples_per_step": 256,
+    "decode": {"a_s": 0.01, "b_s": 0.0002},
+    "kv": {"max_batch": 16},
+    "inference": 0.2,
+    "pools": [
+        {"name": "here", "units": 12, "price_per_hour": 3, "site": "a"},
+        {"name": "there", "units": 10, "price_per_hour": 1, "site": "b"},
+    ],
+    "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
+    "weights": {"same_site_s": 0.5, "cross_site_s": 4},
+    "draws": 2,
+}
+
+
+def solve(control: SearchControl | None = None, **changes: Any) -> RlPlan:
+    return solve_request(read_request(RlRequest, {**REQUEST, **changes}), control=control)
+
+
+class Clock:
+    """Time that passes by simulated samples alone, and an action at a given time."""
+
+    def __init__(self, sample_s: float) -> None:
+        self.now_s, self.sample_s = 0.0, sample_s
+        self.at_s = np.inf
+        self.action: Callable[[], None] = print
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def simulate(self, engine: Any, lengths: Any, *rest: Any, **options: Any) -> Any:
+        self.now_s += self.sample_s * len(lengths)
+        if self.now_s >= self.at_s:
+            self.at_s = np.inf
+            self.action()
+        return generation.generate(engine, lengths, *rest, **options)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    # The seconds of one simulation at the limits of the service: 65,536 samples in 50 ms.
+    made = Clock(0.05 / REQUEST["samples_per_step"])
+    monkeypatch.setattr(budget, "time", made)
+    for module in (dispatch, migration, mixture):
+        monkeypatch.setattr(module, "generate", made.simulate)
+    yield made
+
+
+@pytest.mark.parametrize("budget_s", [1.0, 3.0, 10.0])
+@pytest.mark.parametrize("mix_pools", [False, True])
+def test_budget_holds_within_a_tenth_and_a_second(clock: Clock, budget_s: float, mix_pools: bool) -> None:
+    plan = solve(budget_s=budget_s, mix_pools=mix_pools)
+    assert clock.now_s <= 1.1 * budget_s + 1
+    assert clock.now_s >= 0.5 * budget_s or plan.complete
+    assert {"random", "floor", "colocated"} <= set(plan.baselines)
+    assert plan.gap >= 0
+
+
+@pytest.mark.parametrize("at_s", [0.5, 4.0, 12.0, 20.0, 27.0])
+def test_stopped_search_gives_its_best_plan_within_two_seconds(clock: Clock, at_s: float) -> None:
+    control = SearchControl(40.0)
+    clock.at_s, clock.action = at_s, control.stop
+    plan = solve(control)
+    assert at_s <= clock.now_s <= at_s + 2
+    assert plan.step_s >= plan.lower_bound_s
+
+
+def test_compilation_is_not_part_of_the_budget(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = solve(budget_s=600.0, max_steps=6)
+
+    def compile_slowly() -> None:
+        clock.now_s += 500
+
+    monkeypatch.setattr(solver, "compile_loops", compile_slowly)
+    assert solve(budget_s=600.0, max_steps=6) == complete
+
+
+def test_ten_thousand_units_of_a_pool_are_planned() -> None:
+    pools = [{**pool, "units": 10_000} for pool in REQUEST["pools"]]
+    plan = solve(pools=pools, budget_s=600.0, max_steps=20, samples_per_step=2048, inference=0.01)
+    assert plan.training is not None
+    # Separate units that train take nearly no time, so that the longest sample decides.
+    assert plan.gap < 0.02
+    assert plan.baselines["random"] >= plan.step_s * (1 - 1e-9)
+
+
+def test_search_among_many_units_finds_what_the_search_of_all_finds() -> None:
+    units = 700
+    pools = [{**REQUEST["pools"][0], "units": units, "decode": {"a_s": 0.01, "b_s": 0.001}, "stages": ["generation"]}]
+    pools.append({**REQUEST["pools"][1], "units": units, "stages": ["training"]})
+    changes: dict[str, Any] = {
+        "pools": pools,
+        "inference": 0.0,
+        "draws": 2,
+        "samples_per_step": 1024,
+        "objective": "cost",
+    }
+    found = solve(**changes, budget_s=600.0, max_steps=60)
+    complete = solve(**changes, budget_s=600.0)
+    assert complete.complete
+    assert not found.complete
+    assert found.price_per_step <= 1.005 * complete.price_per_step
+    assert found.objective.lower_bound <= found.price_per_step
+
+
+@pytest.mark.parametrize("most", [1, 5, 512, 513, 10_000, 1_000_000])
+def test_grid_has_both_ends_and_few_numbers(most: int) -> None:
+    counts = grid(most)
+    assert counts[0] == 1
+    assert counts[-1] == most
+    assert len(counts) <= 514
+    assert (np.diff(counts) > 0).all()
+    assert (counts[1:] <= 1.03 * counts[:-1] + 1).all()

@@ -1,0 +1,203 @@
+"""Dimensions and parameter counts of published configurations, and errors of others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fuzz.seeds import DEEPSEEK_V2_LITE
+from cdmpp.errors import DataError, FieldError
+from cdmpp.predict.llm import read_config
+from cdmpp.predict.llm.families import FAMILIES
+from cdmpp.predict.llm.parameters import parameter_count
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "llm"
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+#: Published numbers of parameters, in billions.
+PUBLISHED = {
+    "deepseek-v3": 671.0,
+    "gemma-2-9b": 9.24,
+    "gpt2-xl": 1.558,
+    "llama-3.1-70b": 70.6,
+    "llama-3.1-8b": 8.03,
+    "mixtral-8x7b": 46.7,
+    "qwen2.5-14b": 14.77,
+    "qwen3-30b-a3b": 30.5,
+}
+#: Further architectures: fields of the published file, and parameters in billions.
+OTHERS: dict[str, tuple[dict[str, Any], float]] = {
+    "llama-2-7b": (LLAMA, 6.738),
+    "mistral-7b": ({**LLAMA, "model_type": "mistral", "intermediate_size": 14336, "num_key_value_heads": 8}, 7.242),
+    "qwen3-8b": (
+        {
+            **LLAMA,
+            "model_type": "qwen3",
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "vocab_size": 151936,
+        },
+        8.19,
+    ),
+    "qwen2-57b-a14b": (
+        {
+            "model_type": "qwen2_moe",
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "vocab_size": 151936,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2560,
+            "shared_expert_intermediate_size": 20480,
+        },
+        57.4,
+    ),
+    "gemma-2b": (
+        {
+            "model_type": "gemma",
+            "hidden_size": 2048,
+            "intermediate_size": 16384,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "vocab_size": 256000,
+        },
+        2.506,
+    ),
+    "gemma-3-4b": (
+        {
+            "model_type": "gemma3",
+            "vision_config": {"hidden_size": 1152},
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "num_hidden_layers": 34,
+                "sliding_window": 1024,
+            },
+        },
+        3.88,
+    ),
+    "opt-6.7b": (
+        {
+            "architectures": ["OPTForCausalLM"],
+            "hidden_size": 4096,
+            "ffn_dim": 16384,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "vocab_size": 50272,
+            "max_position_embeddings": 2048,
+            "word_embed_proj_dim": 4096,
+        },
+        6.658,
+    ),
+    "deepseek-v2-lite": (DEEPSEEK_V2_LITE, 15.7),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_examples_have_the_published_number_of_parameters(name: str) -> None:
+    count = parameter_count(read_config(EXAMPLES / f"{name}.json"))
+    assert count == pytest.approx(PUBLISHED[name] * 1e9, rel=0.01)
+
+
+def test_every_example_is_listed_above() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.json")) == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_architectures_have_the_published_number_of_parameters(name: str) -> None:
+    fields, billions = OTHERS[name]
+    assert parameter_count(read_config(fields)) == pytest.approx(billions * 1e9, rel=0.01)
+
+
+def test_text_config_is_read_and_other_inputs_are_listed() -> None:
+    gemma = read_config(OTHERS["gemma-3-4b"][0])
+    assert gemma.left_out == ("vision_config",)
+    assert (gemma.heads, gemma.kv_heads, gemma.head_dim, gemma.tied) == (8, 4, 256, True)
+    # Every sixth of 34 layers attends to all tokens.
+    assert (gemma.window, gemma.windowed_layers) == (1024, 29)
+
+
+def test_first_layers_of_deepseek_v3_are_dense() -> None:
+    config = read_config(EXAMPLES / "deepseek-v3.json")
+    assert (config.dense_layers, config.moe_layers) == (3, 58)
+    assert config.experts is not None
+    assert config.experts.shared == 2048
+    assert (config.weights, config.weight_scaling) == ("float8_e4m3", "block128")
+
+
+def test_layer_types_give_the_number_of_windowed_layers() -> None:
+    types = ["sliding_attention"] * 20 + ["full_attention"] * 12
+    config = read_config({**LLAMA, "model_type": "mistral", "sliding_window": 512, "layer_types": types})
+    assert (config.window, config.windowed_layers) == (512, 20)
+
+
+def test_unused_window_of_qwen2_is_ignored() -> None:
+    fields = {**LLAMA, "model_type": "qwen2", "sliding_window": 4096, "max_window_layers": 28}
+    assert read_config(fields).windowed_layers == 0
+    assert read_config({**fields, "use_sliding_window": True}).windowed_layers == 4
+
+
+def test_unknown_architecture_lists_the_known_ones() -> None:
+    with pytest.raises(FieldError, match=r"config\.model_type: 'mamba' is not known") as caught:
+        read_config({**LLAMA, "model_type": "mamba"})
+    assert all(name in caught.value.hint for name in FAMILIES)
+    with pytest.raises(FieldError, match="did you mean llama"):
+        read_config({**LLAMA, "model_type": "Llama2"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"hidden_size": None}, r"config\.hidden_size: missing"),
+        ({"hidden_size": "4096"}, r"config\.hidden_size: '4096' is not allowed"),
+        ({"num_hidden_layers": 0}, r"config\.num_hidden_layers: '0' is not allowed"),
+        ({"num_attention_heads": True}, r"config\.num_attention_heads: 'True' is not allowed"),
+        ({"num_attention_heads": 31}, r"31 does not divide hidden_size=4096"),
+        ({"num_key_value_heads": 5}, r"5 does not divide num_attention_heads=32"),
+        ({"tie_word_embeddings": "yes"}, r"config\.tie_word_embeddings: 'yes' is not allowed"),
+        ({"model_type": None}, r"config\.model_type: missing"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "3 exceeds num_local_experts=2"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes' with 4 bits is not known"),
+        ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"]}, "one type per layer"),
+        ({"model_type": "opt", "ffn_dim": 1, "word_embed_proj_dim": 512}, "512 differs from hidden_size=4096"),
+    ],
+)
+def test_impossible_fields_are_errors_that_name_the_field(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(FieldError, match=message):
+        read_config({**LLAMA, **changed})
+
+
+def test_unreadable_files_are_errors(tmp_path: Path) -> None:
+    broken, number = tmp_path / "broken.json", tmp_path / "number.json"
+    broken.write_text('{"model_type": ')
+    number.write_text("3")
+    for path, message in (
+        (broken, "is not JSON"),
+        (number, "is not a JSON object"),
+        (tmp_path / "absent.json", "cannot be read"),
+        ("x" * 5000, "cannot be read"),
+        ("a\0b", "is not a path"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_config(path)
+
+
+def test_folder_of_a_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_config(tmp_path).intermediate == 11008

@@ -1,0 +1,128 @@
+"""``predict_module``: totals, phases, tables, several devices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
+from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions
+from cdmpp.predict.predictor import LatencyPredictor
+
+X = torch.empty(8, 64)
+NET = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
+PROGRAMS = [
+    "linear:dtype=float32,m=8,n=128,k=64,bias=true",
+    "relu:dtype=float32,rows=8,cols=128",
+    "linear:dtype=float32,m=8,n=32,k=128,bias=true",
+]
+
+
+class Incomplete(nn.Module):
+    """Launches a kernel without an operator in the backward pass too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.inv(self.layer(x))
+
+
+@pytest.fixture(scope="module")
+def trained(predictor: LatencyPredictor) -> ModulePrediction:
+    return predictor.predict_module(NET, X, "t4", mode="training", optimizer="adamw")
+
+
+def test_total_is_the_sum_of_the_programs_as_pytorch_calls_them(predictor: LatencyPredictor) -> None:
+    answer = predictor.predict_module(NET, X, "t4")
+    alone = predictor.predict(PROGRAMS, "t4", protocol="eager", framework="pytorch")
+    assert [program.prediction for program in answer.programs] == alone
+    assert [program.module for program in answer.programs] == ["0", "1", "2"]
+    for name in ("latency_s", "lower_s", "upper_s"):
+        assert getattr(answer, name) == pytest.approx(sum(getattr(p, name) for p in alone), rel=1e-12)
+    assert (answer.total.launches, answer.total.programs, answer.total.lower_bound) == (3, 3, False)
+    assert sum(program.share or 0 for program in answer.programs) == pytest.approx(1)
+    assert answer.latency_ms == pytest.approx(1e3 * (answer.latency_s or 0))
+    assert (answer.device, answer.protocol, answer.framework, answer.mode) == ("t4", "eager", "pytorch", "inference")
+
+
+def test_phases_add_up_to_the_total(trained: ModulePrediction) -> None:
+    assert list(trained.phases) == ["forward", "backward", "optimizer"]
+    for name in ("latency_s", "lower_s", "upper_s", "launches"):
+        parts = [getattr(total, name) for total in trained.phases.values()]
+        assert getattr(trained.total, name) == pytest.approx(sum(parts), rel=1e-12)
+    assert trained.phases["forward"].launches == 3
+
+
+def test_several_devices_equal_single_calls(predictor: LatencyPredictor) -> None:
+    several = predictor.predict_module(NET, X, ["t4", "a100-pcie-40gb"], mode="training", dtype="float16")
+    single = [
+        predictor.predict_module(NET, X, device, mode="training", dtype="float16")
+        for device in ("t4", "a100-pcie-40gb")
+    ]
+    assert isinstance(several, ModulePredictions) and several == single
+    assert several.latency_ms == [answer.latency_ms for answer in single]
+    assert predictor.predict_module(NET, X, ["t4"], mode="training", dtype="float16") == single[:1]
+
+
+def test_protocol_framework_and_quantiles_are_those_of_the_call(predictor: LatencyPredictor) -> None:
+    answer = predictor.predict_module(NET, X, "t4", protocol="kernel", framework=None, quantiles=(0.25, 0.75))
+    assert [p.prediction for p in answer.programs] == predictor.predict(PROGRAMS, "t4", quantiles=(0.25, 0.75))
+
+
+def test_calls_without_an_operator_make_the_total_of_their_phase_a_lower_bound(predictor: LatencyPredictor) -> None:
+    answer = predictor.predict_module(Incomplete(), torch.empty(64, 64), "t4", mode="training")
+    assert [(entry.operator, entry.count) for entry in answer.left_out] == [("aten.linalg_inv_ex", 1)]
+    assert answer.total.lower_bound
+    assert {phase: total.lower_bound for phase, total in answer.phases.items()} == {"forward": True, "backward": False}
+    assert "not predicted: aten.linalg_inv_ex" in answer._repr_html_() and "at least " in answer._repr_html_()
+    bare = nn.Module()
+    bare.forward = torch.linalg.inv  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="linalg_inv_ex"):
+        predictor.predict_module(bare, torch.empty(4, 4), "t4")
+
+
+def test_answers_are_json(trained: ModulePrediction) -> None:
+    value = json.loads(json.dumps(trained.to_dict()))
+    assert value["total"]["latency_s"] == trained.latency_s and value["phases"]["forward"]["launches"] == 3
+    entry = value["programs"][0]
+    assert entry["name"] == PROGRAMS[0] and entry["seconds"] == entry["count"] * entry["latency_s"]
+    assert {"phase", "module", "share", "domain", "lower_s"} <= set(entry)
+
+
+def test_arrow_has_a_row_per_program_and_device(trained: ModulePrediction) -> None:
+    table = ModulePredictions([trained, replace(trained, device="other")]).to_arrow()
+    assert table.num_rows == 2 * len(trained.programs) and trained.to_arrow().equals(
+        table.slice(0, len(trained.programs))
+    )
+    for name in ("latency_s", "seconds", "seconds_lower", "seconds_upper"):
+        assert table.schema.field(name).metadata == {b"unit": b"s"}
+    assert sum(table["seconds"].to_pylist()) == pytest.approx(2 * (trained.latency_s or 0))
+    assert sum(table["seconds_upper"].to_pylist()) == pytest.approx(2 * (trained.upper_s or 0))
+    frame = table.to_pandas().groupby(["device", "phase"])["share"].sum()
+    assert frame.groupby("device").sum().tolist() == pytest.approx([1, 1])
+
+
+def test_html_has_totals_and_programs_and_escapes_names(trained: ModulePrediction) -> None:
+    text = trained._repr_html_()
+    assert text.count("<tr>") == (1 + 4) + (1 + len(trained.programs))
+    assert all(name in text for name in ("forward", "backward", "optimizer", "domain", " – ", PROGRAMS[0]))
+    evil = replace(trained, name="<b>x</b>", device="<i>")
+    assert "<b>" not in evil._repr_html_() and "&lt;b&gt;x" in evil._repr_html_()
+    both = ModulePredictions([trained, evil])._repr_html_()
+    assert both.count("<tr>") == 3 and "<i>" not in both
+    assert ModulePredictions()._repr_html_().count("<tr>") == 1
+
+
+def test_wrong_devices_and_options_are_refused(predictor: LatencyPredictor) -> None:
+    with pytest.raises(UnknownDeviceError, match="a101"):
+        predictor.predict_module(NET, X, ["t4", "a101"])
+    with pytest.raises(InvalidDeviceError, match="empty"):
+        predictor.predict_module(NET, X, [])
+    with pytest.raises(DataError, match="protocol 'slow'"):
+        predictor.predict_module(NET, X, "t4", protocol="slow")  # type: ignore[arg-type]

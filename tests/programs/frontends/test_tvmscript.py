@@ -1,0 +1,324 @@
+"""TVMScript: what is let through, and that nothing else is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.frontends.tvmscript_check import T_DOTTED, T_NAMES, checked_functions
+from cdmpp.programs.program import TensorProgram
+
+HEAD = """from tvm.script import tirx as T
+@T.prim_func(s_tir=True)
+def f(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+"""
+COPY = (
+    HEAD
+    + """
+    for i in range(4):
+        with T.sblock("copy"):
+            vi = T.axis.spatial(4, i)
+            b[vi] = a[vi]
+"""
+)
+TILED = """# from tvm.script import ir as I
+# from tvm.script import tirx as T
+
+@I.ir_module
+class Module:
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((64, 64), "float32"), input: T.Buffer((64, 64), "float32"), C: T.Buffer((64, 64), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        # with T.sblock("root"):
+        for i_0, j_0 in T.grid(4, 8):
+            for i_1 in T.parallel(16):
+                for j_1 in T.vectorized(8):
+                    with T.sblock("C_init"):
+                        vi = T.axis.spatial(64, i_0 * 16 + i_1)
+                        vj = T.axis.spatial(64, j_0 * 8 + j_1)
+                        T.reads()
+                        T.writes(C[vi, vj])
+                        C[vi, vj] = T.float32(0.0)
+                for k, j_1 in T.grid(64, 8):
+                    with T.sblock("C_update"):
+                        vi = T.axis.spatial(64, i_0 * 16 + i_1)
+                        vj = T.axis.spatial(64, j_0 * 8 + j_1)
+                        vk = T.axis.reduce(64, k)
+                        T.reads(C[vi, vj], A[vi, vk], input[vk, vj])
+                        T.writes(C[vi, vj])
+                        C[vi, vj] = C[vi, vj] + A[vi, vk] * input[vk, vj]
+"""
+
+STATEMENTS = [
+    '__import__("os").system("true")',
+    'open("x")',
+    'x = eval("1")',
+    'exec("1")',
+    "print(1)",
+    "T.evaluate(range)",
+    "T.__builtins__",
+    "T.tvm.x()",
+    "T.call_kernel(1)",
+    "T.builder.ir",
+    "T.evaluate(T)",
+    "T.sqrt = 1",
+    "x = T.axis",
+    "x = T.meta_var(3)",
+    "T.inline(1)",
+    "T.cuda.func_call('f')",
+    "T.call_packed('f')",
+    "a.__class__",
+    "a.data.x",
+    "a.data[0](1)",
+    'a[0] = getattr(a, "x")',
+    "x = (lambda: 1)()",
+    "x = [i for i in range(3)]",
+    'x = f"{a}"',
+    "x = 2 ** 99",
+    "x = 9**9",
+    'x = "a" * 10',
+    "x = [0] * 1000000000",
+    "x = 1 << 99999999",
+    "x = [1]",
+    "x = {}",
+    "x = a.dtype * 1000000000",
+    "x = a.shape * 1000000",
+    "x = a.shape[0:1]",
+    "x = ('%99d' % 1)",
+    'x = "a"[0]',
+    "x = [1][0]",
+    "x = (1 if 1 else [1]) * 99",
+    "import os",
+    "global x",
+    "del a",
+    'x = b"1"',
+    "x = 1j",
+    "x = ...",
+    "x = (yield)",
+    "(x := 1)",
+    "T.evaluate(*[1])",
+    "T.evaluate(**{})",
+    "x = not_defined",
+    "x = a @ b",
+    "x: open('x') = 1",
+    "assert open('x')",
+    "return open",
+    "x = y = 1",
+    f"x = {2**65}",
+    f"x = {'-' * 500}1",
+    "x = " + "+".join(["1"] * 500),
+    "x = '" + "y" * 5000 + "'",
+    "v, *w = T.axis.remap('SS', [1, 2])",
+    "v = T.axis.remap('SS', [1, 2])",
+    "for q in T.grid(2, 3): pass",
+    'for i in __import__("os"): pass',
+    'with open("x") as g: pass',
+    "def g(): pass",
+    "class A: pass",
+    "async def g(): pass",
+    "if open('x'): pass",
+    "try:\n        pass\n    except: pass",
+    "for i in range(3): pass\n    else: pass",
+]
+
+FILES = [
+    "",
+    "x",
+    "x = 1",
+    "class A: pass",
+    "import os\n" + COPY,
+    'os.system("x")\n' + COPY,
+    "from os import system as T\n" + COPY,
+    "from tvm.script import tirx\n" + COPY,
+    COPY + "\nf()\n",
+    '@open("x")\ndef f(): pass\n',
+    '@T.prim_func(s_tir=open("x"))\ndef f(): pass\n',
+    "@T.prim_func\n@T.prim_func\ndef f(): pass\n",
+    "@I.pyfunc\ndef f(): pass",
+    "@T.inline\ndef f(): pass",
+    "@T.jit\ndef f(): pass",
+    "@T.macro\ndef f(): pass",
+    "@T.prim_func\ndef f(a): pass",
+    "@T.prim_func\ndef f(*a: T.int32): pass",
+    '@T.prim_func\ndef f(a: open("x")): pass',
+    "@T.prim_func\ndef f(a: T.Buffer((\"__import__('os').system('x')\",), 'float32')): pass",
+    "@T.prim_func\ndef f(a: T.Buffer(('open(1)',), 'float32')): pass",
+    "@T.prim_func\ndef f(a: T.Buffer(('a.__class__',), 'float32')): pass",
+    '@T.prim_func\ndef f(a: T.Buffer((4,), "float32") = open("x")): pass',
+    '@T.prim_func\ndef f() -> open("x"): pass',
+    "@I.ir_module\nclass A(B):\n  pass",
+    '@I.ir_module\nclass A:\n  open("x")',
+    '@I.ir_module\nclass A:\n  x = open("x")',
+    "@I.ir_module(x=open('y'))\nclass A:\n  pass",
+    "(" * 5000,
+    "x" * 1_000_001,
+    COPY + "\x00",
+    "[" + "1," * 60_000 + "]",
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_hostile_statements_are_refused(statement: str) -> None:
+    with pytest.raises(InvalidProgramError) as caught:
+        checked_functions(HEAD + "    " + statement + "\n")
+    assert "TVM JSON" in caught.value.hint or "at most" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", FILES, ids=range(len(FILES)))
+def test_hostile_files_are_refused(text: str) -> None:
+    with pytest.raises(InvalidProgramError):
+        checked_functions(text)
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(InvalidProgramError):
+        checked_functions(text)
+
+
+@given(st.integers(0, len(TILED) - 1), st.sampled_from("()[]{}.,:=*+-_'\"ax1 \n@"))
+@settings(max_examples=200, deadline=None)
+def test_damaged_programs_are_read_or_refused(at: int, char: str) -> None:
+    try:
+        checked_functions(TILED[:at] + char + TILED[at + 1 :])
+    except InvalidProgramError as error:
+        assert error.hint
+
+
+def test_programs_pass_and_keep_their_names() -> None:
+    assert [name for name, _ in checked_functions(COPY)] == ["f"]
+    assert [name for name, _ in checked_functions(TILED)] == ["main"]
+
+
+@pytest.mark.tvm
+def test_listed_constructs_are_no_modules_and_run_nothing() -> None:
+    import types
+
+    from tvm.script import tirx
+
+    values = [getattr(tirx, name) for name in T_NAMES if hasattr(tirx, name)]
+    values += [getattr(getattr(tirx, g), n) for g, names in T_DOTTED.items() for n in names]
+    assert len(values) > 150
+    for value in values:
+        assert not isinstance(value, types.ModuleType)
+        home = getattr(value, "__module__", "tvm") or "tvm"
+        assert home.split(".")[0] in ("tvm", "tvm_ffi", "functools"), value
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize("text", [COPY, TILED], ids=["copy", "tiled"])
+def test_script_json_and_object_have_one_hash(text: str) -> None:
+    import tvm
+
+    from cdmpp.programs.frontends.tir import program_from_tvmscript, programs_from_tir
+
+    program = program_from_tvmscript(text)
+    function = tvm.ir.load_json(program.tvm_json)
+    module = tvm.IRModule({"main": function})
+    again = program_from_tvmscript(module.script())
+    (from_object,) = programs_from_tir(module)
+    from_json = TensorProgram.from_tvm_json(tvm.ir.save_json(module))
+    assert program.backend == "tvm"
+    assert program.hash == again.hash == from_object.hash == from_json.hash
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize("gpu", [False, True])
+def test_scheduled_modules_have_one_hash_too(gpu: bool) -> None:
+    # Schedules share subexpressions and order annotations otherwise than the parser does.
+    import tvm
+    from tvm import te
+
+    from cdmpp.programs.frontends.tir import program_from_tvmscript, programs_from_tir
+
+    a, b = (te.placeholder((64, 64), name=n) for n in "ab")
+    r = te.reduce_axis((0, 64), name="r")
+    c = te.compute((64, 64), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]))
+    block = schedule.get_sblock("c")
+    i, j, k = schedule.get_loops(block)
+    i0, i1 = schedule.split(i, [None, 8])
+    j0, j1 = schedule.split(j, [None, 16])
+    k0, k1 = schedule.split(k, [None, 4])
+    schedule.reorder(i0, j0, k0, i1, k1, j1)
+    if gpu:
+        schedule.bind(schedule.fuse(i0, j0), "blockIdx.x")
+        schedule.bind(j1, "threadIdx.x")
+        schedule.annotate(k0, "pragma_unroll_explicit", 1)
+        schedule.annotate(k0, "pragma_auto_unroll_max_step", 64)
+        schedule.annotate(block, "meta_schedule.thread_extent_low_inclusive", 16)
+        schedule.annotate(block, "meta_schedule.thread_extent_high_inclusive", 1024)
+    else:
+        schedule.parallel(i0)
+        schedule.vectorize(j1)
+        schedule.decompose_reduction(block, k0)
+    (from_object,) = programs_from_tir(schedule.mod)
+    assert program_from_tvmscript(schedule.mod.script()).hash == from_object.hash
+
+
+@pytest.mark.tvm
+def test_parsed_function_equals_tvm_parser_output() -> None:
+    import tvm
+    from tvm_ffi import structural_equal
+
+    from cdmpp.programs.frontends.tir import program_from_tvmscript
+
+    ours = tvm.ir.load_json(program_from_tvmscript(TILED).tvm_json)
+    assert structural_equal(ours, tvm.script.from_source(TILED)["main"])
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize("expression", ["open('x')", "T.builder", "eval", "T.meta_var(1)", "T.cuda.func_call('f')"])
+def test_the_second_lock_holds_without_the_first(expression: str) -> None:
+    import tvm
+
+    from cdmpp.programs.frontends.tir import _namespace
+
+    text = HEAD + f"    T.evaluate({expression})\n"
+    with pytest.raises(Exception, match=r"not callable|no attribute|Expect|_Nothing|error"):
+        tvm.script.from_source(text, extra_vars=_namespace())
+
+
+@pytest.mark.tvm
+def test_several_functions_give_several_programs() -> None:
+    from cdmpp.programs.frontends.tir import program_from_tvmscript, programs_from_tir, programs_from_tvmscript
+
+    text = COPY + COPY.replace("def f", "def g").replace("(4,)", "(8,)").replace("4", "8")
+    programs = programs_from_tvmscript(text)
+    assert [p.name for p in programs] == ["f", "g"]
+    assert programs[0].hash != programs[1].hash
+    with pytest.raises(InvalidProgramError, match="2 functions"):
+        program_from_tvmscript(text)
+    with pytest.raises(InvalidProgramError, match="no TIR"):
+        programs_from_tir(3)
+
+
+@pytest.mark.tvm
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "T.evaluate(1 // 0)",
+        "b[0, 0, 0] = 1.0",
+        "T.block('x')",
+        "T.float32('abc')",
+        "a[0] = T.Cast('nope', 1)",
+        "for i in T.thread_binding(4, thread='bogus.q'): pass",
+        "x = T.axis.spatial(4, a)",
+        "pass",
+    ],
+)
+def test_nonsense_that_is_harmless_is_refused_or_read(statement: str) -> None:
+    from cdmpp.programs.frontends.tir import programs_from_tvmscript
+
+    try:
+        programs: list[Any] = programs_from_tvmscript(HEAD + "    " + statement + "\n")
+    except InvalidProgramError as error:
+        assert error.hint and "\n" not in str(error)
+    else:
+        assert json.loads(programs[0].tvm_json)

@@ -1,0 +1,199 @@
+"""Data-parallel training: buckets, the graph, contention, the request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdmpp import LatencyPredictor, make_plan
+from cdmpp.errors import FieldError
+from cdmpp.plan.data_parallel.schema import DataParallelPlan, DataParallelRequest
+from cdmpp.plan.data_parallel.view import draw
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.requests.render import render
+from cdmpp.simulate.replay import Link
+from cdmpp.simulate.replay.data_parallel import Layer, Setup, fill_buckets, simulate
+
+LINK = Link(beta_s_per_byte=0.5)
+#: Forward 1 s and backward 2 s each, 4 bytes of gradients each.
+TWO = [Layer("a", 1.0, 2.0, (4.0,)), Layer("b", 1.0, 2.0, (4.0,))]
+MEASURED = Setup(2, LINK, "measured")
+
+
+def test_a_bucket_for_each_layer_hides_all_but_the_last() -> None:
+    # Forward until 2, b's gradients at 4, sent until 6; a's at 6, sent until 8; update until 8.5.
+    iteration = simulate(TWO, MEASURED, 1.0, update_s=0.5)
+    assert iteration.iteration_s == 8.5
+    assert (iteration.comm_s, iteration.exposed_comm_s) == (4.0, 2.0)
+    sent = [node for node in iteration.timeline.graph.nodes if node.kind == "comm"]
+    assert [node.id for node in sent] == ["00004 all-reduce 0", "00005 all-reduce 1"]
+
+
+def test_one_bucket_hides_nothing() -> None:
+    iteration = simulate(TWO, MEASURED, 8.0)
+    assert (iteration.iteration_s, iteration.exposed_comm_s) == (10.0, 4.0)
+
+
+def test_ring_of_several_ranks() -> None:
+    # 2 (p - 1) messages of n / p bytes: 6 messages of 1 byte at 0.5 s for each of the two buckets.
+    assert simulate(TWO, Setup(4, LINK), 1.0).iteration_s == pytest.approx(4 + 3 + 3)
+    assert simulate(TWO, Setup(1, LINK), 1.0).iteration_s == 6.0
+
+
+def test_contention_by_hand() -> None:
+    # b's transfer (2 s) starts at 4 beside a's backward (2 s): computation takes 1.5 times as long,
+    # transfers twice. a's backward ends at 4 + 3 = 7, by when 3 / 4 of the transfer are done; the rest runs
+    # alone until 7.5.
+    setup = Setup(2, LINK, "measured", compute_slowdown=1.5, comm_slowdown=2.0)
+    iteration = simulate(TWO, setup, 1.0)
+    ends = dict(zip((n.id for n in iteration.timeline.graph.nodes), iteration.timeline.end_s.tolist(), strict=True))
+    assert ends["00003 backward a"] == pytest.approx(7.0)
+    assert ends["00004 all-reduce 0"] == pytest.approx(7.5)
+    assert iteration.iteration_s == pytest.approx(9.5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=8),
+    st.integers(1, 100),
+    st.none() | st.integers(1, 100),
+)
+def test_buckets_are_those_of_pytorch(sizes: list[list[int]], cap: int, first: int | None) -> None:
+    layers = [Layer(str(i), 1.0, 1.0, tuple(4.0 * n for n in own)) for i, own in enumerate(sizes)]
+    ours = [bucket.bytes for bucket in fill_buckets(layers, cap, first)]
+    # Gradients arrive from the last parameter to the first.
+    arrived = [torch.empty(n) for own in reversed(sizes) for n in reversed(own)]
+    if not arrived:
+        assert ours == []
+        return
+    limits = [cap] if first is None else [first, cap]
+    theirs, _ = dist._compute_bucket_assignment_by_size(arrived, limits)
+    assert ours == [sum(4.0 * arrived[i].numel() for i in bucket) for bucket in theirs]
+
+
+costs = st.floats(0.0, 4.0).map(lambda x: round(x, 2))
+layers = st.lists(
+    st.builds(Layer, st.just("x"), costs, costs, st.lists(costs.map(lambda x: x + 1), max_size=2).map(tuple)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(layers, st.floats(0, 10), st.floats(1, 2), st.floats(1, 2))
+def test_between_the_bound_and_no_overlap(own: list[Layer], cap: float, compute: float, comm: float) -> None:
+    iteration = simulate(own, MEASURED, cap)
+    alone = sum(layer.forward_s + layer.backward_s for layer in own)
+    assert max(alone, iteration.comm_s) - 1e-9 <= iteration.iteration_s <= alone + iteration.comm_s + 1e-9
+    shared = simulate(own, Setup(2, LINK, "measured", compute, comm), cap)
+    assert iteration.iteration_s - 1e-9 <= shared.iteration_s <= compute * comm * iteration.iteration_s + 1e-9
+
+
+def _layer(name: str) -> dict[str, Any]:
+    return {"name": name, "forward": 1.0, "backward": 2.0, "gradient_bytes": [4.0]}
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    return {
+        "layers": [_layer("a"), _layer("b")],
+        "ranks": 2,
+        "algorithm": "measured",
+        "link": {"beta_s_per_byte": 0.5},
+        "bucket_bytes": [8, 1],
+        **changes,
+    }
+
+
+def test_the_request_chooses_a_bucket_size() -> None:
+    answer = make_plan("data-parallel", request())
+    assert (answer["iteration_s"], answer["bucket_bytes"], answer["exposed_comm_s"]) == (8.0, 1.0, 2.0)
+    assert [(choice["bucket_bytes"], choice["buckets"], choice["iteration_s"]) for choice in answer["choices"]] == [
+        (8.0, 1, 10.0),
+        (1.0, 2, 8.0),
+        (25 * 2**20, 1, 10.0),
+    ]
+    assert answer["baselines"] == {
+        "no_overlap": 10.0,
+        "one_bucket": 10.0,
+        "bucket_per_gradient": 8.0,
+        "pytorch_default": 10.0,
+    }
+    # Forward 2 and backward 4, then a's gradients alone, 2; b's at 4 and both, 4, are as long.
+    assert (answer["lower_bound_s"], answer["gap"]) == (8.0, 0.0)
+    assert [(choice["ready_s"], choice["start_s"], choice["end_s"]) for choice in answer["transfers"]] == [
+        (4.0, 4.0, 6.0),
+        (6.0, 6.0, 8.0),
+    ]
+    assert "gradients of a" in answer["explanation"][1]
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers, st.lists(st.floats(0, 12), min_size=1, max_size=4), st.floats(0, 1))
+def test_no_choice_is_below_the_bound(own: list[Layer], sizes: list[float], alpha: float) -> None:
+    forms = [
+        {
+            "name": str(i),
+            "forward": one.forward_s,
+            "backward": one.backward_s,
+            "gradient_bytes": list(one.gradient_bytes),
+        }
+        for i, one in enumerate(own)
+    ]
+    links = [{"alpha_s": alpha, "beta_s_per_byte": 0.5}, {"table": [[2, 1.0], [4, 1.1], [8, 4.0]]}]
+    for link, algorithm in ((links[0], "ring"), (links[1], "measured"), (links[1], "ring")):
+        changes = {"layers": forms, "bucket_bytes": sizes, "link": link, "algorithm": algorithm, "ranks": 3}
+        _check_bound(make_plan("data-parallel", request(**changes)))
+
+
+def _check_bound(answer: dict[str, Any]) -> None:
+    least = min(choice["iteration_s"] for choice in answer["choices"])
+    assert answer["iteration_s"] == least
+    assert all(seconds >= answer["lower_bound_s"] - 1e-9 for seconds in (least, *answer["baselines"].values()))
+
+
+def test_plan_is_printed_and_drawn() -> None:
+    plan = DataParallelPlan.model_validate(make_plan("data-parallel", request()))
+    assert "8.00 s per iteration" in render(plan.tables())
+    left, right = draw(DataParallelRequest.model_validate(request()), plan).axes
+    assert (left.get_ylabel(), right.get_xlabel()) == ("iteration (s)", "time since the start (s)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"ranks": 0}, "ranks"),
+        ({"bucket_bytes": []}, "bucket_bytes"),
+        ({"link": {}}, "link"),
+        ({"link": {"table": [[2, 1], [1, 2]]}}, "link.table"),
+        ({"link": {"table": [[1, 1e-9], [2, 1e9]]}}, "link"),
+        ({"compute_slowdown": 0.5}, "compute_slowdown"),
+        ({"layers": []}, "layers"),
+    ],
+)
+def test_error_names_the_field(changes: dict[str, Any], path: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        make_plan("data-parallel", request(**changes))
+    assert caught.value.path == path
+
+
+def test_a_program_needs_a_predictor_and_is_named_in_the_explanation() -> None:
+    linear = {"operator": "linear", "m": 64, "n": 64, "k": 64}
+    cost = {"programs": [{"program": linear, "count": 2}], "device": "t4"}
+    price_requests = PLANNERS["data-parallel"].read(request(update=cost)).price_requests()
+    assert [(priced.path, priced.device) for priced in price_requests] == [("update.programs.0", "t4")]
+
+
+def test_documentation_shows_the_output_of_the_example() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    value = json.loads((docs / "examples" / "data-parallel.json").read_text(encoding="utf-8"))
+    plan = DataParallelPlan.model_validate(make_plan("data-parallel", value, LatencyPredictor.load()))
+    shown = [line for line in render(plan.tables()).splitlines() if not line.startswith("layer")]
+    text = (docs / "replay.md").read_text(encoding="utf-8")
+    assert [line for line in shown if line not in text] == []
