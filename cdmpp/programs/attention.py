@@ -9,7 +9,16 @@ import numpy as np
 from pydantic import model_validator
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.elements import BASIC_DTYPES, DType, Extent, Flag, Offset, canonical_dtype, whole_number
+from cdmpp.programs.elements import (
+    BASIC_DTYPES,
+    DTYPE_BYTES,
+    DType,
+    Extent,
+    Flag,
+    Offset,
+    canonical_dtype,
+    whole_number,
+)
 from cdmpp.programs.quantisation import Scaling, check_types, combinations, completed_fields
 from cdmpp.programs.spec import OperatorSpec, Violation
 
@@ -67,6 +76,15 @@ class _Cached(OperatorSpec):
             )
         super().check_types()
 
+    def bytes_of_rows(self, queries: int, keys: int) -> float:
+        """Bytes of queries, results, keys and values of so many elements each."""
+        return 2 * (queries * DTYPE_BYTES[self.dtype] + keys * self.cache_element_bytes)
+
+    @property
+    def cache_element_bytes(self) -> float:
+        """Bytes of an element of a key or value."""
+        return DTYPE_BYTES[self.kv_dtype or self.dtype]
+
 
 class Attention(_Cached):
     """Fused scaled-dot-product attention with grouped heads.
@@ -119,6 +137,11 @@ class Attention(_Cached):
         s, keys = sizes, sizes["q_len"] + sizes["past_len"]
         return s["batch"] * s["heads"] * s["head_dim"] * np.maximum(s["q_len"] * keys, keys)
 
+    def tensor_bytes(self) -> float:
+        keys = self.q_len + self.past_len
+        width = self.batch * self.head_dim
+        return self.bytes_of_rows(width * self.q_len * self.heads, width * keys * self.kv_heads)
+
 
 class AttentionMixed(_Cached):
     """One batch with a prefill chunk and decoding sequences, in one call.
@@ -150,6 +173,11 @@ class AttentionMixed(_Cached):
         s = sizes
         pairs = s["q_len"] * (s["q_len"] + s["past_len"]) + s["decodes"] * (1 + s["decode_past_len"])
         return s["heads"] * s["head_dim"] * pairs
+
+    def tensor_bytes(self) -> float:
+        new = self.q_len + self.decodes
+        keys = new + self.past_len + self.decodes * self.decode_past_len
+        return self.bytes_of_rows(self.head_dim * new * self.heads, self.head_dim * keys * self.kv_heads)
 
 
 class LatentAttention(_Cached):
@@ -210,3 +238,22 @@ class LatentAttention(_Cached):
         pairs = s["batch"] * s["heads"] * s["q_len"] * keys * (s["latent"] + s["rope"])
         projections = s["hidden"] * (s["q_latent"] + s["heads"] * (s["nope"] + s["rope"] + s["v_dim"]))
         return np.maximum(pairs, s["batch"] * s["q_len"] * projections)
+
+    def tensor_bytes(self) -> float:
+        """Latents of all tokens, queries and results of the new ones; with the projections their weights too."""
+        own, new = DTYPE_BYTES[self.dtype], self.batch * self.q_len
+        result = max(own, 2)
+        cache = self.batch * (self.past_len + self.q_len) * (self.latent + self.rope) * self.cache_element_bytes
+        if self.operator == "mla_decode":
+            heads = new * self.heads * ((self.latent + self.rope) * own + self.latent * result)
+        else:
+            heads = new * self.heads * ((self.nope + self.rope) * own + self.v_dim * result)
+        if not self.module:
+            return cache + heads
+        weights = (
+            self.hidden * (self.q_latent + self.latent + self.rope)
+            + self.q_latent * self.heads * (self.nope + self.rope)
+            + self.latent * self.heads * (self.nope + self.v_dim)
+            + self.heads * self.v_dim * self.hidden
+        )
+        return cache + heads + weights * DTYPE_BYTES[self.weight_dtype or self.dtype] + 2 * new * self.hidden * result

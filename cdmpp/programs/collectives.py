@@ -67,6 +67,10 @@ class Collective(OperatorSpec):
     def elements(cls, sizes: Mapping[str, Any]) -> Any:
         return sizes["bytes"]
 
+    def tensor_bytes(self) -> float:
+        """At most a send and a receive buffer of one rank."""
+        return 2 * self.bytes
+
 
 class SendRecv(Collective):
     """A message of ``bytes`` from one rank to another."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.elements import Extent, Flag, Offset
+from cdmpp.programs.elements import DTYPE_BYTES, Extent, Flag, Offset
 from cdmpp.programs.spec import OperatorSpec
 
 
@@ -77,6 +77,12 @@ class Conv2d(OperatorSpec):
         weight = s["c_out"] * per_group * s["kh"] * s["kw"]
         return np.maximum(np.maximum(padded, weight), s["n"] * oh * ow * weight)
 
+    def tensor_bytes(self) -> float:
+        height, width = self.output_hw()
+        images = self.n * (self.c_in * self.h * self.w + self.c_out * height * width)
+        weight = self.c_out * (self.c_in // self.groups) * self.kh * self.kw
+        return DTYPE_BYTES[self.dtype] * (images + weight)
+
 
 class Pool2d(OperatorSpec):
     """2-D pooling, NCHW."""
@@ -111,6 +117,10 @@ class Pool2d(OperatorSpec):
         padded = (s["h"] + 2 * s["pad_h"]) * (s["w"] + 2 * s["pad_w"])
         return s["n"] * s["c"] * padded * s["kh"] * s["kw"]
 
+    def tensor_bytes(self) -> float:
+        height, width = output_hw(self.sizes())
+        return DTYPE_BYTES[self.dtype] * self.n * self.c * (self.h * self.w + height * width)
+
 
 class BatchNorm(OperatorSpec):
     """Inference batch normalisation, NCHW: one scale and one shift per channel."""
@@ -120,3 +130,6 @@ class BatchNorm(OperatorSpec):
     c: Extent
     h: Extent
     w: Extent
+
+    def tensor_bytes(self) -> float:
+        return DTYPE_BYTES[self.dtype] * 2 * self.n * self.c * self.h * self.w

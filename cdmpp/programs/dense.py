@@ -64,6 +64,12 @@ class Product(OperatorSpec):
             )
         super().check_types()
 
+    def operand_bytes(self, m: int, n: int, k: int) -> float:
+        """Bytes of one product's operands and result. Results of 8-bit and 4-bit products have up to 32 bits."""
+        own, weight = DTYPE_BYTES[self.dtype], DTYPE_BYTES[self.weight_dtype or self.dtype]
+        result = 4 if self.out_dtype or own < 2 else own
+        return m * k * own + k * n * weight + m * n * result
+
 
 class Linear(Product):
     """``y[m, n] = x[m, k] @ w[n, k].T (+ bias[n])``: a dense layer or a plain GEMM; its layout is "nt" by default."""
@@ -76,6 +82,9 @@ class Linear(Product):
     structural_fields: ClassVar[tuple[str, ...]] = ("bias", *Product.structural_fields)
     default_layout: ClassVar[str] = "nt"
 
+    def tensor_bytes(self) -> float:
+        return self.operand_bytes(self.m, self.n, self.k) + (4 * self.n if self.bias else 0)
+
 
 class BatchMatmul(Product):
     """``y[batch, m, n] = a[batch, m, k] @ b[batch, k, n]``."""
@@ -85,3 +94,6 @@ class BatchMatmul(Product):
     m: Extent
     n: Extent
     k: Extent
+
+    def tensor_bytes(self) -> float:
+        return self.batch * self.operand_bytes(self.m, self.n, self.k)

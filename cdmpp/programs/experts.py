@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import model_validator
 
-from cdmpp.programs.elements import DType, Extent, Flag
+from cdmpp.programs.elements import DTYPE_BYTES, DType, Extent, Flag
 from cdmpp.programs.quantisation import Scaling, check_types, completed_fields
 from cdmpp.programs.routing import MAX_EXPERTS, Balance, loads
 from cdmpp.programs.spec import OperatorSpec, Violation
@@ -32,6 +32,11 @@ class _Experts(OperatorSpec):
     def check_types(self) -> None:
         check_types(self.operator, self.dtype, self.weight_dtype, self.scaling, experts=True)
         super().check_types()
+
+    def bytes_of(self, inputs: int, weights: int, results: int) -> float:
+        """Bytes of so many elements of each. Results have at least 16 bits."""
+        own = DTYPE_BYTES[self.dtype]
+        return inputs * own + weights * DTYPE_BYTES[self.weight_dtype or self.dtype] + results * max(own, 2)
 
 
 class Moe(_Experts):
@@ -73,6 +78,15 @@ class Moe(_Experts):
         s, per_row = sizes, 3 * sizes["hidden"] * sizes["intermediate"]
         return np.maximum(s["experts"], s["tokens"] * s["topk"]) * per_row
 
+    def tensor_bytes(self) -> float:
+        """All experts of the rank, also those without rows."""
+        sizes = self.bindings()
+        first = sizes["rank_intermediate"] * (2 if self.gated else 1)
+        second = sizes["rank_intermediate"] if self.operator == "moe" else 0
+        experts = -(-self.experts // self.ep)
+        results = self.tokens * self.hidden if self.operator == "moe" else sizes["rank_rows"] * first
+        return self.bytes_of(self.tokens * self.hidden, experts * self.hidden * (first + second), results)
+
 
 class GroupedGemm(_Experts):
     """``rows`` rows in ``groups`` groups, each group multiplied with its own ``[k, n]`` weight.
@@ -100,3 +114,6 @@ class GroupedGemm(_Experts):
     @classmethod
     def elements(cls, sizes: Mapping[str, Any]) -> Any:
         return np.maximum(sizes["groups"], sizes["rows"]) * sizes["n"] * sizes["k"]
+
+    def tensor_bytes(self) -> float:
+        return self.bytes_of(self.rows * self.k, self.groups * self.n * self.k, self.rows * self.n)

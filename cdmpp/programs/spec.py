@@ -6,6 +6,7 @@ import hashlib
 import json
 import operator
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any, ClassVar
@@ -76,6 +77,10 @@ class OperatorSpec(BaseModel):
         ``sizes`` are the integer fields as float or float64 arrays; exact up to 2^53.
         """
         return reduce(operator.mul, (_at_least_one(v) for name, v in sizes.items() if name != "past_len"))
+
+    @abstractmethod
+    def tensor_bytes(self) -> float:
+        """Bytes of all inputs, weights and results together."""
 
     def sizes(self) -> dict[str, int]:
         """The integer fields, in declaration order: what a template's symbols are bound to."""

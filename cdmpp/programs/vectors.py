@@ -8,8 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from cdmpp.programs.elements import Extent, Flag, whole_number
+from cdmpp.programs.elements import DTYPE_BYTES, Extent, Flag, whole_number
 from cdmpp.programs.spec import OperatorSpec, Violation
+
+#: Bytes of an index.
+INDEX_BYTES = 8
 
 
 class _Rows(OperatorSpec):
@@ -17,6 +20,13 @@ class _Rows(OperatorSpec):
 
     rows: Extent
     cols: Extent
+
+    def tensor_bytes(self) -> float:
+        """By default one input, and a result of its shape."""
+        return self._bytes_of(2)
+
+    def _bytes_of(self, tensors: int) -> float:
+        return DTYPE_BYTES[self.dtype] * self.rows * self.cols * tensors
 
 
 class Unary(_Rows):
@@ -31,6 +41,9 @@ class Binary(_Rows):
     operator: Literal["add", "sub", "mul", "div", "pow", "maximum", "minimum"]
     inputs: Annotated[int, BeforeValidator(whole_number), Field(strict=True, ge=2, le=4)] = 2
     structural_fields: ClassVar[tuple[str, ...]] = ("inputs",)
+
+    def tensor_bytes(self) -> float:
+        return self._bytes_of(self.inputs + 1)
 
 
 class Scalar(_Rows):
@@ -50,6 +63,9 @@ class SiluAndMul(_Rows):
 
     operator: Literal["silu_and_mul"] = "silu_and_mul"
 
+    def tensor_bytes(self) -> float:
+        return self._bytes_of(3)
+
 
 class Copy(_Rows):
     """Data movement that touches every element once: concatenation, slice, transpose (``transposed``)."""
@@ -68,6 +84,9 @@ class Embedding(_Rows):
     @classmethod
     def elements(cls, sizes: Mapping[str, Any]) -> Any:
         return np.maximum(sizes["rows"], sizes["table_rows"]) * sizes["cols"]
+
+    def tensor_bytes(self) -> float:
+        return DTYPE_BYTES[self.dtype] * self.cols * (self.rows + self.table_rows) + INDEX_BYTES * self.rows
 
 
 class RotaryEmbedding(_Rows):
@@ -105,9 +124,17 @@ class MoeGating(_Rows):
     def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
         yield fields["topk"] > fields["cols"], "topk exceeds the number of experts, cols", "at most cols"
 
+    def tensor_bytes(self) -> float:
+        """Scores of all experts; values and indices of the chosen ones."""
+        own = DTYPE_BYTES[self.dtype]
+        return self.rows * (self.cols * own + self.topk * (own + INDEX_BYTES))
+
 
 class MoeShuffle(_Rows):
     """Copies each of ``rows`` tokens of ``cols`` values to ``topk`` places, ordered by expert."""
 
     operator: Literal["moe_shuffle"] = "moe_shuffle"
     topk: Extent
+
+    def tensor_bytes(self) -> float:
+        return self._bytes_of(1 + self.topk)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as nn
 
+from cdmpp.data.measure.library_support import TORCH_DTYPES, missing_call
 from cdmpp.errors import MeasurementError
 from cdmpp.programs.operators import (
     Attention,
@@ -35,14 +36,7 @@ from cdmpp.programs.operators import (
 Call = Callable[[], Any]
 _Shape = tuple[int, ...]
 
-_TORCH: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-}
-#: Fields that only serving libraries and vendors' own interfaces have.
-_UNMEASURED = ("weight_dtype", "scaling", "kv_dtype", "layout", "accumulate", "out_dtype")
+_TORCH: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in TORCH_DTYPES}
 _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "gelu": nn.gelu,
@@ -104,26 +98,15 @@ def make_call(spec: OperatorSpec, tensors: Tensors) -> Call:
     MeasurementError
         PyTorch has no kernel for this operator, type or sizes.
     """
-    if spec.dtype not in _TORCH:
-        raise MeasurementError(f"PyTorch is not measured with {spec.dtype}", hint=_HINT)
-    for name in _UNMEASURED:
-        if getattr(spec, name, None) is not None:
-            raise MeasurementError(
-                f"PyTorch has no {spec.operator} with {name}={getattr(spec, name)} as one call", hint=_HINT
-            )
-    for kind, make in _MAKERS:
-        if isinstance(spec, kind):
-            if spec.dtype == "int8" and not isinstance(spec, Linear | Copy):
-                raise MeasurementError(f"PyTorch has no int8 kernel for {spec.operator}", hint=_HINT)
-            return make(spec, tensors)
-    raise MeasurementError(f"{spec.operator} has no PyTorch call yet", hint=_HINT)
+    if missing := missing_call(spec):
+        raise MeasurementError(missing, hint=_HINT)
+    make = next(make for kind, make in _MAKERS if isinstance(spec, kind))
+    return make(spec, tensors)
 
 
 def _linear(spec: Linear, tensors: Tensors) -> Call:
     x, w = tensors.floats((spec.m, spec.k), spec.dtype), tensors.floats((spec.n, spec.k), spec.dtype)
     if spec.dtype == "int8":
-        if spec.bias:
-            raise MeasurementError("PyTorch has no int8 product with a bias", hint=_HINT)
         transposed = w.t()
         return lambda: torch._int_mm(x, transposed)
     bias = tensors.floats((spec.n,), spec.dtype) if spec.bias else None
@@ -229,10 +212,6 @@ def _batch_norm(spec: BatchNorm, tensors: Tensors) -> Call:
 
 
 def _attention(spec: Attention, tensors: Tensors) -> Call:
-    if spec.heads % spec.kv_heads:
-        raise MeasurementError(
-            f"PyTorch shares each key head among equally many heads, not {spec.heads} on {spec.kv_heads}", hint=_HINT
-        )
     keys = spec.q_len + spec.past_len
     q = tensors.floats((spec.batch, spec.heads, spec.q_len, spec.head_dim), spec.dtype)
     k, v = (tensors.floats((spec.batch, spec.kv_heads, keys, spec.head_dim), spec.dtype) for _ in range(2))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.data.measure.library_support import missing_call
 from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.records import Measurement
@@ -51,8 +52,8 @@ class Selection:
     pool : int
         Number of candidate programs.
     left_out : Counter of str
-        Programs of the pool that could not be, by reason: "not sampled" (of a pool larger than
-        :data:`POOL_MOST`), "memory", "too long", "not predictable".
+        Programs of the pool that could not be, by reason: "no PyTorch call" (only with ``framework="pytorch"``),
+        "memory", "not sampled" (of a pool larger than :data:`POOL_MOST`), "not predictable", "too long".
     """
 
     programs: tuple[OperatorSpec, ...]
@@ -83,17 +84,19 @@ def select(
     DataError
         ``k`` is larger than the number of candidates, or there are none.
     """
+    measurable = [spec for spec in pool if framework != "pytorch" or missing_call(spec) is None]
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
-    fitting = [spec for spec in pool if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
-    left_out = Counter({"memory": len(pool) - len(fitting)})
+    fitting = [spec for spec in measurable if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
+    left_out = Counter({"no PyTorch call": len(pool) - len(measurable), "memory": len(measurable) - len(fitting)})
     if len(fitting) > POOL_MOST:
         sample = np.sort(np.random.default_rng(seed).choice(len(fitting), POOL_MOST, replace=False))
         left_out["not sampled"] = len(fitting) - POOL_MOST
         fitting = [fitting[i] for i in sample.tolist()]
     if not fitting:
         raise DataError(
-            f"none of the {len(pool)} programs of the pool fits into {limit / 1e9:.3g} GB of {device.name}",
-            hint="bring another pool: --pool FILE",
+            f"none of the {len(pool)} programs of the pool can be measured on {device.name}"
+            f" with {limit / 1e9:.3g} GB{_reasons(left_out)}",
+            hint="name another pool with --pool FILE, or another --framework",
         )
     # Nothing is measured yet: records need a latency, which is not read.
     rows = [
@@ -116,16 +119,19 @@ def select(
     short = np.flatnonzero(expected <= LONGEST_S)
     left_out["too long"] = len(expected) - len(short)
     if k > len(short):
-        reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.items() if count)
         raise DataError(
-            f"cannot choose k = {k} programs: the pool has {len(short)} that can be measured"
-            + (f" (left out: {reasons})" if reasons else ""),
+            f"cannot choose k = {k} programs: the pool has {len(short)} that can be measured{_reasons(left_out)}",
             hint="a smaller --k, or another --pool FILE",
         )
     chosen = short[choose_rows(known, short, k, sampler, seed, settings)]
     programs = tuple(fitting[int(row)] for row in records.origin[known.rows[chosen]])
     estimate_s = float(measuring_s(expected[chosen]).sum())
     return Selection(programs, expected[chosen], estimate_s, len(short), +left_out)
+
+
+def _reasons(left_out: Counter[str]) -> str:
+    counts = ", ".join(f"{reason} {count:,}" for reason, count in left_out.items() if count)
+    return f" (left out: {counts})" if counts else ""
 
 
 def choose_rows(

@@ -10,7 +10,7 @@ import torch
 from cdmpp.data.measure.library_calls import Tensors, make_call
 from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.errors import MeasurementError
-from cdmpp.programs.operators import lowered_operators, parse_operator
+from cdmpp.programs.operators import OperatorSpec, lowered_operators, parse_operator
 
 CPU = torch.device("cpu")
 #: Operators that only serving libraries have as one kernel.
@@ -72,7 +72,7 @@ def test_results_have_the_right_shape_and_are_finite(text: str) -> None:
     assert tuple(result.shape) == SMALL[text]
     assert torch.isfinite(result.float()).all()
     assert result.float().abs().max() > 0
-    assert needed_bytes(spec) >= result.numel() * result.element_size() / (4 if spec.dtype == "int8" else 1)
+    assert needed_bytes(spec) >= result.numel() * result.element_size()
 
 
 def test_last_query_of_prefill_attends_to_all_keys() -> None:
@@ -111,3 +111,11 @@ def test_three_inputs_give_a_chain() -> None:
 def test_missing_kernels_are_reported(text: str) -> None:
     with pytest.raises(MeasurementError, match="PyTorch"):
         make_call(parse_operator(text), Tensors(CPU))
+
+
+def test_every_operator_states_its_tensors() -> None:
+    class Nameless(OperatorSpec):
+        """An operator without a rule."""
+
+    with pytest.raises(TypeError, match="tensor_bytes"):
+        Nameless.model_validate({"operator": "nameless"})

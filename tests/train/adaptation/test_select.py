@@ -7,7 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from cdmpp.data.measure.library_support import missing_call
+from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import TimingSettings
+from cdmpp.data.physics import work
+from cdmpp.data.pool import model_pool
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.load import load_artifact
@@ -37,6 +41,17 @@ def test_distinct_programs_with_what_the_model_expects(artifact: Artifact, sampl
     assert selection.estimate_s == pytest.approx(measuring_s(selection.expected_s).sum())
     again = select(artifact, lookup("t4"), POOL, 5, sampler=sampler, protocol="eager", framework="pytorch")
     assert again.programs == selection.programs
+
+
+def test_shipped_pool_is_selected_from(artifact: Artifact) -> None:
+    pool = model_pool(default_model())
+    for spec in pool:
+        flags, sizes = spec.model_dump(), {name: np.array([size]) for name, size in spec.sizes().items()}
+        _, moved = work(spec.operator, spec.dtype, flags, sizes)
+        assert needed_bytes(spec) >= 0.999 * moved[0], spec.text()
+    selection = select(artifact, lookup("l4"), pool, 40, framework="pytorch")
+    assert len(selection.programs) == 40 and {missing_call(spec) for spec in selection.programs} == {None}
+    assert selection.left_out["no PyTorch call"] == sum(missing_call(spec) is not None for spec in pool) > 528
 
 
 def test_kmeans_takes_every_family(artifact: Artifact) -> None:
