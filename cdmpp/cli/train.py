@@ -87,7 +87,8 @@ def train(
         print_json(result)
         return
     metrics = result["metrics"]
-    print_errors(metrics, "held-out shapes, devices seen in training")
+    held_out = "programs of trained tasks" if result.get("split") == "program" else "shapes"
+    print_errors(metrics, f"held-out {held_out}, devices seen in training")
     if "held_out_devices" in metrics:
         print()
         print_errors(metrics["held_out_devices"], "devices that were held out")

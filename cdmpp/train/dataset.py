@@ -29,7 +29,7 @@ from cdmpp.programs.operators import is_collective
 from cdmpp.programs.quantisation import types_label
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.config import DataConfig
-from cdmpp.train.parts import choose_parts
+from cdmpp.train.parts import parts_of_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -107,6 +107,8 @@ class Dataset:
     #: Operator, dtype, weight_dtype and scaling of programs, and the index into them per program key.
     types: tuple[ProgramTypes, ...] = ()
     type_of: Array | None = None
+    #: What the parts consist of: "task", "network" or "program" (:func:`cdmpp.train.parts.parts_of_rows`).
+    split: str = "task"
 
     @property
     def device_matrix(self) -> Array:
@@ -139,7 +141,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     Raises
     ------
     DataError
-        A program would be in two parts, or the table lacks columns that the split needs.
+        A program would be in two parts, a part would be empty, or the table lacks columns that the split needs.
     """
     store, failed = encode_table(table, schedule=schedule)
     keep = table.trainable & ~table.collective & np.isfinite(table.latency_s) & (table.latency_s > 0)
@@ -148,7 +150,8 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     rows = np.flatnonzero(keep)
     used = table.select(rows)
     device_names = sorted(set(used.device.array().tolist()))
-    parts = choose_parts(table, data or DataConfig())
+    data = data or DataConfig()
+    parts, split = parts_of_rows(table, data, rows[~np.isin(used.device.array(), data.holdout_devices)])
     assert_disjoint(used, parts[used.program_key])
     report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
     kinds = sorted({(b.operator, types_label(b.dtype, b.flags)) for b in table.programs} | {("tir", "float32")})
@@ -159,7 +162,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     sources, ops = sorted(set(used.source.names)), sorted(set(used.op.names))
     # Ceilings are fitted to training rows, so a held-out device has none.
     trained = parts[table.program_key] == 0
-    for name in data.holdout_devices if data else ():
+    for name in data.holdout_devices:
         trained &= ~table.device.is_(name)
     device_codes = code(used.device.names, device_names)
     return Dataset(
@@ -188,6 +191,7 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
         else (),
         types=types,
         type_of=type_of,
+        split=split,
     )
 
 

@@ -97,8 +97,8 @@ def train_model(
     Returns
     -------
     dict
-        ``model_id``, ``out``, ``train``, ``calibration`` and ``metrics`` (see :func:`error_table`); empty on all ranks
-        but the first.
+        ``model_id``, ``out``, ``split`` (:attr:`Dataset.split`), ``train``, ``calibration`` and ``metrics`` (see
+        :func:`error_table`); empty on all ranks but the first.
     """
     run = Path(run) if run is not None else Path("runs") / config.name
     sealed = sealed_networks((*config.data.records, *records))
@@ -151,6 +151,7 @@ def train_model(
             "config": config.model_dump(mode="json"),
             "data": {
                 "fingerprint": dataset.fingerprint,
+                "split": dataset.split,
                 "sources": dict(table.source.counts()),
                 "sealed": list(sealed),
             },
@@ -165,6 +166,7 @@ def train_model(
     return {
         "model_id": manifest["model_id"],
         "out": str(out),
+        "split": dataset.split,
         "train": summary,
         "calibration": calibration,
         "metrics": metrics,

@@ -181,6 +181,28 @@ def test_schedules_of_tasks_are_ranked(tmp_path: Path, split: str) -> None:
     assert evaluated["overall"]["task_kendall_tau"] > 0.5
 
 
+def test_few_tasks_are_split_by_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The configuration of docs/training.md trains on the schedules of one task."""
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    (tmp_path / "tiny.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0].replace("= 300", "= 20"))
+    monkeypatch.chdir(tmp_path)
+    write_records(measured(1), Path("records.parquet"))
+    result = train_model(load_config("tiny.toml"), out="model", run="run")
+    assert result["split"] == "program" and result["metrics"]["overall"]["n"] == len(DEVICES)
+    assert "train 16, validation 2, test 2 rows" in caplog.text
+    assert json.loads(Path("model/manifest.json").read_text())["data"]["split"] == "program"
+
+
+def test_too_few_programs_are_refused_before_training(tmp_path: Path) -> None:
+    few = measured(1).select(np.arange(4))
+    with pytest.raises(DataError, match="2 usable programs: training, validation and test need one each"):
+        make_dataset(few)
+    with pytest.raises(DataError, match=r"validation part is empty with data\.test_networks = net0"):
+        make_dataset(measured(2), DataConfig(split="network", test_networks=("net0",)))
+
+
 def test_another_configuration_does_not_continue_a_run(table: Path, tmp_path: Path) -> None:
     train_model(config(20), out=tmp_path / "m", run=tmp_path / "r", records=[table])
     with pytest.raises(DataError, match="another configuration"):
