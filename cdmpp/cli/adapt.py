@@ -14,6 +14,7 @@ from cdmpp.cli.output import (
     ERROR_HEADER,
     JsonOption,
     ModelOption,
+    device_of,
     error_cells,
     on_terminal,
     percent,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cdmpp.devices import DeviceSpec
     from cdmpp.model.artifact.model import Artifact
     from cdmpp.train.adaptation.observed import Observed
+    from cdmpp.train.adaptation.records import DeviceRecords
 
 
 #: cdmpp.train.adaptation.samplers.SAMPLERS, without its imports.
@@ -64,7 +66,8 @@ def adapt(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="A known device or a .toml/.json specification. Default: the device named in the records.",
+            help="A known device, a .toml/.json specification, or native: this CPU. Default: the device named "
+            "in the records.",
             show_default=False,
         ),
     ] = None,
@@ -103,7 +106,7 @@ def adapt(
     collected: dict[str, Any] | None = None
     if observations is None:
         assert records is not None
-        rows = device_records(records, _device(device), artifact)
+        rows = _records(records, device, artifact)
     else:
         spec, observed = _observed(observations, api_key, device, last, artifact)
         rows = device_records(observed.records, spec, artifact)
@@ -137,21 +140,26 @@ def _observed(
 
     if device is None:
         raise typer.BadParameter("--observations needs --device")
-    named = _device(device)
-    spec = artifact.device(named) if isinstance(named, str) else named
-    assert spec is not None
+    spec = device_of(artifact, device)
     with PredictorClient(url, api_key=api_key) as client:
         rows = client.observations(spec.name, digest=spec.digest(), most=last)
     return spec, observed_records(rows)
 
 
-def _device(text: str | None) -> DeviceSpec | str | None:
-    """A file's specification; a name stays one, for the model may know devices that no table has."""
-    from cdmpp.devices.loading import load_device
+def _records(path: Path, device: str | None, artifact: Artifact) -> DeviceRecords:
+    """Records of a device; its specification in the records precedes what can be found out about this machine."""
+    from cdmpp.devices.loading import is_local
+    from cdmpp.devices.native import is_native, native_name
+    from cdmpp.errors import UnknownDeviceError
+    from cdmpp.train.adaptation.records import device_records
 
-    if text is None or not text.lower().endswith((".toml", ".json")):
-        return text
-    return load_device(text)
+    if device is not None and is_native(device):
+        try:
+            return device_records(path, native_name(device), artifact)
+        except UnknownDeviceError:
+            pass
+    found = device_of(artifact, device) if device is not None and is_local(device) else device
+    return device_records(path, found, artifact)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ def devices(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the known devices. Any other can be given as a .json or .toml specification."""
+    """List the known devices. Any other can be given as a .json or .toml specification; `native` is this CPU."""
     from cdmpp.devices import known, load_device
     from cdmpp.devices.writing import specification_toml
 

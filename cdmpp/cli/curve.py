@@ -40,7 +40,7 @@ def curve(
         typer.Option(
             "--device",
             "-d",
-            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable.",
+            help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable.",
             show_default=False,
         ),
     ],
@@ -72,11 +72,11 @@ def curve(
 
     An invalid device or size does not stop the others. The exit code is 1 if no point can be predicted.
     """
-    from cdmpp.devices import load_device
+    from cdmpp.devices import is_local, load_device
     from cdmpp.predict.curves import predict_curve
     from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor
 
-    devices = [load_device(d) if d.lower().endswith((".json", ".toml")) else d for d in device]
+    devices = [load_device(d) if is_local(d) else d for d in device]
     found = predict_curve(
         LatencyPredictor.load(model),
         [_template(text) for text in program],

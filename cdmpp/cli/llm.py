@@ -37,7 +37,7 @@ def llm(
         typer.Option(
             "--device",
             "-d",
-            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable.",
+            help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable.",
             show_default=False,
         ),
     ],

@@ -86,10 +86,10 @@ def unknown_device_advice(names: Iterable[str]) -> str:
 
 
 def device_of(artifact: Artifact, name: str) -> DeviceSpec:
-    """A specification file (.json, .toml), or a named device as :func:`named_device` finds it."""
+    """A specification file (.json, .toml), ``native``, or a named device as :func:`named_device` finds it."""
     from cdmpp.devices import load_device
 
-    return load_device(name) if name.lower().endswith((".json", ".toml")) else named_device(artifact, name)
+    return load_device(name, lambda plain: named_device(artifact, plain))
 
 
 def named_device(artifact: Artifact, name: str) -> DeviceSpec:

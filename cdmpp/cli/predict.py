@@ -63,8 +63,8 @@ def predict(
         typer.Option(
             "--device",
             "-d",
-            help="A known device (cdmpp devices) or a .json/.toml specification; repeatable. A table may have a "
-            "column device instead.",
+            help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable. A "
+            "table may have a column device instead.",
             show_default=False,
         ),
     ] = None,

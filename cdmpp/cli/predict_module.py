@@ -162,14 +162,13 @@ def _predict(
     devices: Sequence[DeviceSpec | str],
 ) -> list[ModulePrediction]:
     """One answer per device; none without a device."""
-    from cdmpp.devices import load_device
+    from cdmpp.devices import is_local, load_device
     from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK, DEFAULT_PROTOCOL
 
     if not devices:
         return []
-    # The service knows the names of devices, but not this machine's files.
-    files = (".json", ".toml")
-    read = [load_device(d) if isinstance(d, str) and d.lower().endswith(files) else d for d in devices]
+    # The service knows the names of devices, but not this machine and its files.
+    read = [load_device(d) if isinstance(d, str) and is_local(d) else d for d in devices]
     answers = predictor.predict_module(
         module,
         inputs,

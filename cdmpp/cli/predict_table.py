@@ -151,10 +151,10 @@ def _devices(artifact: Artifact, names: Sequence[str]) -> list[DeviceSpec]:
 
 
 def _specification(name: str) -> DeviceSpec | None:
-    """The device of a specification file; None for the name of a device, which the service resolves."""
-    from cdmpp.devices import load_device
+    """The device of a file or this machine; None for the name of a device, which the service resolves."""
+    from cdmpp.devices import is_local, load_device
 
-    return load_device(name) if name.lower().endswith((".json", ".toml")) else None
+    return load_device(name) if is_local(name) else None
 
 
 def _report(summary: TableSummary, given: TableArguments) -> None:

@@ -72,7 +72,7 @@ def probe(
 
 
 def _write(result: ProbeResult, out: Path) -> None:
-    from cdmpp.data.folder import RECORDS
+    from cdmpp.data.folder import DEVICE, RECORDS
     from cdmpp.data.records import from_measurements, write_records
     from cdmpp.devices.writing import specification_toml
     from cdmpp.errors import DataError
@@ -83,7 +83,7 @@ def _write(result: ProbeResult, out: Path) -> None:
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror}", hint="choose another --out") from None
     write_records(from_measurements(list(result.records)), out / RECORDS)
-    with replacing(out / "device.toml") as aside:
+    with replacing(out / DEVICE) as aside:
         comment = "nominal figures, and what cdmpp probe measured"
         aside.write_text(specification_toml(result.device, comment), encoding="utf-8")
 

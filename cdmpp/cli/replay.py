@@ -49,8 +49,8 @@ def replay(
         typer.Option(
             "--device",
             "-d",
-            help="For a model: a known device (cdmpp devices) or a .json/.toml specification. For a trace: what if its "
-            "kernels ran there.",
+            help="For a model: a known device (cdmpp devices), a .json/.toml specification, or native. For a trace: "
+            "what if its kernels ran there.",
         ),
     ] = None,
     gap_us: Annotated[
@@ -211,12 +211,12 @@ def _is_graph(source: str) -> bool:
 
 
 def _of_model(source: str, device: str, gap_us: float, launch_us: float, sizes: dict[str, int]) -> dict[str, Any]:
-    from cdmpp.devices import load_device
+    from cdmpp.devices import is_local, load_device
     from cdmpp.programs.frontends.load import load_programs
     from cdmpp.simulate.replay.from_model import request_of
 
     target: str | dict[str, Any] = device
-    if device.lower().endswith((".json", ".toml")):
+    if is_local(device):
         target = load_device(device).model_dump(mode="json", exclude_none=True)
     programs = load_programs(source, None, sizes or None)
     return request_of(programs, target, gap_s=gap_us * 1e-6, launch_s=launch_us * 1e-6)

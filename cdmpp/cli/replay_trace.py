@@ -131,12 +131,10 @@ def write(path: Path, value: Any) -> None:
 
 
 def _device(text: str | None) -> Any:
-    """A specification for a file, else the name."""
-    if text is None or not text.lower().endswith((".json", ".toml")):
-        return text
-    from cdmpp.devices import load_device
+    """A specification for a file or this machine, else the name."""
+    from cdmpp.devices import is_local, load_device
 
-    return load_device(text)
+    return load_device(text) if text is not None and is_local(text) else text
 
 
 def _factor(text: str) -> tuple[str, float]:

@@ -14,7 +14,7 @@ from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_
 def support(
     model: ModelOption = None,
     device: Annotated[
-        str | None, typer.Option(help="Show the coverage on this device only: a name, or a .json/.toml specification.")
+        str | None, typer.Option(help="Show this device only: a name, a .json/.toml specification, or native.")
     ] = None,
     operator: Annotated[str | None, typer.Option(help="Show the coverage of this operator only.")] = None,
     every: Annotated[

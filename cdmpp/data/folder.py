@@ -4,6 +4,7 @@
 ``records.parquet`` project records (:mod:`cdmpp.data.records`): the data set
 ``repeats.parquet`` second measurements, minutes later, of some records: for the noise floor, not data
 ``splits.parquet``  parts of the programs (:mod:`cdmpp.data.split_file`)
+``device.toml``     the device, for ``--device``; of several devices ``device-NAME.toml``
 ``README.md``       card (:mod:`cdmpp.data.card`)
 ``collect.sqlite``  the collector's store while it works
 =================== =====================================================================================
@@ -20,6 +21,7 @@ from cdmpp.errors import DataError
 
 RECORDS, REPEATS, SPLITS, CARD = "records.parquet", "repeats.parquet", "splits.parquet", "README.md"
 STORE = "collect.sqlite"
+DEVICE = "device.toml"
 
 
 def records_file(path: str | PathLike[str]) -> Path:

@@ -12,7 +12,7 @@ from cdmpp.devices.encode import (
     encode_devices,
     encoding_schema,
 )
-from cdmpp.devices.loading import SPECIFICATION_EXAMPLE, from_mapping, load_device
+from cdmpp.devices.loading import SPECIFICATION_EXAMPLE, from_mapping, is_local, load_device
 from cdmpp.devices.registry import family, known, lookup, nearest_names
 from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
 from cdmpp.devices.table import sources
@@ -28,6 +28,7 @@ __all__ = [
     "encoding_schema",
     "family",
     "from_mapping",
+    "is_local",
     "known",
     "load_device",
     "lookup",

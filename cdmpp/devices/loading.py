@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from cdmpp.devices.native import is_native, native_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError, violation_text
@@ -35,6 +36,7 @@ tdp_w = 285
 link = "pcie4-x16"                      # to other devices, for collectives
 """
 
+_SUFFIXES = (".json", ".toml")
 #: A specification is under a kilobyte; anything much larger is another file.
 _MAX_FILE_BYTES = 64 * 1024
 _MAX_PROBLEMS = 12
@@ -65,15 +67,23 @@ def _describe(problem: Any) -> str:
     return f"{field}: {text}" if field else text
 
 
-def load_device(text: str) -> DeviceSpec:
-    """A device by its name or from a specification file.
+def is_local(text: str) -> bool:
+    """Whether :func:`load_device` reads a file for this text, or looks at this machine's CPU."""
+    return is_native(text) or text.lower().endswith(_SUFFIXES)
+
+
+def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> DeviceSpec:
+    """A device by its name or from a specification file, or this machine's CPU.
 
     For commands on the user's own machine; a service looks names up and never opens paths.
 
     Parameters
     ----------
     text : str
-        A known name, or the path of a ``.json`` or ``.toml`` file.
+        A known name, the path of a ``.json`` or ``.toml`` file, or ``native`` (``native@THREADS``). A CPU that is
+        not known is inspected, and its memory bandwidth measured, which takes seconds.
+    known : callable
+        Finds a device by its name.
 
     Raises
     ------
@@ -82,10 +92,12 @@ def load_device(text: str) -> DeviceSpec:
     InvalidDeviceError
         The file cannot be read or is not a specification.
     """
-    suffix = Path(text).suffix.lower()
-    if suffix not in (".json", ".toml"):
-        return lookup(text)
+    if is_native(text):
+        return native_device(text, known)
+    if not is_local(text):
+        return known(text)
     path = Path(text)
+    suffix = path.suffix.lower()
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InvalidDeviceError(

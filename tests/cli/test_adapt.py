@@ -57,6 +57,17 @@ def adapt(run: Run, base: Path, table: Path, out: Path, *more: object) -> Any:
     return run("adapt", "--model", base, "--records", table, "--out", out, *more)
 
 
+def test_native_selects_the_records_of_this_machine(
+    run: Run, base: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdmpp.devices.native.this_cpu_name", lambda threads: DEVICE)
+    result = adapt(run, base, table, tmp_path / "mine", "--device", "native@1", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["device"] == DEVICE and json.loads(result.stdout)["programs"] == ROWS
+    evaluated = run("eval", "--model", base, "--records", table, "--devices", "native@1", "--json")
+    assert [entry["device"] for entry in json.loads(evaluated.stdout)["groups"]] == ["NVIDIA H200"]
+
+
 def test_adaptation_to_k_records_as_json(run: Run, base: Path, table: Path, tmp_path: Path) -> None:
     chosen = ("--device", DEVICE, "--k", 15, "--seed", 1, "--json")
     result = adapt(run, base, table, tmp_path / "mine", *chosen)

@@ -49,6 +49,25 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
     assert output["unsupported"] == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("predict", LINEAR, "--device"),
+        ("curve", "linear:n=512,k=512", "--axis", "m=1,8", "--device"),
+        ("llm", ROOT / "examples/llm/llama-3.1-8b.json", "--device"),
+        ("support", "--operator", "linear", "--device"),
+        ("replay", MODEL, "--device"),
+        ("devices",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_native_is_this_machine(run: Run, command: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdmpp.devices.native.this_cpu_name", lambda threads: "xeon-platinum-8124m")
+    answer = run(*command, "native@1")
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout == run(*command, "xeon-platinum-8124m").stdout
+
+
 def test_text_says_why_a_stand_in_is_not_in_the_domain(run: Run) -> None:
     result = run("predict", LINEAR, "-d", "gfx942-tensile", "-d", "t4")
     assert result.exit_code == 0, result.output

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cdmpp.data.card import write_card
-from cdmpp.data.folder import RECORDS, REPEATS
+from cdmpp.data.folder import DEVICE, RECORDS, REPEATS
 from cdmpp.data.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement, from_measurements, write_records
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.writing import specification_toml
+from cdmpp.utils.writing import replacing
 
 #: Name of the source in error tables.
 SOURCE = "cdmpp_collect"
@@ -22,7 +26,7 @@ SOURCE = "cdmpp_collect"
 def write_dataset(
     store: Store, configurations: Sequence[Configuration], timing: TimingSettings, command: str = ""
 ) -> Path:
-    """Write the content of a store as records and a card; each file is replaced atomically.
+    """Write the content of a store as records, devices and a card; each file is replaced atomically.
 
     Parameters
     ----------
@@ -50,6 +54,11 @@ def write_dataset(
             continue
         rows = list(_rows(measurements, programs, described, timing.max_spread))
         write_records(from_measurements(rows), store.folder / name)
+    for name, about in described.items():
+        file = DEVICE if len(described) == 1 else "device-" + re.sub(r"[^\w.-]+", "-", name) + ".toml"
+        with replacing(store.folder / file) as aside:
+            text = specification_toml(from_mapping(about["device_spec"]), f"device of {RECORDS}")
+            aside.write_text(text, encoding="utf-8")
     local_cpu = any(c.kind == "llvm" and c.cores for c in configurations)
     missing = store.count_programs() * len(described) - len(store.measured(list(described), FIRST))
     faults = [f"Not finished: {missing:,} measurements are missing."] if missing else []

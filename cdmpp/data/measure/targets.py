@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from cdmpp.devices.loading import from_mapping, load_device
+from cdmpp.devices.native import available_cores
 from cdmpp.devices.registry import family, lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
@@ -203,19 +202,6 @@ def _pinned(threads: int, available: tuple[int, ...]) -> tuple[int, ...]:
             f"{threads} threads, but this process may use {len(available)} cores", hint=f"use @1 to @{len(available)}"
         )
     return available[-threads:]
-
-
-def available_cores() -> tuple[int, ...]:
-    """Return the cores that this process may use: one number per core, even if it runs two threads."""
-    if not hasattr(os, "sched_getaffinity"):
-        return tuple(range(os.cpu_count() or 1))
-    allowed = sorted(os.sched_getaffinity(0))
-    first: dict[str, int] = {}
-    for core in allowed:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-        # Without information on siblings, each number counts as a core.
-        first.setdefault(siblings.read_text().strip() if siblings.is_file() else str(core), core)
-    return tuple(sorted(first.values()))
 
 
 def _parse(text: str) -> _Parsed:

@@ -10,17 +10,13 @@ from pathlib import Path
 
 import torch
 
-from cdmpp.data.measure.targets import available_cores
-from cdmpp.devices.cpuinfo import HINT as CPU_HINT
-from cdmpp.devices.cpuinfo import read_linux, read_macos
-from cdmpp.devices.host import describe, host_device
+from cdmpp.devices.cpuinfo import read_linux
 from cdmpp.devices.loading import load_device
+from cdmpp.devices.native import available_cores, this_cpu, this_cpu_name
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, InvalidDeviceError, MeasurementError, UnknownDeviceError
+from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
 
-#: Instruction sets, widest first; the widest one of a CPU determines its figures.
-_WIDEST_FIRST = ("avx512", "avx2", "sse4.2", "neon")
 #: Suffix of CPU names from :func:`cdmpp.devices.host.host_device`.
 _THREADS_AND_ISA = re.compile(r"-[0-9]+t-[a-z0-9]+$")
 
@@ -121,37 +117,6 @@ def _is_known(name: str) -> bool:
     except UnknownDeviceError:
         return False
     return True
-
-
-def this_cpu(threads: int) -> DeviceSpec:
-    """Return this CPU with ``threads`` threads and its widest instruction set, as libraries use it.
-
-    The device table describes known CPUs. Others are inspected, and their bandwidth is measured.
-
-    Raises
-    ------
-    InvalidDeviceError
-        The operating system does not describe the CPU sufficiently.
-    """
-    name = this_cpu_name(threads)
-    return lookup(name) if _is_known(name) else host_device(threads, _widest(threads)[1])
-
-
-def this_cpu_name(threads: int) -> str:
-    """Return the name of this CPU without a measurement; raises as :func:`this_cpu`."""
-    return _widest(threads)[0]
-
-
-def _widest(threads: int) -> tuple[str, str]:
-    """Return name and instruction set of this CPU."""
-    info = read_macos() if platform.system() == "Darwin" else read_linux(available_cores()[-threads:])
-    problem: CdmppError = InvalidDeviceError("no known vector instructions on this CPU", hint=CPU_HINT)
-    for isa in _WIDEST_FIRST:
-        try:
-            return str(describe(info, threads, isa)["name"]), isa
-        except InvalidDeviceError as error:
-            problem = error
-    raise problem
 
 
 def free_bytes(place: TimingDevice) -> float:

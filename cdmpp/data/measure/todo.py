@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.data.device_specs import parse_spec, spec_text
+from cdmpp.data.folder import DEVICE
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.devices.writing import specification_toml
@@ -19,7 +20,7 @@ from cdmpp.programs.query_options import PROTOCOLS
 from cdmpp.utils.units import format_latency
 from cdmpp.utils.writing import replacing
 
-PROGRAMS, ABOUT, DEVICE, README = "programs.csv", "select.json", "device.toml", "README.md"
+PROGRAMS, ABOUT, README = "programs.csv", "select.json", "README.md"
 COLUMNS = ("program", "operator", "family", "expected_latency_s", "latency_us", "protocol", "framework", "device")
 
 

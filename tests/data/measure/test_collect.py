@@ -25,7 +25,7 @@ from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timers import LocalTimers
 from cdmpp.data.measure.worker import Outcome
 from cdmpp.data.summary import info
-from cdmpp.devices import lookup
+from cdmpp.devices import load_device, lookup
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError, MeasurementError
 from cdmpp.programs.frontends.tasks import Task, TaskList
 from cdmpp.programs.program import TensorProgram
@@ -93,8 +93,9 @@ def test_collection_writes_records_repeats_and_card(collected: Collected) -> Non
     assert seen.phases == [("measuring", 0, 6), ("second measurements", 0, 6)]
     assert seen.steps == {True: 12}
     assert "cdmpp collect ..." in (folder / "README.md").read_text()
-    left = {path.name for path in folder.iterdir()}
-    assert left - {LOG} == {"README.md", "collect.lock", "collect.sqlite", "records.parquet", "repeats.parquet"}
+    left = {path.name for path in folder.iterdir()} - {LOG, "collect.lock", "collect.sqlite"}
+    assert left == {"README.md", "device.toml", "records.parquet", "repeats.parquet"}
+    assert load_device(str(folder / "device.toml")) == table.device_spec("test-cpu-1t")
 
 
 def test_repeated_call_measures_nothing(finished: Path, quick: CollectSettings, one_thread: Configuration) -> None:
@@ -155,6 +156,7 @@ def test_configurations_measure_the_same_programs(
     table = load_table(tmp_path)
     rows = Counter(zip(table.device.array(), table.program_key.tolist(), strict=True))
     assert len(rows) == 2 * len(hashes) and set(rows.values()) == {1}
+    assert {load_device(str(path)).name for path in tmp_path.glob("device-*.toml")} == set(table.device.used())
     targets = set(table.provenance["target"].array())
     assert {json.loads(text)["mcpu"] for text in targets} == {"x86-64-v2", "x86-64-v3"}
 

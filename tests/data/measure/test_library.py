@@ -9,9 +9,10 @@ import torch
 
 from cdmpp.data.measure.library import LibraryTimer
 from cdmpp.data.measure.timing import TimingSettings
-from cdmpp.data.measure.timing_devices import TimingDevice, find_timing_device, free_bytes, this_cpu
+from cdmpp.data.measure.timing_devices import TimingDevice, find_timing_device, free_bytes
 from cdmpp.data.records import from_measurements, read_records, write_records
 from cdmpp.devices import lookup
+from cdmpp.devices.native import this_cpu
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.programs.operators import parse_operator
 from tests.data.test_device_specs import cpu

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from cdmpp.data.measure import targets
-from cdmpp.data.measure.targets import available_cores, configurations
+from cdmpp.data.measure.targets import configurations
+from cdmpp.devices.native import available_cores
 from cdmpp.errors import InvalidDeviceError
 
 pytest.importorskip("tvm")
