@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from cdmpp.cli.predict_module import (
     module_of,
     predict_module,
 )
+from cdmpp.cli.predict_search import Result, executed, print_search, ranked
 from cdmpp.cli.predict_table import OutOption, TableArguments, UrlOption, predict_table, table_of
 from cdmpp.cli.ray_option import RayOption
 from cdmpp.errors import CdmppError
@@ -124,6 +125,9 @@ def predict(
     lower bound. The exit code is 1 when nothing could be predicted or a device is unknown, and 3 with --strict when a
     sum is a lower bound.
 
+    The schedules of a MetaSchedule folder are alternatives: they are ranked by task, and the sum has the fastest one of
+    each task.
+
     The answers of a table are rows of CSV or Parquet, in its order and with errors in their own columns. With
     --strict the exit code is 3 when a row has an error.
 
@@ -152,15 +156,13 @@ def predict(
     predictor = LatencyPredictor.load(model)
     programs = _programs(program, backend, sizes)
     results = _predict(predictor, programs, devices, protocol, framework, levels)
+    totals = _totals(results, bool(programs.left_out.total()))
     if json:
         print_json(
             {
                 "model_id": predictor.model_id,
-                "results": [{**r.prediction.to_dict(), "count": r.count, "source": r.source} for r in results],
-                "totals": [
-                    {"device": device, **asdict(total)}
-                    for device, total in _totals(results, bool(programs.unsupported)).items()
-                ],
+                "results": _json(results),
+                "totals": [{"device": device, **asdict(total)} for device, total in totals.items()],
                 "unsupported": [
                     {"source": source, "operator": u.operator, "count": u.count, "reason": u.reason}
                     for source, u in programs.unsupported
@@ -168,14 +170,14 @@ def predict(
             }
         )
     else:
-        _print(results, programs.unsupported, predictor.model_id, protocol, levels)
+        _print(results, programs, predictor.model_id, protocol, levels)
     _report_errors(results)
     if not results:
         report("no program to predict", "see the operators listed above; cdmpp support lists all known")
     wrong_device = any(r.prediction.error is not None and "device" in r.prediction.error.code for r in results)
     if wrong_device or not any(r.prediction.error is None for r in results):
         raise typer.Exit(FAILED)
-    if strict and any(total.lower_bound for total in _totals(results, bool(programs.unsupported)).values()):
+    if strict and any(total.lower_bound for total in totals.values()):
         report("a total is a lower bound: something is left out of it", "leave --strict out to accept lower bounds")
         raise typer.Exit(INCOMPLETE)
 
@@ -188,25 +190,23 @@ def _check_devices(device: list[str] | None) -> list[str]:
 
 @dataclass
 class _Programs:
-    """Programs of the arguments, and nodes of models that cannot be predicted."""
+    """Programs of the arguments, and nodes of models that cannot be predicted.
+
+    ``left_out``: what the totals lack, by argument: nodes of a model, tasks of a search.
+    """
 
     items: list[tuple[_Source, TensorProgram | Failed]] = field(default_factory=list)
     unsupported: list[tuple[str, Unsupported]] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """The argument that a program comes from, and how often the program runs."""
+    """The argument that a program comes from, how often the program runs, and its task in a search."""
 
     source: str
     count: int
-
-
-@dataclass(frozen=True)
-class _Result:
-    source: str
-    prediction: Prediction
-    count: int
+    task: str = ""
 
 
 def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _Programs:
@@ -221,8 +221,15 @@ def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, 
         except CdmppError as error:
             programs.items.append((_Source(source, 1), Failed(source, error)))
             continue
-        programs.items += [(_Source(source, n), p) for p, n in zip(graph.programs, graph.counts, strict=True)]
+        tasks = {index: task for task, schedules in graph.alternatives.items() for index in schedules}
+        programs.items += [
+            (_Source(source, graph.counts[i], tasks.get(i, "")), program) for i, program in enumerate(graph.programs)
+        ]
         programs.unsupported += [(source, u) for u in graph.unsupported]
+        if graph.alternatives:
+            programs.left_out[source] = sum(not schedules for schedules in graph.alternatives.values())
+        else:
+            programs.left_out[source] = sum(u.count for u in graph.unsupported)
     return programs
 
 
@@ -233,7 +240,7 @@ def _predict(
     protocol: Protocol,
     framework: Framework | None,
     levels: tuple[float, ...],
-) -> list[_Result]:
+) -> list[Result]:
     """Every program on every device, program by program."""
     from cdmpp.predict.predictor import ErrorInfo, Prediction, Query
 
@@ -257,28 +264,34 @@ def _predict(
     queries = [Query(program, device, protocol, framework) for program, device in matrix.pairs()]
     rows = matrix.results(predictor.predict_queries(queries, levels), failed)
     return [
-        _Result(item.source, prediction, item.count)
+        Result(item.source, prediction, item.count, item.task)
         for (item, _), row in zip(programs.items, rows, strict=True)
         for prediction in row
     ]
 
 
-def _totals(results: list[_Result], left_out: bool) -> dict[str, PredictionTotal]:
-    """Sum of count x latency by device."""
+def _json(results: list[Result]) -> list[dict[str, Any]]:
+    """Results in the order of the programs; schedules with their task and their rank among its alternatives."""
+    ranks = {id(r): rank for schedules in ranked(results).values() for rank, r in enumerate(schedules, 1)}
+    return [
+        {**r.prediction.to_dict(), "count": r.count, "source": r.source}
+        | ({"task": r.task, "rank": ranks[id(r)] if r.prediction.error is None else None} if r.task else {})
+        for r in results
+    ]
+
+
+def _totals(results: list[Result], left_out: bool) -> dict[str, PredictionTotal]:
+    """Sum of count x latency by device; of a search, of the fastest schedule of each task."""
     from cdmpp.predict.prediction_total import PredictionTotal
 
     by_device: dict[str, list[tuple[Prediction | None, int]]] = {}
-    for r in results:
+    for r in executed(results):
         by_device.setdefault(r.prediction.device, []).append((r.prediction, r.count))
     return {device: PredictionTotal.of(counted, left_out=left_out) for device, counted in by_device.items()}
 
 
 def _print(
-    results: list[_Result],
-    unsupported: list[tuple[str, Unsupported]],
-    model_id: str,
-    protocol: Protocol,
-    levels: tuple[float, ...],
+    results: list[Result], programs: _Programs, model_id: str, protocol: Protocol, levels: tuple[float, ...]
 ) -> None:
     from cdmpp.model.domain.calibration import interval_levels
 
@@ -287,7 +300,7 @@ def _print(
     rows = []
     for r in results:
         p = r.prediction
-        if p.latency_s is None or p.lower_s is None or p.upper_s is None:
+        if r.task or p.latency_s is None or p.lower_s is None or p.upper_s is None:
             continue
         interval = f"{format_latency(p.lower_s)} – {format_latency(p.upper_s)}"
         values = [format_latency(p.quantiles[f"{level:g}"]) for level in beside]
@@ -295,9 +308,13 @@ def _print(
     if rows:
         columns = [f"{100 * level:g} %" for level in beside]
         print_table(("program", "count", "device", "latency", "interval", *columns, "domain"), rows, right=(1, 3))
-    for name, part in _sums(results, unsupported):
-        sources = {r.source for r in part}
-        left_out = sum(node.count for source, node in unsupported if source in sources)
+    searches = [r for r in results if r.task]
+    for source, device in dict.fromkeys((r.source, r.prediction.device) for r in searches):
+        schedules = [r for r in searches if (r.source, r.prediction.device) == (source, device)]
+        left_out = programs.left_out[source]
+        print_search(source, device, schedules, _totals(schedules, bool(left_out))[device], left_out)
+    for name, part in _sums([r for r in results if not r.task], programs.unsupported):
+        left_out = sum(programs.left_out[source] for source in {r.source for r in part})
         for device, total in _totals(part, bool(left_out)).items():
             if total.latency_s is not None and total.lower_s is not None and total.upper_s is not None:
                 interval = f"{format_latency(total.lower_s)} – {format_latency(total.upper_s)}"
@@ -306,18 +323,19 @@ def _print(
                     f"{format_latency(total.latency_s)} [{interval}], domain {total.domain}: {total.domain_text()} "
                     f"({total.launches} launches of {total.programs} programs{_lacking(total.failed, left_out)})"
                 )
+    predicted = sum(r.prediction.error is None for r in results)
     for reason, count in Counter(r.prediction.domain_reason for r in results if _is_explained(r)).items():
-        print(f"{count} of {len(rows)}: {reason}")
-    for source, node in unsupported:
+        print(f"{count} of {predicted}: {reason}")
+    for source, node in programs.unsupported:
         print(f"not predicted: {node.operator} ({node.count} x in {source}): {node.reason}")
-    if rows:
+    if predicted:
         ends = f"{100 * min(outer):g} % – {100 * max(outer):g} %"
         backends = sorted({r.prediction.backend for r in results})
         print(f"latency: protocol {protocol}, {_MEANING[protocol]}; interval: {ends}; model {model_id}")
         print(f"backend: {'; '.join(_BACKEND_MEANING[backend] for backend in backends)}")
 
 
-def _is_explained(result: _Result) -> bool:
+def _is_explained(result: Result) -> bool:
     """Whether the reason is shown: another element type's prediction, a device's status, an unmeasured collective."""
     reason = result.prediction.domain_reason or ""
     return any(part in reason for part in ("ratio of the rooflines", "the device", "measured"))
@@ -331,14 +349,14 @@ def _lacking(failed: int, left_out: int) -> str:
     return "".join(f", {part}" for part in parts)
 
 
-def _sums(results: list[_Result], unsupported: list[tuple[str, Unsupported]]) -> list[tuple[str, list[_Result]]]:
+def _sums(results: list[Result], unsupported: list[tuple[str, Unsupported]]) -> list[tuple[str, list[Result]]]:
     """Groups to print totals of: each model, or all operators of the command line together."""
     partial = {source for source, _ in unsupported}
-    sources: dict[str, list[_Result]] = {}
+    sources: dict[str, list[Result]] = {}
     for r in results:
         sources.setdefault(r.source, []).append(r)
 
-    def several(part: list[_Result]) -> bool:
+    def several(part: list[Result]) -> bool:
         if any(r.source in partial for r in part):
             return True
         return len({r.prediction.program_hash for r in part}) > 1 or any(r.count > 1 for r in part)
@@ -349,7 +367,7 @@ def _sums(results: list[_Result], unsupported: list[tuple[str, Unsupported]]) ->
     return [("", results)] if several(results) else []
 
 
-def _report_errors(results: list[_Result]) -> None:
+def _report_errors(results: list[Result]) -> None:
     """Report each distinct error once: a wrong device name is one mistake for any number of programs."""
     seen: dict[tuple[str, str], dict[str, None]] = {}
     for r in results:

@@ -12,6 +12,7 @@ from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
 from tests.cli.conftest import LINEAR, ROOT, Run
+from tests.programs.frontends.test_metaschedule_db import write_database
 
 MODEL = ROOT / "examples" / "transformer_block.onnx"
 
@@ -291,3 +292,25 @@ def test_text_names_the_levels_that_bound_the_interval(run: Run, predictor: Late
     assert format_latency(answer.quantiles["0.95"]) in row
     result = run("predict", LINEAR, "--device", "t4", "--quantile", 0.05, "--quantile", 0.95)
     assert "interval: 5 % – 95 %" in result.stdout and "95 %" not in result.stdout.splitlines()[0]
+
+
+@pytest.mark.tvm
+def test_schedules_of_a_search_are_ranked_not_added(run: Run, tmp_path: Path) -> None:
+    write_database(tmp_path, [2, 4, 8, 8])
+    write_database(tmp_path, [4, 16], size=32)
+    command = ("predict", tmp_path, "--device", "xeon-platinum-8124m")
+    output = json.loads(run(*command, "--json").stdout)
+    fastest = []
+    for task, schedules in (("task0", 3), ("task1", 2)):
+        entries = sorted((e for e in output["results"] if e["task"] == task), key=lambda e: e["rank"])
+        assert [entry["rank"] for entry in entries] == list(range(1, schedules + 1))
+        latencies = [entry["latency_s"] for entry in entries]
+        assert latencies == sorted(latencies)
+        fastest.append(latencies[0])
+    (total,) = output["totals"]
+    assert total["latency_s"] == pytest.approx(sum(fastest)) and total["launches"] == 2
+    assert not total["lower_bound"]
+    text = run(*command).stdout
+    assert f"   1  {entries[0]['name']} " in text and "tasks: 2 of 2, schedules: 5" in text
+    replayed = run("replay", tmp_path, "--device", "xeon-platinum-8124m")
+    assert replayed.exit_code == 1 and "alternative schedules of tasks (task0, task1)" in replayed.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cdmpp.programs.program import TensorProgram
@@ -59,6 +59,8 @@ class ProgramGraph:
         What could not be turned into a program. Nothing is left out of both this and ``nodes``.
     source : str
         What the graph was read from, for messages.
+    alternatives : mapping of str to tuple of int
+        For a search: the programs of each task, of which one runs. Empty for a model, whose programs all run.
     """
 
     programs: tuple[TensorProgram, ...]
@@ -67,10 +69,11 @@ class ProgramGraph:
     edges: tuple[tuple[str, str], ...] = ()
     unsupported: tuple[Unsupported, ...] = ()
     source: str = ""
+    alternatives: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def launches(self) -> int:
-        """Number of program runs in one pass of the model."""
+        """Number of program runs in one pass of the model; of a search: number of its records."""
         return sum(self.counts)
 
     @classmethod
@@ -111,8 +114,8 @@ class GraphBuilder:
         reads: Sequence[str],
         writes: Sequence[str],
         remark: str = "",
-    ) -> None:
-        """Add a node that runs ``program``."""
+    ) -> int:
+        """Add a node that runs ``program``; return the index of the program."""
         key = f"{program.backend}:{program.hash}"
         index = self._index.get(key)
         if index is None:
@@ -125,6 +128,7 @@ class GraphBuilder:
             self._edges[(origin, node)] = None
         for value in writes:
             self._origins[value] = (node,)
+        return index
 
     def skip(self, node: str, operator: str, reason: str, *, reads: Sequence[str], writes: Sequence[str]) -> None:
         """Add a node that launches nothing."""
@@ -144,8 +148,8 @@ class GraphBuilder:
         """Add a node whose work is part of another node's program."""
         self._nodes.append(GraphNode(node, operator, None, f"fused into {into}"))
 
-    def build(self) -> ProgramGraph:
-        """The finished graph."""
+    def build(self, alternatives: Mapping[str, Iterable[int]] | None = None) -> ProgramGraph:
+        """The finished graph, with the program indices of each task if it is a search."""
         return ProgramGraph(
             programs=tuple(self._programs),
             counts=tuple(self._counts),
@@ -153,6 +157,7 @@ class GraphBuilder:
             edges=tuple(self._edges),
             unsupported=tuple(Unsupported(op, n, why) for (op, why), n in self._unsupported.items()),
             source=self.source,
+            alternatives={task: tuple(dict.fromkeys(programs)) for task, programs in (alternatives or {}).items()},
         )
 
     def _sources(self, reads: Sequence[str]) -> tuple[str, ...]:

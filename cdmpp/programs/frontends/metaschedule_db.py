@@ -31,7 +31,8 @@ def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramG
     -------
     ProgramGraph
         One node for each record, named ``record0``, ``record1``, ... in the file's order; no edges.
-        Records whose trace cannot be applied are listed as unsupported.
+        Records whose trace cannot be applied are listed as unsupported. The programs are ``alternatives``: each
+        function of a workload is a task, named ``task0`` or ``task0:FUNCTION``.
 
     Raises
     ------
@@ -49,24 +50,33 @@ def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramG
     if not records:
         raise InvalidProgramError(f"{folder.name}: the database has no tuning records", hint=_HINT)
     builder = GraphBuilder(folder.name)
-    for index, entry in enumerate(records):
-        node = f"record{index}"
+    tasks: dict[str, list[int]] = {}
+    for line, entry in enumerate(records):
+        node = f"record{line}"
         try:
             number, body = int(entry[0]), entry[1]
             workload = workloads[number]
         except (LookupError, TypeError, ValueError):
             raise InvalidProgramError(
-                f"{folder.name}/{RECORDS}, line {index + 1}: not a record of a known workload", hint=_HINT
+                f"{folder.name}/{RECORDS}, line {line + 1}: not a record of a known workload", hint=_HINT
             ) from None
         try:
             functions = _scheduled(tvm, workload, body)
         except Exception as error:  # TVM raises whatever its checks are made of
             builder.unsupported(node, "trace", f"cannot be applied: {_line(error)}", reads=(), writes=())
-            continue
+            functions = []
+        for name, _ in _functions(tvm, workload.mod):
+            tasks.setdefault(_task(number, name), [])  # a task stays without programs if no trace can be applied
         for i, (name, function) in enumerate(functions):
-            program = TensorProgram.from_tvm_json(str(tvm.ir.save_json(function)), backend, name)
-            builder.launch(node if not i else f"{node}/{name}", name, program, reads=(), writes=())
-    return builder.build()
+            task = _task(number, name)
+            program = TensorProgram.from_tvm_json(str(tvm.ir.save_json(function)), backend, f"{task}/{node}")
+            index = builder.launch(node if not i else f"{node}/{name}", name, program, reads=(), writes=())
+            tasks.setdefault(task, []).append(index)
+    return builder.build(tasks)
+
+
+def _task(workload: int, function: str) -> str:
+    return f"task{workload}" if function == "main" else f"task{workload}:{function}"
 
 
 def _lines(path: Path) -> list[Any]:
@@ -98,9 +108,13 @@ def _scheduled(tvm: Any, workload: Any, body: Any) -> list[tuple[str, Any]]:
     record = TuningRecord.from_json(body, workload)
     schedule = Schedule(workload.mod)
     record.trace.apply_to_schedule(schedule, remove_postproc=False)
+    return _functions(tvm, schedule.mod)
+
+
+def _functions(tvm: Any, module: Any) -> list[tuple[str, Any]]:
     return [
         (str(variable.name_hint), function)
-        for variable, function in schedule.mod.functions_items()
+        for variable, function in module.functions_items()
         if isinstance(function, tvm.tirx.PrimFunc)
     ]
 

@@ -46,10 +46,16 @@ def request_of(
     Raises
     ------
     UnsupportedOperatorError
-        No node has a program.
+        No node has a program, or the graph is that of a search.
     FieldError
         A program that JSON cannot carry alone.
     """
+    if graph.alternatives:
+        raise UnsupportedOperatorError(
+            f"{graph.source or 'the search'}: its {len(graph.programs)} programs are alternative schedules of tasks "
+            f"({', '.join(list(graph.alternatives)[:4])}), not one pass of a model",
+            hint="cdmpp predict ranks them; replay the network itself, as ONNX or a Relax module",
+        )
     launched = [node for node in graph.nodes if node.program is not None]
     if not launched:
         raise UnsupportedOperatorError(

@@ -13,8 +13,8 @@ from cdmpp.programs.frontends.load import load_programs
 pytestmark = pytest.mark.tvm
 
 
-def write_database(folder: Path, tiles: list[int]) -> list[str]:
-    """Records of a matmul split by each tile; returns the scheduled modules' hashes."""
+def write_database(folder: Path, tiles: list[int], size: int = 64) -> list[str]:
+    """Add records of a matmul split by each tile; returns the scheduled modules' hashes."""
     from tvm import te
     from tvm.ir import IRModule
     from tvm.s_tir import Schedule
@@ -24,9 +24,9 @@ def write_database(folder: Path, tiles: list[int]) -> list[str]:
 
     from cdmpp.programs.frontends.tir import programs_from_tir
 
-    a, b = (te.placeholder((64, 64), name=n) for n in "ab")
-    r = te.reduce_axis((0, 64), name="r")
-    c = te.compute((64, 64), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
+    a, b = (te.placeholder((size, size), name=n) for n in "ab")
+    r = te.reduce_axis((0, size), name="r")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
     module = IRModule({"main": te.create_prim_func([a, b, c])})
     database = JSONDatabase(work_dir=str(folder))
     workload = database.commit_workload(module)
@@ -51,6 +51,8 @@ def test_records_become_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {p.hash for p in graph.programs} == set(hashes)
     assert sorted(graph.counts) == [1, 2] and len(graph.nodes) == 3
     assert {p.backend for p in graph.programs} == {"tvm"}
+    assert graph.alternatives == {"task0": (0, 1)}
+    assert [p.name for p in graph.programs] == ["task0/record0", "task0/record1"]
     assert "tvm.s_tir.tensor_intrin" not in sys.modules
 
 
@@ -86,6 +88,6 @@ def test_a_trace_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0].replace('["c",', '["nowhere",'), *lines[1:]]) + "\n")
     graph = load_programs(tmp_path)
-    assert graph.launches == 1
+    assert graph.launches == 1 and graph.alternatives == {"task0": (0,)}
     (entry,) = graph.unsupported
     assert entry.operator == "trace" and "cannot be applied" in entry.reason

@@ -1,0 +1,101 @@
+"""Predictions of a search's schedules: they are alternatives, of which each task runs one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from cdmpp.cli.output import print_table
+from cdmpp.utils.units import format_latency
+
+if TYPE_CHECKING:
+    from cdmpp.predict.prediction import Prediction
+    from cdmpp.predict.prediction_total import PredictionTotal
+
+#: Schedules of a task that are printed; ``--json`` has all.
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Result:
+    """A prediction of a program of the command line.
+
+    Attributes
+    ----------
+    source : str
+        The argument that the program comes from.
+    prediction : Prediction
+    count : int
+        How often the program runs; of a schedule: how many records of the search have it.
+    task : str
+        Task of a search; empty for a program that runs.
+    """
+
+    source: str
+    prediction: Prediction
+    count: int
+    task: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Source, task and device: results with the same key are alternatives."""
+        return self.source, self.task, self.prediction.device
+
+
+def ranked(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]]:
+    """Schedules by :attr:`Result.key`, fastest first; those without a prediction last."""
+    tasks: defaultdict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        if result.task:
+            tasks[result.key].append(result)
+    return {key: sorted(alternatives, key=_latency_s) for key, alternatives in tasks.items()}
+
+
+def executed(results: Sequence[Result]) -> list[Result]:
+    """Programs that run: all but schedules, and of these the fastest of each task, once."""
+    fastest = [replace(alternatives[0], count=1) for alternatives in ranked(results).values()]
+    return [result for result in results if not result.task] + fastest
+
+
+def _latency_s(result: Result) -> float:
+    return inf if result.prediction.latency_s is None else result.prediction.latency_s
+
+
+def print_search(source: str, device: str, results: Sequence[Result], total: PredictionTotal, left_out: int) -> None:
+    """Print the fastest schedules of each task, then the sum of the fastest ones.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        Schedules of one source on one device.
+    total : PredictionTotal
+        Sum of :func:`executed`.
+    left_out : int
+        Tasks without a schedule.
+    """
+    if total.latency_s is None or total.lower_s is None or total.upper_s is None:
+        return
+    rows, more, tasks = [], 0, ranked(results).values()
+    for alternatives in tasks:
+        predicted = [r.prediction for r in alternatives if r.prediction.error is None]
+        more += len(predicted[SHOWN:])
+        for rank, p in enumerate(predicted[:SHOWN], 1):
+            interval = _interval(p.lower_s, p.upper_s)
+            rows.append((str(rank), p.name, format_latency(p.latency_s or 0.0), interval, p.domain or ""))
+    print(f"schedules of {source} on {device}, fastest of each task first")
+    print_table(("rank", "schedule", "latency", "interval", "domain"), rows, right=(0, 2))
+    if more:
+        print(f"... and {more:,} slower ones; --json has all")
+    print(
+        f"total of {source} on {device}, the fastest schedule of each task once: "
+        f"{'at least ' if total.lower_bound else ''}{format_latency(total.latency_s)} "
+        f"[{_interval(total.lower_s, total.upper_s)}], domain {total.domain}: {total.domain_text()} "
+        f"(tasks: {total.programs} of {total.programs + total.failed + left_out}, schedules: {len(results):,})"
+    )
+
+
+def _interval(lower_s: float | None, upper_s: float | None) -> str:
+    return f"{format_latency(lower_s or 0.0)} – {format_latency(upper_s or 0.0)}"
