@@ -29,7 +29,7 @@ from cdmpp.programs.operators import is_collective
 from cdmpp.programs.quantisation import types_label
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.config import DataConfig
-from cdmpp.train.parts import parts_of_rows
+from cdmpp.train.parts import choose_parts, parts_of_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -127,7 +127,9 @@ def code(names: Sequence[str], known: Sequence[str]) -> Array:
     return np.array([index.get(name, -1) for name in names], dtype=np.int16)
 
 
-def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, schedule: bool = False) -> Dataset:
+def make_dataset(
+    table: MeasurementTable, data: DataConfig | None = None, *, schedule: bool = False, every_part: bool = False
+) -> Dataset:
     """Encode a table's programs and turn its trainable rows into numbers.
 
     Parameters
@@ -137,11 +139,14 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
         Split of the rows; default: by the hash of the shape or task.
     schedule : bool
         TVM programs with their schedule's columns (``NetworkConfig.schedule``).
+    every_part : bool
+        No part may be empty: few tasks are split by program (:func:`cdmpp.train.parts.parts_of_rows`).
 
     Raises
     ------
     DataError
-        A program would be in two parts, a part would be empty, or the table lacks columns that the split needs.
+        A program would be in two parts, a part would be empty (``every_part``), or the table lacks columns that
+        the split needs.
     """
     store, failed = encode_table(table, schedule=schedule)
     keep = table.trainable & ~table.collective & np.isfinite(table.latency_s) & (table.latency_s > 0)
@@ -151,7 +156,10 @@ def make_dataset(table: MeasurementTable, data: DataConfig | None = None, *, sch
     used = table.select(rows)
     device_names = sorted(set(used.device.array().tolist()))
     data = data or DataConfig()
-    parts, split = parts_of_rows(table, data, rows[~np.isin(used.device.array(), data.holdout_devices)])
+    if every_part:
+        parts, split = parts_of_rows(table, data, rows[~np.isin(used.device.array(), data.holdout_devices)])
+    else:
+        parts, split = choose_parts(table, data), "network" if data.split == "network" else "task"
     assert_disjoint(used, parts[used.program_key])
     report = np.ones(len(rows), dtype=bool) if used.row_filter is None else np.asarray(used.row_filter)
     kinds = sorted({(b.operator, types_label(b.dtype, b.flags)) for b in table.programs} | {("tir", "float32")})

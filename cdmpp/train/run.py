@@ -110,7 +110,7 @@ def train_model(
         if ranks.size > 1:
             raise DataError("[reference] trains in one process", hint="start it without torchrun")
         return train_reference(config, table, out=Path(out), progress=progress)
-    dataset = make_dataset(table, config.data, schedule=config.network.schedule)
+    dataset = make_dataset(table, config.data, schedule=config.network.schedule, every_part=True)
     network, summary = train(dataset, config, run, progress=progress, ranks=ranks)
     if not ranks.first:
         return {}

@@ -198,9 +198,9 @@ def test_few_tasks_are_split_by_program(
 def test_too_few_programs_are_refused_before_training(tmp_path: Path) -> None:
     few = measured(1).select(np.arange(4))
     with pytest.raises(DataError, match="2 usable programs: training, validation and test need one each"):
-        make_dataset(few)
+        make_dataset(few, every_part=True)
     with pytest.raises(DataError, match=r"validation part is empty with data\.test_networks = net0"):
-        make_dataset(measured(2), DataConfig(split="network", test_networks=("net0",)))
+        make_dataset(measured(2), DataConfig(split="network", test_networks=("net0",)), every_part=True)
 
 
 def test_another_configuration_does_not_continue_a_run(table: Path, tmp_path: Path) -> None:

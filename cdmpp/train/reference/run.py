@@ -61,7 +61,7 @@ def train_reference(
         The table holds operators, or nothing to train on.
     """
     features = scheduled_features(table)
-    dataset = make_dataset(table, config.data, schedule=config.network.schedule)
+    dataset = make_dataset(table, config.data, schedule=config.network.schedule, every_part=True)
     index = training_rows(dataset, config)[0]
     model = ReferenceModel(dataset, config, features, table.tvm.first_key).fit(index, progress)
     inputs = Inputs(dataset.store, dataset.device_matrix)
