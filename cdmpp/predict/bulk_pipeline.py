@@ -101,7 +101,8 @@ def _check_bindings(queries: FeatureQueries, specs: Sequence[DeviceSpec]) -> Non
         loose = unbound(queries.leaves[rows], padding)
         if loose.any():
             row = int(rows[loose.argmax()])
-            raise unbound_error(f"row {row}", specs[queries.device[row]].name)
+            leaves = queries.leaves[row, : queries.leaf_count[row]]
+            raise unbound_error(f"row {row}", specs[queries.device[row]].name, leaves)
 
 
 def _halves(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cdmpp.features.bindings import product_text, unbound_error
+from cdmpp.features.encode import encode_operator
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
 
 pytestmark = pytest.mark.tvm
@@ -42,9 +45,29 @@ def test_a_serial_program_is_refused_on_a_gpu(predictor: LatencyPredictor) -> No
         assert "matmul: it has stores outside of thread bindings, and t4 is a GPU" in refused.error.message
         assert "blockIdx" in refused.error.hint
         # As a library kernel the same serial TIR has an absurd prediction: the hint must not lead to it.
-        assert "backend library" not in refused.error.hint and "linear:m=" in refused.error.hint
+        assert "backend library" not in refused.error.hint
+        assert "linear:m=128,n=128,k=128,dtype=float32" in refused.error.hint
         [on_cpu] = predictor.predict([{"tvmscript": script}], "intel-xeon-amx-2t-avx2")
         assert on_cpu.error is None and on_cpu.latency_s
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("linear:m=512,n=512,k=1024", "linear:m=512,n=512,k=1024,dtype=float32"),
+        ("linear:m=74,n=328,k=136,dtype=float16", "linear:m=74,n=328,k=136,dtype=float16 (or bfloat16)"),
+        ("linear:m=65536,n=1,k=32768", "linear:m=65536,n=1,k=32768,dtype=float32"),
+        ("bmm:batch=3,m=5,n=7,k=11", "bmm:batch=3,m=5,n=7,k=11,dtype=float32"),
+        ("conv2d:n=1,c_in=8,h=9,w=9,c_out=4,kh=3,kw=3", None),
+        ("attention_encoder:batch=1,q_len=4,heads=2,kv_heads=2,head_dim=8", None),
+        ("add:rows=512,cols=512", None),
+    ],
+)
+def test_hint_names_the_product_with_its_sizes(text: str, named: str | None) -> None:
+    encoded = encode_operator(parse_operator(text))
+    assert product_text(encoded.leaves[0]) == named
+    hint = unbound_error("main", "t4", encoded.leaves[0]).hint
+    assert hint.endswith(named or "cdmpp support lists the operators)")
 
 
 def test_a_bound_program_and_operators_are_predicted_on_a_gpu(predictor: LatencyPredictor) -> None:
