@@ -226,7 +226,7 @@ class PrecisionPlan(Plan):
     iteration_upper_s: float
     iteration_limit_s: float
     limit_of: Annotated[
-        Literal["request", "start"], Field(description="start: time of the lowest precision that fits.")
+        Literal["request", "start"], Field(description="start: time of the fastest plan of one type that fits.")
     ]
     devices: list[DevicePlan]
     rejected: Annotated[list[RejectedRaise], Field(description="Largest reduction first.")]
@@ -297,7 +297,7 @@ class PrecisionRequest(Request[PrecisionPlan]):
         None
     )
     iteration_limit_s: Annotated[
-        PositiveSeconds | None, Field(description="null: time of the lowest precision that fits into the memory.")
+        PositiveSeconds | None, Field(description="null: time of the fastest plan of one type that fits into memory.")
     ] = None
     optimizer_bytes_per_weight: Annotated[float, Field(ge=0, le=1000)] = 8.0
     gamma: Annotated[float, Field(ge=0, le=1e12, description="Weight of forward errors in the indicator.")] = 1.0
