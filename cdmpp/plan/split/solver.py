@@ -103,6 +103,7 @@ def _plan(problem: _Problem, result: SplitResult, emulator: Emulator) -> SplitPl
         goal=goal,
         value_s=result.value_s,
         lower_bound_s=result.bound_s,
+        complete=result.complete,
         divisible_bound_s=sum(fastest_s) / len(ranks),
         stages=[
             StagePlan(
