@@ -103,8 +103,7 @@ class DataParallelPlan(Plan):
         return [
             Table.lines(
                 f"{format_latency(self.iteration_s)} per iteration with buckets of {best}, "
-                f"{100 * self.gap:.1f} % above the lower bound of {format_latency(self.lower_bound_s)}",
-                f"with all predictions at their bounds: {self.interval}" if self.interval else "",
+                f"{100 * self.gap:.1f} % above the lower bound of {format_latency(self.lower_bound_s)}"
             ),
             Table(("bucket", "all-reduces", "iteration", "exposed"), choices, right=(1, 2, 3)),
             self.baseline_table(),

@@ -246,6 +246,16 @@ class PrecisionPlan(Plan):
         lowest = next(plan.sensitivity for plan in self.baseline_plans if plan.name == "all_lowest")
         return self.sensitivity / max(lowest, self.sensitivity)
 
+    @property
+    def interval_figure(self) -> str:
+        """The iteration: the sensitivity does not depend on costs."""
+        return "iteration_s"
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The iteration at the bounds of the costs."""
+        return self.iteration_lower_s, self.iteration_upper_s
+
     def tables(self) -> list[Table]:
         """Types by operator and device, figures of the devices, and the plan with its baselines."""
         names = list(self.devices[0].dtypes)

@@ -135,6 +135,16 @@ class SplitPlan(Plan):
     steps: Annotated[int, Field(description="Simulated splits.")]
     cache: dict[str, int]
 
+    @property
+    def interval_figure(self) -> str:
+        """The slowest stage or the step."""
+        return f"{self.goal}_s"
+
+    @property
+    def choice(self) -> Any:
+        """Layers and ranks of the stages, where all splits were compared."""
+        return (self.boundaries, [stage.rank for stage in self.stages]) if self.complete else None
+
     def tables(self) -> list[Table]:
         """The objective, the stages, the baselines."""
         by_stage = self.goal == "slowest"
