@@ -144,7 +144,7 @@ def _explain(
     for i in timeline.critical_path:
         if i >= len(arrivals_s):
             seconds[incumbent.run.batches[i - len(arrivals_s)].engine] += float(timeline.duration_s[i])
-    lines = []
+    lines = ["assumed: all arrivals are known in advance; engines that do not know them may take longer than this plan"]
     for share, e in sorted(((share, e) for e, share in enumerate(seconds) if share), reverse=True):
         largest = costs[e][-1].largest()
         lines.append(
