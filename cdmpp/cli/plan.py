@@ -183,7 +183,7 @@ def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent:
         if as_json:
             print_json(to_json(plan), indent)
         else:
-            print(render(plan.tables()))
+            print(render(plan.report()))
             if getattr(plan, "seed", None) is not None:
                 print(f"seed {plan.seed}")
 

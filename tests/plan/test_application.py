@@ -171,6 +171,7 @@ def test_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_pa
     assert answer["mean_latency_s"] <= min(answer["baselines"].values())
     assert answer["gap"] >= 0
     assert any("linear:" in line for line in answer["explanation"])
+    assert any(line.startswith("assumed: all arrivals are known") for line in answer["explanation"])
     request = ApplicationRequest.model_validate(value)
     assert "above the lower bound" in render(plan.tables())
     draw(request, plan).savefig(tmp_path / "application.png")

@@ -385,9 +385,9 @@ def test_example_is_priced_and_explained_by_its_programs(predictor: LatencyPredi
     line = next(line for line in answer["explanation"] if line.startswith("language:"))
     assert "forward: linear:" in line and "backward: linear:" in line
     interval = next(
-        line for line in map(str, MultimodalPlan.model_validate(answer).tables()) if "at their bounds" in line
+        line for line in map(str, MultimodalPlan.model_validate(answer).report()) if "at their bounds" in line
     )
-    assert re.search(r"at their bounds \d+ ms to \d+ ms", interval)
+    assert re.search(r"at their bounds: \d+ ms to \d+ ms", interval)
     example = read_request(MultimodalRequest, value)
     assert check(example, answer, predict_prices(example.price_requests(), predictor)) == []
 

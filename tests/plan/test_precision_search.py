@@ -245,12 +245,26 @@ def test_devices_share_one_limit() -> None:
     assert lowest_errors == [pytest.approx(4 * Pricing(slow, lowest(slow)).sensitivity)] * 2
 
 
-def test_where_the_lowest_precision_does_not_fit_the_least_memory_is_the_start() -> None:
+def test_the_default_limit_is_the_time_of_the_fastest_plan_of_one_type_that_fits() -> None:
+    """The lowest precision is slower than float16 here, and float32 is fastest but does not fit."""
+    costs = make_costs(8, 1)
+    seconds = [np.array([3.0, 2.0, 1.0])] * costs.size
+    costs = replace(costs, forward_s=seconds, backward_s=seconds, edges=(), tail_s=np.zeros(len(costs.after)))
+    sixteen_bits = Pricing(costs, [1] * costs.size)
+    narrow = replace(costs, memory_bytes=sixteen_bits.memory_bytes)
+    assert Pricing(costs, [2] * costs.size).memory_bytes > narrow.memory_bytes
+    job = search([narrow], None, SearchControl(None), max_steps=100)
+    assert job.limit_s == sixteen_bits.iteration_s < Pricing(costs, lowest(costs)).iteration_s
+
+
+def test_where_no_plan_of_one_type_fits_the_least_memory_is_the_start() -> None:
     """Copies of the weights can take more than their activations save."""
     costs, _ = limited(make_costs(12, 0, ("float16", "float32")), 0.45, 0.6)
-    assert Pricing(costs, lowest(costs)).memory_bytes > costs.memory_bytes
+    least_memory = minimise_memory(costs)
+    costs = replace(costs, memory_bytes=least_memory.objective)
+    assert all(Pricing(costs, [level] * 12).memory_bytes > costs.memory_bytes for level in (0, 1))
     job = search([costs], None, SearchControl(None), max_steps=60_000)
-    assert job.limit_s == Pricing(costs, minimise_memory(costs).levels).iteration_s
+    assert job.limit_s == Pricing(costs, least_memory.levels).iteration_s
     _, least = best_levels(costs, job.limit_s)
     assert job.solutions[0].objective == pytest.approx(least, rel=1e-9)
 

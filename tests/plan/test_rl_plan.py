@@ -436,6 +436,7 @@ def test_example_is_predicted_rendered_and_plotted(predictor: LatencyPredictor, 
     assert {program.device for program in programs} == {"h100-sxm", "a100-sxm4-80gb"}
     assert len(plan.decode[0].seconds_per_token) == len(value["decode"]["batch"])
     assert any("linear:" in line and "%" in line for line in plan.explanation)
+    assert any(line.startswith("assumed: a decode step") for line in plan.explanation)
     text = render(plan.tables())
     assert "simulated" in text
     assert "tail" in text

@@ -60,7 +60,9 @@ def test_split_equals_the_exhaustive_optimum(problem: tuple[LayerTable, list[Ran
     assert slowest.value_s == slowest.bound_s == min(one.slowest_s for one in fitting)
     step = split(table, ranks, "step", any_order=any_order, emulator=EMULATOR)
     assert step.split.fits()
-    assert step.bound_s <= step.value_s == min(one.step(EMULATOR).makespan_s for one in fitting)
+    assert step.complete
+    assert step.value_s == min(one.step(EMULATOR).makespan_s for one in fitting)
+    assert step.bound_s <= min(one.step(EMULATOR, "gpipe").makespan_s for one in fitting)
 
 
 @settings(max_examples=30, deadline=None)
@@ -180,6 +182,17 @@ def test_split_equals_hand_computed_optimum() -> None:
     assert answer["fwd_costs"] == {"0": 6.0, "1": 9.0, "2": 6.0}
     assert answer["bwd_costs"] == {"0": 6.0, "1": 4.0, "2": 2.0}
     assert "stage 1 (layers 3 to 4" in answer["explanation"][0]
+
+
+def test_the_bound_of_a_step_holds_for_other_orders_than_1f1b() -> None:
+    """With transfers GPipe is shorter than the best 1F1B step: 29 against 35 s."""
+    layers = [{**LAYER, "transfer_s": 1}, LAYER]
+    answer = plan_of(layers=layers, ranks=2, micro_batches=8, goal="step")
+    simulation = {"stages": [LAYER] * 2, "transfer_s": 1, "micro_batches": 8, "schedule": "gpipe"}
+    gpipe = make_plan("simulate", simulation)
+    assert answer["lower_bound_s"] == gpipe["makespan_s"] == 29.0
+    assert answer["value_s"] == 35.0 and answer["complete"]
+    assert "all orders" in render(SplitPlan.model_validate(answer).tables())
 
 
 def test_unlike_devices_get_unlike_stages() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cdmpp.errors import OverloadedError
 from cdmpp.plan.base.predict import predict_prices
 from cdmpp.plan.registry import PLANNERS, make_plan
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.render import render
 from cdmpp.predict.requests.request import Request as PlanRequest
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.plan import work
@@ -93,6 +95,7 @@ def test_python_cli_and_http_return_the_same_answer(
         # The number of steps ends the search, however busy the machine is.
         value |= {"budget_s": 600, "max_steps": min(value["max_steps"], 20)}
     here = make_plan(kind, value, predictor)
+    check_reliability(kind, value, here, predictor)
     over_http = answered(post(kind, value), client)
     assert over_http == json.loads(json.dumps(here))
     words = [kind] if kind == "replay" else ["plan", kind]
@@ -104,6 +107,30 @@ def test_python_cli_and_http_return_the_same_answer(
     model = PLANNERS[kind].model_of(value)
     answers = model.answer_model() if issubclass(model, PlanRequest) else model.answer_model
     TypeAdapter(answers).validate_python(over_http)
+
+
+def check_reliability(kind: str, value: Any, answer: dict[str, Any], predictor: LatencyPredictor) -> None:
+    """A plan says which model priced it, how far from training its costs are, and what holds at their bounds."""
+    request = PLANNERS[kind].read(value)
+    plan = request.answer_model().model_validate(answer)
+    prices = predict_prices(request.price_requests(), predictor)
+    reliability, text = plan.reliability, render(plan.report())
+    assert reliability is not None and reliability.programs == len(prices)
+    if not prices:
+        assert reliability.given and "all are given as numbers" in text
+        assert (plan.model_id, plan.domain, reliability.ends) == (None, None, None)
+        return
+    domains = {price.domain for price in prices}
+    assert plan.model_id == predictor.model_id and plan.domain == max(domains, key=("in", "near", "out").index)
+    assert plan.model_id in text and (plan.domain == "in" or f"worst domain {plan.domain}: " in text)
+    assert reliability.domain_share is not None and 0 < reliability.domain_share <= 1
+    ends = reliability.ends
+    assert ends is not None and "with all predictions at their bounds: " in text
+    value_now = attrgetter(ends.figure)(plan)
+    assert ends.lower <= value_now <= ends.upper and ends.lower < ends.upper
+    # The figure at the ends and the figure of the plan come from one computation.
+    again = request.with_prices(prices).figure_of(plan)
+    assert again is None or again == pytest.approx(value_now, rel=1e-9)
 
 
 def answered(response: httpx2.Response, client: TestClient) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -97,6 +97,11 @@ class AfdPlan(Plan):
         ColocatedPlan | None, Field(description="null: its cost is not known, or it does not keep the goal.")
     ]
     dead_zone: Annotated[bool, Field(description="The links are the slowest stage.")]
+
+    @property
+    def choice(self) -> Any:
+        """Instances, micro-batch and recommendation."""
+        return self.attention_instances, self.ffn_instances, self.micro_batch, self.recommended
 
     def tables(self) -> list[Table]:
         """The choice, its stages and its baselines."""

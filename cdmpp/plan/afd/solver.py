@@ -91,6 +91,18 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     )
 
 
+def figure_of(request: AfdRequest, plan: AfdPlan) -> float:
+    """Price x seconds per token of a plan with the costs of this request, also where its goals are not kept."""
+    attention, _ = _side(request.attention, "attention")
+    ffn, _ = _side(request.ffn, "ffn")
+    link, _ = _link(request.link)
+    counts = (plan.attention_instances, plan.ffn_instances)
+    tokens = np.array([-(-plan.micro_batch // count) for count in counts])
+    layer_s = max(*attention.layer_s(tokens[:1]), *ffn.layer_s(tokens[1:]), float(link.layer_s(tokens.max())))
+    price = counts[0] * attention.price + counts[1] * ffn.price
+    return price * request.layers * layer_s / plan.micro_batch
+
+
 def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[Side, ...] | None:
     """Sides that one instance computes in turn where nothing is disaggregated; None where that is not known."""
     if request.colocated is not None:

@@ -16,6 +16,7 @@ from cdmpp.plan.application.schema import (
     PrimitiveForm,
 )
 from cdmpp.plan.application.search import Incumbent, least_bound_s, replay_graph, search
+from cdmpp.plan.application.simulate import Batch, Run
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.simulate.replay import replay
@@ -29,17 +30,8 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
     FieldError
         A curve contradicts itself.
     """
-    engines, costs = [], []
-    for i, form in enumerate(request.engines):
-        form.curve.check(f"engines.{i}.curve")
-        sizes, points = form.curve.points()
-        engines.append(_engine(form, sizes, points))
-        costs.append(points)
-    primitives = request.sorted_primitives()
-    whole = _application(engines, primitives, split=False)
-    split = _application(engines, primitives, split=True)
-    if [p.id for p in split.primitives] == [p.id for p in whole.primitives]:
-        split = whole
+    engines, costs = _engines(request)
+    whole, split = _applications(request, engines)
     bound_s = least_bound_s((whole, split), request.arrivals_s)
 
     def describe(incumbent: Incumbent) -> ApplicationPlan:
@@ -66,6 +58,50 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
         )
 
     return describe(search(whole, split, request.arrivals_s, control, request.seed, request.max_steps, describe))
+
+
+def figure_of(request: ApplicationRequest, plan: ApplicationPlan) -> float:
+    """Mean latency with the batches of a plan, in their order, and the costs of this request."""
+    engines, _ = _engines(request)
+    ids = {member.primitive for batch in plan.batches for member in batch.members}
+    app = next(app for app in _applications(request, engines) if ids <= {p.id for p in app.primitives})
+    number = {primitive.id: i for i, primitive in enumerate(app.primitives)}
+    names = [engine.name for engine in engines]
+    batches = [
+        Batch(
+            names.index(batch.engine),
+            batch.start_s,
+            batch.end_s,
+            tuple((member.request, number[member.primitive]) for member in batch.members),
+        )
+        for batch in plan.batches
+    ]
+    arrivals_s = request.arrivals_s
+    end_s = replay(replay_graph(app, Run(batches, plan.latency_s), arrivals_s)).end_s[len(arrivals_s) :]
+    last_s = [0.0] * len(arrivals_s)
+    for batch, at in zip(batches, end_s.tolist(), strict=True):
+        for r, _ in batch.members:
+            last_s[r] = max(last_s[r], at)
+    return float(np.mean(np.subtract(last_s, arrivals_s)))
+
+
+def _engines(request: ApplicationRequest) -> tuple[list[Engine], list[list[Cost]]]:
+    """The engines, and the costs at the batch sizes of their curves."""
+    engines, costs = [], []
+    for i, form in enumerate(request.engines):
+        form.curve.check(f"engines.{i}.curve")
+        sizes, points = form.curve.points()
+        engines.append(_engine(form, sizes, points))
+        costs.append(points)
+    return engines, costs
+
+
+def _applications(request: ApplicationRequest, engines: Sequence[Engine]) -> tuple[Application, Application]:
+    """The application with whole primitives and with their parts; the same one twice where there are none."""
+    primitives = request.sorted_primitives()
+    whole, split = (_application(engines, primitives, split=parts) for parts in (False, True))
+    same = [p.id for p in split.primitives] == [p.id for p in whole.primitives]
+    return whole, whole if same else split
 
 
 def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> Engine:
@@ -108,7 +144,7 @@ def _explain(
     for i in timeline.critical_path:
         if i >= len(arrivals_s):
             seconds[incumbent.run.batches[i - len(arrivals_s)].engine] += float(timeline.duration_s[i])
-    lines = []
+    lines = ["assumed: all arrivals are known in advance; engines that do not know them may take longer than this plan"]
     for share, e in sorted(((share, e) for e, share in enumerate(seconds) if share), reverse=True):
         largest = costs[e][-1].largest()
         lines.append(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cdmpp.errors import FieldError
+from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.model.domain.score import worst as worst_domain
 from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.base.reliability import Choice, Ends, summarise
 from cdmpp.plan.base.validation_errors import places
 from cdmpp.predict.prediction import Prediction, Predictor
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.request import Answer, Request
+from cdmpp.predict.requests.request import Answer, Plan, Request
 
 _MOST_NAMED = 8
 R = TypeVar("R", bound=BaseModel)
@@ -95,7 +97,7 @@ def solve_priced(request: Request[A], prices: Sequence[Prediction], control: Sea
         if any(problem["type"] != "finite_number" for problem in error.errors()):
             raise
         raise _out_of_range("the answer is not finite") from error
-    return signed(answer, prices)
+    return signed(request, answer, prices, control)
 
 
 def finish(request: Request[Any], prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
@@ -115,10 +117,55 @@ def _out_of_range(reason: str) -> FieldError:
     )
 
 
-def signed(answer: A, prices: Sequence[Prediction]) -> A:
-    """A copy of the answer with the model that priced it and the worst domain of the prices."""
+def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
+    """A copy of the answer with the model that priced it, the worst domain of the prices, and its reliability.
+
+    Parameters
+    ----------
+    request, answer
+    prices : sequence of Prediction
+    control : SearchControl, optional
+        Limits a search with the prices at the ends of their intervals; without it, there is no such search.
+    """
+    reliability = summarise(prices, request.given_costs())
     marks = {
         "model_id": prices[0].model_id if prices else None,
         "domain": worst_domain(price.domain for price in prices),
+        "reliability": reliability.model_copy(update={"ends": _ends(request, answer, prices, control)}),
     }
     return answer.model_copy(update=marks)
+
+
+def _ends(request: Request[A], answer: A, prices: Sequence[Prediction], control: SearchControl | None) -> Ends | None:
+    """The answer with all prices at their lower, and at their upper bounds; None where nothing was predicted."""
+    if not prices or not isinstance(answer, Plan):
+        return None
+    at_ends = [request.with_prices(_at(prices, figure)) for figure in ("lower_s", "upper_s")]
+    values = answer.ends or tuple(end.figure_of(answer) for end in at_ends)
+    if None in values:
+        return None
+    best = [_best(end, answer, control) for end in at_ends]
+    if None in best:
+        best = [None, None]
+    lower, upper = values
+    return Ends(figure=answer.interval_figure, lower=lower, upper=upper, best_at_lower=best[0], best_at_upper=best[1])
+
+
+def _at(prices: Sequence[Prediction], figure: str) -> list[Prediction]:
+    """Predictions whose latency is one of their bounds."""
+    seconds = [getattr(price, figure) for price in prices]
+    return [replace(price, latency_s=s, lower_s=s, upper_s=s) for price, s in zip(prices, seconds, strict=True)]
+
+
+def _best(request: Request[A], plan: Plan, control: SearchControl | None) -> Choice | None:
+    """Whether the same plan is chosen with the costs of this request; None where that is not searched."""
+    if plan.choice is None or control is None or control.expired:
+        return None
+    part = control.part()
+    try:
+        again = request.solve(part)
+    except InfeasibleError:
+        return None if part.expired else "no plan"
+    if part.expired or not isinstance(again, Plan):
+        return None
+    return "same plan" if again.choice == plan.choice else "another plan"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -128,6 +128,11 @@ class ClusterPlan(Plan):
     jobs: list[JobPlan]
     reclaimed: ReclaimPlan | None
     lower_bound_s: float
+
+    @property
+    def choice(self) -> Any:
+        """Workers of the jobs."""
+        return [job.workers for job in self.jobs]
 
     def tables(self) -> list[Table]:
         """Returned servers, workers and times by job, baselines."""

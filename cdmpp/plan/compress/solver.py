@@ -39,6 +39,16 @@ def solve(request: CompressRequest, control: SearchControl) -> CompressPlan:
     return describe(search(tensors, may_continue, request.seed, report))
 
 
+def figure_of(request: CompressRequest, plan: CompressPlan) -> float:
+    """Seconds of an iteration with the strategy of a plan and the costs of this request."""
+    tensors = tensors_of(request)
+    choice = [
+        next(k for k, o in enumerate(tensor.options) if (o.compressor, o.place) == (chosen.compressor, chosen.place))
+        for tensor, chosen in zip(tensors, plan.tensors, strict=True)
+    ]
+    return timeline(tensors, tuple(choice)).makespan_s
+
+
 def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[Tensor]) -> Callable[[], bool]:
     """A function that returns whether the search may take another step."""
     # The replay engine is loaded or compiled here, once; the budget does not include that time.

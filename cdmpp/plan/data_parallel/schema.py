@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -88,6 +88,11 @@ class DataParallelPlan(Plan):
         float, Field(description="Lower bound of all bucket sizes: computation, or gradients sent one by one.")
     ]
 
+    @property
+    def choice(self) -> Any:
+        """The best bucket size."""
+        return self.bucket_bytes, self.first_bucket_bytes
+
     def tables(self) -> list[Table]:
         """The best bucket size, all bucket sizes, the baselines."""
         best = BucketSize(bucket_bytes=self.bucket_bytes, first_bucket_bytes=self.first_bucket_bytes)
@@ -103,8 +108,7 @@ class DataParallelPlan(Plan):
         return [
             Table.lines(
                 f"{format_latency(self.iteration_s)} per iteration with buckets of {best}, "
-                f"{100 * self.gap:.1f} % above the lower bound of {format_latency(self.lower_bound_s)}",
-                f"with all predictions at their bounds: {self.interval}" if self.interval else "",
+                f"{100 * self.gap:.1f} % above the lower bound of {format_latency(self.lower_bound_s)}"
             ),
             Table(("bucket", "all-reduces", "iteration", "exposed"), choices, right=(1, 2, 3)),
             self.baseline_table(),
@@ -122,13 +126,13 @@ class DataParallelRequest(Request[DataParallelPlan]):
         Algorithm, Field(description='"measured": the link gives times of whole all-reduces, not of messages.')
     ] = "ring"
     bucket_bytes: Annotated[
-        list[Bytes],
+        list[Bytes] | None,
         Field(
             min_length=1,
             description="Bucket sizes to choose from; the default of PyTorch is added. A bucket closes when it "
-            "has at least so many bytes.",
+            "has at least so many bytes. null: 1, 4, 25 and 100 MiB, and doubled until all gradients fit.",
         ),
-    ] = [2.0**20, 4.0 * 2**20, 25.0 * 2**20, 100.0 * 2**20]  # noqa: RUF012
+    ] = None
     first_bucket_bytes: Annotated[
         Bytes | None, Field(description="Size of the first bucket; default: like the others.")
     ] = None
@@ -140,8 +144,19 @@ class DataParallelRequest(Request[DataParallelPlan]):
         Slowdown, Field(description="Factor of the time of an all-reduce while something computes.")
     ] = 1.0
 
+    @property
+    def tried_bytes(self) -> list[float]:
+        """Bucket sizes to choose from."""
+        if self.bucket_bytes is not None:
+            return self.bucket_bytes
+        sizes = [n * 2.0**20 for n in (1, 4, 25, 100)]
+        gradients = sum(sum(layer.gradient_bytes) for layer in self.layers)
+        while sizes[-1] < gradients:
+            sizes.append(2 * sizes[-1])
+        return sizes
+
     def sizes(self) -> dict[str, int]:
         """Layers, bucket sizes, and gradients times bucket sizes: each gradient may be an all-reduce."""
         gradients = sum(len(layer.gradient_bytes) for layer in self.layers)
-        choices = len(self.bucket_bytes)
+        choices = len(self.tried_bytes)
         return {"layers": len(self.layers), "bucket_sizes": choices, "all_reduces": gradients * choices}

@@ -40,7 +40,7 @@ def _solve(request: DataParallelRequest) -> DataParallelPlan:
     layers, update_s = _layers(request, "latency_s"), cost_of(request.update).latency_s
     setup = _setup(request, "latency_s")
     default = (PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES)
-    sizes = list(dict.fromkeys([*((size, request.first_bucket_bytes) for size in request.bucket_bytes), default]))
+    sizes = list(dict.fromkeys([*((size, request.first_bucket_bytes) for size in request.tried_bytes), default]))
     iterations = [simulate(layers, setup, *size, update_s) for size in sizes]
     number = min(range(len(sizes)), key=lambda i: (iterations[i].iteration_s, i))
     best, compute_s = iterations[number], sum(layer.forward_s + layer.backward_s for layer in layers) + update_s

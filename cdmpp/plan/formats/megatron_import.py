@@ -20,7 +20,10 @@ _REFUSED = {
     "num-experts": "layers of experts",
     "multi-latent-attention": "latent attention",
     "spec": "a layer specification",
+    "fp4-format": "training in FP4",
 }
+#: Scaling of the FP8 products of each recipe (Transformer Engine). The first one is Megatron's default.
+_FP8_SCALINGS = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "block128", "mxfp8": "mx32"}
 #: Arguments that repeat what others say.
 _IMPLIED = ("bf16", "max-position-embeddings", "use-mcore-models", "position-embedding-type")
 
@@ -61,6 +64,8 @@ class MegatronImporter(Importer):
             tp=tp,
             dtype="float16" if args.flag("fp16") else "bfloat16",
             sequence_parallel=args.flag("sequence-parallel"),
+            fp8_scaling=_fp8_scaling(args, notes),
+            fp8_weight_gradient=not args.flag("no-fp8-wgrad"),
         )
         if run.sequence_parallel and run.tp > 1:
             notes.append("sequence parallelism is priced as all-reduces of the same bytes")
@@ -138,6 +143,26 @@ def _needed(args: Arguments, name: str) -> int:
     if value is None:
         raise FieldError(f"--{name}: missing", path=f"--{name}", hint="add it to the arguments")
     return value
+
+
+def _fp8_scaling(args: Arguments, notes: list[str]) -> str | None:
+    """Scaling of the FP8 products; None where the arguments have no FP8 format."""
+    file_format, recipe = args.text("fp8-format"), args.text("fp8-recipe", next(iter(_FP8_SCALINGS)))
+    if file_format is None:
+        return None
+    for name, value, known in (
+        ("fp8-format", file_format, ("e4m3", "hybrid")),
+        ("fp8-recipe", recipe, tuple(_FP8_SCALINGS)),
+    ):
+        if value not in known:
+            raise FieldError(
+                f"--{name}: {value!r} cannot be imported", path=f"--{name}", hint="known are " + ", ".join(known)
+            )
+    notes.append(
+        "FP8: the linear layers of the blocks compute in float8_e4m3, gradients too; attention, norms, head and the "
+        "memory of activations stay 16-bit"
+    )
+    return _FP8_SCALINGS[str(recipe)]
 
 
 def _stages(args: Arguments, layers: int, pp: int) -> tuple[list[dict[str, int]] | None, int]:

@@ -36,6 +36,10 @@ class Training:
     dtype : str
     sequence_parallel : bool
         Whether each tensor-parallel rank has a part of the tokens between the linear layers.
+    fp8_scaling : str, optional
+        Scaling of the FP8 products in the linear layers of the blocks; None: they compute in ``dtype``.
+    fp8_weight_gradient : bool
+        Whether the gradients of the weights are FP8 products too.
     """
 
     micro_batch: int
@@ -43,11 +47,25 @@ class Training:
     tp: int = 1
     dtype: str = "bfloat16"
     sequence_parallel: bool = False
+    fp8_scaling: str | None = None
+    fp8_weight_gradient: bool = True
 
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
         return self.micro_batch * self.sequence
+
+    @property
+    def product_types(self) -> Form:
+        """Element types of the products in the linear layers of a block."""
+        if self.fp8_scaling is None:
+            return {"dtype": self.dtype}
+        return {"dtype": "float8_e4m3", "scaling": self.fp8_scaling}
+
+    @property
+    def weight_gradient_types(self) -> Form:
+        """Element types of the products that give the gradients of their weights."""
+        return self.product_types if self.fp8_weight_gradient else {"dtype": self.dtype}
 
     @property
     def row_tokens(self) -> int:
@@ -137,13 +155,13 @@ def _layer(forward: Works, backward: Works) -> Form:
     }
 
 
-def _linear(m: int, n: int, k: int, dtype: str) -> Form:
-    return {"operator": "linear", "m": m, "n": n, "k": k, "dtype": dtype}
+def _linear(m: int, n: int, k: int, types: Form) -> Form:
+    return {"operator": "linear", "m": m, "n": n, "k": k, **types}
 
 
-def _gradients(m: int, n: int, k: int, dtype: str) -> Works:
+def _gradients(m: int, n: int, k: int, types: Form, weight_types: Form) -> Works:
     """Products of a linear layer's backward pass: gradients of its input and of its weight."""
-    return [(_linear(m, k, n, dtype), 1), (_linear(n, k, m, dtype), 1)]
+    return [(_linear(m, k, n, types), 1), (_linear(n, k, m, weight_types), 1)]
 
 
 def _products(model: LLMConfig, run: Training) -> list[tuple[int, int, int]]:
@@ -177,8 +195,9 @@ def _block(model: LLMConfig, run: Training) -> tuple[Works, Works]:
     }
     rest: Works = [(attention, 1), (norm, 2), (activation, 1)]
     sums: Works = [] if run.tp == 1 else [(_sum(model, run), 2)]
-    forward: Works = [(_linear(*sizes, dtype), 1) for sizes in products]
-    backward = [work for sizes in products for work in _gradients(*sizes, dtype)]
+    types = run.product_types
+    forward: Works = [(_linear(*sizes, types), 1) for sizes in products]
+    backward = [work for sizes in products for work in _gradients(*sizes, types, run.weight_gradient_types)]
     return forward + rest + sums, backward + [(form, 2 * count) for form, count in rest] + sums
 
 
@@ -201,7 +220,8 @@ def _embedding(model: LLMConfig, run: Training) -> tuple[Works, Works]:
 
 def _head(model: LLMConfig, run: Training) -> tuple[Works, Works]:
     sizes = (run.tokens, model.vocab // run.tp, model.hidden)
-    return [(_linear(*sizes, run.dtype), 1)], _gradients(*sizes, run.dtype)
+    types = {"dtype": run.dtype}
+    return [(_linear(*sizes, types), 1)], _gradients(*sizes, types, types)
 
 
 def _sizes(model: LLMConfig, run: Training, part: str) -> Form:

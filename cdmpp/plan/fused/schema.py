@@ -14,6 +14,7 @@ from cdmpp.predict.requests.request import (
     Budget,
     Closed,
     Count,
+    Interval,
     MaxSteps,
     Plan,
     PositiveSeconds,
@@ -68,13 +69,6 @@ def _cost(seconds: float | None, predicted: PredictedCost | None) -> Cost:
     return Cost.given(seconds)
 
 
-class Interval(Row):
-    """Makespan of the same order with every predicted cost at its lower bound, and with each at its upper bound."""
-
-    lower_s: float
-    upper_s: float
-
-
 class StageCost(Row):
     """Seconds of one stage of a model for one micro-batch."""
 
@@ -103,19 +97,19 @@ class FusedPlan(Plan):
         Field(description="Peak memory of all ranks; held from a forward pass's start to its backward pass's end."),
     ]
     rank_peak_activations: Annotated[list[float], Field(description="Peak memory of each rank.")]
-    interval: Annotated[Interval | None, Field(description="null where all costs are given.")]
+    interval: Annotated[
+        Interval | None, Field(description="Makespan of the same order; null where all costs are given.")
+    ]
     costs: Annotated[list[StageCost], Field(description="Costs of each model.")]
     steps: Annotated[int, Field(description="Schedules that the search evaluated.")]
     order: Annotated[list[list[Step]], Field(description="Passes of each rank, in order.")]
 
     def tables(self) -> list[Table]:
         """Makespan, baselines, and the work and memory of each rank."""
-        lines = [
+        makespan = (
             f"makespan {format_latency(self.makespan_s)}, {100 * self.gap:.2f} % above the lower bound "
             f"({format_latency(self.lower_bound_s)})"
-        ]
-        if self.interval is not None:
-            lines.append(f"with all predictions at their bounds {self.interval}")
+        )
         baselines = [
             (name, format_latency(seconds), f"{seconds / self.makespan_s:.2f} x")
             for name, seconds in self.baselines.items()
@@ -126,7 +120,7 @@ class FusedPlan(Plan):
             first = " ".join(f"{step.pass_}{step.micro_batch}.{step.model}" for step in row[:8])
             ranks.append((str(rank), f"{100 * busy:.1f} %", f"{peak:g}", first + (" ..." if len(row) > 8 else "")))
         return [
-            Table.lines(*lines),
+            Table.lines(makespan),
             Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2)),
             Table.lines(f"peak activations of a rank {self.peak_activations:g}"),
             Table(("rank", "busy", "activations", "first passes"), ranks, right=(0, 1, 2)),

@@ -136,18 +136,16 @@ class MultimodalPlan(Plan):
 
     def tables(self) -> list[Table]:
         """Makespan and baselines, sub-micro-batches and memory of each step, and the layout."""
-        summary = [
+        summary = (
             f"makespan {format_latency(self.makespan_s)}, lower bound {format_latency(self.lower_bound_s)} "
             f"(gap {100 * self.gap:.2f} %), of the variants searched {format_latency(self.searched_lower_bound_s)}, "
             f"bubble {100 * self.bubble:.1f} %"
-        ]
-        if self.interval is not None:
-            summary.append(f"with all predictions at their bounds {self.interval}")
+        )
         baselines = [
             (name, format_latency(seconds), f"{seconds / self.makespan_s:.3f} x")
             for name, seconds in self.baselines.items()
         ]
-        tables = [Table.lines(*summary), Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2))]
+        tables = [Table.lines(summary), Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2))]
         for number, step in enumerate(self.step_plans()):
             if self.plans is not None:
                 gap = f"gap {100 * step.gap:.2f} %"

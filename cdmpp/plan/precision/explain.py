@@ -69,7 +69,7 @@ def explain(
     rejected: Sequence[RejectedRaise],
 ) -> list[str]:
     """Sentences, the most important first."""
-    origin = "the request's" if limit_of == "request" else "the time of the lowest precision that fits"
+    origin = "the request's" if limit_of == "request" else "the time of the fastest plan of one type on each device"
     sentences = [f"the time limit of {format_latency(limit_s)} is {origin}"]
     slowest = max(range(len(priced)), key=lambda d: priced[d].iteration_s)
     sentences += _time(network, tables[slowest], priced[slowest])

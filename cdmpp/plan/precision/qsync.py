@@ -45,6 +45,13 @@ def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
     return list(priced.levels)
 
 
+def fastest_uniform(costs: DeviceCosts, default: Levels) -> Levels:
+    """The fastest plan of one type that fits into the memory; ``default`` where none fits."""
+    plans = [Pricing(costs, uniform(costs, dtype)) for dtype in BASIC_DTYPES]
+    fitting = [plan for plan in plans if plan.memory_bytes <= costs.memory_bytes]
+    return min(fitting, key=lambda plan: plan.iteration_s).levels if fitting else default
+
+
 def best_simple(costs: DeviceCosts, heap_levels: Levels, limit_s: float) -> Levels:
     """The heap's plan, or one type everywhere where that is within the limits and adds less error."""
     plans = [Pricing(costs, heap_levels), *(Pricing(costs, uniform(costs, dtype)) for dtype in BASIC_DTYPES)]

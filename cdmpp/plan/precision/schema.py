@@ -226,7 +226,7 @@ class PrecisionPlan(Plan):
     iteration_upper_s: float
     iteration_limit_s: float
     limit_of: Annotated[
-        Literal["request", "start"], Field(description="start: time of the lowest precision that fits.")
+        Literal["request", "start"], Field(description="start: time of the fastest plan of one type that fits.")
     ]
     devices: list[DevicePlan]
     rejected: Annotated[list[RejectedRaise], Field(description="Largest reduction first.")]
@@ -245,6 +245,16 @@ class PrecisionPlan(Plan):
             return self.sensitivity / self.lower_bound - 1.0
         lowest = next(plan.sensitivity for plan in self.baseline_plans if plan.name == "all_lowest")
         return self.sensitivity / max(lowest, self.sensitivity)
+
+    @property
+    def interval_figure(self) -> str:
+        """The iteration: the sensitivity does not depend on costs."""
+        return "iteration_s"
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The iteration at the bounds of the costs."""
+        return self.iteration_lower_s, self.iteration_upper_s
 
     def tables(self) -> list[Table]:
         """Types by operator and device, figures of the devices, and the plan with its baselines."""
@@ -297,7 +307,7 @@ class PrecisionRequest(Request[PrecisionPlan]):
         None
     )
     iteration_limit_s: Annotated[
-        PositiveSeconds | None, Field(description="null: time of the lowest precision that fits into the memory.")
+        PositiveSeconds | None, Field(description="null: time of the fastest plan of one type that fits into memory.")
     ] = None
     optimizer_bytes_per_weight: Annotated[float, Field(ge=0, le=1000)] = 8.0
     gamma: Annotated[float, Field(ge=0, le=1e12, description="Weight of forward errors in the indicator.")] = 1.0

@@ -14,7 +14,7 @@ from cdmpp.plan.precision.highs import Effort
 from cdmpp.plan.precision.limits import within_memory, within_time
 from cdmpp.plan.precision.milp import ErrorSearch, Solution
 from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing
-from cdmpp.plan.precision.qsync import best_simple, heap
+from cdmpp.plan.precision.qsync import best_simple, fastest_uniform, heap
 from cdmpp.predict.requests.budget import SearchControl
 
 
@@ -56,8 +56,7 @@ def search(
     ----------
     devices : sequence of DeviceCosts
     limit_s : float or None
-        Seconds of an iteration. None: those of the start, which has the fewest bits everywhere or, where these
-        break a memory limit, the least memory (as in QSync).
+        Seconds of an iteration. None: those of the start, which is the fastest plan of one type on each device.
     control : SearchControl
         Its budget is shared by the devices.
     max_steps : int, optional
@@ -74,6 +73,7 @@ def search(
     starts = [within_memory(costs, d, control) for d, costs in enumerate(devices)]
     limit_of: Literal["request", "start"] = "start" if limit_s is None else "request"
     if limit_s is None:
+        starts = [fastest_uniform(costs, start) for costs, start in zip(devices, starts, strict=True)]
         limit_s = max(Pricing(costs, start).iteration_s for costs, start in zip(devices, starts, strict=True))
     else:
         starts = within_time(devices, starts, limit_s, control)

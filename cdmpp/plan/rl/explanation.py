@@ -30,6 +30,8 @@ def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split:
     return [
         f"all times are simulated: means over {len(result.steps)} held-out steps, drawn from the lengths and not used "
         "by the search",
+        "assumed: a decode step takes the seconds of the decode curve at any length of the response, as if all samples "
+        "had the past that the curve was made for",
         *_stages(problem, result),
         *_split(result, split),
         *_programs(request, result, split),

@@ -79,8 +79,7 @@ def _schedule(form: PipelineForm, control: SearchControl) -> PipelineSchedule:
         plan = form.request.solve(control.part(budget_s))
     except FieldError as error:
         raise within(error, REQUEST_PATH) from None
-    interval = None if plan.interval is None else Interval(lower_s=plan.interval.lower_s, upper_s=plan.interval.upper_s)
-    return _of(plan.makespan_s, interval, plan)
+    return _of(plan.makespan_s, plan.interval, plan)
 
 
 def _of(makespan_s: float, interval: Interval | None, plan: FusedPlan | None = None) -> PipelineSchedule:

@@ -252,6 +252,18 @@ class RlPlan(Plan):
     complete: Annotated[bool, Field(description="Whether all sizes were simulated.")]
     left_out: Annotated[dict[str, str], Field(description="Pools that cannot generate: name to reason.")]
 
+    @property
+    def interval_figure(self) -> str:
+        """The step, also where its price is minimised."""
+        return "step_s"
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The step at the bounds of the predictions."""
+        if self.step_lower_s is None or self.step_upper_s is None:
+            return None
+        return self.step_lower_s, self.step_upper_s
+
     def tables(self) -> list[Table]:
         """The step, its stages, the baselines, the elastic table and the explanation."""
         step = f"step {format_latency(self.step_s)} (simulated)"
@@ -269,8 +281,7 @@ class RlPlan(Plan):
         if self.elastic:
             tables.append(self._elastic_table())
         left_out = [f"pool {name!r} cannot generate: {reason}" for name, reason in self.left_out.items()]
-        model = "" if self.model_id is None else f"model {self.model_id}"
-        return [*tables, Table.lines(*self.explanation, *left_out, model)]
+        return [*tables, Table.lines(*self.explanation, *left_out)]
 
     def _stage_lines(self) -> list[str]:
         stage, training, migration = self.generation, self.training, self.migration

@@ -113,8 +113,13 @@ class SplitPlan(Plan):
     goal: Goal
     value_s: float
     lower_bound_s: Annotated[
-        float, Field(description="Lower bound of all contiguous splits; the optimum, where gap is 0.")
+        float,
+        Field(
+            description="Lower bound of all contiguous splits that fit under 1F1B. With goal step also of all orders "
+            "of whole passes, which may be shorter than 1F1B."
+        ),
     ]
+    complete: Annotated[bool, Field(description="No contiguous split has a smaller objective (goal step: under 1F1B).")]
     divisible_bound_s: Annotated[
         float, Field(description="Lower bound of the slowest stage, if layers could be cut anywhere.")
     ]
@@ -130,9 +135,21 @@ class SplitPlan(Plan):
     steps: Annotated[int, Field(description="Simulated splits.")]
     cache: dict[str, int]
 
+    @property
+    def interval_figure(self) -> str:
+        """The slowest stage or the step."""
+        return f"{self.goal}_s"
+
+    @property
+    def choice(self) -> Any:
+        """Layers and ranks of the stages, where all splits were compared."""
+        return (self.boundaries, [stage.rank for stage in self.stages]) if self.complete else None
+
     def tables(self) -> list[Table]:
         """The objective, the stages, the baselines."""
-        objective = "slowest stage" if self.goal == "slowest" else "1F1B step"
+        by_stage = self.goal == "slowest"
+        objective, orders = ("slowest stage", "") if by_stage else ("1F1B step", " of all orders")
+        proven = ", the shortest of all contiguous splits" if self.complete else ""
         stages = [
             (
                 str(stage.stage),
@@ -148,8 +165,8 @@ class SplitPlan(Plan):
         header = ("stage", "rank", "device", "layers", "forward", "backward", "peak memory")
         return [
             Table.lines(
-                f"{objective}: {format_latency(self.value_s)}, {100 * self.gap:.1f} % above the lower bound; "
-                f"a step takes {format_latency(self.step_s)}, {100 * self.bubble:.1f} % bubble"
+                f"{objective}: {format_latency(self.value_s)}{proven}, {100 * self.gap:.1f} % above the lower bound"
+                f"{orders}; a step takes {format_latency(self.step_s)}, {100 * self.bubble:.1f} % bubble"
             ),
             Table(header, stages, right=(4, 5, 6)),
             self.baseline_table(),

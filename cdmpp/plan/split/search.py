@@ -39,15 +39,19 @@ class SplitResult:
     ----------
     split : Split
     value_s, bound_s : float
-        The objective, and its lower bound over all contiguous splits.
+        The objective, and its lower bound over all contiguous splits; for the goal "step" also over all orders of
+        whole passes, not only 1F1B.
     steps : int
         Number of simulated splits.
+    complete : bool
+        No contiguous split has a smaller objective.
     """
 
     split: Split
     value_s: float
     bound_s: float
     steps: int = 0
+    complete: bool = False
 
 
 def split(
@@ -90,7 +94,7 @@ def split(
         if slowest is None:
             raise _infeasible(table, ranks, any_order)
         if goal == "slowest":
-            return SplitResult(slowest, slowest.slowest_s, slowest.slowest_s)
+            return SplitResult(slowest, slowest.slowest_s, slowest.slowest_s, complete=True)
         least = best_split(table, ranks, any_order, bound, control=control)
         assert least is not None  # the same splits fit
     except UnfinishedError:
@@ -104,11 +108,11 @@ def split(
     orders = arrangements(ranks) if any_order else [tuple(range(len(ranks)))]
     exhaustive = len(orders) * comb(len(table) - 1, len(ranks) - 1) <= FEW
     candidates = every(table, ranks, orders) if exhaustive else moved(best)
+    all_simulated = False
     while best_s > bound_s and not control.expired and (max_steps is None or steps < max_steps):
         candidate = next(candidates, None)
         if candidate is None:
-            if exhaustive:
-                bound_s = best_s  # all were simulated
+            all_simulated = exhaustive
             break
         if not candidate.fits():
             continue
@@ -119,7 +123,7 @@ def split(
             candidates = candidates if exhaustive else moved(best)
         so_far = SplitResult(best, best_s, bound_s, steps)
         control.report(best=best_s, bound=bound_s, answer=partial(describe, so_far) if describe else None)
-    return SplitResult(best, best_s, bound_s, steps)
+    return SplitResult(best, best_s, bound_s, steps, complete=all_simulated or best_s <= bound_s)
 
 
 def _simple(table: LayerTable, ranks: Sequence[Rank], goal: Goal, emulator: Emulator) -> SplitResult:

@@ -55,6 +55,16 @@ def solve(request: SplitRequest, control: SearchControl) -> SplitPlan:
     return _plan(problem, result, emulator)
 
 
+def figure_of(request: SplitRequest, plan: SplitPlan) -> float:
+    """The objective of a plan with the costs of this request."""
+    problem = _problem(request)
+    order = tuple(stage.rank for stage in plan.stages)
+    table = LayerTable(problem.layers, request.micro_batches)
+    ranks = tuple(problem.ranks[r] for r in order)
+    again = Split(table, ranks, order, (0, *plan.boundaries, len(table)))
+    return again.slowest_s if plan.goal == "slowest" else again.step(Emulator()).makespan_s
+
+
 def _problem(request: SplitRequest) -> _Problem:
     layers: list[Layer] = []
     costs: list[list[Cost]] = []
@@ -103,6 +113,7 @@ def _plan(problem: _Problem, result: SplitResult, emulator: Emulator) -> SplitPl
         goal=goal,
         value_s=result.value_s,
         lower_bound_s=result.bound_s,
+        complete=result.complete,
         divisible_bound_s=sum(fastest_s) / len(ranks),
         stages=[
             StagePlan(

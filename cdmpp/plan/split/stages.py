@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cdmpp.plan.split.table import LayerTable, Rank
 from cdmpp.simulate.emulator.emulate import Emulator, Step
+from cdmpp.simulate.emulator.orders import ScheduleName
 from cdmpp.simulate.emulator.stages import Stage
 
 
@@ -51,12 +52,12 @@ class Split:
         """Whether every rank has the memory."""
         return all(b <= rank.memory_bytes for b, rank in zip(self.bytes_held, self.ranks, strict=True))
 
-    def step(self, emulator: Emulator) -> Step:
-        """The 1F1B step."""
+    def step(self, emulator: Emulator, schedule: ScheduleName = "1f1b") -> Step:
+        """A step under a schedule."""
         forward, backward = stage_costs(self)
         stages = [Stage(forward[s], backward[s]) for s in range(len(self.ranks))]
         cuts = [float(self.table.transfer_s[b - 1]) for b in self.begin[1:-1]]
-        return emulator.simulate(stages, self.table.micro_batches, transfer_s=cuts)
+        return emulator.simulate(stages, self.table.micro_batches, schedule, transfer_s=cuts)
 
     def runs(self) -> Iterator[tuple[Rank, int, int]]:
         """Rank, first layer, and the layer after the last one, of each stage."""

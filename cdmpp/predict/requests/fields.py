@@ -88,6 +88,17 @@ class Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class Row(BaseModel):
+    """Base of answers and of the rows of their lists: numbers are finite, keys are those of the JSON.
+
+    A field whose JSON name is a Python keyword has an alias; code uses the field's own name.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, serialize_by_alias=True, validate_by_name=True, validate_by_alias=True
+    )
+
+
 def exactly_one(model: M, *names: str) -> M:
     """Validate that exactly one of some optional fields is given: ``x`` or ``x_s``.
 

@@ -13,9 +13,11 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
+from cdmpp.plan.base.given_costs import given_costs
+from cdmpp.plan.base.reliability import Reliability
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.fields import (
@@ -36,6 +38,7 @@ from cdmpp.predict.requests.fields import (
     PositiveSeconds,
     PriceRequest,
     ProgramForm,
+    Row,
     Seconds,
     Seed,
     WholeNumber,
@@ -125,6 +128,19 @@ class Request(Closed, Generic[A]):
         """A copy whose costs are resolved; ``prices`` answer :meth:`price_requests`, in its order."""
         return fill(self, prices)
 
+    def given_costs(self) -> list[str]:
+        """Paths of the costs that this request gives as numbers."""
+        return given_costs(self)
+
+    def figure_of(self, plan: A) -> float | None:
+        """The figure :attr:`Plan.interval_figure` of a plan with the costs of this request, which are resolved.
+
+        The module ``solver`` computes it by ``figure_of(request, plan)``; None where it has no such function because
+        the plan has an interval of its own.
+        """
+        figure_of = getattr(self.sibling("solver"), "figure_of", None)
+        return None if figure_of is None else float(figure_of(self, plan))
+
     def solve(self, control: SearchControl) -> A:
         """Compute the answer by ``solve(request, control)`` of the module ``solver`` beside the request's schema.
 
@@ -148,17 +164,6 @@ class Request(Closed, Generic[A]):
         return import_module(f"{cls.__module__.rpartition('.')[0]}.{name}")
 
 
-class Row(BaseModel):
-    """Base of answers and of the rows of their lists: numbers are finite, keys are those of the JSON.
-
-    A field whose JSON name is a Python keyword has an alias; code uses the field's own name.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", allow_inf_nan=False, serialize_by_alias=True, validate_by_name=True, validate_by_alias=True
-    )
-
-
 class Answer(Row):
     """Fields that all answers share."""
 
@@ -168,6 +173,9 @@ class Answer(Row):
     domain: Annotated[
         Literal["in", "near", "out"] | None,
         Field(description="The worst of the predictions' domains: how far to trust the plan. null: none."),
+    ] = None
+    reliability: Annotated[
+        Reliability | None, Field(description="How far the costs are trusted; null only in parts of a plan.")
     ] = None
 
     @model_validator(mode="before")
@@ -185,6 +193,12 @@ class Answer(Row):
     def tables(self) -> list[Table]:
         """The answer as tables for the terminal."""
         raise NotImplementedError
+
+    def report(self) -> list[Table]:
+        """:meth:`tables`, then how far the costs are trusted."""
+        if self.reliability is None:
+            return self.tables()
+        return [*self.tables(), Table.lines(*self.reliability.lines(self.model_id, self.domain))]
 
 
 class Interval(Row):
@@ -217,6 +231,25 @@ class Plan(Answer):
         int | None,
         Field(description="Seed of this plan, where several were searched.", exclude_if=lambda seed: seed is None),
     ] = None
+
+    @property
+    def interval_figure(self) -> str:
+        """Field whose value at the ends of the intervals is reported: the objective, unless a subclass has another."""
+        return self.objective_field
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """:attr:`interval_figure` with all predictions at their lower and upper bounds, where the solver gives it."""
+        interval = getattr(self, "interval", None)
+        return None if interval is None else (interval.lower_s, interval.upper_s)
+
+    @property
+    def choice(self) -> Any:
+        """What the planner chose, for comparison with the plan at the ends of the intervals.
+
+        None where the search is too expensive to be repeated, or nothing is chosen.
+        """
+        return None
 
     @property
     def objective_value(self) -> float:

@@ -110,7 +110,6 @@ class SimulatePlan(Plan):
                 f"with {len(self.replicas_s)} further copies: {format_latency(self.step_s)}"
                 if self.replicas_s or self.step_s > self.makespan_s
                 else "",
-                f"with all predictions at their bounds: {self.interval}" if self.interval else "",
             ),
             Table(("rank", "stages", "busy", "bubble", "peak memory"), ranks, right=(0, 2, 3, 4)),
             Table(("baseline", "step", "peak memory"), baselines, right=(1, 2)),

@@ -182,7 +182,6 @@ class ReplayPlan(Plan):
                 f"communication that nothing hides: {format_latency(self.exposed_comm_s)}" if transfers else "",
                 *(f"not included: {lost.operator} ({lost.count} x): {lost.reason}" for lost in self.missing),
                 *self.remarks,
-                f"model {self.model_id}" if self.model_id is not None else "",
             ),
         ]
 
@@ -286,6 +285,11 @@ class ReplayRequest(Request[ReplayPlan]):
         with paused_collector():
             _ = self.replayer
         self.matches()
+
+    def given_costs(self) -> list[str]:
+        """Paths of the costs that this request gives as numbers: of its nodes first, which are plain records."""
+        fields = [name for name in ("duration_s", "gap_s") if any(getattr(node, name) for node in self.nodes)]
+        return [*(f"nodes.*.{name}" for name in fields), *super().given_costs()]
 
     def price_requests(self) -> list[PriceRequest]:
         """Each combination of program and device of the nodes once."""

@@ -143,7 +143,7 @@ def solve(
     """
     request = reader.read(kind, body)
     predictions = _decode_prices(prices) if prices else []
-    control = SearchControl(request.budget, None if send is None else ProgressSender(send, predictions))
+    control = SearchControl(request.budget, None if send is None else ProgressSender(send, request, predictions))
     on_start(control)
     answer = to_json(solve_priced(request, predictions, control))
     return _objective(answer), encode(answer)
@@ -194,8 +194,8 @@ class _Checking(SearchControl):
 class ProgressSender:
     """Progress listener that also sends the best plan every few seconds."""
 
-    def __init__(self, send: Send, prices: Sequence[Prediction]) -> None:
-        self._send, self._prices = send, prices
+    def __init__(self, send: Send, request: Request[Any], prices: Sequence[Prediction]) -> None:
+        self._send, self._request, self._prices = send, request, prices
         self._sent_at = -PLAN_EACH_S
         self._best: float | None = None
 
@@ -205,7 +205,7 @@ class ProgressSender:
         payload = b""
         better = progress.best is None or progress.best != self._best
         if progress.answer is not None and better and time.monotonic() - self._sent_at >= PLAN_EACH_S:
-            payload = encode(to_json(signed(progress.answer(), self._prices)))
+            payload = encode(to_json(signed(self._request, progress.answer(), self._prices)))
             self._sent_at, self._best = time.monotonic(), progress.best
         self._send(header, payload)
 

@@ -139,6 +139,29 @@ def test_arguments_become_requests_with_their_fields() -> None:
     assert found.ignored == ("--lr",)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "types", "weight_gradients"),
+    [
+        ("--fp8-format hybrid", {"dtype": "float8_e4m3", "scaling": "tensor"}, 2 * 4),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", {"dtype": "float8_e4m3", "scaling": "mx32"}, 2 * 4),
+        ("--fp8-format e4m3 --fp8-recipe blockwise", {"dtype": "float8_e4m3", "scaling": "block128"}, 2 * 4),
+        ("--fp8-format hybrid --no-fp8-wgrad", {"dtype": "float8_e4m3", "scaling": "tensor"}, 4),
+    ],
+)
+def test_fp8_format_sets_the_types_of_the_linear_layers(arguments: str, types: Any, weight_gradients: int) -> None:
+    found = import_request("megatron", f"{ARGUMENTS} {arguments}", "split", device="h100-sxm")
+    PLANNERS["split"].read(found.request).price_requests()
+    layers = {layer["name"]: layer for layer in found.request["layers"]}
+
+    def count(layer: str, passed: str) -> int:
+        programs = [work["program"] for work in layers[layer][passed]["programs"]]
+        return sum(types.items() <= program.items() for program in programs)
+
+    assert count("block", "forward") == 4 and count("block", "backward") == weight_gradients
+    assert count("head", "forward") == count("head", "backward") == 0
+    assert found.ignored == ("--lr",) and any("float8_e4m3" in note for note in found.notes)
+
+
 def test_arguments_become_a_step_with_virtual_stages_and_copies() -> None:
     text = ARGUMENTS + " --num-layers-per-virtual-pipeline-stage 1 --recompute-granularity full"
     found = import_request("megatron", text, "simulate", device="h100-sxm").request
@@ -180,6 +203,9 @@ def test_layout_that_is_read_back_has_the_stages_of_the_plan() -> None:
         (("--lr", "--pipeline-model-parallel-layout 'Et*3|tt|L' --lr"), "3 stages are no multiple of 2"),
         (("--lr", "--pipeline-model-parallel-layout 'Et*3|ttL' --lr"), "4 decoder layers"),
         (("--bf16", "'"), "no shell line"),
+        (("--lr", "--fp8-format e5m2 --lr"), "--fp8-format: 'e5m2'"),
+        (("--lr", "--fp8-format hybrid --fp8-recipe custom --lr"), "--fp8-recipe: 'custom'"),
+        (("--lr", "--fp4-format e2m1 --lr"), "training in FP4"),
     ],
 )
 def test_arguments_that_no_request_has_are_refused(change: tuple[str, str], message: str) -> None:

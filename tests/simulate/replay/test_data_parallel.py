@@ -158,6 +158,15 @@ def _check_bound(answer: dict[str, Any]) -> None:
     assert all(seconds >= answer["lower_bound_s"] - 1e-9 for seconds in (least, *answer["baselines"].values()))
 
 
+def test_default_bucket_sizes_reach_all_gradients() -> None:
+    """A message costs so much that one bucket of 1.6 GB is best."""
+    layer = {"name": "layer", "forward": 0.1, "backward": 0.1, "gradient_bytes": [2e8] * 8}
+    link = {"alpha_s": 1.0, "bandwidth_bytes_per_s": 1e12}
+    answer = make_plan("data-parallel", {"layers": [layer], "ranks": 8, "link": link})
+    assert answer["bucket_bytes"] == 1600 * 2.0**20
+    assert answer["iteration_s"] == pytest.approx(answer["baselines"]["one_bucket"])
+
+
 def test_plan_is_printed_and_drawn() -> None:
     plan = DataParallelPlan.model_validate(make_plan("data-parallel", request()))
     assert "8.00 s per iteration" in render(plan.tables())
