@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.architecture import PATH, ROWS, layers, picture
 from benchmarks.figures import SOURCES
 from benchmarks.report.known import title
 from cdmpp.cli.main import app
@@ -91,3 +92,8 @@ def test_table_and_figure_use_the_same_rows() -> None:
 def test_changelog_states_the_number_of_known_devices() -> None:
     changelog = Path("CHANGELOG.md").read_text(encoding="utf-8")
     assert f"{len(known())} known devices" in changelog
+
+
+def test_picture_of_the_packages_has_the_present_layers() -> None:
+    assert {*ROWS, *PATH} <= set(layers())
+    assert Path("docs/architecture.svg").read_text(encoding="utf-8") == picture(), "run make figures"
