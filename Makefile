@@ -1,5 +1,5 @@
 # Set-up, checks and demonstrations. Needs GNU make, pip and Python 3.11 or newer.
-#   make demo    a server, two networks on six GPUs, a language model on four
+#   make demo    a server, and its predictions on one screen
 #   make test    the whole suite
 # Every target makes .venv from the pinned versions on first use.
 
@@ -25,6 +25,8 @@ JOBS ?= 2
 # `make test-stress`: test files and how often each runs; by default two groups of files, 20 and 5 times.
 STRESS_FILES ?=
 STRESS_ROUNDS ?=
+# `make demo VERBOSE=1` prints everything.
+VERBOSE ?=
 # Folder of the public tables (docs/data.md); only to measure accuracy anew.
 PUBLIC_DATA ?=
 
@@ -33,7 +35,7 @@ PUBLIC_DATA ?=
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
-	@echo 'make demo          predicted latencies of two networks and a language model on GPUs this machine does not have'
+	@echo 'make demo          predictions, a plan and an adaptation for GPUs this machine does not have (all of it: VERBOSE=1)'
 	@echo 'make test          all tests and the notebooks (about 10 minutes on two cores)'
 	@echo 'make test-fast     tests that are not marked slow (about 90 seconds on two cores)'
 	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
@@ -61,7 +63,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	@echo 'starting a server on this machine (some seconds) ...'
-	$(BIN)/python -m cdmpp.cli.demo
+	@$(BIN)/python -m cdmpp.cli.demo $(if $(VERBOSE),--verbose)
 
 # The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts the
 # longest files first. Tests marked native, browser, gpu or load are skipped where their tool is missing.

@@ -1,6 +1,7 @@
 """Figures from the error table of the shipped model, and the picture of the README (``make figures``).
 
 - ``docs/overview.png``: :mod:`benchmarks.overview`.
+- ``docs/architecture.svg``: :mod:`benchmarks.architecture`.
 - ``docs/predicted_vs_measured.png``: a sample of held-out rows, one panel per source.
 - ``docs/error_by_device.png``: MAPE by device on held-out shapes.
 """
@@ -18,6 +19,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.architecture import picture
 from benchmarks.overview import overview
 from benchmarks.report.known import title
 
@@ -114,7 +116,7 @@ def error_by_device(errors: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    """Draw the three figures."""
+    """Draw the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="models/base", help="model folder (default: models/base)")
     parser.add_argument("--out", default="docs", help="folder of the figures (default: docs)")
@@ -124,6 +126,8 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     overview(folder / "overview.png")
     print(folder / "overview.png")
+    (folder / "architecture.svg").write_text(picture(), encoding="utf-8")
+    print(folder / "architecture.svg")
     for draw in (predicted_vs_measured, error_by_device):
         path = folder / f"{draw.__name__}.png"
         draw(errors, path)

@@ -1,13 +1,14 @@
-"""``python -m cdmpp.cli.demo``: two networks on six GPUs and a language model on four, through the real server.
+"""``python -m cdmpp.cli.demo [--verbose]``: predictions, a plan and an adaptation by a real server, on one screen.
 
-Starts the service with the shipped model on a free port of this machine, reads two ONNX files into
-tensor programs, asks ``POST /predict`` for all of them on every GPU, prints the most expensive programs
-and the sums, asks ``POST /llm`` for a language model, and stops the service again.
+Starts the service with the shipped model on a free port of this machine, asks for two ONNX networks on six GPUs, a
+language model on four, a plan and an adaptation, prints a table of each, and stops the service. ``--verbose`` adds
+intervals, the programs of the networks and the reasons of the plan.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import http.client
 import io
 import json
@@ -25,23 +26,27 @@ from pathlib import Path
 from typing import IO, Any
 
 from cdmpp.errors import CdmppError
-from cdmpp.predict.requests.render import format_columns
-from cdmpp.programs.frontends.graph import ProgramGraph
-from cdmpp.programs.frontends.load import load_programs
-from cdmpp.programs.program import TensorProgram
+from cdmpp.predict.client import PredictorClient
+from cdmpp.predict.requests.render import Table, render
+from cdmpp.programs.operators import parse_operator
 from cdmpp.utils.units import format_latency
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
-#: GPUs of the networks; the output says which of them training had.
+#: GPUs of the networks. Training had all but the L4.
 DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
-#: The language model, and the four kinds of machines of the question about it.
 LANGUAGE_MODEL = "llm/llama-3.1-8b.json"
 LLM_DEVICES = ("b200", "h100-sxm", "a100-sxm4-80gb", "l40s")
 LLM_WORKLOAD = {"batch": 8, "input": 1024, "output": 128}
-QUANTILES = (0.1, 0.9)
-#: Programs shown of each network.
-SHOWN = 6
+PLAN = "docs/examples/compress.json"
+#: Public measurements of a GPU that training did not have (``examples/make_measurements.py``).
+MEASUREMENTS = "mi308x_gemm.csv"
+ADAPT = {"device": "mi308x", "k": 40}
+NEXT = (
+    "What next: cdmpp predict linear:m=512,n=4096,k=1024 --device l4   (or model.onnx, a PyTorch module)",
+    "           cdmpp llm config.json --device h100-sxm --tp 8         (a config.json of Hugging Face)",
+    "           make demo VERBOSE=1, make serve, README.md",
+)
 START_TIMEOUT_S, ANSWER_TIMEOUT_S, STOP_TIMEOUT_S = 150.0, 150.0, 10.0
 #: The demonstration always uses the shipped model, whatever the environment sets.
 _SETTINGS = "CDMPP_"
@@ -151,135 +156,127 @@ def _reason(log: IO[bytes]) -> str:
     return next((line for line in reversed(lines) if "rror" in line or "cannot" in line), "no message")
 
 
-def wire_program(program: TensorProgram) -> dict[str, Any]:
-    """A program as ``/predict`` takes it."""
-    if program.operator is not None:
-        return program.operator.canonical()
-    return {"tvm_json": program.tvm_json}
-
-
-def ask(server: Server, graph: ProgramGraph) -> list[list[dict[str, Any]]]:
-    """Results for each program (outer) and device (inner), by one request."""
-    items = [
-        {
-            "id": f"{index}@{device}",
-            "program": wire_program(program),
-            "backend": program.backend,
-            "device": device,
-            "protocol": "eager",
-            "framework": "pytorch",
-        }
-        for index, program in enumerate(graph.programs)
-        for device in DEVICES
-    ]
-    results = server.request("POST", "/predict", {"items": items, "quantiles": QUANTILES})["results"]
-    width = len(DEVICES)
-    return [results[start : start + width] for start in range(0, len(results), width)]
-
-
-def report(name: str, graph: ProgramGraph, answers: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str]:
-    """The lines of one network: the programs that take most time, the sums, then what is missing."""
-    shown = sorted(
-        zip(graph.programs, graph.counts, answers, strict=True),
-        key=lambda entry: -entry[1] * sum(result.get("latency_s", 0.0) for result in entry[2]),
-    )[:SHOWN]
-    yield (
-        f"{name}: {len(graph.programs)} distinct programs, {graph.launches} launches; "
-        f"the {len(shown)} programs that take most time:"
-    )
-    rows = [("program", "times", "device", "latency [80 % interval]", "trained domain")]
-    for program, count, results in shown:
-        for device, result in zip(DEVICES, results, strict=True):
-            if "error" in result:
-                rows.append((program.name, str(count), device, "not predicted", "-"))
-                continue
-            latency, low, high = (format_latency(result[k]) for k in ("latency_s", "lower_s", "upper_s"))
-            rows.append((program.name, str(count), device, f"{latency} [{low}, {high}]", result["domain"]))
-    yield from (f"  {line}" for line in format_columns(rows))
-    yield ""
-    yield f"{name}: sum over its launches (times x latency)"
-    sums = [("device", "sum", "launches in it")]
-    for position, device in enumerate(DEVICES):
-        parts = [
-            (count, results[position]["latency_s"])
-            for count, results in zip(graph.counts, answers, strict=True)
-            if "error" not in results[position]
-        ]
-        covered = f"{sum(count for count, _ in parts)} of {_all_launches(graph)}"
-        total = format_latency(sum(n * s for n, s in parts)) if parts else "not predicted"
-        sums.append((device, total, covered))
-    yield from (f"  {line}" for line in format_columns(sums))
-    yield "A sum leaves out what runs between kernels; image networks are predicted less well than transformers."
-    yield from missing(graph, answers)
-
-
-def report_llm(name: str, answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The lines of the language model."""
-    w = LLM_WORKLOAD
-    yield (
-        f"{name}: a batch of {w['batch']} prompts of {w['input']:,} tokens with {w['output']} output tokens each, "
-        "on one GPU, bfloat16, as vLLM runs it:"
-    )
-    rows = [("device", "first token [80 % interval]", "per output token [80 % interval]", "tokens/s", "trained domain")]
-    for answer in answers:
-        first, each = (
-            "{} [{}, {}]".format(*(format_latency(answer[f"{figure}{end}_s"]) for end in ("", "_lower", "_upper")))
-            for figure in ("ttft", "tpot")
+def networks(answers: Mapping[str, Mapping[str, Any]], *, interval: bool = False) -> Table:
+    """One row per device; ``answers`` has the answer of ``POST /models/predict`` by network."""
+    rows = [
+        (
+            totals[0]["device"],
+            *(cell for total in totals for cell in (_latency(total, interval=interval), _mark(total))),
         )
-        rows.append((answer["device"], first, each, f"{answer['throughput_tokens_per_s']:,.0f}", answer["domain"]))
-    yield from (f"  {line}" for line in format_columns(rows))
+        for totals in zip(*(answer["devices"] for answer in answers.values()), strict=True)
+    ]
+    header = ("device", *(cell for name in answers for cell in (name, "domain")))
+    title = "Float32 networks in eager PyTorch, sum of kernels (image networks have errors of 25 to 44 %)"
+    return Table(header, rows, title=title)
 
 
-def missing(graph: ProgramGraph, answers: Sequence[Sequence[dict[str, Any]]]) -> Iterator[str]:
-    """One line for each program that has no figure, with the reason; one line when there is none."""
-    lines = [f"not predicted: {u.operator} ({u.count} times): {u.reason}" for u in graph.unsupported]
-    for program, count, results in zip(graph.programs, graph.counts, answers, strict=True):
-        reasons: dict[str, list[str]] = {}
-        for device, result in zip(DEVICES, results, strict=True):
-            if "error" in result:
-                reasons.setdefault(result["error"]["message"], []).append(device)
-        for reason, devices in reasons.items():
-            lines.append(f"not predicted: {program.name} ({count} times) on {', '.join(devices)}: {reason}")
-    yield from lines or ["not predicted: none"]
+def programs(name: str, answer: Mapping[str, Any]) -> Table:
+    """Each program of a network on each device, most expensive first, then the nodes that are not predicted."""
+    rows = [
+        (program["name"], str(program["count"]), result["device"], _latency(result, interval=True), _mark(result))
+        for program in answer["programs"]
+        for result in program["answers"]
+    ]
+    rows += [(u["operator"], str(u["count"]), "-", f"not predicted: {u['reason']}", "-") for u in answer["unsupported"]]
+    return Table((name, "times", "device", "latency [80 % interval]", "domain"), rows, right=(1,))
 
 
-def _all_launches(graph: ProgramGraph) -> int:
-    return graph.launches + sum(u.count for u in graph.unsupported)
+def language_model(answers: Sequence[Mapping[str, Any]], *, interval: bool = False) -> Table:
+    """First token, each further token and throughput on each device."""
+    rows = [
+        (
+            answer["device"],
+            *(_latency(answer, figure, interval=interval) for figure in ("ttft", "tpot")),
+            f"{answer['throughput_tokens_per_s']:,.0f}",
+            _mark(answer),
+        )
+        for answer in answers
+    ]
+    title = "Llama 3.1 8B in bfloat16 on one GPU: {batch} prompts of {input:,} tokens, {output} tokens each, vLLM"
+    header = ("device", "first token", "per token", "tokens/s", "domain")
+    return Table(header, rows, right=(3,), title=title.format(**LLM_WORKLOAD))
 
 
-def header(server: Server) -> Iterator[str]:
-    """Which latency is meant, by which model, and which devices it was trained on."""
-    trained = {device["name"] for device in server.request("GET", "/devices")["devices"] if device["trained"]}
-    seen = [device for device in DEVICES if device in trained]
-    unseen = [device for device in DEVICES if device not in trained]
-    yield "Predicted latency of the tensor programs of two float32 networks on GPUs that need not be here."
-    yield (
-        "Meant is the latency of library kernels (cuDNN, cuBLAS, ...) as eager PyTorch launches them, "
-        "launch cost inside: backend library, protocol eager, framework pytorch."
-    )
-    yield f"model:             {server.request('GET', '/readyz')['model_id']}"
-    yield f"seen in training:  {', '.join(seen) or 'none of these devices'}"
-    yield f"never seen:        {', '.join(unseen) or 'none of these devices'}"
+def plan(answer: Mapping[str, Any]) -> Table:
+    """The iteration of the plan and of its baselines."""
+    rows = [(name, format_latency(seconds)) for name, seconds in answer["baselines"].items()]
+    rows.append(("this plan", format_latency(answer["iteration_s"])))
+    rows.append(("lower bound", format_latency(answer["lower_bound_s"])))
+    tensors, domain = len(answer["tensors"]), answer["domain"]
+    title = f"Plan: which of {tensors} gradients to compress before the network exchanges them; domain {domain}"
+    return Table(("compression", "iteration"), rows, title=title)
 
 
-def run(examples: Path) -> None:
-    """Print the whole demonstration."""
-    graphs = []
-    for name in NETWORKS:
+def adaptation(report: Mapping[str, Any]) -> Table:
+    """Errors before and after the adaptation, on the measurements that it did not use."""
+    before, after = report["before"]["overall"], report["after"]["overall"]
+    rows = [
+        (name, *(f"{100 * errors[key]:.1f} %" for key in ("mape", "median_ape", "within_20", "coverage")))
+        for name, errors in (("data sheet only", before), (f"{ADAPT['k']} measurements", after))
+    ]
+    title = f"Adaptation: GEMMs on an {report['device']}, which is new to the model; {after['n']} other measurements"
+    header = ("model", "mean error", "median", "within 20 %", "in 80 % interval")
+    return Table(header, rows, right=(1, 2, 3, 4), title=title)
+
+
+def _latency(result: Mapping[str, Any], figure: str = "", *, interval: bool = False) -> str:
+    """Text of ``latency_s``, or of another figure; "at least" marks the lower bound of a sum."""
+    point = result.get(f"{figure or 'latency'}_s")
+    if point is None:
+        return f"not predicted: {result['error']['message']}" if "error" in result else "not predicted"
+    text = ("at least " if result.get("lower_bound") else "") + format_latency(point)
+    if not interval:
+        return text
+    lower, upper = (format_latency(result["_".join(filter(None, (figure, end, "s")))]) for end in ("lower", "upper"))
+    return f"{text} [{lower}, {upper}]"
+
+
+def _mark(result: Mapping[str, Any]) -> str:
+    return str(result.get("domain") or "-")
+
+
+def sections(server: Server, examples: Path, verbose: bool) -> Iterator[list[Table]]:
+    """Ask the service; the tables of one part after the other."""
+    with PredictorClient(f"http://127.0.0.1:{server.port}", timeout_s=ANSWER_TIMEOUT_S) as client:
+        marks = "in = in the training data, near = one thing is new, out = a guess"
+        yield [Table.lines(f"model {client.model_id}; domain: {marks}")]
+        answers = {
+            name: client.predict_onnx(examples / name, DEVICES, protocol="eager", framework="pytorch")
+            for name in NETWORKS
+        }
+        yield [networks(answers, interval=verbose)]
+        yield [programs(name, answer) for name, answer in answers.items() if verbose]
+        estimates = client.llm(examples / LANGUAGE_MODEL, LLM_DEVICES, **LLM_WORKLOAD)
+        yield [language_model(estimates, interval=verbose)]
+        answer = client.plan("compress", json.loads((examples.parent / PLAN).read_text(encoding="utf-8")))
+        yield [plan(answer), Table.lines(*(answer["explanation"] if verbose else ()))]
+        with (examples / MEASUREMENTS).open(encoding="utf-8", newline="") as file:
+            records = [
+                {
+                    "program": parse_operator(row["program"]).canonical(),
+                    "latency_s": float(row["latency_us"]) / 1e6,
+                    "protocol": row["protocol"],
+                    "framework": row["framework"],
+                }
+                for row in csv.DictReader(file)
+            ]
+        report = server.request("POST", "/adapt", {**ADAPT, "records": records})
+        yield [adaptation(report), Table.lines(*(w["message"] for w in report["warnings"]))]
+        yield [Table.lines(*NEXT)]
+
+
+def run(examples: Path, verbose: bool = False) -> None:
+    """Print the demonstration."""
+    for name in (*NETWORKS, LANGUAGE_MODEL, MEASUREMENTS):
         if not (examples / name).is_file():
             raise DemoError(f"{examples / name} is missing: run the demonstration from a checkout")
-        graphs.append((name, load_programs(examples / name)))
-    with running_server() as server:
-        print("\n".join(header(server)), flush=True)
-        for name, graph in graphs:
-            print("\n" + "\n".join(report(name, graph, ask(server, graph))), flush=True)
-        config = json.loads((examples / LANGUAGE_MODEL).read_text(encoding="utf-8"))
-        question = {"config": config, "devices": list(LLM_DEVICES), **LLM_WORKLOAD}
-        answers = server.request("POST", "/llm", question)["answers"]
-        print("\n" + "\n".join(report_llm(LANGUAGE_MODEL, answers)), flush=True)
+    # A busy machine may need longer than the usual deadline of a request.
+    with running_server(environment={"CDMPP_DEADLINE_S": f"{ANSWER_TIMEOUT_S:g}"}) as server:
+        for tables in filter(any, sections(server, examples, verbose)):
+            print(render(tables) + "\n", flush=True)
 
 
-def main() -> int:
+def main(verbose: bool = False) -> int:
     """Run the demonstration; 0, or 1 with one line that says why not."""
     # Without this a terminated demonstration would leave its server behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -287,7 +284,7 @@ def main() -> int:
         # Where µ cannot be written, a query mark is better than no table.
         sys.stdout.reconfigure(errors="replace")
     try:
-        run(ROOT / "examples")
+        run(ROOT / "examples", verbose)
     except BrokenPipeError:
         # The reader has gone (`| head`); what is left in the buffer has nowhere to go either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -302,4 +299,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("--verbose" in sys.argv[1:]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import os
 import re
 import signal
 import socket
@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from cdmpp.cli.demo import DEVICES, SHOWN, Server, missing, running_server
+from cdmpp.cli import demo
+from cdmpp.cli.demo import Server, running_server
 from cdmpp.plan.registry import PLANNERS
-from cdmpp.programs.frontends.graph import GraphBuilder
-from cdmpp.programs.program import TensorProgram
 from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, PATIENT, is_running, wait_until
 
@@ -157,26 +156,31 @@ def test_repeated_request_is_answered_from_the_cache(server: Server) -> None:
     assert computed_rows() == rows
 
 
-def test_the_demonstration(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cdmpp.cli.demo"],
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE_S,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+@pytest.fixture
+def demonstration(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demonstration asks this module's server."""
+    monkeypatch.setattr(demo, "running_server", lambda **_: contextlib.nullcontext(server))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own handler
+
+
+def test_demonstration_prints_the_screen_of_the_readme(demonstration: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main() == 0
+    screen = capsys.readouterr().out.strip()
+    assert len(screen.splitlines()) <= 40 and max(map(len, screen.splitlines())) <= 100
+    [shown] = re.findall(r"```\n(model .*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    number = re.compile(r"\d+\.\d+")
+    assert number.sub("#", screen) == number.sub("#", shown), "replace the screen in README.md by what make demo prints"
+    printed, written = (list(map(float, number.findall(text))) for text in (screen, shown))
+    assert printed == pytest.approx(written, rel=0.02)
+
+
+def test_verbose_demonstration_prints_every_program(demonstration: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(verbose=True) == 0
     figure = r"[\d.]+ (?:ns|µs|ms|s)"
-    line = re.compile(rf"^  (\S+)  +(\d+)  +(\S+)  +{figure} \[{figure}, {figure}\]  +(in|near|out)$", re.M)
-    rows = line.findall(done.stdout)
-    assert len(rows) == 2 * SHOWN * len(DEVICES)
-    assert {device for _, _, device, _ in rows} == set(DEVICES)
-    assert len(re.findall(rf"^  (\S+)  +{figure}  +(\d+) of \2$", done.stdout, re.M)) == 2 * len(DEVICES)
-    assert done.stdout.count("not predicted: none") == 2
-    assert "library kernels" in done.stdout
-    assert "…" not in done.stdout
+    line = re.compile(rf"^(\S+)  +(\d+)  +(\S+)  +{figure} \[{figure}, {figure}\]  +(in|near|out)$", re.M)
+    rows = line.findall(capsys.readouterr().out)
+    assert len(rows) == (7 + 23) * len(demo.DEVICES)
+    assert {device for _, _, device, _ in rows} == set(demo.DEVICES)
 
 
 def test_a_terminated_demonstration_takes_its_server_along() -> None:
@@ -194,24 +198,21 @@ def test_a_terminated_demonstration_takes_its_server_along() -> None:
         assert not is_running(server_pid)
 
 
-def test_demonstration_reports_the_error(monkeypatch, capsys) -> None:
-    from cdmpp.cli import demo
-
+def test_demonstration_reports_the_error(
+    demonstration: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(demo, "ROOT", ROOT / "tests")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its own handler
     assert demo.main() == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert "transformer_block.onnx" in error
 
 
-def test_what_could_not_be_predicted_is_named() -> None:
-    builder = GraphBuilder("model")
-    builder.launch("a", "Relu", TensorProgram.from_operator("relu:rows=2,cols=2"), reads=(), writes=("x",))
-    builder.unsupported("b", "Einsum", "no such operator here", reads=("x",), writes=())
-    good, bad = {"latency_s": 1e-6}, {"error": {"code": "c", "message": "too odd", "hint": ""}}
-    lines = list(missing(builder.build(), [[bad, *[good] * (len(DEVICES) - 2), bad]]))
-    assert lines == [
-        "not predicted: Einsum (1 times): no such operator here",
-        f"not predicted: relu:dtype=float32,rows=2,cols=2 (1 times) on {DEVICES[0]}, {DEVICES[-1]}: too odd",
+def test_demonstration_names_what_could_not_be_predicted() -> None:
+    failed = {"device": "t4", "error": {"code": "c", "message": "too odd", "hint": ""}}
+    program = {"name": "relu", "count": 1, "answers": [failed]}
+    answer = {"programs": [program], "unsupported": [{"operator": "Einsum", "count": 2, "reason": "no such operator"}]}
+    assert demo.programs("model", answer).rows == [
+        ("relu", "1", "t4", "not predicted: too odd", "-"),
+        ("Einsum", "2", "-", "not predicted: no such operator", "-"),
     ]

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cdmpp.cli.demo import running_server, wire_program
+from cdmpp.cli.demo import running_server
+from cdmpp.predict.client.queries import program_fields
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.frontends.load import load_programs
 from tests.waiting import PATIENCE_S
@@ -51,7 +52,7 @@ def test_three_doors_give_one_answer(predictor: LatencyPredictor, monkeypatch) -
     here = figures([p.to_dict() for row in zip(*by_device, strict=True) for p in row])
 
     items = [
-        {"program": wire_program(p), "device": d, "protocol": "eager", "framework": "pytorch"}
+        {"program": program_fields(p), "device": d, "protocol": "eager", "framework": "pytorch"}
         for p in programs
         for d in DEVICES
     ]
