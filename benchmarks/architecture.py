@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = {
     "cdmpp_server": ("HTTP service", "#1f6f8b"),
     "demo": ("Command line", "#3f7f6e"),
-    "integrations": ("Other tools, clusters, sweeps", "#5b5f97"),
+    "integrations": ("Tools, clusters, sweeps", "#5b5f97"),
     "planning": ("Plans and replay", "#a23b72"),
     "client": ("Models, curves, tables", "#b0622a"),
     "predictor": ("Predictions", "#1f6f8b"),

@@ -37,7 +37,7 @@ NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
 DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
 LANGUAGE_MODEL = "llm/llama-3.1-8b.json"
 LLM_DEVICES = ("b200", "h100-sxm", "a100-sxm4-80gb", "l40s")
-LLM_WORKLOAD = {"batch": 8, "input": 1024, "output": 128}
+LLM_WORKLOAD: dict[str, Any] = {"batch": 8, "input": 1024, "output": 128}
 PLAN = "docs/examples/compress.json"
 #: Public measurements of a GPU that training did not have (``examples/make_measurements.py``).
 MEASUREMENTS = "mi308x_gemm.csv"
