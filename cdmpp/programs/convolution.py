@@ -119,7 +119,7 @@ class Pool2d(OperatorSpec):
 
     def tensor_bytes(self) -> float:
         height, width = output_hw(self.sizes())
-        return DTYPE_BYTES[self.dtype] * self.n * self.c * (self.h * self.w + height * width)
+        return float(DTYPE_BYTES[self.dtype] * self.n * self.c * (self.h * self.w + height * width))
 
 
 class BatchNorm(OperatorSpec):
