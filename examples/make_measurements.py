@@ -1,9 +1,8 @@
-"""Make ``mi308x_gemm.csv``: 200 public measurements of a GPU that the shipped model was not trained on.
+"""Make ``cpu_core.csv``: latencies of operators in PyTorch on one core of this machine, and ``cpu_core.toml``.
 
-The rows are drawn at random from the GEMMs of an AMD MI308X in ROCm/aiter @ e4048607 (MIT licence), table
-``ops_aiter_gemm.parquet`` of docs/data.md.
+    python examples/make_measurements.py [FOLDER]
 
-    python examples/make_measurements.py PUBLIC_DATA [FOLDER]
+The files in this folder were measured on a virtual machine with two cores, which other work shared.
 """
 
 from __future__ import annotations
@@ -12,30 +11,56 @@ import argparse
 import csv
 from pathlib import Path
 
-import numpy as np
+from cdmpp.data.measure.library import LibraryTimer
+from cdmpp.data.measure.timing_devices import find_timing_device
+from cdmpp.devices.loading import load_device
+from cdmpp.devices.writing import specification_toml
+from cdmpp.programs.operators import parse_operator
 
-from cdmpp.data.load import load_table
+NAME = "cpu_core"
 
-DEVICE, ROWS, SEED = "mi308x", 200, 0
+
+def programs() -> list[str]:
+    """Layers of small networks at several batch sizes."""
+    texts = [
+        f"linear:m={m},n={n},k={k},bias=true" for m in (32, 128, 384) for n in (512, 1024, 2048) for k in (512, 768)
+    ]
+    texts += [f"bmm:batch={b},m={m},n={m},k=64" for b in (4, 12, 24) for m in (96, 128, 192, 256)]
+    texts += [
+        f"{name}:rows={rows},cols={cols}"
+        for name in ("softmax", "layernorm")
+        for rows in (512, 1024, 2048)
+        for cols in (256, 512, 1000)
+    ]
+    texts += [
+        f"{name}:rows={rows},cols={cols}"
+        for name in ("gelu", "relu", "add", "silu_and_mul")
+        for rows in (128, 512)
+        for cols in (768, 1024, 4096)
+    ]
+    texts += [
+        f"conv2d:n=1,c_in={c},h={size},w={size},c_out={k},kh=3,kw=3,pad_h=1,pad_w=1"
+        for c, k in ((16, 16), (32, 64), (64, 64))
+        for size in (14, 28, 56)
+    ]
+    return texts
 
 
 def main() -> None:
-    """Write the file."""
+    """Measure the programs and write both files."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("public_data", type=Path, help="folder with ops_aiter_gemm.parquet")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
-    arguments = parser.parse_args()
-    table = load_table(arguments.public_data / "ops_aiter_gemm.parquet")
-    usable = np.flatnonzero(table.device.is_(DEVICE) & table.trainable)
-    chosen = np.sort(np.random.default_rng(SEED).choice(usable, ROWS, replace=False))
-    rows = table.select(np.isin(np.arange(len(table)), chosen))
-    programs = {int(row): block.spec(i).text() for block in rows.specs for i, row in enumerate(block.row_index)}
-    with (arguments.folder / f"{DEVICE}_gemm.csv").open("w", encoding="utf-8", newline="") as file:
+    folder = parser.parse_args().folder
+    device = load_device("native@1").model_copy(update={"name": "cpu-core"})
+    place = find_timing_device("cpu", device)
+    (folder / f"{NAME}.toml").write_text(specification_toml(device), encoding="utf-8")
+    with LibraryTimer(place, "eager").ready() as timer:
+        latencies_s = [timer.time(parse_operator(text)).latency_s for text in programs()]
+    with (folder / f"{NAME}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("program", "latency_us", "device", "protocol", "framework"))
-        for row in range(len(rows)):
-            latency_us = f"{1e6 * rows.latency_s[row]:.6g}"
-            writer.writerow((programs[row], latency_us, DEVICE, rows.protocol[row], rows.framework[row]))
+        for text, latency_s in zip(programs(), latencies_s, strict=True):
+            writer.writerow((text, f"{1e6 * latency_s:.5g}", device.name, "eager", "pytorch"))
 
 
 if __name__ == "__main__":

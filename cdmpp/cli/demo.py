@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cdmpp.devices.loading import load_device
 from cdmpp.errors import CdmppError
 from cdmpp.predict.client import PredictorClient
 from cdmpp.predict.requests.render import Table, render
@@ -39,9 +40,9 @@ LANGUAGE_MODEL = "llm/llama-3.1-8b.json"
 LLM_DEVICES = ("b200", "h100-sxm", "a100-sxm4-80gb", "l40s")
 LLM_WORKLOAD: dict[str, Any] = {"batch": 8, "input": 1024, "output": 128}
 PLAN = "docs/examples/compress.json"
-#: Public measurements of a GPU that training did not have (``examples/make_measurements.py``).
-MEASUREMENTS = "mi308x_gemm.csv"
-ADAPT = {"device": "mi308x", "k": 40}
+#: Own measurements of a device that training did not have (``examples/make_measurements.py``), and its specification.
+MEASUREMENTS, MEASURED_DEVICE = "cpu_core.csv", "cpu_core.toml"
+MEASURED_PROGRAMS = 24
 NEXT = (
     "What next: cdmpp predict linear:m=512,n=4096,k=1024 --device l4   (or model.onnx, a PyTorch module)",
     "           cdmpp llm config.json --device h100-sxm --tp 8         (a config.json of Hugging Face)",
@@ -212,9 +213,9 @@ def adaptation(report: Mapping[str, Any]) -> Table:
     before, after = report["before"]["overall"], report["after"]["overall"]
     rows = [
         (name, *(f"{100 * errors[key]:.1f} %" for key in ("mape", "median_ape", "within_20", "coverage")))
-        for name, errors in (("data sheet only", before), (f"{ADAPT['k']} measurements", after))
+        for name, errors in (("data sheet only", before), (f"{MEASURED_PROGRAMS} measurements", after))
     ]
-    title = f"Adaptation: GEMMs on an {report['device']}, which is new to the model; {after['n']} other measurements"
+    title = f"Adaptation: PyTorch on one CPU core, which is new to the model; {after['n']} other measurements"
     header = ("model", "mean error", "median", "within 20 %", "in 80 % interval")
     return Table(header, rows, right=(1, 2, 3, 4), title=title)
 
@@ -260,14 +261,15 @@ def sections(server: Server, examples: Path, verbose: bool) -> Iterator[list[Tab
                 }
                 for row in csv.DictReader(file)
             ]
-        report = server.request("POST", "/adapt", {**ADAPT, "records": records})
+        device = load_device(str(examples / MEASURED_DEVICE)).model_dump(mode="json", exclude_none=True)
+        report = server.request("POST", "/adapt", {"device": device, "k": MEASURED_PROGRAMS, "records": records})
         yield [adaptation(report), Table.lines(*(w["message"] for w in report["warnings"]))]
         yield [Table.lines(*NEXT)]
 
 
 def run(examples: Path, verbose: bool = False) -> None:
     """Print the demonstration."""
-    for name in (*NETWORKS, LANGUAGE_MODEL, MEASUREMENTS):
+    for name in (*NETWORKS, LANGUAGE_MODEL, MEASUREMENTS, MEASURED_DEVICE):
         if not (examples / name).is_file():
             raise DemoError(f"{examples / name} is missing: run the demonstration from a checkout")
     # A busy machine may need longer than the usual deadline of a request.
