@@ -120,10 +120,10 @@ def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device
     return stage | {"boundary_bytes": float(run.tokens * model.hidden * _HALF)} | fields
 
 
-def transfer_form(model: LLMConfig, run: Training, device: Any) -> Form:
-    """Cost of sending the output of a stage to another rank."""
+def transfer_form(model: LLMConfig, run: Training, device: Any, ranks: int) -> Form:
+    """Cost of sending the output of a stage to the next one, in a job of ``ranks`` devices."""
     size = run.tokens * model.hidden * _HALF
-    return {"collective": {"operator": "send_recv", "bytes": float(size), "ranks": 2}, "device": device}
+    return {"collective": {"operator": "send_recv", "bytes": float(size), "ranks": 2, "span": ranks}, "device": device}
 
 
 Works = list[tuple[Form, int]]
