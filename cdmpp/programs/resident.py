@@ -24,7 +24,7 @@ def _weights(name: str, f: dict[str, Any]) -> float:
         return float(f["groups"] * f["n"] * f["k"])
     if name in ("moe", "moe_w13"):
         columns = (2 if f["gated"] else 1) + (name == "moe")
-        return f["experts"] / f["ep"] * columns * f["hidden"] * f["intermediate"] / f["tp"]
+        return float(f["experts"] / f["ep"] * columns * f["hidden"] * f["intermediate"] / f["tp"])
     if name in ("mla_prefill", "mla_decode") and f["module"]:
         down = f["hidden"] * (f["q_latent"] + f["latent"] + f["rope"])
         up = f["q_latent"] * f["heads"] * (f["nope"] + f["rope"])

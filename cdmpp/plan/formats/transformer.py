@@ -8,9 +8,9 @@ from typing import Any
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.memory import TRAINING_BYTES
 
-#: Bytes of one weight: 16-bit weight, 32-bit gradient, 32-bit master weight and two 32-bit moments of Adam.
-WEIGHT_BYTES = 18
+WEIGHT_BYTES = TRAINING_BYTES
 _HALF = 2
 NOTES = (
     "a backward pass is priced as two products for each linear layer, twice the forward pass of attention, and twice "

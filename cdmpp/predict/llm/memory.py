@@ -20,6 +20,8 @@ from cdmpp.predict.llm.parameters import (
 
 #: Tokens whose activations are in memory at once: engines split a longer prefill into chunks.
 ACTIVATION_TOKENS = 16_384
+#: Bytes of one weight in training: 16-bit weight, 32-bit gradient, 32-bit master weight and two 32-bit moments of Adam.
+TRAINING_BYTES = 18
 #: Layouts of more devices are not searched.
 MAX_GPUS = 1024
 _GB = 1e9
