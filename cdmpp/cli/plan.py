@@ -41,6 +41,9 @@ SeedsOption = Annotated[
     int | None,
     typer.Option("--seeds", min=1, help="With --ray: seeds to search from; default: one per core.", show_default=False),
 ]
+IgnoreMemoryOption = Annotated[
+    bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.", show_default=False)
+]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
 
@@ -245,11 +248,14 @@ def _command(spec: PlannerSpec) -> None:
         fields: WithOption = None,
         settings: SetOption = None,
         print_request: PrintOption = False,
+        ignore_memory: IgnoreMemoryOption = False,
     ) -> None:
         check_figure(figure)
         files = PlanFiles.of(spec.name, export, out, read, fields, settings or [])
         try:
             value = files.request(file)
+            if ignore_memory and isinstance(value, dict):
+                value["ignore_memory"] = True
             if print_request:
                 print_json(value)
                 return

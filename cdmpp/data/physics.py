@@ -147,12 +147,12 @@ def _bound_s(block: OperatorBlock, device: DeviceSpec, flops: Float64, moved: Fl
 
 def collective_roofline_s(block: OperatorBlock, device: DeviceSpec) -> Float64:
     """Roofline of collectives: traffic over the nominal bandwidth of the slowest link, in seconds."""
-    per_node, link = block.flags["ranks_per_node"], block.flags["link"]
+    per_node, link, span = (block.flags[name] for name in ("ranks_per_node", "link", "span"))
     out = np.empty(len(block))
     for ranks in np.unique(block.sizes["ranks"]).tolist():
         rows = block.sizes["ranks"] == ranks
         bytes_ = block.sizes["bytes"][rows].astype(np.float64)
-        out[rows] = link_seconds(block.operator, bytes_, ranks, per_node, link, device)  # type: ignore[arg-type]
+        out[rows] = link_seconds(block.operator, bytes_, ranks, per_node, link, device, span)  # type: ignore[arg-type]
     return out
 
 

@@ -212,6 +212,8 @@ _OWN = {
     "rtx-50": "pcie5-x16",
     "h100-pcie": "pcie5-x16",
 }
+#: Devices of one node, where a device states no other number.
+RANKS_PER_NODE = 8
 _OLD = ("maxwell", "pascal", "volta", "turing", "gcn")
 _NEW = ("hopper", "blackwell", "cdna3", "cdna4")
 
@@ -260,35 +262,65 @@ class Path:
         algorithm uses them together.
     crosses : bool
         The ranks are on several nodes.
+    per_node : int
+        Where they cross: ranks on each node, or in each NVLink domain of several nodes; 0 where that is not known.
     """
 
     kind: LinkKind
     bandwidth_bytes_per_s: float
     crosses: bool
+    per_node: int = 0
 
 
-def path_of(ranks: int, per_node: int | None, link: str | None, device: DeviceSpec, *, shared: bool = True) -> Path:
-    """The path of an operation between ``ranks`` devices, ``per_node`` of them on each node.
+def devices_together(device: DeviceSpec, inside: Link) -> float:
+    """Devices that reach each other over ``inside``, without the network between nodes.
+
+    A switched link connects the device's whole NVLink domain, any other link one node. Processes of one machine
+    (shared memory) have no limit.
+    """
+    if inside.kind == "host":
+        return float("inf")
+    node = device.ranks_per_node or RANKS_PER_NODE
+    return max(node, device.nvlink_domain or 0) if inside.kind == "switched" else node
+
+
+def path_of(
+    ranks: int,
+    per_node: int | None,
+    link: str | None,
+    device: DeviceSpec,
+    *,
+    shared: bool = True,
+    span: int | None = None,
+) -> Path:
+    """The nodes and the link of any group of ranks: collectives, language models and plans all use this function.
 
     Parameters
     ----------
     ranks : int
     per_node : int or None
-        None: all ranks are on one node.
+        Ranks of the group on each node. None: as many as a node of the device holds. A group inside one NVLink domain
+        does not use the network, whatever this number is.
     link : str or None
         Canonical name; None for the device's own link.
     device : DeviceSpec
     shared : bool
         Every byte crosses between nodes once (rings, trees), so that the adapters of a node work together. False for
         transfers and all-to-all, where each rank has its own adapter.
+    span : int, optional
+        Number of consecutive devices over which the ranks are evenly spread; default: ``ranks``.
     """
     inside = link_of_device(device) if link is None else link_of_name(link)
     rate = inside.bandwidth_bytes_per_s
     if inside.kind == "network":
-        return Path("network", rate, True)
-    if per_node is not None and per_node < ranks:
+        return Path("network", rate, True, per_node or 0)
+    together, span = devices_together(device, inside), max(span or ranks, ranks)
+    in_domain = inside.kind == "switched" and device.nvlink_domain is not None
+    if per_node is None or in_domain:
+        per_node = ranks if span <= together else max(1, int(ranks * together // span))
+    if per_node < ranks:
         network = network_of_device(device).bandwidth_bytes_per_s
-        return Path("network", min(rate, network * per_node) if shared else network, True)
+        return Path("network", min(rate, network * per_node) if shared else network, True, per_node)
     if inside.kind == "pairs":
         slot = LINKS[_slot(device)].bandwidth_bytes_per_s
         if ranks > 2:

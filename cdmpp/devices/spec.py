@@ -54,6 +54,8 @@ LATER_FIGURES = (
     "sustained_clock_hz",
     "matrix_flops_per_cycle_per_unit",
     "link",
+    "ranks_per_node",
+    "nvlink_domain",
 )
 
 
@@ -111,6 +113,10 @@ class DeviceSpec(BaseModel):
     link : str, optional
         The device's own link to its neighbours: a name of :data:`cdmpp.devices.links.LINKS`, such as ``"nvlink4"`` or
         ``"pcie4-x16"``, or a bandwidth of one direction, such as ``"64GB/s"``. None: as the generation usually has it.
+    ranks_per_node : int, optional
+        Devices of one node. None: :data:`cdmpp.devices.links.RANKS_PER_NODE`, 8.
+    nvlink_domain : int, optional
+        Devices that one switched link connects, where they are several nodes (GB200 NVL72: 72). None: one node.
     status : {"", "stand-in", "unreleased"}
         "stand-in": figures of a card that stands in for a board that its source does not name. "unreleased":
         announced hardware. Predictions for either are never ``in`` the domain.
@@ -150,6 +156,8 @@ class DeviceSpec(BaseModel):
     link: Annotated[
         Annotated[str, Field(max_length=60), WithJsonSchema(LINK_SCHEMA)] | None, BeforeValidator(_link_name)
     ] = None
+    ranks_per_node: Count | None = None
+    nvlink_domain: Count | None = None
     status: Literal["", "stand-in", "unreleased"] = ""
     source: Annotated[str, Field(max_length=2000)] = "user"
     aliases: Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(max_length=32)] = ()

@@ -82,6 +82,7 @@ def table() -> dict[str, DeviceSpec]:
                 "cores_per_unit": int(row["cores_per_unit"]),
                 **figures,
                 "link": row["link"] or None,
+                **{name: int(row[name]) if row[name] else None for name in ("ranks_per_node", "nvlink_domain")},
                 "status": row["status"],
                 "source": _cite(row, documents),
                 "aliases": tuple(row["aliases"].split("|")),

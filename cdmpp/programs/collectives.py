@@ -36,7 +36,9 @@ class Collective(OperatorSpec):
 
     ``bytes`` is the larger buffer of one rank: the message of an all-reduce, the gathered output of an all-gather, the
     input of a reduce-scatter, the send buffer of an all-to-all. ``link`` is the connection inside a node (None: the
-    device's own); where ``ranks`` exceeds ``ranks_per_node``, the nodes' network carries the rest.
+    device's own). ``ranks_per_node`` is None for as many ranks as a node of the device holds; between nodes, the
+    network carries the data. ``span`` is the number of consecutive devices over which the ranks are evenly spread
+    (None: they are neighbours); a group of data-parallel copies spans the tensor-parallel ranks between them.
     """
 
     operator: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -44,11 +46,12 @@ class Collective(OperatorSpec):
     bytes: Message
     ranks: Ranks
     ranks_per_node: PerNode | None = None
+    span: PerNode | None = None
     library: Library | None = None
     mode: Mode | None = None
     link: Annotated[str | None, BeforeValidator(canonical_link)] = None
 
-    structural_fields: ClassVar[tuple[str, ...]] = ("ranks_per_node", "library", "mode", "link")
+    structural_fields: ClassVar[tuple[str, ...]] = ("ranks_per_node", "span", "library", "mode", "link")
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "int8")
 
     def structural_class(self) -> str:
@@ -96,13 +99,21 @@ def traffic_factor(operator: str, ranks: int) -> float:
 
 
 def link_seconds(
-    operator: str, bytes_: Any, ranks: int, per_node: int | None, link: str | None, device: DeviceSpec
+    operator: str,
+    bytes_: Any,
+    ranks: int,
+    per_node: int | None,
+    link: str | None,
+    device: DeviceSpec,
+    span: int | None = None,
 ) -> Any:
     """Traffic over the nominal bandwidth of the slowest link: the roofline of a collective, in seconds."""
-    path = collective_path(operator, ranks, per_node, link, device)
+    path = collective_path(operator, ranks, per_node, link, device, span)
     return bytes_ * (traffic_factor(operator, ranks) / path.bandwidth_bytes_per_s)
 
 
-def collective_path(operator: str, ranks: int, per_node: int | None, link: str | None, device: DeviceSpec) -> Path:
+def collective_path(
+    operator: str, ranks: int, per_node: int | None, link: str | None, device: DeviceSpec, span: int | None = None
+) -> Path:
     """The path that limits a collective (:func:`cdmpp.devices.links.path_of`)."""
-    return path_of(ranks, per_node, link, device, shared=operator not in ("all_to_all", "send_recv"))
+    return path_of(ranks, per_node, link, device, shared=operator not in ("all_to_all", "send_recv"), span=span)

@@ -95,3 +95,14 @@ def test_faults_of_a_configuration_name_the_file(run: Run, tmp_path: Path) -> No
     schedule.write_text("0F0,what\n")
     done = run("plan", "simulate", schedule, "--from", "torch-csv")
     assert done.exit_code == 1 and "schedule.csv: row 1, column 2: 'what' is no action" in done.output
+
+
+def test_plan_that_does_not_fit_ends_with_1_unless_memory_is_ignored(run: Run, tmp_path: Path) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(
+        text_of({**STEP, "memory_bytes": 10, "stages": [{**stage, "weight_bytes": 20} for stage in STEP["stages"]]})
+    )
+    done = run("plan", "simulate", request, "--json")
+    assert done.exit_code == 1 and "--ignore-memory" in done.stderr
+    done = run("plan", "simulate", request, "--ignore-memory", "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["peak_bytes"] == 20, done.output

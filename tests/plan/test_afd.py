@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.afd import Link, Side, size
+from cdmpp.plan.afd.memory import side_bytes
 from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
 from cdmpp.plan.afd.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
@@ -196,3 +197,25 @@ def test_stopped_search_returns_the_best_choice_so_far() -> None:
     answer = make_plan("afd", {**GIVEN, "tpot_s": 0.2}, control=control)
     assert any("stopped" in line for line in answer["explanation"])
     assert answer["tpot_s"] <= 0.2
+
+
+def test_instances_hold_the_weights_and_the_caches_of_all_micro_batches_in_flight() -> None:
+    side = {**GIVEN["attention"], "weight_bytes": 10, "bytes_per_token": 5}
+    limited = {**GIVEN, "attention": {**side, "memory_bytes": 40}}
+    # Two sequences in each of three micro-batches; the curve alone would allow four.
+    assert make_plan("afd", limited)["micro_batch"] == 8
+    assert make_plan("afd", {**limited, "ignore_memory": True})["micro_batch"] == 16
+    with pytest.raises(InfeasibleError, match=r"needs 25.0 B .* of the 20.0 B") as error:
+        make_plan("afd", {**GIVEN, "attention": {**side, "memory_bytes": 20}})
+    assert error.value.path == "attention" and "ignore_memory" in error.value.hint
+
+
+def test_memory_follows_from_the_operators() -> None:
+    request = json.loads((EXAMPLE.parent / "afd_moe.json").read_text())
+    attention = AfdRequest.model_validate(request).attention
+    weights, cache = side_bytes(attention, "attention.layer", 58)
+    assert cache == 58 * (4096 + 1) * (512 + 64) * 2
+    assert weights == pytest.approx(58 * 187e6 * 2, rel=0.01)
+    request["ffn"]["layer"]["device"] = "h100-sxm"
+    with pytest.raises(InfeasibleError, match=r"81\.7 GB"):
+        make_plan("afd", request, LatencyPredictor.load())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cdmpp.errors import InfeasibleError
 from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.rl import dispatch, generation, migration, mixture, solver
 from cdmpp.plan.rl.plan_schema import RlPlan
@@ -130,3 +131,28 @@ def test_grid_has_both_ends_and_few_numbers(most: int) -> None:
     assert len(counts) <= 514
     assert (np.diff(counts) > 0).all()
     assert (counts[1:] <= 1.03 * counts[:-1] + 1).all()
+
+
+def test_training_needs_units_that_hold_weights_gradients_and_optimizer_states() -> None:
+    def request(**more: Any) -> RlRequest:
+        value = {
+            "lengths": {"quantiles": {"0.5": 30, "0.9": 90}, "max_tokens": 100},
+            "samples_per_step": 8,
+            "decode": {"batch": [1, 8], "seconds": [0.01, 0.02]},
+            "pools": [{"name": "g", "units": 8, "device": "h100-sxm"}],
+            "training": {"seconds_per_token": 1e-3, "state_bytes": 300e9},
+            "layout": "separate",
+            "draws": 2,
+            "max_steps": 8,
+            "budget_s": 60,
+            **more,
+        }
+        return RlRequest.model_validate(value)
+
+    assert solve_request(request()).training.units >= 4
+    with pytest.raises(InfeasibleError, match=r"3 devices.* needs 100 GB .* of the 80\.0 GB") as error:
+        solve_request(request(training_units=3))
+    assert error.value.path == "training_units" and error.value.hint.startswith("4 units of 'g' hold it")
+    assert solve_request(request(training_units=3, ignore_memory=True)).training.units == 3
+    with pytest.raises(InfeasibleError, match="training on 3 units"):
+        solve_request(request(pools=[{"name": "g", "units": 3, "device": "h100-sxm"}]))

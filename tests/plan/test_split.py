@@ -240,3 +240,14 @@ def test_predicted_layers_are_planned_printed_and_drawn(predictor: LatencyPredic
     assert answer["value_s"] <= min(answer["baselines"].values())
     assert "lower bound" in render(plan.tables())
     assert [axes.get_xlabel() for axes in draw(request, plan).axes] == ["one micro-batch (ms)", "peak memory (GB)"]
+
+
+def test_rank_without_a_limit_has_the_memory_of_its_device() -> None:
+    request = {
+        "layers": [{"forward_s": 1, "backward_s": 2, "weight_bytes": 45e9}] * 2,
+        "ranks": [{"device": "a100-sxm4-40gb"}] * 2,
+        "micro_batches": 2,
+    }
+    with pytest.raises(InfeasibleError, match="no split fits"):
+        make_plan("split", request)
+    assert make_plan("split", {**request, "ignore_memory": True})["stages"][0]["peak_bytes"] == 45e9

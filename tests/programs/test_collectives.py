@@ -128,6 +128,34 @@ def test_paths_leave_the_fast_link_between_pairs_and_nodes():
     assert path_of(16, 8, None, h100, shared=False).bandwidth_bytes_per_s == 50e9
 
 
+@pytest.mark.parametrize("per_node", [None, 1, 4, 8])
+@pytest.mark.parametrize("name", ["gb200", "gb300"])
+def test_group_inside_one_nvlink_domain_never_uses_the_network(name, per_node):
+    device = lookup(name)
+    assert (device.ranks_per_node, device.nvlink_domain) == (4, 72)
+    inside = path_of(72, per_node, None, device)
+    assert (inside.kind, inside.crosses, inside.bandwidth_bytes_per_s) == ("switched", False, 900e9)
+    between = path_of(144, per_node, None, device)
+    assert (between.kind, between.per_node) == ("network", 72)
+    # On another link only the four devices of a node reach each other.
+    assert path_of(8, None, "pcie5-x16", device).per_node == 4
+
+
+def test_group_that_is_larger_than_a_node_is_on_several_nodes():
+    h100 = lookup("h100-sxm")
+    assert path_of(16, None, None, h100) == path_of(16, 8, None, h100)
+    assert not path_of(8, None, None, h100).crosses
+    assert path_of(8, None, None, h100.model_copy(update={"ranks_per_node": 4})).per_node == 4
+    assert not path_of(64, None, None, lookup("xeon-platinum-8124m")).crosses
+
+
+@pytest.mark.parametrize(
+    ("ranks", "span", "per_node"), [(8, 8, 0), (4, 8, 0), (8, 16, 4), (16, 128, 1), (2, 9, 1), (12, 12, 8)]
+)
+def test_span_decides_how_many_ranks_share_a_node(ranks, span, per_node):
+    assert path_of(ranks, None, None, lookup("h100-sxm"), span=span).per_node == per_node
+
+
 def test_traffic_is_that_of_the_bus_bandwidth():
     assert traffic_factor("all_reduce", 8) == 1.75
     assert traffic_factor("all_gather", 8) == traffic_factor("reduce_scatter", 8) == 0.875

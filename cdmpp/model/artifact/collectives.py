@@ -23,7 +23,7 @@ from cdmpp.model.artifact.adapted import base_identity, check_target, load_base
 from cdmpp.model.artifact.folder import FORMAT_VERSION, MANIFEST, default_model, library_versions, write_folder
 from cdmpp.model.artifact.manifest import check_identity, sealed
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.collectives.context import Context
+from cdmpp.model.collectives.context import STORED_FIELDS, Context
 from cdmpp.model.collectives.correction import Correction
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.store import read_model
@@ -65,7 +65,7 @@ def corrected(
             f"{base.model_id} has no model of collectives", hint="fit one: python -m cdmpp.train.collectives"
         )
     correction = Correction.fit(model, contexts, np.array(bytes_), np.array(seconds), weight)
-    rows = [[*context, size, time] for context, size, time in zip(contexts, bytes_, seconds, strict=True)]
+    rows = [[*context.stored, size, time] for context, size, time in zip(contexts, bytes_, seconds, strict=True)]
     content = {"device": device.model_dump(mode="json", exclude_none=True), "rows": rows, "weight": weight}
     digest = hashlib.sha256(json.dumps([base.model_id, content], sort_keys=True).encode()).hexdigest()
     model_id = f"{base.model_id}+{device.name}-collectives-k{len(rows)}-{digest[:8]}"
@@ -108,7 +108,7 @@ def load_corrected(path: Path, manifest: dict[str, Any]) -> Artifact:
         The base is missing or another one; the manifest is damaged.
     """
     content = manifest[KIND]
-    width = len(Context._fields)
+    width = STORED_FIELDS
     contexts = [Context(*row[:width]) for row in content["rows"]]
     bytes_, seconds = ([float(row[width + i]) for row in content["rows"]] for i in (0, 1))
     device = from_mapping(content["device"])

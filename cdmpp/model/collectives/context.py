@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import log2
 from typing import Any, NamedTuple
 
-from cdmpp.devices.links import link_of_device
+from cdmpp.devices.links import devices_together, link_of_device, link_of_name
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.collectives import LIBRARIES, Collective, collective_path
 
@@ -18,7 +19,8 @@ class Context(NamedTuple):
 
     ``device`` is "" for a device without measurements, ``link`` is "" where the device's own is meant, and
     ``library`` is "" where it is not known. ``own`` names the device's own link, ``generation`` its
-    architecture ("hopper").
+    architecture ("hopper"). ``one_node`` has the same operation between fewer ranks on one node, for a query that
+    crosses nodes; training contexts have none.
     """
 
     operator: str
@@ -34,6 +36,12 @@ class Context(NamedTuple):
     crosses: bool
     own: str
     generation: str
+    one_node: tuple[Any, ...] = ()
+
+    @property
+    def stored(self) -> tuple[Any, ...]:
+        """The fields that files have: all but ``one_node``."""
+        return self[:STORED_FIELDS]
 
     @property
     def called(self) -> bool:
@@ -44,6 +52,9 @@ class Context(NamedTuple):
     def place(self) -> tuple[str, str, bool]:
         """Device, link and whether nodes are crossed."""
         return self.device, self.link, self.crosses
+
+
+STORED_FIELDS = len(Context._fields) - 1
 
 
 def context_of(spec: Collective, device: DeviceSpec, protocol: str, known_as: str, framework: str = "") -> Context:
@@ -63,17 +74,31 @@ def context_of(spec: Collective, device: DeviceSpec, protocol: str, known_as: st
     fields = spec.model_dump()
     if spec.library is None and framework in LIBRARIES:
         fields["library"] = framework
-    return context_of_fields(fields, device, protocol, known_as)
+    context = context_of_fields(fields, device, protocol, known_as)
+    return context._replace(one_node=tuple(_on_one_node(context, fields, device, protocol)))
+
+
+def _on_one_node(context: Context, fields: Mapping[str, Any], device: DeviceSpec, protocol: str) -> Iterator[Context]:
+    """The same operation between 2, 4, 8, ... ranks on one node, where the context crosses nodes by itself."""
+    inside = link_of_device(device) if fields["link"] is None else link_of_name(fields["link"])
+    if not context.crosses or inside.kind == "network":
+        return
+    together = devices_together(device, inside)
+    for exponent in range(1, int(log2(min(context.ranks, together))) + 1):
+        alone = {**fields, "ranks": 2**exponent, "ranks_per_node": None, "span": None}
+        yield context_of_fields(alone, device, protocol, context.device)
 
 
 def context_of_fields(fields: Mapping[str, Any], device: DeviceSpec, protocol: str, known_as: str) -> Context:
     """Context of one query from the fields of its specification (without ``bytes``)."""
-    operator, ranks, per_node, link = (fields[name] for name in ("operator", "ranks", "ranks_per_node", "link"))
-    path = collective_path(operator, ranks, per_node, link, device)
+    operator, ranks, per_node, link, span = (
+        fields[name] for name in ("operator", "ranks", "ranks_per_node", "link", "span")
+    )
+    path = collective_path(operator, ranks, per_node, link, device, span)
     return Context(
         operator,
         ranks,
-        (per_node or 0) if path.crosses else 0,
+        path.per_node,
         fields["library"] or UNSTATED,
         fields["mode"] or protocol,
         fields["dtype"] == "int8",

@@ -72,6 +72,7 @@ class Correction:
         cls, model: CollectiveModel, contexts: Sequence[Context], bytes_: Array, seconds: Array, weight: float = 1.0
     ) -> Correction:
         """Fit to k measurements of one device; ``weight`` is the share of the correction that is applied."""
+        contexts = [context._replace(one_node=()) for context in contexts]
         size, log_s = np.log2(np.asarray(bytes_, dtype=np.float64)), np.log(np.asarray(seconds, dtype=np.float64))
         output = model.predict(contexts, np.arange(len(contexts)), np.asarray(bytes_, dtype=np.float64))
         covariance = prior_covariance(model, contexts, size, contexts, size)

@@ -226,10 +226,17 @@ class CollectiveModel:
         return describe(replace(curve.reasons, size=bool(_outside(curve, np.log2(bytes_)) > 0)))
 
     def curve(self, context: Context) -> Curve:
-        """The curve of a context, cached."""
+        """The curve of a context, cached.
+
+        Across nodes it is nowhere below the curves of fewer ranks on one node, unless it was measured.
+        """
         curve = self._curves.get(context)
         if curve is None:
-            curve = self._curve(self._spelled(context)) if context.library else self._mixture(context)
+            plain = context._replace(one_node=())
+            curve = self._curve(self._spelled(plain)) if context.library else self._mixture(plain)
+            measured = plain in self.known or any(correction.covers(plain) for correction in self.corrections)
+            for alone in () if measured else context.one_node:
+                curve = replace(curve, log_s=np.maximum(curve.log_s, self.curve(alone).log_s))
             self._curves.put(context, curve, _CURVE_BYTES)
         return curve
 

@@ -39,7 +39,7 @@ def model_files(model: CollectiveModel) -> dict[str, bytes]:
     header = {
         "format": FORMAT,
         "keys": keys,
-        "known": [list(context) for context in model.known],
+        "known": [list(context.stored) for context in model.known],
         "devices": sorted({context.device for context in model.known}),
         "calibration": dict(model.calibration),
         "metrics": model.metrics,

@@ -9,9 +9,11 @@ from pydantic import Field, model_validator
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
+    Bytes,
     Closed,
     Count,
     Plan,
+    PositiveBytes,
     PositiveSeconds,
     Request,
     Row,
@@ -31,6 +33,16 @@ class SideForm(Closed):
     price: Annotated[float, Field(gt=0, le=1e9, description="Of one instance, in any unit.")] = 1.0
     max_tokens: Annotated[
         Count | None, Field(description="Tokens (sequences) one instance may hold; null: the curve's last batch size.")
+    ] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None, Field(description="Memory of one device of an instance; null: that of `layer`'s device.")
+    ] = None
+    weight_bytes: Annotated[
+        Bytes | None, Field(description="Weights of all layers on one device; null: those of the operators or `llm`.")
+    ] = None
+    bytes_per_token: Annotated[
+        Bytes | None,
+        Field(description="Cache of one sequence in all layers on one device; null: that of the operators or `llm`."),
     ] = None
 
     @property

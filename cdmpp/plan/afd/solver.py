@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from cdmpp.errors import FieldError
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.plan.afd.memory import tokens_in_memory
 from cdmpp.plan.afd.schema import AfdPlan, AfdRequest, ColocatedPlan, LinkForm, SideForm
 from cdmpp.plan.afd.size import (
     IN_FLIGHT,
@@ -35,8 +37,8 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     InfeasibleError
         No choice meets the goal.
     """
-    attention, attention_costs = _side(request.attention, "attention")
-    ffn, ffn_costs = _side(request.ffn, "ffn")
+    attention, attention_costs = _side(request, "attention")
+    ffn, ffn_costs = _side(request, "ffn")
     layers, tpot_s, tokens_per_s = request.layers, request.tpot_s, request.tokens_per_s
     link, link_costs = _link(request.link)
     best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, control=control)
@@ -105,17 +107,34 @@ def figure_of(request: AfdRequest, plan: AfdPlan) -> float:
 
 def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[Side, ...] | None:
     """Sides that one instance computes in turn where nothing is disaggregated; None where that is not known."""
-    if request.colocated is not None:
-        return (_side(request.colocated, "colocated")[0],)
+    forms = {"attention": request.attention, "ffn": request.ffn}
     same_device = request.attention.layer.device == request.ffn.layer.device
-    return (attention, ffn) if same_device and request.attention.price == request.ffn.price else None
+    try:
+        if request.colocated is not None:
+            return (_side(request, "colocated", in_flight=1)[0],)
+        if not same_device or request.attention.price != request.ffn.price:
+            return None
+        held = tokens_in_memory(forms, request.layers, 1, request.ignore_memory)
+    except InfeasibleError:
+        return None  # one instance does not hold both sides
+    sides = (_in_curve(request.attention, attention), _in_curve(request.ffn, ffn))
+    return tuple(side if held is None else replace(side, max_tokens=min(side.max_tokens, held)) for side in sides)
 
 
-def _side(form: SideForm, name: str) -> tuple[Side, list[Cost]]:
+def _in_curve(form: SideForm, side: Side) -> Side:
+    """A side that holds what the request says, without the memory limit of a disaggregated instance."""
+    return replace(side, max_tokens=form.most_tokens)
+
+
+def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[Side, list[Cost]]:
+    """A side with its costs; its instances hold no more tokens than their memory."""
+    form: SideForm = getattr(request, name)
     form.layer.check(f"{name}.layer")
     sizes, costs = form.layer.points()
     seconds = np.array([cost.latency_s for cost in costs])
-    return Side(sizes, seconds, form.instances, form.price, form.most_tokens), costs
+    held = tokens_in_memory({name: form}, request.layers, in_flight, request.ignore_memory)
+    most = form.most_tokens if held is None else min(form.most_tokens, held)
+    return Side(sizes, seconds, form.instances, form.price, most), costs
 
 
 def _link(form: LinkForm) -> tuple[AnyLink, list[Cost]]:

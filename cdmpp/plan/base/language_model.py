@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cdmpp.errors import FieldError
-from cdmpp.predict.llm.layout import MAX_DEGREE, Layout
+from cdmpp.predict.llm.layout import MAX_DEGREE, Layout, Types
+from cdmpp.predict.llm.memory import part_memory
 from cdmpp.predict.llm.operators import Decode, Prefill, step_operators
 from cdmpp.predict.llm.plan import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing
@@ -76,7 +77,7 @@ class LanguageModelForm(Closed):
                 hint="give fewer or smaller sizes in batch",
             )
         try:
-            config, layout = read_config(self.config), Layout(self.tp, self.pp, self.ep)
+            config, layout = read_config(self.config), self.layout
             only = None if self.part == "step" else self.part
             return [
                 StepPricing(
@@ -95,6 +96,18 @@ class LanguageModelForm(Closed):
         except FieldError as error:
             where = f"{path}.{error.path}"
             raise FieldError(f"{path}.{error.message}", path=where, hint=error.hint) from None
+
+    @property
+    def layout(self) -> Layout:
+        """Degrees of parallelism."""
+        return Layout(self.tp, self.pp, self.ep)
+
+    def memory(self) -> tuple[float, float]:
+        """Bytes on each device of one instance: weights, and cache of one sequence in each replica."""
+        config = read_config(self.config)
+        tokens = self.past_len + 1 if self.phase == "decode" else self.input
+        only = None if self.part == "step" else self.part
+        return part_memory(config, self.layout, Types.of(config, self.dtype, self.weights), only, tokens)
 
     def price_requests(
         self, batches: Sequence[Count], path: str, device: DeviceForm, framework: str | None

@@ -49,6 +49,11 @@ class Job:
     stages: Sequence[Mapping[str, int]] | None = None
     recompute: bool = False
 
+    @property
+    def ranks(self) -> int:
+        """Devices of the job."""
+        return self.run.tp * self.dp * self.pp
+
     def imported(self, kind: str, ignored: tuple[str, ...], notes: Sequence[str]) -> Imported:
         """The request of a planner, "split" or "simulate".
 
@@ -74,7 +79,7 @@ class Job:
         return Imported(request, ignored, tuple(more))
 
     def _split(self) -> dict[str, Any]:
-        send = transformer.transfer_form(self.model, self.run, self.device) if self.pp > 1 else None
+        send = transformer.transfer_form(self.model, self.run, self.device, self.ranks) if self.pp > 1 else None
         return {
             "layers": transformer.layer_forms(self.model, self.run, send),
             "ranks": [{"device": self.device} for _ in range(self.pp)],
@@ -93,10 +98,12 @@ class Job:
             "ranks": self.pp,
         }
         if self.pp > 1:
-            request["transfer"] = transformer.transfer_form(self.model, self.run, self.device)
+            request["transfer"] = transformer.transfer_form(self.model, self.run, self.device, self.ranks)
         if self.dp > 1:
             most = max(form["weight_bytes"] for form in forms) * self.virtual
             gradients = {"operator": "all_reduce", "bytes": most / transformer.WEIGHT_BYTES * 4, "ranks": self.dp}
+            # Tensor-parallel ranks are neighbours, then come the data-parallel copies, then the stages.
+            gradients["span"] = self.dp * self.run.tp
             request["replicas"] = [self.micro_batches] * (self.dp - 1)
             request["gradient_sync"] = {"collective": gradients, "device": self.device}
         return request

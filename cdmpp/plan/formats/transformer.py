@@ -8,9 +8,9 @@ from typing import Any
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.memory import TRAINING_BYTES
 
-#: Bytes of one weight: 16-bit weight, 32-bit gradient, 32-bit master weight and two 32-bit moments of Adam.
-WEIGHT_BYTES = 18
+WEIGHT_BYTES = TRAINING_BYTES
 _HALF = 2
 NOTES = (
     "a backward pass is priced as two products for each linear layer, twice the forward pass of attention, and twice "
@@ -138,10 +138,10 @@ def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device
     return stage | {"boundary_bytes": float(run.tokens * model.hidden * _HALF)} | fields
 
 
-def transfer_form(model: LLMConfig, run: Training, device: Any) -> Form:
-    """Cost of sending the output of a stage to another rank."""
+def transfer_form(model: LLMConfig, run: Training, device: Any, ranks: int) -> Form:
+    """Cost of sending the output of a stage to the next one, in a job of ``ranks`` devices."""
     size = run.tokens * model.hidden * _HALF
-    return {"collective": {"operator": "send_recv", "bytes": float(size), "ranks": 2}, "device": device}
+    return {"collective": {"operator": "send_recv", "bytes": float(size), "ranks": 2, "span": ranks}, "device": device}
 
 
 Works = list[tuple[Form, int]]

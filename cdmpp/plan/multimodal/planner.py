@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
+from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.plan.multimodal.branch_and_bound import MAX_TASKS, solve_exactly
 from cdmpp.plan.multimodal.candidates import (
     MAX_CUT_PASSES,
@@ -289,5 +290,5 @@ def _infeasible(designs: Sequence[StepDesigns], memory: Memory) -> InfeasibleErr
         f"memory_bytes: no plan fits {memory.limit_bytes:.0f} bytes per rank; "
         f"the leanest plan that was found needs {np.ceil(least):.0f}",
         path="memory_bytes",
-        hint="raise memory_bytes, allow more knobs, or use more ranks",
+        hint=f"raise memory_bytes, allow more knobs, or use more ranks; {IGNORE_HINT}",
     )

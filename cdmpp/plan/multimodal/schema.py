@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.plan.base.memory import UNLIMITED_BYTES, memory_limit
 from cdmpp.plan.multimodal.memory import Knob, Memory
 from cdmpp.plan.multimodal.modules import EFFICIENCY, Module, sort_topologically
 from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
@@ -170,7 +171,9 @@ class MultimodalRequest(Request[MultimodalPlan]):
             "The rule is a baseline; the plan tries every size.",
         ),
     ] = EFFICIENCY
-    memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit of each rank.")] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None, Field(description="Memory limit of each rank; null: that of the device of the modules.")
+    ] = None
     knobs: Annotated[
         list[Knob],
         Field(
@@ -280,10 +283,26 @@ class MultimodalRequest(Request[MultimodalPlan]):
     def memory(self) -> Memory:
         """Memory limit and knobs."""
         return Memory(
-            float("inf") if self.memory_bytes is None else self.memory_bytes,
+            self._memory_limit(),
             tuple(dict.fromkeys(self.knobs)),
             float("inf") if self.host_bandwidth_bytes_per_s is None else self.host_bandwidth_bytes_per_s,
         )
+
+    def _memory_limit(self) -> float:
+        """Memory limit of a rank in bytes; a device that holds the whole step has no limit."""
+        curves = [module.cost for module in self.modules if isinstance(module.cost, Curves)]
+        devices = [device for cost in curves for device in (cost.forward.device, cost.backward.device)]
+        limit = memory_limit(self.memory_bytes, devices, self.ignore_memory)
+        if self.memory_bytes is not None:
+            return limit
+        largest = max(
+            sum(
+                module.layer_count * (module.weight_bytes + module.activation_bytes * batch[module.name])
+                for module in self.modules
+            )
+            for _, batch in self.named_batches()
+        )
+        return limit if largest > limit else UNLIMITED_BYTES
 
 
 def _check_batch(batch: dict[str, int], names: list[str], path: str) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from cdmpp.errors import InfeasibleError
+from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.plan.precision.milp import minimise_memory, minimise_time
 from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, lowest
 from cdmpp.predict.requests.budget import SearchControl
@@ -39,7 +40,7 @@ def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:
         f"{path}: {costs.name!r} has {costs.memory_bytes:.0f} bytes; {smallest} needs {need}",
         path=path,
         hint=_more_time(control, least.proven)
-        + f"at least {need}, or smaller batches, or recomputation (fewer kept elements)",
+        + f"at least {need}, or smaller batches, or recomputation (fewer kept elements); {IGNORE_HINT}",
     )
 
 

@@ -27,6 +27,8 @@ class Network:
         Index in ``operators`` by id.
     sensitivity : list of dict of str to float
         Error that each type adds, by operator.
+    ignore_memory : bool
+        Whether the devices have unlimited memory.
     """
 
     devices: Sequence[DeviceLine]
@@ -34,6 +36,7 @@ class Network:
     positions: list[int]
     index: dict[str, int]
     sensitivity: list[dict[str, float]]
+    ignore_memory: bool = False
 
     def dtypes(self, device: DeviceLine, i: int) -> tuple[str, ...]:
         """Levels of operator ``i`` on a device: fewest bits first; of equal bits, the larger error first."""
@@ -64,6 +67,7 @@ def read_network(request: PrecisionRequest) -> Network:
         positions,
         {operator.id: i for i, operator in enumerate(ordered)},
         _sensitivities(ordered, request.gamma),
+        request.ignore_memory,
     )
     _check_levels(network)
     return network

@@ -65,7 +65,10 @@ class DeviceLine(Closed):
     framework: Framework | None = None
     workers: Annotated[int, Field(ge=1, le=100_000), WholeNumber] = 1
     dtypes: Annotated[list[DType], Field(min_length=1, max_length=4, description="Types that it computes in.")]
-    memory_bytes: Annotated[float, Field(gt=0, le=MAX_BYTES)] | None = None
+    memory_bytes: Annotated[
+        Annotated[float, Field(gt=0, le=MAX_BYTES)] | None,
+        Field(description="Memory limit; null: that of `device`, where it is published."),
+    ] = None
     base_bytes: Annotated[
         float, Field(ge=0, le=MAX_BYTES, description="Taken by the context, the workspace and the like.")
     ] = 0.0

@@ -10,6 +10,7 @@ import numpy as np
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError, FieldError
+from cdmpp.plan.base.memory import memory_limit
 from cdmpp.plan.precision.casts import MEASURED, CastCost, scaled
 from cdmpp.plan.precision.exchange import buckets, limits
 from cdmpp.plan.precision.network import Network
@@ -106,7 +107,7 @@ class _Device:
             edges=edges,
             kept=kept,
             fixed_bytes=line.base_bytes + weights * (_MASTER_BYTES + optimizer_bytes),
-            memory_bytes=line.memory_bytes if line.memory_bytes is not None else float("inf"),
+            memory_bytes=memory_limit(line.memory_bytes, [line.device], self.network.ignore_memory),
             after=after,
             tail_s=tail_s,
         )

@@ -70,7 +70,7 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
     if problem.layout != "separate" and generation.training is not None:
         fixed = problem.training_units
         fits = np.full(len(units), True) if fixed is None else (fewest <= fixed) & (fixed <= units)
-        fits &= units >= generation.training.run_units
+        fits &= units >= generation.training.least_units
         whole = generation.training.whole_s(samples, tokens[:, None], counts)
         add((inferred + whole).mean(0)[fits] + problem.shared_s, generation_prices[fits])
     ready_times: list[tuple[Stage, Floats]] = [("generation", inferred), ("training", generated)]
@@ -104,7 +104,8 @@ def _all_training_sizes(problem: SizingProblem, stage: GenerationStage, training
     if problem.training_units is not None:
         return problem.training_sizes(stage, training)
     step = 1 if pool.training is None else pool.training.run_units
-    return np.arange(step, pool.units - stage.of_pool(training) + 1, step, dtype=np.int64)
+    least = step if pool.training is None else pool.training.least_units
+    return np.arange(least, pool.units - stage.of_pool(training) + 1, step, dtype=np.int64)
 
 
 def _mix_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> list[tuple[float, float]]:

@@ -108,7 +108,7 @@ def _shared(
     units, cost, fixed = split.instances, problem.pools[pool].training, problem.training_units
     if problem.layout == "separate" or cost is None or (fixed is not None and fixed != units):
         return []
-    if units < cost.run_units:
+    if units < cost.least_units:
         return []
     whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(units))
     seconds = float((ready_s.max(1) + whole).mean()) + problem.shared_s

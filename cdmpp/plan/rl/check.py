@@ -349,7 +349,7 @@ class _Checker:
         values = []
         for index, dispatcher in dispatchers.items():
             pool = self.problem.sizing.pools[index]
-            if pool.training is None or pool.units < pool.training.run_units:
+            if pool.training is None or pool.units < pool.training.least_units:
                 continue
             generated = dispatcher.makespans(TailSplit(0, pool.units)).mean()
             inferred = self.problem.samples * pool.inference_s / pool.units

@@ -52,6 +52,8 @@ class TrainingCost:
         Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines.
     run_samples, run_units : int
         Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
+    memory_units : int
+        Fewest units whose memory holds weights, gradients and optimizer states.
     """
 
     per_sample_s: float = 0.0
@@ -63,6 +65,12 @@ class TrainingCost:
     run_s: float = 0.0
     run_samples: int = 1
     run_units: int = 1
+    memory_units: int = 1
+
+    @property
+    def least_units(self) -> int:
+        """Fewest units that can train."""
+        return -(-self.memory_units // self.run_units) * self.run_units
 
     def speedup(self, units: Floats | float) -> Floats:
         """Speed-up of ``units`` over one unit."""

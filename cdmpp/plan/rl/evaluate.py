@@ -72,7 +72,7 @@ def colocated(
     steps: list[tuple[float, float]] = []
     for index, dispatcher in dispatchers.items():
         pool = problem.pools[index]
-        if pool.training is None or pool.units < pool.training.run_units:
+        if pool.training is None or pool.units < pool.training.least_units:
             continue
         unsplit = TailSplit(0, pool.units)
         sizes = PoolSizes(index, pool.units, index, pool.units, unsplit, 1, 0.0, 0.0, shared=True)

@@ -12,6 +12,7 @@ from cdmpp.plan.rl.costs import Pool, TrainingCost, token_table
 from cdmpp.plan.rl.dispatch import Dispatcher
 from cdmpp.plan.rl.engine import GenerationEngine
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
+from cdmpp.plan.rl.memory import least_training_units
 from cdmpp.plan.rl.migration import MigrationLink
 from cdmpp.plan.rl.pipeline import PipelineSchedule
 from cdmpp.plan.rl.pool_schema import PoolForm
@@ -160,6 +161,7 @@ def _pool(
             cost.fixed_s,
             cost.efficiency,
             cost.batch_overhead_s,
+            memory_units=least_training_units(form, request.pools, request.ignore_memory),
         )
         if cost.pipeline is not None:
             assert schedule is not None, "schedules of all pools are given"

@@ -12,6 +12,7 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.length_schema import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
+from cdmpp.plan.rl.memory import check_training
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pool_schema import DecodeForm, KvForm, PoolForm
 from cdmpp.plan.rl.sizes import Layout, Objective
@@ -136,6 +137,7 @@ class RlRequest(Request[RlPlan]):
         if not generating:
             raise FieldError("no pool generates", path="pools", hint='add "generation" to the stages of a pool')
         self._check_memory(generating)
+        check_training(pools, self.training_units, self.ignore_memory)
         self._check_mode()
         training = {pool.name: pool.site for pool in pools if pool.training is not None}
         separate = training if self.layout != "shared" else {}

@@ -216,8 +216,9 @@ class SizingProblem:
         """
         pool = self.pools[training]
         most = pool.units - stage.of_pool(training)
+        least = 1 if pool.training is None else pool.training.memory_units
         if self.training_units is not None:
-            fixed = [self.training_units] if self.training_units <= most else []
+            fixed = [self.training_units] if least <= self.training_units <= most else []
             return np.array(fixed, dtype=np.int64)
         step = 1 if pool.training is None else pool.training.run_units
         counts = grid(most // step)
@@ -225,7 +226,8 @@ class SizingProblem:
             at = int(np.searchsorted(counts, near // step))
             low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
             counts = np.arange(low, high + 1, dtype=np.int64)
-        return counts * step
+        sizes: Ints = counts * step
+        return sizes[sizes >= least]
 
 
 def grid(most: int, count: int = MOST_COUNTS) -> Ints:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from cdmpp.errors import FieldError
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.predict.requests.pricing import PredictedCost
-from cdmpp.predict.requests.request import Closed, Count, Interval, PositiveSeconds, Seconds, exactly_one
+from cdmpp.predict.requests.request import Closed, Count, Interval, PositiveBytes, PositiveSeconds, Seconds, exactly_one
 
 
 def within(error: FieldError, path: str) -> FieldError:
@@ -64,6 +64,13 @@ class TrainingForm(Closed):
         float, Field(gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units.")
     ] = 1.0
     batch_overhead_s: Annotated[Seconds, Field(description="Added for each batch of a streamed step.")] = 0.0
+    state_bytes: Annotated[
+        PositiveBytes | None,
+        Field(
+            description="Weights, gradients and optimizer states of the whole model, divided among the devices that "
+            "train. Default: 18 bytes for each weight of the language model that `decode` names."
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _some(self) -> Self:

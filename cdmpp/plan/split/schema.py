@@ -88,7 +88,9 @@ class RankForm(Closed):
     device: Annotated[DeviceForm | None, Field(description="For predictions, and for costs by device; null: any.")] = (
         None
     )
-    memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit; null: no limit.")] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None, Field(description="Memory limit; null: that of the device, where it is published.")
+    ] = None
 
 
 class StagePlan(Row):

@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
+from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.plan.split.dynamic import UnfinishedError, best_split, bound, larger, longest
 from cdmpp.plan.split.stages import Split, equal_count, greedy, step_bound_s
 from cdmpp.plan.split.table import LayerTable, Rank
@@ -210,5 +211,6 @@ def _infeasible(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> In
         f"ranks.{least.order[s]}.memory_bytes: no split fits: the closest one needs {needed:.12g} "
         f"bytes there, {needed / limit:.4g} times {limit:.12g}",
         path=f"ranks.{least.order[s]}.memory_bytes",
-        hint=f"with {needed / limit:.6g} times the memory on every rank a split fits; or use more ranks",
+        hint=f"with {needed / limit:.6g} times the memory on every rank a split fits; or use more ranks; "
+        + IGNORE_HINT,
     )

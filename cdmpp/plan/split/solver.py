@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.memory import memory_limit
 from cdmpp.plan.split.schema import PASSES, SplitPlan, SplitRequest, StagePlan, device_name
 from cdmpp.plan.split.search import SplitResult, split
 from cdmpp.plan.split.stages import Split, equal_count, greedy, stage_costs
@@ -85,7 +86,10 @@ def _problem(request: SplitRequest) -> _Problem:
         layers += [layer] * form.count
         costs += [both] * form.count
     devices = request.devices
-    ranks = [Rank(devices.index(form.device), form.memory_bytes or float("inf")) for form in request.rank_forms]
+    ranks = [
+        Rank(devices.index(form.device), memory_limit(form.memory_bytes, [form.device], request.ignore_memory))
+        for form in request.rank_forms
+    ]
     if len(ranks) > len(layers):
         raise FieldError(
             f"ranks: {len(ranks)}, and {len(layers)} layers", path="ranks", hint="each rank needs at least one layer"

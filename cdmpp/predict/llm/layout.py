@@ -9,8 +9,6 @@ from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
 
-#: Ranks of one node; larger groups cross the network between nodes.
-RANKS_PER_NODE = 8
 #: Largest degree of each kind of parallelism.
 MAX_DEGREE = 1024
 

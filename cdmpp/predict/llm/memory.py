@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from cdmpp.errors import InfeasibleError
@@ -20,6 +20,8 @@ from cdmpp.predict.llm.parameters import (
 
 #: Tokens whose activations are in memory at once: engines split a longer prefill into chunks.
 ACTIVATION_TOKENS = 16_384
+#: Bytes of one weight in training: 16-bit weight, 32-bit gradient, 32-bit master weight and two 32-bit moments of Adam.
+TRAINING_BYTES = 18
 #: Layouts of more devices are not searched.
 MAX_GPUS = 1024
 _GB = 1e9
@@ -89,6 +91,24 @@ def memory_of(
     )
 
 
+def part_memory(config: LLMConfig, layout: Layout, types: Types, only: str | None, tokens: int) -> tuple[float, float]:
+    """Bytes of the fullest rank for a step or a part of its layers: weights, and cache of one sequence of a replica.
+
+    Parameters
+    ----------
+    only : {"attention", "ffn"} or None
+        Part of the layers; None: the whole model. The feed-forward part has no cache.
+    """
+    cache = 0.0 if only == "ffn" else _cache(config, layout, types, 1, tokens)
+    if only is None:
+        return _weights(config, layout, types), cache
+    held = _held(config, layout, types)
+    layers = -(-config.layers // layout.pp)
+    if only == "attention":
+        return layers * held(attention_tensors(config)), cache
+    return _ffn_weights(config, layers, held), cache
+
+
 def check_memory(
     config: LLMConfig, layout: Layout, types: Types, batch: int, tokens: int, device_bytes: float | None, device: str
 ) -> Memory:
@@ -143,18 +163,27 @@ def _named(layout: Layout) -> str:
     return f"tp={layout.tp}, pp={layout.pp}" + (f", ep={layout.ep}" if layout.ep > 1 else "")
 
 
-def _weights(config: LLMConfig, layout: Layout, types: Types) -> float:
+def _held(config: LLMConfig, layout: Layout, types: Types) -> Callable[[Iterator[Tensor]], float]:
+    """Bytes of tensors on one rank."""
+
     def held(tensors: Iterator[Tensor]) -> float:
         return sum(
             tensor.on_rank(config, layout) * (types.weight_bytes if tensor.quantised else types.bytes)
             for tensor in tensors
         )
 
-    layers = -(-config.layers // layout.pp)
+    return held
+
+
+def _ffn_weights(config: LLMConfig, layers: int, held: Callable[[Iterator[Tensor]], float]) -> float:
     expert_layers = min(layers, config.moe_layers)
     dense_layers = min(layers - expert_layers, config.dense_layers) if config.experts else layers
-    weights = layers * held(attention_tensors(config)) + expert_layers * held(expert_tensors(config))
-    weights += dense_layers * held(dense_tensors(config))
+    return expert_layers * held(expert_tensors(config)) + dense_layers * held(dense_tensors(config))
+
+
+def _weights(config: LLMConfig, layout: Layout, types: Types) -> float:
+    held, layers = _held(config, layout, types), -(-config.layers // layout.pp)
+    weights = layers * held(attention_tensors(config)) + _ffn_weights(config, layers, held)
     first, last = held(embedding_tensors(config)), held(output_tensors(config))
     if layout.pp == 1:
         return weights + first + last

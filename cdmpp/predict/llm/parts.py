@@ -9,7 +9,7 @@ from typing import Any
 
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.layout import RANKS_PER_NODE, Layout, Types
+from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 
@@ -118,16 +118,14 @@ class StepBuilder:
 
     def transfer(self, name: str, count: int) -> None:
         """Add transfers of the activations to the next stage."""
-        per_node = None if self.layout.gpus <= RANKS_PER_NODE else 1
         with self.times(count):
-            self._collective(name, "send_recv", self._activations(), 2, per_node)
+            self._collective(name, "send_recv", self._activations(), 2, self.layout.gpus)
 
     def _activations(self) -> float:
         return self.tokens * self.config.hidden * self.types.bytes
 
-    def _collective(self, name: str, operator: str, size: float, ranks: int, per_node: int | None = None) -> None:
-        if ranks < 2:
-            return
-        if per_node is None and ranks > RANKS_PER_NODE:
-            per_node = RANKS_PER_NODE
-        self.add(name, operator, bytes=max(1, round(size)), ranks=ranks, ranks_per_node=per_node)
+    def _collective(self, name: str, operator: str, size: float, ranks: int, span: int | None = None) -> None:
+        """Add a collective; the device decides which ranks share a node. ``span``: see ``Collective``."""
+        if ranks > 1:
+            spread = span if span is not None and span > ranks else None
+            self.add(name, operator, bytes=max(1, round(size)), ranks=ranks, span=spread)

@@ -16,7 +16,14 @@ Ranks = Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber]
 class CollectiveOptions(Closed):
     """How a collective runs; defaults are those of ``POST /predict``."""
 
-    ranks_per_node: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None = None
+    ranks_per_node: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None,
+        Field(description="Default: as many as a node of the device holds."),
+    ] = None
+    span: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None,
+        Field(description="Consecutive devices over which the ranks are evenly spread; default: they are neighbours."),
+    ] = None
     dtype: Name | None = None
     link: Annotated[
         Name | PositiveBytes | None,

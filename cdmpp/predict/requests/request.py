@@ -94,6 +94,11 @@ class Request(Closed, Generic[A]):
     :class:`cdmpp.errors.FieldError` with the field's dotted path.
     """
 
+    ignore_memory: Annotated[
+        bool,
+        Field(description="Plan as if the devices had unlimited memory: neither stated nor published limits hold."),
+    ] = False
+
     @classmethod
     def answer_model(cls) -> type[A]:
         """The model of the answer, from the type argument."""

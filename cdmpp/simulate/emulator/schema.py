@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost, PredictedCost, cost_of
 from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
@@ -159,7 +161,9 @@ class SimulateRequest(Request[SimulatePlan]):
         PredictedCost | Annotated[list[PredictedCost], Field(min_length=1)] | None,
         Field(description="Predicted, instead of transfer_s: such as a send_recv."),
     ] = None
-    memory_bytes: Annotated[PositiveBytes | None, Field(description="Memory limit of a rank; null: no limit.")] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None, Field(description="Memory limit of a rank; null: that of the device of its stages.")
+    ] = None
     host_bandwidth_bytes_per_s: Annotated[
         float | None, Field(gt=0, le=1e15, description="Bandwidth of each rank, for stages that are offloaded.")
     ] = None
@@ -194,6 +198,11 @@ class SimulateRequest(Request[SimulatePlan]):
         if isinstance(self.schedule, OrderForm):
             return len(self.schedule.order)
         return self.ranks or max(len(self.stages) // (self.virtual_stages or 1), 1)
+
+    def memory_limit(self, stages: Iterable[int]) -> float:
+        """Memory limit of a rank with these stages, in bytes."""
+        devices = (device for stage in stages for device in self.stages[stage].devices)
+        return memory_limit(self.memory_bytes, devices, self.ignore_memory)
 
     def sizes(self) -> dict[str, int]:
         """Stages, passes of one copy and of all copies, classes and copies."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost, cost_of
 from cdmpp.predict.requests.request import Interval
@@ -19,7 +20,7 @@ from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
 from cdmpp.simulate.emulator.schema import CacheUse, RankUse, SimulatePlan, SimulateRequest, TimelinePass
 from cdmpp.simulate.emulator.stage_schema import StageForm
 from cdmpp.simulate.emulator.stages import PassCost, Stage
-from cdmpp.utils.units import format_latency
+from cdmpp.utils.units import format_latency, format_si
 
 SERIAL = "one_at_a_time"
 
@@ -56,7 +57,7 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
         The schedule does not fit the stages, its orders wait for each other, or weight gradients take longer than
         the whole backward pass.
     InfeasibleError
-        A rank needs more than ``memory_bytes``.
+        A rank needs more than its memory.
     """
     costs = [_stage_costs(s, form) for s, form in enumerate(request.stages)]
     stages = [stage.middle for stage in costs]
@@ -209,23 +210,33 @@ def _check_memory(
     others: dict[str, Step],
 ) -> None:
     """Raise InfeasibleError where a rank needs more than its memory, with the smallest limit that is enough."""
-    limit = simulation.request.memory_bytes
-    largest = max([step, *copies], key=_peak_bytes)
-    needed = _peak_bytes(largest)
-    if limit is None or needed <= limit:
+    request, structure = simulation.request, step.structure
+    limits = np.array(
+        [request.memory_limit(np.flatnonzero(structure.rank_of == rank).tolist()) for rank in range(structure.ranks)]
+    )
+    largest = max([step, *copies], key=lambda copy: float((copy.peak_bytes / limits).max()))
+    rank = int((largest.peak_bytes / limits).argmax())
+    needed, limit = float(largest.peak_bytes[rank]), float(limits[rank])
+    if needed <= limit:
         return
-    alternatives: list[tuple[float, str]] = []
+    alternatives: list[tuple[Step, str]] = []
     if largest is step:
-        alternatives = [(_peak_bytes(other), f"with {name}") for name, other in others.items()]
         recomputed = [replace(stage, memory="recompute") for stage in stages]
-        least = _peak_bytes(simulation.run(recomputed, schedule, simulation.request.class_of_each[0]))
-        alternatives.append((least, "with all stages recomputed"))
-    better = min((way for way in alternatives if way[0] < needed), default=None)
+        alternatives = [(other, f"with {name}") for name, other in others.items()]
+        alternatives.append(
+            (simulation.run(recomputed, schedule, request.class_of_each[0]), "with all stages recomputed")
+        )
+    better = min(alternatives, key=lambda way: _peak_bytes(way[0]), default=None)
+    hint = "raise the limit" if request.memory_bytes is not None else "use more ranks, or recompute or offload stages"
+    if better is not None and _peak_bytes(better[0]) < needed:
+        fits = "which fits" if (better[0].peak_bytes <= limits).all() else "which does not fit either"
+        hint = f"{better[1]} it would be {_peak_bytes(better[0]):.12g}, {fits}"
+    source = "" if request.memory_bytes is not None else ", the memory of its device"
     raise InfeasibleError(
-        f"memory_bytes: {limit:.12g}, but rank {int(largest.peak_bytes.argmax())} needs up to {needed:.12g} bytes: "
-        f"the smallest limit for this schedule is {needed:.12g}",
+        f"memory_bytes: {limit:.12g}{source}, but rank {rank} needs up to {needed:.12g} bytes "
+        f"({format_si(needed, 'B')}): the smallest limit for this schedule is {needed:.12g}",
         path="memory_bytes",
-        hint=f"{better[1]} it would be {better[0]:.12g}" if better else "raise the limit",
+        hint=f"{hint}; {IGNORE_HINT}",
     )
 
 

@@ -7,7 +7,16 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from cdmpp.predict.requests.pricing import PredictedCost
-from cdmpp.predict.requests.request import MAX_COUNT, Bytes, Closed, Seconds, WholeNumber, at_most_one, exactly_one
+from cdmpp.predict.requests.request import (
+    MAX_COUNT,
+    Bytes,
+    Closed,
+    DeviceForm,
+    Seconds,
+    WholeNumber,
+    at_most_one,
+    exactly_one,
+)
 from cdmpp.simulate.emulator.orders import Pass, PassKind
 from cdmpp.simulate.emulator.stages import Memory
 
@@ -62,6 +71,12 @@ class StageForm(PassForm):
             description="Costs of micro-batches of class 1, 2, ...; class 0 has the costs of the stage itself.",
         ),
     ]
+
+    @property
+    def devices(self) -> list[DeviceForm]:
+        """Devices that price the stage."""
+        forms = (form for passes in (self, *self.classes) for form in (passes.forward, passes.backward, passes.weight))
+        return [form.device for form in forms if form is not None]
 
     def passes(self, number: int) -> list[tuple[str, PassForm]]:
         """Paths and costs of all classes of stage ``number``."""

@@ -136,3 +136,22 @@ def test_damaged_files_are_refused(model, tmp_path):
     (tmp_path / "collectives.safetensors").write_bytes(files["collectives.safetensors"][:-100])
     with pytest.raises(ArtifactError, match="damaged"):
         read_model(tmp_path)
+
+
+@pytest.mark.parametrize("operator", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize("name", ["l40s", "rtx-4090", "h100-sxm", "mi300x"])
+def test_more_nodes_are_never_faster_than_one_node_with_fewer_ranks(model, name, operator):
+    device = lookup(name)
+    one_node, _ = seconds(model, device, operator=operator, ranks=8)
+    for fields in ({"ranks": 16}, {"ranks": 16, "ranks_per_node": 4}, {"ranks": 64, "span": 128}):
+        several, _ = seconds(model, device, operator=operator, **fields)
+        assert (several >= one_node).all(), fields
+
+
+def test_more_ranks_than_a_node_holds_are_priced_as_several_nodes(model):
+    fields = {"operator": "all_reduce", "ranks": 16, "sizes": np.array([2.0**27])}
+    unstated, _ = seconds(model, lookup("h100-sxm"), **fields)
+    two_nodes, _ = seconds(model, lookup("h100-sxm"), ranks_per_node=8, **fields)
+    assert unstated == two_nodes
+    in_domain, _ = seconds(model, lookup("gb200"), ranks_per_node=8, **fields)
+    assert in_domain < 1e-3

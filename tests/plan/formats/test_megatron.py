@@ -168,7 +168,10 @@ def test_arguments_become_a_step_with_virtual_stages_and_copies() -> None:
     request = PLANNERS["simulate"].read(found)
     assert len(request.stages) == 4 and request.ranks == 2 and request.schedule == "interleaved"
     assert {stage.memory for stage in request.stages} == {"recompute"}
-    assert request.replicas == [8] and found["gradient_sync"]["collective"]["ranks"] == 2
+    assert request.replicas == [8]
+    # The copies are two tensor-parallel ranks apart; stages are spread over all eight devices.
+    groups = [found[name]["collective"] for name in ("gradient_sync", "transfer")]
+    assert [(group["ranks"], group["span"]) for group in groups] == [(2, 4), (2, 8)]
     request.check()
 
 

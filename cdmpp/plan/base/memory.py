@@ -1,0 +1,81 @@
+"""Memory check of all planners: what a device holds, and the error of a plan that does not fit.
+
+A limit that a request states is used as it is. Without one, the limit is the published capacity of the device that the
+request names; a device without a published capacity, or no device, means no limit. ``ignore_memory`` of a request
+removes all limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.registry import lookup
+from cdmpp.errors import InfeasibleError, UnknownDeviceError
+from cdmpp.utils.units import format_si
+
+UNLIMITED_BYTES = math.inf
+IGNORE_HINT = 'or insist: "ignore_memory": true in the request, --ignore-memory on the command line'
+
+DeviceValue = str | Mapping[str, Any] | None
+
+
+def device_bytes(device: DeviceValue) -> float:
+    """Published capacity of a device in bytes; infinite where none is known.
+
+    A service may know devices that this process does not: such a name has no limit here.
+    """
+    if device is None:
+        return UNLIMITED_BYTES
+    try:
+        spec = lookup(device) if isinstance(device, str) else from_mapping(device)
+    except UnknownDeviceError:
+        return UNLIMITED_BYTES
+    return UNLIMITED_BYTES if spec.memory_bytes is None else spec.memory_bytes
+
+
+def memory_limit(given: float | None, devices: Iterable[DeviceValue], ignore: bool) -> float:
+    """Memory limit in bytes.
+
+    Parameters
+    ----------
+    given : float or None
+        Limit that the request states.
+    devices : iterable of device names or specifications
+        Devices that the limit is for; the smallest decides.
+    ignore : bool
+        ``ignore_memory`` of the request.
+    """
+    if ignore:
+        return UNLIMITED_BYTES
+    return given if given is not None else min(map(device_bytes, devices), default=UNLIMITED_BYTES)
+
+
+def check_fits(what: str, needed: float, limit: float, *, path: str, fits: str) -> None:
+    """Raise InfeasibleError where a plan needs more memory than a device has.
+
+    Parameters
+    ----------
+    what : str
+        Subject of the message: "rank 2", "an attention instance".
+    needed, limit : float
+        Bytes.
+    path : str
+        Field of the request that states the limit, or that the need follows from.
+    fits : str
+        What would fit.
+    """
+    if needed > limit:
+        raise does_not_fit(what, needed, limit, path=path, fits=fits)
+
+
+def does_not_fit(what: str, needed: float, limit: float, *, path: str, fits: str) -> InfeasibleError:
+    """The error of :func:`check_fits`."""
+    return InfeasibleError(
+        f"{path}: {what} needs {format_si(needed, 'B')} ({needed:.12g} bytes) of the {format_si(limit, 'B')} "
+        f"({limit:.12g} bytes) of its device",
+        path=path,
+        hint=f"{fits}; {IGNORE_HINT}",
+    )
