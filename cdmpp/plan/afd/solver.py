@@ -102,7 +102,7 @@ def figure_of(request: AfdRequest, plan: AfdPlan) -> float:
     tokens = np.array([-(-plan.micro_batch // count) for count in counts])
     layer_s = max(*attention.layer_s(tokens[:1]), *ffn.layer_s(tokens[1:]), float(link.layer_s(tokens.max())))
     price = counts[0] * attention.price + counts[1] * ffn.price
-    return price * request.layers * layer_s / plan.micro_batch
+    return float(price * request.layers * layer_s / plan.micro_batch)
 
 
 def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[Side, ...] | None:

@@ -62,7 +62,7 @@ def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
 def figure_of(request: ClusterRequest, plan: ClusterPlan) -> float:
     """Sum of the remaining times with the workers of a plan and the costs of this request."""
     jobs = [_job(request, number) for number in range(len(request.jobs))]
-    return total_s(jobs, tuple(job.workers for job in plan.jobs))
+    return total_s(jobs, [job.workers for job in plan.jobs])
 
 
 def _job(request: ClusterRequest, number: int) -> Job:
