@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 
+from cdmpp_server.fields import check_width
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.schema_errors import HINT, violations
 
@@ -48,6 +49,13 @@ def check(model: type[_Model], value: Any) -> _Model:
     ProblemError
         422 if it violates the model's schema.
     """
+    try:
+        check_width(value)
+    except PydanticCustomError as error:
+        line = error.message()
+        raise ProblemError(
+            "invalid_request", f"body: {line}", HINT, errors=[SchemaViolation(path="", message=line)]
+        ) from None
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -97,7 +97,7 @@ class PredictionService:
         Raises
         ------
         ProblemError
-            400 or 422 for the body, 4xx for an item of a strict request, 503 or 504 under load, 500 for
+            400 or 422 for the envelope, 4xx for an item of a strict request, 503 or 504 under load, 500 for
             a bug.
         """
         with bugs_hidden("/predict"):
@@ -114,7 +114,7 @@ class PredictionService:
                     await self._resolve(reading, deadline)
                     await self._compute(reading, deadline, place)
             self._metrics.cache("answers", known, len(envelope.items) - known)
-            self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
+            self._metrics.items(reading.kinds, [error.code for error in reading.failed.values()])
             # Not in the thread that reads bodies: a finished request must not wait for new ones.
             return _answer(reading, self.signer) if small else await run_sync(_answer, reading, self.signer)
 
@@ -183,7 +183,7 @@ class PredictionService:
             if isinstance(known, Known):
                 unread.known = known
             else:
-                reading.fail(unread.position, unread.item, ErrorInfo.of(known))
+                reading.failed[unread.position] = ErrorInfo.of(known)
         reading.open = [unread for unread in reading.open if unread.known is not None]
         reading.check_strict()
 
@@ -223,7 +223,7 @@ class PredictionService:
                 if answer is not None:
                     reading.answer(open.position, answer)
                 elif prediction.error is not None:
-                    reading.fail(open.position, open.item, prediction.error)
+                    reading.failed[open.position] = prediction.error
         reading.check_strict()
 
 
@@ -258,7 +258,7 @@ def _answer(reading: Reading, signer: Signer | None) -> bytes:
     receipts = [""] * len(reading.ids) if signer is None else signer.receipts(len(reading.ids))
     # A KeyError is a bug: an item has neither an answer nor an error.
     results = [
-        failure(id, reading.failed[position][1]) if answer is None else result(id, answer, receipt)
+        failure(id, reading.failed[position]) if answer is None else result(id, answer, receipt)
         for position, (id, answer, receipt) in enumerate(zip(reading.ids, reading.results, receipts, strict=True))
     ]
     return response(reading.predictor.model_id, results)
