@@ -5,6 +5,7 @@ Safe in any thread; nothing here waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -102,16 +103,21 @@ class Reader:
         """
         return check(self._envelope_model, parse_json(body))
 
-    def find_cached(self, envelope: Envelope, predictor: LatencyPredictor) -> Reading:
-        """Find cached answers; a strict request is validated first, by :meth:`read`."""
-        items, levels = envelope.items, _interned(tuple(envelope.quantiles))
-        reading = Reading(predictor, levels, envelope.strict, [None] * len(items), [None] * len(items))
+    def start(self, envelope: Envelope, predictor: LatencyPredictor) -> Reading:
+        """A request without results yet."""
+        levels, count = _interned(tuple(envelope.quantiles)), len(envelope.items)
+        return Reading(predictor, levels, envelope.strict, [None] * count, [None] * count)
+
+    def find_cached(self, envelope: Envelope, reading: Reading, positions: Sequence[int]) -> None:
+        """Find cached answers of these items; a strict request is validated first, by :meth:`read`."""
         if envelope.strict:
-            reading.unread, reading.work = list(range(len(items))), len(items)
-            return reading
-        for position, raw in enumerate(items):
+            reading.unread += positions
+            reading.work += len(positions)
+            return
+        for position in positions:
+            raw = envelope.items[position]
             try:
-                cached = self._cached(raw, predictor, levels)
+                cached = self._cached(raw, reading.predictor, reading.levels)
             except (TypeError, ValueError, KeyError):
                 cached = None  # Item.model_validate reports what is wrong
             if isinstance(cached, Answer):
@@ -120,17 +126,16 @@ class Reader:
             else:
                 reading.unread.append(position)
                 reading.work += 1.0 if cached is None else cached
-        return reading
 
-    def read(self, envelope: Envelope, reading: Reading) -> None:
-        """Find programs and devices of the items that have no cached answer.
+    def read(self, envelope: Envelope, reading: Reading, positions: Sequence[int]) -> None:
+        """Find programs and devices of these items, which have no cached answer.
 
         Raises
         ------
         ProblemError
             With strict: the status of the first error.
         """
-        for position in reading.unread:
+        for position in positions:
             raw = envelope.items[position]
             try:
                 item = Item.model_validate(raw)

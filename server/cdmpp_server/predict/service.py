@@ -42,6 +42,8 @@ from cdmpp_server.settings import Settings
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: Items that are processed in one turn of the event loop: 1 ms for new operators, 4 ms beside a computing thread.
+CHUNK_ITEMS = 16
 #: Predicted once at start; the service is ready when the prediction is sound.
 GOLDEN = Query(TensorProgram.from_operator("linear:m=512,n=4096,k=1024,dtype=float16"), "t4")
 
@@ -79,6 +81,7 @@ class PredictionService:
         self._reader = Reader(settings, self.programs, self.devices)
         self._max_items = settings.max_items
         self._threads = ConcurrencyLimiter(1, settings.max_queued)
+        self._chunks = asyncio.Lock()
         self._resolver = ProgramResolver(self.programs, sandbox, store, self._threads)
 
     @property
@@ -105,12 +108,15 @@ class PredictionService:
             envelope = await self.do(small, partial(self._reader.parse, body), deadline)
             on_items(len(envelope.items))
             predictor = await self.model(envelope.model)
-            reading = await self.do(small, partial(self._reader.find_cached, envelope, predictor), deadline)
+            reading = self._reader.start(envelope, predictor)
+            find = partial(self._reader.find_cached, envelope, reading)
+            await self._in_chunks(find, range(len(envelope.items)), small, deadline)
             known = len(reading.kinds)
             self.batcher.learn(len(body), reading.work)
             if reading.unread:
                 with self.batcher.admitted(len(reading.unread), reading.work, deadline) as place:
-                    await self.do(small, partial(self._reader.read, envelope, reading), deadline)
+                    read = partial(self._reader.read, envelope, reading)
+                    await self._in_chunks(read, reading.unread, small, deadline)
                     await self._resolve(reading, deadline)
                     await self._compute(reading, deadline, place)
             self._metrics.cache("answers", known, len(envelope.items) - known)
@@ -170,6 +176,24 @@ class PredictionService:
     async def do(self, here: bool, work: Callable[[], T], deadline: Deadline) -> T:
         """Run ``work`` in the event loop if ``here``, otherwise in a thread."""
         return await self._threads.run_unless(here, work, deadline)
+
+    async def _in_chunks(
+        self, work: Callable[[Sequence[int]], None], positions: Sequence[int], small: bool, deadline: Deadline
+    ) -> None:
+        """Process items of a small body in the event loop, in chunks; those of a large body in a thread.
+
+        Between two chunks the event loop accepts connections and refuses requests. Only one request has chunks at a
+        time: those of several would run in the same turn of the loop.
+        """
+        if not small or len(positions) <= CHUNK_ITEMS:
+            return await self.do(small, partial(work, positions), deadline)
+        try:
+            async with asyncio.timeout_at(deadline.at), self._chunks:
+                for start in range(0, len(positions), CHUNK_ITEMS):
+                    work(positions[start : start + CHUNK_ITEMS])
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            raise deadline.exceeded() from None
 
     async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
         """Resolve items whose program is not known yet: TIR in the sandbox, hashes in the store."""
