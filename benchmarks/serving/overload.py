@@ -35,7 +35,7 @@ GOALS: dict[str, tuple[float, bool]] = {
     "lost": (0, False),
     "late": (0, False),
     "too_late_share": (0.05, False),
-    "refused_p99_s": (0.5, False),
+    "refused_p99_s": (0.3, False),
     "recovery_s": (2.0, False),
     "small_answered_share": (0.95, True),
     "goodput_share": (0.8, True),

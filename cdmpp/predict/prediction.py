@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from typing import Protocol as Interface
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.encoded import EncodedProgram
 from cdmpp.model.domain.calibration import DEFAULT_INTERVAL
 from cdmpp.model.domain.score import Label
@@ -235,10 +235,42 @@ def device_list(device: Device | Sequence[Device]) -> list[Device]:
     return list(device)
 
 
+def check_query(query: Query) -> None:
+    """Raise the error of a query whose program, device, protocol or framework is invalid."""
+    if not isinstance(query.program, TensorProgram | EncodedProgram):
+        raise InvalidProgramError(
+            f"{str(query.program)[:80]!r} is not the program of a query", hint="pass TensorProgram.from_operator(text)"
+        )
+    if not isinstance(query.device, str | DeviceSpec):
+        raise InvalidDeviceError(
+            f"{str(query.device)[:80]!r} is not the device of a query", hint="pass a name or a DeviceSpec"
+        )
+    check_settings(query.protocol, query.framework)
+
+
+def failed_fields(query: Query, error: CdmppError, model_id: str) -> dict[str, Any]:
+    """Fields of the :class:`Prediction` of a query with an error; the query may be invalid."""
+    program, device = query.program, query.device
+    try:
+        digest = program.hash if isinstance(program, TensorProgram | EncodedProgram) else None
+    except CdmppError:
+        digest = None
+    return {
+        "name": getattr(program, "name", str(program)[:80]),
+        "program_hash": digest,
+        "device": getattr(device, "name", str(device)[:80]),
+        "backend": getattr(program, "backend", "library"),
+        "protocol": query.protocol,
+        "framework": query.framework,
+        "model_id": model_id,
+        "error": ErrorInfo.of(error),
+    }
+
+
 def check_settings(protocol: str, framework: str | None) -> None:
     """Raise :class:`DataError` for an unknown protocol or framework."""
     for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, ALL_FRAMEWORKS)):
-        if value is not None and value not in known:
+        if value not in known and (value is not None or what == "protocol"):
             nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
             meant = f"; did you mean {nearest[0]}?" if nearest else ""
             raise DataError(f"{what} {value!r} is not known{meant}", hint="one of: " + ", ".join(known))

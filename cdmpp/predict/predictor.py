@@ -54,8 +54,10 @@ from cdmpp.predict.prediction import (
     Predictions,
     Query,
     check_quantiles,
+    check_query,
     check_settings,
     device_list,
+    failed_fields,
     framework_error,
 )
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
@@ -297,12 +299,12 @@ class LatencyPredictor(ModulePredictor):
         find, model_id = self._device_finder(), self.model_id
         for i, query in enumerate(queries):
             try:
+                check_query(query)
                 spec, digest = find(query.device)
-                check_settings(query.protocol, query.framework)
                 program, protocol, framework = query.program, query.protocol, query.framework
                 key: RowKey = (model_id, program.hash, program.backend, digest, spec.name, protocol, framework)
             except CdmppError as error:
-                results[i] = self._failed(query, error)
+                results[i] = Prediction(**failed_fields(query, error, model_id))
                 continue
             keys[i] = key
             if key in rows or key in missing:
@@ -315,7 +317,7 @@ class LatencyPredictor(ModulePredictor):
         errors = self._compute(missing, rows) if missing else {}
         for i, key in keys.items():
             if key in errors:
-                results[i] = self._failed(queries[i], errors[key])
+                results[i] = Prediction(**failed_fields(queries[i], errors[key], model_id))
         predicted = [(i, key) for i, key in keys.items() if key not in errors]
         for (i, _), prediction in zip(predicted, self._predictions(queries, predicted, rows, levels), strict=True):
             results[i] = prediction
@@ -519,24 +521,6 @@ class LatencyPredictor(ModulePredictor):
                 zip(predicted, values.tolist(), strict=True)
             )
         ]
-
-    def _failed(self, query: Query, error: CdmppError) -> Prediction:
-        program = query.program
-        device = query.device if isinstance(query.device, str) else query.device.name
-        try:
-            digest: str | None = program.hash
-        except CdmppError:
-            digest = None
-        return Prediction(
-            program.name,
-            digest,
-            device,
-            program.backend,
-            query.protocol,
-            query.framework,
-            self.model_id,
-            error=ErrorInfo.of(error),
-        )
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from cdmpp.programs.operators import MAX_PROGRAM_TEXT
@@ -27,6 +37,17 @@ _SCALAR_SCHEMAS = [{"type": "number"}, _TEXT_SCHEMA, {"type": "boolean"}, {"type
 _FORMS = ("operator", "tvm_json", "tvmscript", "hash")
 
 CLOSED = ConfigDict(extra="forbid", strict=True)
+
+
+def check_width(value: Any) -> Any:
+    """Refuse an object with more than :data:`MAX_FIELDS` fields, before pydantic makes an error of each."""
+    if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        raise PydanticCustomError(
+            "too_long",
+            "an object should have at most {most} fields, not {fields}",
+            {"most": MAX_FIELDS, "fields": len(value)},
+        )
+    return value
 
 
 def _is_scalar(value: Any, longest: int) -> bool:
@@ -82,7 +103,7 @@ OPERATOR_SCHEMA = {
 
 OperatorProgram = Annotated[
     dict[Name, Annotated[Any, PlainValidator(_operator_value)]],
-    Field(max_length=MAX_FIELDS),
+    BeforeValidator(check_width),
     AfterValidator(_has_operator),
     WithJsonSchema(OPERATOR_SCHEMA),
 ]
@@ -203,7 +224,7 @@ DEVICE_SCHEMA = {
 }
 InlineDevice = Annotated[
     dict[Name, Annotated[Any, PlainValidator(_device_value)]],
-    Field(max_length=MAX_FIELDS),
+    BeforeValidator(check_width),
     WithJsonSchema(DEVICE_SCHEMA),
 ]
 Device = Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -20,6 +20,8 @@ from cdmpp_server.app import create_app
 from cdmpp_server.concurrency import ConcurrencyLimiter
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.disconnect import cancel_on_disconnect
+from cdmpp_server.parse import MAX_VALUES, parse_json
+from cdmpp_server.predict.service import CHUNK_ITEMS, PredictionService
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem
@@ -281,3 +283,45 @@ def test_healthz_answers_while_predictions_are_computed(app: FastAPI, client: Te
         go.set()
         thread.join()
     assert answers[0].status_code == 200
+
+
+def test_event_loop_has_turns_between_chunks_of_bodies(app: FastAPI, client: TestClient) -> None:
+    """Bodies that arrive together are read one chunk per turn, so connections are accepted meanwhile."""
+    state = app.state
+    turns, chunks = 0, []
+
+    async def scenario() -> None:
+        nonlocal turns
+        service = PredictionService(state.models, state.settings, state.batcher, state.sandbox, state.metrics)
+        deadline = Deadline(PATIENCE_S)
+
+        async def read(body: int) -> None:
+            def work(positions: Sequence[int]) -> None:
+                chunks.append((turns, body, list(positions)))
+
+            await service._in_chunks(work, range(10, 60), True, deadline)
+
+        async with asyncio.TaskGroup() as tasks:
+            bodies = [tasks.create_task(read(body)) for body in range(3)]
+            while not all(task.done() for task in bodies):
+                turns += 1
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+    of_turns = [turn for turn, _, _ in chunks]
+    assert len(set(of_turns)) == len(of_turns) == 3 * 4
+    assert [body for _, body, _ in chunks] == sorted(body for _, body, _ in chunks)
+    for body in range(3):
+        read = [positions for _, of_body, positions in chunks if of_body == body]
+        assert max(map(len, read)) == CHUNK_ITEMS
+        assert [position for positions in read for position in positions] == list(range(10, 60))
+
+
+def test_body_with_too_many_values_is_refused_before_it_is_parsed(client: TestClient, monkeypatch) -> None:
+    lists = b'{"items":[' + b"[]," * (MAX_VALUES // 2) + b"[]]}"
+    with monkeypatch.context() as context:
+        context.setattr("cdmpp_server.parse.from_json", None)
+        problem(client.post("/predict", content=lists, headers=JSON), 413, "body_too_large")
+    # Commas and brackets inside a text are no values; a quote after an escaped backslash ends the text.
+    for text in (",[{" * MAX_VALUES, '\\",' * MAX_VALUES, "," * MAX_VALUES + "\\\\"):
+        assert parse_json(json.dumps({"a": text, "b": [1, "x"]}).encode()) == {"a": text, "b": [1, "x"]}

@@ -28,6 +28,7 @@ from cdmpp.predict.requests.request import Request as PlanRequest
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.plan import work
 from cdmpp_server.plan.routes import PlanKinds
+from cdmpp_server.plan.warm import REQUESTS
 from cdmpp_server.plan_limits import DEFAULTS
 from cdmpp_server.planners import Planners
 from cdmpp_server.problems import ProblemError
@@ -146,8 +147,9 @@ def test_invalid_request_is_refused_with_its_field(post: Post) -> None:
     problem(post("pipeline", '{"ranks": NaN}'), 400, "malformed_json")
     assert problem(post("pipeline", "[]"), 422, "invalid_request")["errors"][0]["path"] == ""
     wrong = {**LONG, "models": [{**LONG["models"][0], "micro_batches": 0}]}
-    places = problem(post("pipeline", wrong), 422, "invalid_request")["errors"]
-    assert [place["path"] for place in places] == ["models.0.micro_batches"]
+    refused = problem(post("pipeline", wrong), 422, "invalid_request")
+    assert [place["path"] for place in refused["errors"]] == ["models.0.micro_batches"]
+    assert refused["hint"] == "GET /openapi.json has the fields and an example of pipeline, under POST /pipeline/search"
     response = post("pipeline", "{}", **{"content-type": "text/plain"})
     problem(response, 415, "unsupported_media_type")
 
@@ -411,3 +413,12 @@ def test_failed_start_is_tried_again() -> None:
         await worker.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REQUESTS if kind not in ("replay", "simulate")])
+def test_finished_plan_reports_its_objective_and_bound(kind: str) -> None:
+    body = json.dumps(REQUESTS[kind][0]).encode()
+    reply, text = work.solve(work.Reader(DEFAULTS), kind, body, b"", lambda _: None)
+    answer = json.loads(text)
+    assert reply["best"] >= reply["bound"] > 0
+    assert reply["best"] / reply["bound"] - 1 == pytest.approx(answer["gap"])

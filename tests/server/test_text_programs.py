@@ -48,7 +48,9 @@ def test_invalid_text_is_an_error_of_its_item_only(text: str, ask, client: TestC
 
 def test_text_that_is_too_long_violates_the_schema(ask, client: TestClient) -> None:
     long = "linear:" + "m=1," * 500
-    problem(ask([{"program": long, "device": "t4"}]), 422, "invalid_request")
+    failed, valid = ask([{"program": form, "device": "t4"} for form in (long, TEXT)]).json()["results"]
+    assert failed["error"]["code"] == "invalid_program" and valid["latency_s"] > 0
+    problem(ask([{"program": long, "device": "t4"}], strict=True), 422, "invalid_request")
     plan = {"layers": [{"forward": {"programs": [{"program": long}]}, "backward_s": 1}], "ranks": [{"device": "t4"}]}
     problem(client.post("/pipeline/split", json=plan), 422, "invalid_request")
 

@@ -45,9 +45,18 @@ from cdmpp.predict.curves import Curve
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.curves.template import Axes
 from cdmpp.predict.llm.read import config_fields
-from cdmpp.predict.prediction import Device, ErrorInfo, Predictions, Query, check_quantiles, check_settings, device_list
+from cdmpp.predict.prediction import (
+    Device,
+    ErrorInfo,
+    Predictions,
+    Query,
+    check_quantiles,
+    check_query,
+    check_settings,
+    device_list,
+    failed_fields,
+)
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend, Protocol
 
 T = TypeVar("T")
@@ -130,24 +139,20 @@ class Operations:
         levels = check_quantiles(quantiles)
         items: list[Item] = []
         texts = Texts()
-        failed: dict[int, tuple[Item, CdmppError]] = {}
+        failed: dict[int, CdmppError] = {}
         for position, query in enumerate(queries):
-            program = query.program
             try:
-                check_settings(query.protocol, query.framework)
-                items.append(texts.item(program, query.device, query.protocol, query.framework))
+                check_query(query)
+                items.append(texts.item(query.program, query.device, query.protocol, query.framework))
             except CdmppError as error:
-                device = query.device if isinstance(query.device, str) else query.device.name
-                known = program if isinstance(program, TensorProgram) else None
-                item = Item("", program.name, known, device, program.backend, query.protocol, query.framework)
-                failed[position] = (item, error)
+                failed[position] = error
         answers = iter((yield from self._predict(items, levels)))
         if not failed:
             return Predictions(answers)
         model_id = yield from self.model_id()
         return Predictions(
-            failed[i][0].failed(ErrorInfo.of(failed[i][1]), model_id) if i in failed else next(answers)
-            for i in range(len(queries))
+            ServedPrediction(**failed_fields(query, failed[i], model_id)) if i in failed else next(answers)
+            for i, query in enumerate(queries)
         )
 
     def predict_features(self, queries: FeatureQueries) -> Steps[FeatureAnswers]:

@@ -69,8 +69,10 @@ class AdaptProcesses:
         """Process ids of the running processes."""
         return self._pool.pids
 
-    async def run(self, header: Mapping[str, Any], payload: bytes, deadline: Deadline) -> WorkerReply:
+    async def run(self, header: Mapping[str, Any], payload: bytes, deadline: Deadline, records: int = 1) -> WorkerReply:
         """Run one job; its process is killed at the deadline, and when the caller is cancelled.
+
+        Senders get equal shares of the processes, by the number of records.
 
         Raises
         ------
@@ -89,7 +91,7 @@ class AdaptProcesses:
 
         try:
             async with asyncio.timeout_at(deadline.at):
-                reply, data = await self._pool.run(job, kill=True)
+                reply, data = await self._pool.run(job, kill=True, cost=records)
         except (TimeoutError, WorkerTimeoutError):
             if starting:
                 raise ProblemError(

@@ -48,7 +48,7 @@ async def adapt(
     forms = await _without_scripts(forms, sandbox, deadline)
     base = service.models.base  # a reload may replace it during the adaptation
     body = await service.do(False, partial(_encode, request, forms), deadline)
-    reply, data = await processes.run(header_for(base.artifact), body, deadline)
+    reply, data = await processes.run(header_for(base.artifact), body, deadline, len(request.records))
     return await run_sync(_keep, unpack(reply, data), base, service.models)
 
 

@@ -20,9 +20,10 @@ from cdmpp.plan.base.solve import signed, solve_priced, to_json
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import Progress, SearchControl
-from cdmpp.predict.requests.request import Request
+from cdmpp.predict.requests.request import Answer, Plan, Request
+from cdmpp_server.plan.warm import REQUESTS
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
-from cdmpp_server.schema_errors import HINT, violations
+from cdmpp_server.schema_errors import violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
 #: Receives progress, and from time to time the best plan so far as JSON.
@@ -90,7 +91,7 @@ class Reader:
             # One is enough: the others may belong to other forms of a union.
             if any(problem["type"] in _CONTRADICTIONS for problem in error.errors(include_url=False)):
                 raise RefusedError(409, FieldError.code, message, "", places) from None
-            raise RefusedError(422, "invalid_request", message, HINT, places) from None
+            raise RefusedError(422, "invalid_request", message, hint_of(kind), places) from None
         breach = too_large(kind, request, self._limits)
         if breach is not None:
             name, message = breach
@@ -145,8 +146,8 @@ def solve(
     predictions = _decode_prices(prices) if prices else []
     control = SearchControl(request.budget, None if send is None else ProgressSender(send, request, predictions))
     on_start(control)
-    answer = to_json(solve_priced(request, predictions, control))
-    return _objective(answer), encode(answer)
+    answer = solve_priced(request, predictions, control)
+    return _objective(answer), encode(to_json(answer))
 
 
 def check(reader: Reader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
@@ -230,12 +231,15 @@ def encode(answer: Mapping[str, Any]) -> bytes:
     return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _objective(answer: Mapping[str, Any]) -> dict[str, float]:
-    """Best and bound, where the plan has them as a makespan; otherwise those of the last progress hold."""
-    best, bound = answer.get("makespan_s"), answer.get("lower_bound_s")
-    if not isinstance(best, int | float) or not isinstance(bound, int | float):
-        return {}
-    return {"best": best, "bound": bound}
+def _objective(answer: Answer) -> dict[str, float]:
+    """Best and bound of a plan; those of the last progress hold for answers without an objective."""
+    return {"best": answer.objective_value, "bound": answer.bound_value} if isinstance(answer, Plan) else {}
+
+
+def hint_of(kind: str) -> str:
+    """Where the service itself has the fields of a planner, and an example."""
+    has = "the fields and an example" if kind in REQUESTS else "the fields"
+    return f"GET /openapi.json has {has} of {kind}, under POST {PLANNERS[kind].path}"
 
 
 def problem(error: Exception) -> dict[str, Any] | None:

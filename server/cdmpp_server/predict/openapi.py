@@ -18,7 +18,7 @@ _MEANING = {
     "(unknown_device) or the hash of a program (unknown_program) is not known.",
     409: "With strict: an item fits the schema but contradicts itself, or its TIR cannot be read. The "
     "code is the one that the item would have without strict.",
-    422: "The body violates this schema (invalid_request); with strict: an item violates the schema of its "
+    422: "The body violates this schema (invalid_request); with strict also an item (invalid_request), or its "
     "operator or device (unsupported_operator, invalid_program, invalid_device).",
 }
 _BYTES = {
@@ -26,6 +26,7 @@ _BYTES = {
     "format": "binary",
     "description": "cdmpp.predict.bulk.FeatureQueries and FeatureAnswers as safetensors; docs/server.md.",
 }
+_OTHER_ITEM = {"title": "InvalidItem", "description": "Anything else gets an error; other items are unaffected."}
 _EXAMPLE: dict[str, Any] = {
     "items": [
         {
@@ -79,5 +80,6 @@ def _add_strict_request(schemas: Schema) -> None:
     strict["properties"]["strict"] = {"const": True, "type": "boolean"}
     strict["required"] = [*strict["required"], "strict"]
     schemas["StrictPredictRequest"] = strict
-    lenient = schemas["PredictRequest"]["properties"]["strict"]
-    lenient["const"] = False
+    lenient = schemas["PredictRequest"]["properties"]
+    lenient["strict"]["const"] = False
+    lenient["items"]["items"] = {"anyOf": [ref("Item"), _OTHER_ITEM]}

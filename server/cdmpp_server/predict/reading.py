@@ -5,11 +5,12 @@ Safe in any thread; nothing here waits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from cdmpp.errors import CdmppError
 from cdmpp.predict.prediction import ErrorInfo
@@ -19,11 +20,11 @@ from cdmpp_server.fields import program_value
 from cdmpp_server.parse import check, parse_json
 from cdmpp_server.predict.answers import answer_key, find_answer, work_of
 from cdmpp_server.predict.devices import Devices, KnownDevice
+from cdmpp_server.predict.item_errors import item_error, item_refusal, sent_id
 from cdmpp_server.predict.programs import Known, Programs, exact_key
 from cdmpp_server.predict.render import Answer
-from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, request_model
+from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, envelope_model
 from cdmpp_server.predict.strict import check_item, refusal
-from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 _FIELDS = frozenset(Item.model_fields)
@@ -64,22 +65,18 @@ class Reading:
     work: float = 0.0
     open: list[OpenItem] = field(default_factory=list)
     #: Errors by position.
-    failed: dict[int, tuple[Item, ErrorInfo]] = field(default_factory=dict)
+    failed: dict[int, ErrorInfo] = field(default_factory=dict)
 
     def answer(self, position: int, answer: Answer) -> None:
         """Set an item's answer."""
         self.results[position] = answer
         self.kinds.append(answer.kind)
 
-    def fail(self, position: int, item: Item, error: ErrorInfo) -> None:
-        """Set an item's error."""
-        self.failed[position] = (item, error)
-
     def check_strict(self) -> None:
         """Raise the first error of a strict request."""
         if self.strict and self.failed:
             position = min(self.failed)
-            raise refusal(position, *self.failed[position])
+            raise refusal(position, self.ids[position], self.failed[position])
 
 
 class Reader:
@@ -94,8 +91,7 @@ class Reader:
 
     def __init__(self, settings: Settings, programs: Programs, devices: Devices) -> None:
         self._programs, self._devices = programs, devices
-        self._request_model = request_model(settings.max_items)
-        self._max_items = settings.max_items
+        self._envelope_model = envelope_model(settings.max_items)
 
     def parse(self, body: bytes | bytearray) -> Envelope:
         """The request; its items are not validated yet.
@@ -105,25 +101,23 @@ class Reader:
         ProblemError
             400 or 422.
         """
-        value = parse_json(body)
-        try:
-            envelope = Envelope.model_validate(value)
-        except ValidationError:
-            envelope = None
-        if envelope is None or not 1 <= len(envelope.items) <= self._max_items:
-            raise self._refused(value)
-        return envelope
+        return check(self._envelope_model, parse_json(body))
 
-    def find_cached(self, envelope: Envelope, predictor: LatencyPredictor) -> Reading:
-        """Find cached answers; a strict request is validated first, by :meth:`read`."""
-        items, levels = envelope.items, _interned(tuple(envelope.quantiles))
-        reading = Reading(predictor, levels, envelope.strict, [None] * len(items), [None] * len(items))
+    def start(self, envelope: Envelope, predictor: LatencyPredictor) -> Reading:
+        """A request without results yet."""
+        levels, count = _interned(tuple(envelope.quantiles)), len(envelope.items)
+        return Reading(predictor, levels, envelope.strict, [None] * count, [None] * count)
+
+    def find_cached(self, envelope: Envelope, reading: Reading, positions: Sequence[int]) -> None:
+        """Find cached answers of these items; a strict request is validated first, by :meth:`read`."""
         if envelope.strict:
-            reading.unread, reading.work = list(range(len(items))), len(items)
-            return reading
-        for position, raw in enumerate(items):
+            reading.unread += positions
+            reading.work += len(positions)
+            return
+        for position in positions:
+            raw = envelope.items[position]
             try:
-                cached = self._cached(raw, predictor, levels)
+                cached = self._cached(raw, reading.predictor, reading.levels)
             except (TypeError, ValueError, KeyError):
                 cached = None  # Item.model_validate reports what is wrong
             if isinstance(cached, Answer):
@@ -132,21 +126,25 @@ class Reader:
             else:
                 reading.unread.append(position)
                 reading.work += 1.0 if cached is None else cached
-        return reading
 
-    def read(self, envelope: Envelope, reading: Reading) -> None:
-        """Find programs and devices of the items that have no cached answer.
+    def read(self, envelope: Envelope, reading: Reading, positions: Sequence[int]) -> None:
+        """Find programs and devices of these items, which have no cached answer.
 
         Raises
         ------
         ProblemError
-            422: an item violates the schema; with strict also the status of the first error.
+            With strict: the status of the first error.
         """
-        for position in reading.unread:
+        for position in positions:
+            raw = envelope.items[position]
             try:
-                item = Item.model_validate(envelope.items[position])
-            except ValidationError:
-                raise self._refused(_as_sent(envelope)) from None
+                item = Item.model_validate(raw)
+            except ValidationError as error:
+                reading.ids[position] = sent_id(raw)
+                if envelope.strict:
+                    raise item_refusal(position, error, raw) from None
+                reading.failed[position] = item_error(error, raw)
+                continue
             reading.ids[position] = item.id
             if envelope.strict:
                 check_item(position, item)
@@ -187,24 +185,12 @@ class Reader:
                 known = self._programs.operator(sent, key, item.backend)
             device = self._devices.find(item.device, reading.predictor.artifact)
         except CdmppError as error:
-            reading.fail(position, item, ErrorInfo.of(error))
+            reading.failed[position] = ErrorInfo.of(error)
         else:
             reading.open.append(OpenItem(position, item, device, known))
-
-    def _refused(self, value: Any) -> ProblemError:
-        """The problem with the places of all violations; only refused requests pay for this second validation."""
-        try:
-            check(self._request_model, value)
-        except ProblemError as error:
-            return error
-        raise AssertionError("the envelope and the request model disagree")
 
 
 @lru_cache(maxsize=256)
 def _interned(levels: tuple[float, ...]) -> tuple[float, ...]:
     """One object for equal levels: every cached answer refers to it."""
     return levels
-
-
-def _as_sent(envelope: BaseModel) -> dict[str, Any]:
-    return {name: getattr(envelope, name) for name in envelope.model_fields_set}

@@ -1,19 +1,19 @@
 """Request and response models of ``/predict`` and ``/programs``; they forbid unknown fields.
 
-The response to a body that fits :class:`PredictRequest` has status 200. Faults of programs and devices are errors of
-their items. The models check form only, and ``cdmpp`` checks the rest.
+The response to a body that fits :class:`Envelope` has status 200. Every fault of an item is the error of that item.
+The models check form only, and ``cdmpp`` checks the rest.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram
+from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram, check_width
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
 from cdmpp_server.schema import with_max_items
 
@@ -25,6 +25,7 @@ class Item(BaseModel):
     """One query: a program, a device, and the options that define the latency."""
 
     model_config = CLOSED
+    _check_width = model_validator(mode="before")(check_width)
 
     id: Annotated[Annotated[str, Field(max_length=MAX_ID)] | None, Field(description="Returned with the result.")] = (
         None
@@ -64,7 +65,10 @@ ModelName = Annotated[
 
 
 class PredictRequest(BaseModel):
-    """Items to predict; results are in the same order, each a prediction or an error."""
+    """Items to predict; results are in the same order, each a prediction or an error.
+
+    Without ``strict``, anything that is no valid item gets an error in its place.
+    """
 
     model_config = CLOSED
 
@@ -85,6 +89,11 @@ class Envelope(PredictRequest):
 def request_model(max_items: int) -> type[PredictRequest]:
     """:class:`PredictRequest` with another limit on the number of items."""
     return with_max_items(PredictRequest, "items", max_items)
+
+
+def envelope_model(max_items: int) -> type[Envelope]:
+    """:class:`Envelope` with another limit on the number of items."""
+    return with_max_items(Envelope, "items", max_items)
 
 
 Seconds = Annotated[float, Field(gt=0)]

@@ -42,6 +42,8 @@ from cdmpp_server.settings import Settings
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: Items that are processed in one turn of the event loop: 1 ms for new operators, 4 ms beside a computing thread.
+CHUNK_ITEMS = 16
 #: Predicted once at start; the service is ready when the prediction is sound.
 GOLDEN = Query(TensorProgram.from_operator("linear:m=512,n=4096,k=1024,dtype=float16"), "t4")
 
@@ -79,6 +81,7 @@ class PredictionService:
         self._reader = Reader(settings, self.programs, self.devices)
         self._max_items = settings.max_items
         self._threads = ConcurrencyLimiter(1, settings.max_queued)
+        self._chunks = asyncio.Lock()
         self._resolver = ProgramResolver(self.programs, sandbox, store, self._threads)
 
     @property
@@ -97,7 +100,7 @@ class PredictionService:
         Raises
         ------
         ProblemError
-            400 or 422 for the body, 4xx for an item of a strict request, 503 or 504 under load, 500 for
+            400 or 422 for the envelope, 4xx for an item of a strict request, 503 or 504 under load, 500 for
             a bug.
         """
         with bugs_hidden("/predict"):
@@ -105,16 +108,19 @@ class PredictionService:
             envelope = await self.do(small, partial(self._reader.parse, body), deadline)
             on_items(len(envelope.items))
             predictor = await self.model(envelope.model)
-            reading = await self.do(small, partial(self._reader.find_cached, envelope, predictor), deadline)
+            reading = self._reader.start(envelope, predictor)
+            find = partial(self._reader.find_cached, envelope, reading)
+            await self._in_chunks(find, range(len(envelope.items)), small, deadline)
             known = len(reading.kinds)
             self.batcher.learn(len(body), reading.work)
             if reading.unread:
                 with self.batcher.admitted(len(reading.unread), reading.work, deadline) as place:
-                    await self.do(small, partial(self._reader.read, envelope, reading), deadline)
+                    read = partial(self._reader.read, envelope, reading)
+                    await self._in_chunks(read, reading.unread, small, deadline)
                     await self._resolve(reading, deadline)
                     await self._compute(reading, deadline, place)
             self._metrics.cache("answers", known, len(envelope.items) - known)
-            self._metrics.items(reading.kinds, [error.code for _, error in reading.failed.values()])
+            self._metrics.items(reading.kinds, [error.code for error in reading.failed.values()])
             # Not in the thread that reads bodies: a finished request must not wait for new ones.
             return _answer(reading, self.signer) if small else await run_sync(_answer, reading, self.signer)
 
@@ -171,6 +177,24 @@ class PredictionService:
         """Run ``work`` in the event loop if ``here``, otherwise in a thread."""
         return await self._threads.run_unless(here, work, deadline)
 
+    async def _in_chunks(
+        self, work: Callable[[Sequence[int]], None], positions: Sequence[int], small: bool, deadline: Deadline
+    ) -> None:
+        """Process items of a small body in the event loop, in chunks; those of a large body in a thread.
+
+        Between two chunks the event loop accepts connections and refuses requests. Only one request has chunks at a
+        time: those of several would run in the same turn of the loop.
+        """
+        if not small or len(positions) <= CHUNK_ITEMS:
+            return await self.do(small, partial(work, positions), deadline)
+        try:
+            async with asyncio.timeout_at(deadline.at), self._chunks:
+                for start in range(0, len(positions), CHUNK_ITEMS):
+                    work(positions[start : start + CHUNK_ITEMS])
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            raise deadline.exceeded() from None
+
     async def _resolve(self, reading: Reading, deadline: Deadline) -> None:
         """Resolve items whose program is not known yet: TIR in the sandbox, hashes in the store."""
         late = [unread for unread in reading.open if unread.known is None]
@@ -183,7 +207,7 @@ class PredictionService:
             if isinstance(known, Known):
                 unread.known = known
             else:
-                reading.fail(unread.position, unread.item, ErrorInfo.of(known))
+                reading.failed[unread.position] = ErrorInfo.of(known)
         reading.open = [unread for unread in reading.open if unread.known is not None]
         reading.check_strict()
 
@@ -223,7 +247,7 @@ class PredictionService:
                 if answer is not None:
                     reading.answer(open.position, answer)
                 elif prediction.error is not None:
-                    reading.fail(open.position, open.item, prediction.error)
+                    reading.failed[open.position] = prediction.error
         reading.check_strict()
 
 
@@ -258,7 +282,7 @@ def _answer(reading: Reading, signer: Signer | None) -> bytes:
     receipts = [""] * len(reading.ids) if signer is None else signer.receipts(len(reading.ids))
     # A KeyError is a bug: an item has neither an answer nor an error.
     results = [
-        failure(id, reading.failed[position][1]) if answer is None else result(id, answer, receipt)
+        failure(id, reading.failed[position]) if answer is None else result(id, answer, receipt)
         for position, (id, answer, receipt) in enumerate(zip(reading.ids, reading.results, receipts, strict=True))
     ]
     return response(reading.predictor.model_id, results)

@@ -36,15 +36,15 @@ def check_item(position: int, item: Item) -> None:
         if isinstance(item.device, dict):
             _check_device(item.device)
     except CdmppError as error:
-        raise refusal(position, item, ErrorInfo.of(error), 422) from None
+        raise refusal(position, item.id, ErrorInfo.of(error), 422) from None
 
 
-def refusal(position: int, item: Item, error: ErrorInfo, status: int | None = None) -> ProblemError:
+def refusal(position: int, id: str | None, error: ErrorInfo, status: int | None = None) -> ProblemError:
     """The problem for the error of an item."""
     if status is None:
         status = 404 if error.code in ("unknown_device", "unknown_program") else 409
     return ProblemError(
-        error.code, f"items.{position}: {error.message}", error.hint, status=status, item=position, id=item.id
+        error.code, f"items.{position}: {error.message}", error.hint, status=status, item=position, id=id
     )
 
 

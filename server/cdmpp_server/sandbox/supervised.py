@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from cdmpp.errors import OverloadedError
+from cdmpp_server.operate.access import current_sender
 from cdmpp_server.sandbox.worker import (
     OnProgress,
     Worker,
@@ -130,8 +133,20 @@ class SupervisedWorker:
             self.worker = None
 
 
+@dataclass(eq=False)
+class _WaitingJob:
+    """A job that waits for a worker; the one with the smallest ``turn`` is next."""
+
+    sender: str
+    turn: float
+    worker: asyncio.Future[SupervisedWorker]
+
+
 class WorkerPool:
     """Assigns jobs to a few supervised workers; further jobs wait in a bounded queue. Belongs to one event loop.
+
+    Senders get equal shares of the work. The queue is that of :class:`cdmpp_server.jobs.store.JobStore`: self-clocked
+    fair queueing. When it is full, the sender with the most waiting jobs loses its last one.
 
     Parameters
     ----------
@@ -148,13 +163,18 @@ class WorkerPool:
     def __init__(self, workers: int, make: Callable[[], Worker], max_queued: int, max_jobs: int | None = None) -> None:
         self._workers = [SupervisedWorker(make, max_jobs) for _ in range(workers)]
         # Last in, first out: the process that worked last is used first, so that others need not be started.
-        self._idle: asyncio.LifoQueue[SupervisedWorker] = asyncio.LifoQueue()
-        for worker in reversed(self._workers):
-            self._idle.put_nowait(worker)
+        self._idle = self._workers[::-1]
+        self._queue: list[_WaitingJob] = []
+        #: Turn of the job that began last, and of the last job of each sender that is not before it.
+        self._turn, self._last_turns = 0.0, dict[str, float]()
         self._capacity = workers + max_queued
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self.waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs that wait."""
+        return len(self._queue)
 
     @property
     def restarts(self) -> int:
@@ -176,11 +196,20 @@ class WorkerPool:
         """Begin to start the first process before a job needs it."""
         self._workers[0].start()
 
-    async def run(self, job: Callable[[SupervisedWorker], Coroutine[Any, Any, T]], *, kill: bool = False) -> T:
-        """Run ``job`` with an idle worker.
+    async def run(
+        self, job: Callable[[SupervisedWorker], Coroutine[Any, Any, T]], *, kill: bool = False, cost: float = 1.0
+    ) -> T:
+        """Run ``job`` of the current sender with an idle worker.
 
         A job that has begun continues when the caller is cancelled: its process stays usable. With ``kill`` the job
         is cancelled too, which kills its process.
+
+        Parameters
+        ----------
+        job : callable
+        kill : bool
+        cost : float
+            Work of the job in any unit, by which senders get equal shares.
 
         Raises
         ------
@@ -189,14 +218,7 @@ class WorkerPool:
         """
         if self._closed:
             raise _closed()
-        count = len(self._running) + self.waiting
-        if count >= self._capacity:
-            raise OverloadedError(f"{count} requests are being worked on or wait", hint="retry after a second")
-        self.waiting += 1
-        try:
-            worker = await self._idle.get()
-        finally:
-            self.waiting -= 1
+        worker = await self._worker(current_sender.get(), cost)
         if self._closed:
             raise _closed()
         task = asyncio.create_task(job(worker))
@@ -217,14 +239,59 @@ class WorkerPool:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        for _ in range(self.waiting):  # wakes one waiting job each
-            self._idle.put_nowait(self._workers[0])
+        for waiting in self._queue:
+            if not waiting.worker.done():
+                waiting.worker.set_exception(_closed())
         for worker in self._workers:
             await worker.stop()
 
+    async def _worker(self, sender: str, cost: float) -> SupervisedWorker:
+        """A worker for the next job of this sender, when it is the job's turn."""
+        count = len(self._running) + self.waiting
+        if not self._idle and count >= self._capacity:
+            self._make_room(sender, count)
+        turn = self._last_turns[sender] = max(self._turn, self._last_turns.get(sender, 0.0)) + cost
+        if self._idle:
+            self._turn = turn
+            return self._idle.pop()
+        waiting = _WaitingJob(sender, turn, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        try:
+            return await waiting.worker
+        except asyncio.CancelledError:
+            if waiting.worker.done() and not waiting.worker.cancelled() and waiting.worker.exception() is None:
+                self._free(waiting.worker.result())
+            raise
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+
+    def _make_room(self, sender: str, count: int) -> None:
+        """Refuse the last waiting job of the sender with the most, or this job if its sender has as many."""
+        held = Counter(waiting.sender for waiting in self._queue)
+        largest = max(held, key=held.__getitem__, default=sender)
+        error = OverloadedError(f"{count} requests are being worked on or wait", hint="retry after a second")
+        if held[largest] <= held[sender] + 1:
+            raise error
+        refused = next(waiting for waiting in reversed(self._queue) if waiting.sender == largest)
+        self._queue.remove(refused)
+        refused.worker.set_exception(error)
+
+    def _free(self, worker: SupervisedWorker) -> None:
+        """Give a worker to the job whose turn it is, or keep it as idle."""
+        open = [waiting for waiting in self._queue if not waiting.worker.done()]
+        if open:
+            following = min(open, key=lambda waiting: waiting.turn)
+            self._queue.remove(following)
+            self._turn = following.turn
+            following.worker.set_result(worker)
+        else:
+            self._idle.append(worker)
+        self._last_turns = {sender: turn for sender, turn in self._last_turns.items() if turn > self._turn}
+
     def _ended(self, worker: SupervisedWorker, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
-        self._idle.put_nowait(worker)
+        self._free(worker)
         if not task.cancelled():
             task.exception()  # marks it as retrieved if no caller waits any more
 

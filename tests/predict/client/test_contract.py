@@ -127,6 +127,26 @@ def test_queries_of_all_kinds(implementation: Predictor, predictor: LatencyPredi
     assert codes == {"unknown_device", "data_error", "invalid_program"}
 
 
+def test_invalid_query_is_an_error_of_this_query_only(implementation: Any) -> None:
+    program = TensorProgram.from_operator(LINEAR)
+    invalid = {
+        "invalid_device": [Query(program, device) for device in (None, 5, ["t4"], {"name": "x"})],
+        "invalid_program": [Query(form, "t4") for form in (None, LINEAR)],
+        "data_error": [
+            *(Query(program, "t4", protocol) for protocol in (None, "wall", ["kernel"])),
+            *(Query(program, "t4", "kernel", framework) for framework in (5, "jax")),
+        ],
+    }
+    queries = [
+        Query(program, "t4"),
+        *(query for several in invalid.values() for query in several),
+        Query(program, "t4"),
+    ]
+    first, *failed, last = implementation.predict_queries(queries)
+    assert first.latency_s == last.latency_s and first.error is None
+    assert [prediction.error.code for prediction in failed] == [code for code in invalid for _ in invalid[code]]
+
+
 def test_what_is_refused_as_a_whole(implementation: Predictor) -> None:
     with pytest.raises(UnknownDeviceError, match="no-such-gpu"):
         implementation.predict([LINEAR], "no-such-gpu")
