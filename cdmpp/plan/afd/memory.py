@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdmpp.plan.afd.schema import SideForm
-from cdmpp.plan.base.memory import check_fits, memory_limit
+from cdmpp.predict.requests.memory import check_fits, memory_limit
 from cdmpp.programs.operators import make_operator
 from cdmpp.programs.resident import resident_bytes
 

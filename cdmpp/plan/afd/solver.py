@@ -95,8 +95,8 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
 
 def figure_of(request: AfdRequest, plan: AfdPlan) -> float:
     """Price x seconds per token of a plan with the costs of this request, also where its goals are not kept."""
-    attention, _ = _side(request.attention, "attention")
-    ffn, _ = _side(request.ffn, "ffn")
+    attention, _ = _side(request, "attention")
+    ffn, _ = _side(request, "ffn")
     link, _ = _link(request.link)
     counts = (plan.attention_instances, plan.ffn_instances)
     tokens = np.array([-(-plan.micro_batch // count) for count in counts])

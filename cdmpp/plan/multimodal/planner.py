@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.plan.multimodal.branch_and_bound import MAX_TASKS, solve_exactly
 from cdmpp.plan.multimodal.candidates import (
     MAX_CUT_PASSES,
@@ -33,6 +32,7 @@ from cdmpp.plan.multimodal.solution import StepSolution
 from cdmpp.plan.multimodal.space import Items, cuts_of, most_segments
 from cdmpp.plan.multimodal.tree import CacheCounts
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.memory import IGNORE_HINT
 
 #: Shares of the budget, and of the steps, after which the parts of the search end: the scan of counts and segments,
 #: the trial of every design of a small step, and random changes. The rest is for orders of the best designs. Designs

@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.base.memory import UNLIMITED_BYTES, memory_limit
 from cdmpp.plan.multimodal.memory import Knob, Memory
 from cdmpp.plan.multimodal.modules import EFFICIENCY, Module, sort_topologically
 from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
 from cdmpp.plan.multimodal.space import MOST_SEGMENTS
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
+from cdmpp.predict.requests.memory import UNLIMITED_BYTES, memory_limit
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.predict.requests.request import (
     MAX_COUNT,

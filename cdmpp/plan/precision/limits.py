@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.plan.precision.milp import minimise_memory, minimise_time
 from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, lowest
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.memory import IGNORE_HINT
 
 
 def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:

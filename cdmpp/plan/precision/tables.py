@@ -10,13 +10,13 @@ import numpy as np
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.plan.base.memory import memory_limit
 from cdmpp.plan.precision.casts import MEASURED, CastCost, scaled
 from cdmpp.plan.precision.exchange import buckets, limits
 from cdmpp.plan.precision.network import Network
 from cdmpp.plan.precision.pricing import DeviceCosts, Edge, Kept
 from cdmpp.plan.precision.programs import OperatorCosts, backward_dtype, operator_costs
 from cdmpp.plan.precision.schema import CastSource, DeviceLine, PrecisionRequest
+from cdmpp.predict.requests.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.programs.operators import DTYPE_BYTES
 

@@ -7,11 +7,11 @@ from math import ceil, inf
 
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.language_model import LanguageModelForm
-from cdmpp.plan.base.memory import does_not_fit, memory_limit
 from cdmpp.plan.rl.pool_schema import DecodeForm, PoolForm
 from cdmpp.predict.llm.memory import TRAINING_BYTES
 from cdmpp.predict.llm.parameters import parameter_count
 from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.requests.memory import does_not_fit, memory_limit
 
 
 def _language_model(decode: DecodeForm | None) -> LanguageModelForm | None:

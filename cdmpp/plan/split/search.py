@@ -18,11 +18,11 @@ from typing import Literal
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.plan.split.dynamic import UnfinishedError, best_split, bound, larger, longest
 from cdmpp.plan.split.stages import Split, equal_count, greedy, step_bound_s
 from cdmpp.plan.split.table import LayerTable, Rank
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.memory import IGNORE_HINT
 from cdmpp.predict.requests.request import Answer
 from cdmpp.simulate.emulator.emulate import Emulator
 from cdmpp.simulate.emulator.evaluate import Floats

@@ -16,8 +16,6 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cdmpp.plan.base.given_costs import given_costs
-from cdmpp.plan.base.reliability import Reliability
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.fields import (
@@ -47,7 +45,9 @@ from cdmpp.predict.requests.fields import (
     exactly_one,
     instead_of,
 )
+from cdmpp.predict.requests.given_costs import given_costs
 from cdmpp.predict.requests.pricing import collect, fill
+from cdmpp.predict.requests.reliability import Reliability
 from cdmpp.predict.requests.render import Table
 from cdmpp.utils.units import format_latency
 

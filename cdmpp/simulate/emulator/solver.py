@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.base.memory import IGNORE_HINT
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.memory import IGNORE_HINT
 from cdmpp.predict.requests.pricing import Cost, cost_of
 from cdmpp.predict.requests.request import Interval
 from cdmpp.simulate.emulator.bound import lower_bound
