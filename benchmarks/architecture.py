@@ -1,7 +1,8 @@
-"""Picture of the packages, from the layers in ``pyproject.toml`` (``make figures``)."""
+"""Picture of the rooms, from the layers in ``pyproject.toml`` and the docstring of each package (``make figures``)."""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -9,72 +10,51 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: Title and colour of each row, by its uppermost package. A row ends where the next one begins.
-ROWS = {
-    "cdmpp_server": ("HTTP service", "#1f6f8b"),
-    "demo": ("Command line", "#3f7f6e"),
-    "integrations": ("Tools, clusters, sweeps", "#5b5f97"),
-    "planning": ("Plans and replay", "#a23b72"),
-    "client": ("Models, curves, tables", "#b0622a"),
-    "predictor": ("Predictions", "#1f6f8b"),
-    "adaptation": ("Training and measuring", "#3f7f6e"),
-    "inference": ("Model", "#5b5f97"),
-    "data": ("Measurements", "#a23b72"),
-    "frontends": ("Programs and devices", "#b0622a"),
-    "errors": ("Basics", "#6b7280"),
-}
-#: Packages that answer ``POST /predict``, in their order (docs/architecture.md).
-PATH = ("cdmpp_server", "frontends", "predictor", "features", "inference", "nn", "domain", "prediction")
-WIDTH, LEFT, ROOM_HEIGHT, GAP, LETTER = 1000, 250, 32, 10, 8.4
+#: Rooms that answer ``POST /predict``, in their order (docs/architecture.md).
+PATH = ("cdmpp_server", "programs", "predict", "features", "model")
+COLOURS = ("#1f6f8b", "#3f7f6e", "#5b5f97", "#a23b72", "#b0622a")
+WIDTH, FLOOR, GAP, NAME = 1000, 46, 8, 170
 
 
-def layers() -> list[str]:
-    """Packages from top to bottom, without the prefix ``cdmpp.``."""
+def floors() -> list[list[str]]:
+    """Rooms of each floor from top to bottom, without the prefix ``cdmpp.``."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     [contract] = [c for c in settings["tool"]["importlinter"]["contracts"] if c["id"] == "layers"]
-    names = [name for layer in contract["layers"] for name in re.findall(r"[\w.]+", layer)]
-    return [name.removeprefix("cdmpp.") for name in names]
+    return [[name.removeprefix("cdmpp.") for name in re.findall(r"[\w.]+", layer)] for layer in contract["layers"]]
 
 
-def rows() -> list[tuple[str, str, list[str]]]:
-    """Title, colour and packages of each row."""
-    found: list[tuple[str, str, list[str]]] = []
-    for name in layers():
-        if name in ROWS:
-            found.append((*ROWS[name], []))
-        found[-1][2].append(name)
-    return found
+def purpose(room: str) -> str:
+    """First sentence of a room's docstring."""
+    path = ROOT / "server" / room if room == "cdmpp_server" else ROOT / "cdmpp" / room
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    sentence = text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
+    return re.sub(r":\w+:`~?([\w.]+)`|``", r"\1", sentence)
 
 
 def picture() -> str:
     """The picture as SVG."""
-    parts, y = [], GAP
-    for title, colour, names in rows():
-        rooms, height = [], ROOM_HEIGHT
-        x, top = LEFT, y + GAP
-        for name in names:
-            number = PATH.index(name) + 1 if name in PATH else 0
-            width = round(LETTER * len(name) + 24 + (22 if number else 0))
-            if x + width > WIDTH - 2 * GAP:
-                x, top, height = LEFT, top + ROOM_HEIGHT + GAP, height + ROOM_HEIGHT + GAP
-            rooms += _room(name, number, colour, x, top, width)
-            x += width + GAP
-        height += 2 * GAP
-        parts.append(f'<rect x="{GAP}" y="{y}" width="{WIDTH - 2 * GAP}" height="{height}" rx="8" fill="#f4f6f8"/>')
-        parts.append(f'<rect x="{GAP}" y="{y}" width="6" height="{height}" rx="3" fill="{colour}"/>')
-        parts.append(f'<text x="30" y="{y + height / 2 + 5:g}" font-weight="600" fill="#1f2933">{escape(title)}</text>')
-        parts += rooms
-        y += height + GAP
+    parts: list[str] = []
+    y = GAP
+    for number, rooms in enumerate(floors()):
+        width = (WIDTH - 2 * GAP - GAP * (len(rooms) - 1)) / len(rooms)
+        for index, room in enumerate(rooms):
+            text = [purpose(room), purpose(room).partition(":")[0], ""][len(rooms) - 1]
+            parts += _room(room, text, COLOURS[number % len(COLOURS)], GAP + index * (width + GAP), y, width)
+        y += FLOOR + GAP
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" font-family="sans-serif" font-size="14">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>', *parts, "</svg>", ""])
 
 
-def _room(name: str, number: int, colour: str, x: int, y: int, width: int) -> Iterator[str]:
-    """A box with the name of a package; those of the path of a request are filled and have a number."""
-    fill, text = (colour, "#ffffff") if number else ("#ffffff", "#1f2933")
-    yield f'<rect x="{x}" y="{y}" width="{width}" height="{ROOM_HEIGHT}" rx="6" fill="{fill}" stroke="{colour}"/>'
-    if number:
-        yield f'<circle cx="{x + 18}" cy="{y + 16}" r="10" fill="#ffffff"/>'
-        yield f'<text x="{x + 18}" y="{y + 21}" text-anchor="middle" font-weight="600" fill="{colour}">{number}</text>'
-    centre = x + width / 2 + (11 if number else 0)
-    yield f'<text x="{centre:g}" y="{y + 21}" text-anchor="middle" fill="{text}">{name}</text>'
+def _room(room: str, text: str, colour: str, x: float, y: int, width: float) -> Iterator[str]:
+    """A box with the name of a room and its purpose."""
+    middle = y + FLOOR / 2 + 5
+    yield f'<rect x="{x:g}" y="{y}" width="{width:g}" height="{FLOOR}" rx="8" fill="#f4f6f8" stroke="{colour}"/>'
+    yield f'<rect x="{x:g}" y="{y}" width="7" height="{FLOOR}" rx="3" fill="{colour}"/>'
+    yield f'<text x="{x + 20:g}" y="{middle:g}" font-weight="600" fill="{colour}">{escape(room)}</text>'
+    if room in PATH:
+        centre = x + NAME - 18
+        yield f'<circle cx="{centre:g}" cy="{y + FLOOR / 2:g}" r="11" fill="{colour}"/>'
+        style = 'text-anchor="middle" font-weight="600" fill="#ffffff"'
+        yield f'<text x="{centre:g}" y="{middle:g}" {style}>{PATH.index(room) + 1}</text>'
+    yield f'<text x="{x + NAME + 8:g}" y="{middle:g}" fill="#1f2933">{escape(text)}</text>'
