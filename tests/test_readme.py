@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.architecture import PATH, ROWS, layers, picture
+from benchmarks.architecture import PATH, floors, picture
 from benchmarks.figures import SOURCES
 from benchmarks.report.known import title
 from cdmpp.cli.main import app
@@ -94,6 +94,6 @@ def test_changelog_states_the_number_of_known_devices() -> None:
     assert f"{len(known())} known devices" in changelog
 
 
-def test_picture_of_the_packages_has_the_present_layers() -> None:
-    assert {*ROWS, *PATH} <= set(layers())
+def test_picture_of_the_rooms_has_the_present_layers() -> None:
+    assert set(PATH) <= {room for floor in floors() for room in floor}
     assert Path("docs/architecture.svg").read_text(encoding="utf-8") == picture(), "run make figures"
