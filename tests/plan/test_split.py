@@ -242,6 +242,17 @@ def test_predicted_layers_are_planned_printed_and_drawn(predictor: LatencyPredic
     assert [axes.get_xlabel() for axes in draw(request, plan).axes] == ["one micro-batch (ms)", "peak memory (GB)"]
 
 
+def test_split_that_recomputes_equals_the_simulation_of_its_stages() -> None:
+    costs = {"forward_s": 1, "backward_s": 2, "activation_bytes": 10, "boundary_bytes": 3, "weight_bytes": 5}
+    answer = make_plan(
+        "split", {"layers": [costs] * 4, "ranks": 2, "micro_batches": 4, "goal": "step", "memory": "recompute"}
+    )
+    stage = {name: 2 * value for name, value in costs.items()} | {"boundary_bytes": 3, "memory": "recompute"}
+    step = make_plan("simulate", {"stages": [stage] * 2, "micro_batches": 4})
+    assert answer["step_s"] == step["makespan_s"]
+    assert [one["peak_bytes"] for one in answer["stages"]] == [one["peak_bytes"] for one in step["ranks"]] == [33, 30]
+
+
 def test_rank_without_a_limit_has_the_memory_of_its_device() -> None:
     request = {
         "layers": [{"forward_s": 1, "backward_s": 2, "weight_bytes": 45e9}] * 2,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.memory import devices_on_node
 from cdmpp.plan.formats import transformer
 from cdmpp.plan.formats.formats import Imported
 from cdmpp.plan.formats.transformer import Training
@@ -74,13 +75,14 @@ class Job:
         more = list(notes) + list(transformer.NOTES)
         if kind == "split" and self.virtual > 1:
             more.append(f"a split has one stage on each rank: the {self.virtual} stages on each rank are not imported")
-        if kind == "split" and self.recompute:
-            more.append("a split keeps all activations: recomputing is not imported")
+        if kind == "split" and self.ranks > devices_on_node(self.device):
+            more.append("a split decides which layers are on neighbouring nodes: all transfers cross nodes")
         return Imported(request, ignored, tuple(more))
 
     def _split(self) -> dict[str, Any]:
         send = transformer.transfer_form(self.model, self.run, self.device, self.ranks) if self.pp > 1 else None
-        return {
+        memory = {"memory": "recompute"} if self.recompute else {}
+        return memory | {
             "layers": transformer.layer_forms(self.model, self.run, send),
             "ranks": [{"device": self.device} for _ in range(self.pp)],
             "micro_batches": self.micro_batches,
@@ -98,7 +100,9 @@ class Job:
             "ranks": self.pp,
         }
         if self.pp > 1:
-            request["transfer"] = transformer.transfer_form(self.model, self.run, self.device, self.ranks)
+            spans = [self._span(s % self.pp, (s + 1) % self.pp) for s in range(len(forms) - 1)]
+            sends = [transformer.transfer_form(self.model, self.run, self.device, span) for span in spans]
+            request["transfer"] = sends if len(set(spans)) > 1 else sends[0]
         if self.dp > 1:
             most = max(form["weight_bytes"] for form in forms) * self.virtual
             gradients = {"operator": "all_reduce", "bytes": most / transformer.WEIGHT_BYTES * 4, "ranks": self.dp}
@@ -107,6 +111,13 @@ class Job:
             request["replicas"] = [self.micro_batches] * (self.dp - 1)
             request["gradient_sync"] = {"collective": gradients, "device": self.device}
         return request
+
+    def _span(self, first: int, second: int) -> int:
+        """Devices over which a transfer between two pipeline ranks is spread: the whole job where it crosses nodes."""
+        low, high = sorted((first, second))
+        width, node = self.run.tp * self.dp, devices_on_node(self.device)
+        crosses = any((low * width + r) // node != (high * width + r) // node for r in range(width))
+        return self.ranks if crosses else (high - low + 1) * width
 
 
 def micro_batch_count(sequences: int, micro_batch: int, dp: int, option: str) -> int:

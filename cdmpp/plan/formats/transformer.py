@@ -104,11 +104,12 @@ def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -
     transfer : dict, optional
         Predicted cost of sending a layer's output to another rank.
     """
-    send = {} if transfer is None else {"transfer": transfer}
+    size = {"boundary_bytes": _boundary_bytes(model, run)}
+    send = size if transfer is None else size | {"transfer": transfer}
     return [
         {"name": "embedding"} | _layer(*_embedding(model, run)) | _sizes(model, run, "embedding") | send,
         {"name": "block", "count": model.layers} | _layer(*_block(model, run)) | _sizes(model, run, "block") | send,
-        {"name": "head"} | _layer(*_head(model, run)) | _sizes(model, run, "head"),
+        {"name": "head"} | _layer(*_head(model, run)) | _sizes(model, run, "head") | size,
     ]
 
 
@@ -135,13 +136,18 @@ def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device
         stage[name] = {"programs": works, "device": device}
     for field in ("activation_bytes", "weight_bytes"):
         stage[field] = float(sum(times * _sizes(model, run, part)[field] for part, times in parts.items()))
-    return stage | {"boundary_bytes": float(run.tokens * model.hidden * _HALF)} | fields
+    return stage | {"boundary_bytes": _boundary_bytes(model, run)} | fields
 
 
 def transfer_form(model: LLMConfig, run: Training, device: Any, ranks: int) -> Form:
-    """Cost of sending the output of a stage to the next one, in a job of ``ranks`` devices."""
-    size = run.tokens * model.hidden * _HALF
-    return {"collective": {"operator": "send_recv", "bytes": float(size), "ranks": 2, "span": ranks}, "device": device}
+    """Cost of sending the output of a stage to the next one; ``ranks``: devices over which both are spread."""
+    size = _boundary_bytes(model, run)
+    return {"collective": {"operator": "send_recv", "bytes": size, "ranks": 2, "span": ranks}, "device": device}
+
+
+def _boundary_bytes(model: LLMConfig, run: Training) -> float:
+    """Bytes that a layer takes from the one before it, for one micro-batch."""
+    return float(run.tokens * model.hidden * _HALF)
 
 
 Works = list[tuple[Form, int]]

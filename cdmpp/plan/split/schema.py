@@ -64,6 +64,9 @@ class LayerForm(Closed):
     activation_bytes: Annotated[
         Bytes, Field(description="For one micro-batch, between its forward and its backward pass.")
     ] = 0.0
+    boundary_bytes: Annotated[
+        Bytes, Field(description="Input of the layer for one micro-batch, which a stage keeps where it recomputes.")
+    ] = 0.0
     weight_bytes: Annotated[Bytes, Field(description="Weights, gradients and optimizer states.")] = 0.0
     transfer_s: Annotated[Seconds, Field(description="Sending the output to another rank, and its gradient back.")] = (
         0.0
@@ -189,6 +192,13 @@ class SplitRequest(Request[SplitPlan]):
         Goal, Field(description="Objective: the slowest stage (the rate of a long run), or a whole 1F1B step.")
     ] = "slowest"
     any_order: Annotated[bool, Field(description="Whether the order of the ranks may change.")] = False
+    memory: Annotated[
+        Literal["keep", "recompute"],
+        Field(
+            description="Activations between forward and backward pass: kept; or dropped except for the input of the "
+            "stage, and recomputed before the backward pass, which is longer by the forward pass."
+        ),
+    ] = "keep"
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
 

@@ -29,6 +29,12 @@ class _Problem:
     costs: list[list[Cost]]
     ranks: list[Rank]
 
+    @property
+    def table(self) -> LayerTable:
+        """The layers as arrays."""
+        recompute = self.request.memory == "recompute"
+        return LayerTable(self.layers, self.request.micro_batches, recompute=recompute)
+
 
 def solve(request: SplitRequest, control: SearchControl) -> SplitPlan:
     """The best split within the budget.
@@ -43,7 +49,7 @@ def solve(request: SplitRequest, control: SearchControl) -> SplitPlan:
     problem = _problem(request)
     emulator = Emulator()
     result = split(
-        LayerTable(problem.layers, request.micro_batches),
+        problem.table,
         problem.ranks,
         request.goal,
         any_order=request.any_order,
@@ -60,7 +66,7 @@ def figure_of(request: SplitRequest, plan: SplitPlan) -> float:
     """The objective of a plan with the costs of this request."""
     problem = _problem(request)
     order = tuple(stage.rank for stage in plan.stages)
-    table = LayerTable(problem.layers, request.micro_batches)
+    table = problem.table
     ranks = tuple(problem.ranks[r] for r in order)
     again = Split(table, ranks, order, (0, *plan.boundaries, len(table)))
     return again.slowest_s if plan.goal == "slowest" else again.step(Emulator()).makespan_s
@@ -71,6 +77,8 @@ def _problem(request: SplitRequest) -> _Problem:
     costs: list[list[Cost]] = []
     for number, form in enumerate(request.layers):
         forward, backward = (request.costs(number, name) for name in PASSES)
+        if request.memory == "recompute":
+            backward = [_both(f, b) for f, b in zip(forward, backward, strict=True)]
         layer = Layer(
             tuple(cost.latency_s for cost in forward),
             tuple(cost.latency_s for cost in backward),
@@ -78,13 +86,10 @@ def _problem(request: SplitRequest) -> _Problem:
             form.weight_bytes,
             cost_of(form.transfer, form.transfer_s).latency_s,
             form.name or f"layer {number}",
+            form.boundary_bytes,
         )
-        both = [
-            Cost(f.latency_s + b.latency_s, f.lower_s + b.lower_s, f.upper_s + b.upper_s, f.parts + b.parts)
-            for f, b in zip(forward, backward, strict=True)
-        ]
         layers += [layer] * form.count
-        costs += [both] * form.count
+        costs += [[_both(f, b) for f, b in zip(forward, backward, strict=True)]] * form.count
     devices = request.devices
     ranks = [
         Rank(devices.index(form.device), memory_limit(form.memory_bytes, [form.device], request.ignore_memory))
@@ -95,6 +100,15 @@ def _problem(request: SplitRequest) -> _Problem:
             f"ranks: {len(ranks)}, and {len(layers)} layers", path="ranks", hint="each rank needs at least one layer"
         )
     return _Problem(request, layers, costs, ranks)
+
+
+def _both(first: Cost, second: Cost) -> Cost:
+    return Cost(
+        first.latency_s + second.latency_s,
+        first.lower_s + second.lower_s,
+        first.upper_s + second.upper_s,
+        first.parts + second.parts,
+    )
 
 
 def _plan(problem: _Problem, result: SplitResult, emulator: Emulator) -> SplitPlan:

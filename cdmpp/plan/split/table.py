@@ -27,6 +27,8 @@ class Layer:
     transfer_s : float
         Seconds to send the output to another rank, and again for its gradient.
     name : str
+    boundary_bytes : float
+        Input of the layer for one micro-batch.
     """
 
     forward_s: tuple[float, ...]
@@ -35,6 +37,7 @@ class Layer:
     weight_bytes: float = 0.0
     transfer_s: float = 0.0
     name: str = ""
+    boundary_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class LayerTable:
     ----------
     layers : sequence of Layer, length n
     micro_batches : int
+    recompute : bool
+        Whether a stage keeps only its input of a waiting micro-batch. The time of recomputing is part of the layers'
+        ``backward_s``.
 
     Attributes
     ----------
@@ -67,7 +73,7 @@ class LayerTable:
     transfer_s : float64, shape (n,)
     """
 
-    def __init__(self, layers: Sequence[Layer], micro_batches: int) -> None:
+    def __init__(self, layers: Sequence[Layer], micro_batches: int, *, recompute: bool = False) -> None:
         self.layers, self.micro_batches = list(layers), micro_batches
         kinds = len(layers[0].forward_s)
         costs = np.array([[layer.forward_s, layer.backward_s] for layer in layers]).transpose(1, 2, 0)
@@ -82,6 +88,8 @@ class LayerTable:
         self.forward_s, self.backward_s = sums
         self._weights = np.concatenate(([0.0], np.cumsum([layer.weight_bytes for layer in layers])))
         self._held = np.concatenate(([0.0], np.cumsum([layer.activation_bytes for layer in layers])))
+        self.recompute = recompute
+        self._input = np.array([*(layer.boundary_bytes if recompute else 0.0 for layer in layers), 0.0])
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -98,13 +106,17 @@ class LayerTable:
 
     def bytes_held(self, ahead: int, first: int, last: int) -> float:
         """Memory of a rank with these layers and the activations of ``ahead`` micro-batches."""
-        held = self._weights[last] - self._weights[first] + ahead * (self._held[last] - self._held[first])
-        return float(held)
+        held = self._weights[last] - self._weights[first] + self._whole(ahead) * (self._held[last] - self._held[first])
+        return float(held + (ahead - 1) * self._input[first])
 
     def all_bytes_held(self, ahead: int) -> Floats:
         """:meth:`bytes_held` of all runs, shape (n + 1, n + 1)."""
-        both: Floats = self._weights + ahead * self._held
-        return both[None, :] - both[:, None]
+        both: Floats = self._weights + self._whole(ahead) * self._held
+        return both[None, :] - both[:, None] + (ahead - 1) * self._input[:, None]
+
+    def _whole(self, ahead: int) -> int:
+        """Micro-batches that hold all their activations: where they are recomputed, the one that is."""
+        return 1 if self.recompute else ahead
 
     def ahead(self, rank: int, ranks: int) -> int:
         """Most micro-batches whose activations a rank holds at a time under 1F1B."""

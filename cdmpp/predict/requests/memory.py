@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cdmpp.devices.links import RANKS_PER_NODE, devices_together, link_of_device
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InfeasibleError, UnknownDeviceError
 from cdmpp.utils.units import format_si
 
@@ -27,13 +29,23 @@ def device_bytes(device: DeviceValue) -> float:
 
     A service may know devices that this process does not: such a name has no limit here.
     """
+    spec = _specification(device)
+    return UNLIMITED_BYTES if spec is None or spec.memory_bytes is None else spec.memory_bytes
+
+
+def devices_on_node(device: DeviceValue) -> float:
+    """Devices that reach each other without the network between nodes; those of a common node for an unknown device."""
+    spec = _specification(device)
+    return RANKS_PER_NODE if spec is None else devices_together(spec, link_of_device(spec))
+
+
+def _specification(device: DeviceValue) -> DeviceSpec | None:
     if device is None:
-        return UNLIMITED_BYTES
+        return None
     try:
-        spec = lookup(device) if isinstance(device, str) else from_mapping(device)
+        return lookup(device) if isinstance(device, str) else from_mapping(device)
     except UnknownDeviceError:
-        return UNLIMITED_BYTES
-    return UNLIMITED_BYTES if spec.memory_bytes is None else spec.memory_bytes
+        return None
 
 
 def memory_limit(given: float | None, devices: Iterable[DeviceValue], ignore: bool) -> float:

@@ -175,6 +175,30 @@ def test_arguments_become_a_step_with_virtual_stages_and_copies() -> None:
     request.check()
 
 
+def test_only_transfers_between_stages_on_different_nodes_cross_nodes() -> None:
+    text = ARGUMENTS.replace("PP=2", "PP=4")
+    found = import_request("megatron", text, "simulate", device="a100-sxm4-80gb", dp=2).request
+    # Four devices a stage, eight a node: stages 0 and 1 share the first node, 2 and 3 the second.
+    assert [send["collective"]["span"] for send in found["transfer"]] == [8, 16, 8]
+    found = import_request("megatron", text, "simulate", device="gb200", dp=2).request
+    assert found["transfer"]["collective"]["span"] == 8  # 72 devices are in one NVLink domain
+
+
+def test_split_of_a_job_that_recomputes_keeps_only_the_inputs_of_stages() -> None:
+    text = ARGUMENTS + " --recompute-granularity full"
+    request = import_request("megatron", text, "split", device="h100-sxm").request
+    for layer in request["layers"]:
+        for name in ("forward", "backward", "transfer"):
+            layer.pop(name, None)
+        layer.update(COST)
+    stage = make_plan("split", request)["stages"][0]
+    layers = [layer for layer in request["layers"] for _ in range(layer.get("count", 1))]
+    layers = layers[stage["first_layer"] : stage["last_layer"] + 1]
+    # Two micro-batches are under way: all activations of one, and the input of the stage of the other.
+    whole = sum(layer["weight_bytes"] + layer["activation_bytes"] for layer in layers)
+    assert stage["peak_bytes"] == whole + 256 * 2 * 512 * 2
+
+
 def test_layout_that_is_read_back_has_the_stages_of_the_plan() -> None:
     request = import_request("megatron", ARGUMENTS, "split", device="h100-sxm").request
     plan = split_without_prices(request)
