@@ -156,3 +156,64 @@ def test_training_needs_units_that_hold_weights_gradients_and_optimizer_states()
     assert solve_request(request(training_units=3, ignore_memory=True)).training.units == 3
     with pytest.raises(InfeasibleError, match="training on 3 units"):
         solve_request(request(pools=[{"name": "g", "units": 3, "device": "h100-sxm"}]))
+
+
+def test_generation_instances_hold_the_weights_and_the_caches_of_their_samples() -> None:
+    def request(**more: Any) -> RlRequest:
+        value = {
+            "lengths": {"quantiles": {"0.5": 30, "0.9": 90}, "max_tokens": 100},
+            "samples_per_step": 64,
+            "decode": {"batch": [1, 64], "seconds": [0.01, 0.02]},
+            "kv": {"bytes_per_token": 1e8, "max_batch": 64},
+            "weights": {"transfer": {"bytes": 60e9}},
+            "pools": [{"name": "g", "units": 1, "device": "h100-sxm"}],
+            "draws": 2,
+            "max_steps": 8,
+            "budget_s": 60,
+            **more,
+        }
+        return RlRequest.model_validate(value)
+
+    def tokens(form: RlRequest) -> int:
+        return form.instance_memory(form.with_pool_costs().pools[0], 100).tokens
+
+    # 60 of 80 GB are weights: 200 tokens remain, and samples wait.
+    limited, unlimited = request(), request(ignore_memory=True)
+    assert tokens(limited) == 200 and tokens(unlimited) == 2**62
+    plans = [solve_request(form) for form in (limited, unlimited)]
+    assert plans[0].step_s > 2 * plans[1].step_s
+    assert not any("memory was not checked" in line for line in plans[0].explanation)
+    assert plans[1].explanation[-1] == "memory was not checked: ignore_memory is true"
+    with pytest.raises(InfeasibleError, match=r"'g' \(1 devices.* needs 85\.0 GB .* of the 80\.0 GB") as error:
+        solve_request(request(weights={"transfer": {"bytes": 75e9}}))
+    assert error.value.hint.startswith("2 or more such devices in an instance")
+    with pytest.raises(InfeasibleError, match=r"needs 90\.0 GB"):
+        solve_request(request(kv={"bytes_per_token": 1e8, "memory_bytes": 30e9}))
+    unknown = solve_request(request(weights={}, pools=[{"name": "g", "units": 1}]))
+    reason = "generation on 'g' has no device of known capacity and no weight bytes (weights.transfer)"
+    assert unknown.explanation[-1] == f"memory was not checked: {reason}"
+
+
+def test_weights_and_cache_of_a_language_model_limit_its_generation() -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    }
+    value = {
+        "lengths": {"quantiles": {"0.5": 30, "0.9": 90}, "max_tokens": 100},
+        "samples_per_step": 8,
+        "pools": [{"name": "g", "units": 8, "device": "h100-sxm"}],
+        "decode": {"batch": [1], "llm": {"config": config, "tp": 1}},
+    }
+    with pytest.raises(InfeasibleError, match=r"needs 141 GB .* of the 80\.0 GB"):
+        RlRequest.model_validate(value).price_requests()
+    value["decode"]["llm"]["tp"] = 2
+    request = RlRequest.model_validate(value)
+    memory = request.instance_memory(request.with_pool_costs().pools[0], 100)
+    assert memory.token_bytes == 2 * 80 * 8 * 128 * 2
+    assert memory.tokens == (160e9 - memory.needed(0)) // memory.token_bytes

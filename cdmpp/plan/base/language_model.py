@@ -102,10 +102,17 @@ class LanguageModelForm(Closed):
         """Degrees of parallelism."""
         return Layout(self.tp, self.pp, self.ep)
 
-    def memory(self) -> tuple[float, float]:
-        """Bytes on each device of one instance: weights, and cache of one sequence in each replica."""
+    def memory(self, tokens: int | None = None) -> tuple[float, float]:
+        """Bytes on each device of one instance: weights, and cache of one sequence in each replica.
+
+        Parameters
+        ----------
+        tokens : int, optional
+            Tokens of the sequence; default: those of the step.
+        """
         config = read_config(self.config)
-        tokens = self.past_len + 1 if self.phase == "decode" else self.input
+        if tokens is None:
+            tokens = self.past_len + 1 if self.phase == "decode" else self.input
         only = None if self.part == "step" else self.part
         return part_memory(config, self.layout, Types.of(config, self.dtype, self.weights), only, tokens)
 

@@ -118,7 +118,7 @@ def _out_of_range(reason: str) -> FieldError:
 
 
 def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
-    """A copy of the answer with the model that priced it, the worst domain of the prices, and its reliability.
+    """A copy of the answer with its model, the worst domain of its prices, its reliability, and unchecked memory.
 
     Parameters
     ----------
@@ -128,11 +128,14 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
         Limits a search with the prices at the ends of their intervals; without it, there is no such search.
     """
     reliability = summarise(prices, request.given_costs())
-    marks = {
+    marks: dict[str, Any] = {
         "model_id": prices[0].model_id if prices else None,
         "domain": worst_domain(price.domain for price in prices),
         "reliability": reliability.model_copy(update={"ends": _ends(request, answer, prices, control)}),
     }
+    reasons = ["ignore_memory is true"] if request.ignore_memory else request.unchecked_memory()
+    if reasons and isinstance(answer, Plan):
+        marks["explanation"] = [*answer.explanation, f"memory was not checked: {'; '.join(reasons)}"]
     return answer.model_copy(update=marks)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.base.memory import devices_on_node
 from cdmpp.plan.formats import transformer
 from cdmpp.plan.formats.formats import Imported
 from cdmpp.plan.formats.transformer import Training
 from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.requests.memory import devices_on_node
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.rl.engine import UNLIMITED
 from cdmpp.plan.rl.sizes import Stage
 from cdmpp.plan.rl.training_schema import TrainingForm
 from cdmpp.predict.requests.pricing import Cost, CostField
@@ -33,8 +32,14 @@ DecodeForm = DecodeLine | BatchCurve
 class KvForm(Closed):
     """Limits of the batch of one instance: KV-cache memory and number of samples."""
 
-    bytes_per_token: Annotated[PositiveBytes | None, Field(description="Keys and values of one token.")] = None
-    memory_bytes: Annotated[PositiveBytes | None, Field(description="KV-cache memory of one instance.")] = None
+    bytes_per_token: Annotated[
+        PositiveBytes | None,
+        Field(description="Keys and values of one token. Default: those of the language model of `decode`."),
+    ] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None,
+        Field(description="KV-cache memory of one instance. Default: what the weights leave of its devices, if known."),
+    ] = None
     max_batch: Count = 256
 
     @model_validator(mode="after")
@@ -42,12 +47,6 @@ class KvForm(Closed):
         if self.memory_bytes is not None and self.bytes_per_token is None:
             raise ValueError("memory_bytes needs bytes_per_token")
         return self
-
-    def tokens_in(self, memory_bytes: float | None) -> int:
-        """Tokens whose keys and values fit into a memory."""
-        if memory_bytes is None or self.bytes_per_token is None:
-            return UNLIMITED
-        return int(min(memory_bytes // self.bytes_per_token, UNLIMITED))
 
 
 class PoolForm(Closed):

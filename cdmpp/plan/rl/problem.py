@@ -101,10 +101,7 @@ def make_problem(
     weights = request.weights
     same_site_s, cross_site_s, shared_s = (float(getattr(weights.cost(name), figure)) for name in WEIGHT_COSTS)
     sizing = SizingProblem(
-        tuple(
-            _pool(request, pool, lengths.median(), figure, schedules.get(index))
-            for index, pool in enumerate(request.pools)
-        ),
+        tuple(_pool(request, pool, lengths, figure, schedules.get(index)) for index, pool in enumerate(request.pools)),
         request.effective_mode,
         same_site_s,
         cross_site_s,
@@ -139,18 +136,22 @@ def pool_costs(pool: PoolForm) -> list[Cost]:
 
 
 def _pool(
-    request: RlRequest, form: PoolForm, reserve_tokens: int, figure: CostFigure, schedule: PipelineSchedule | None
+    request: RlRequest,
+    form: PoolForm,
+    lengths: LengthDistribution,
+    figure: CostFigure,
+    schedule: PipelineSchedule | None,
 ) -> Pool:
-    """A pool of the search. An entering sample needs ``reserve_tokens`` of free memory."""
+    """A pool of the search. An entering sample needs free memory for a response of median length."""
     engine, training = None, None
     if form.decode is not None:
         sizes, costs = form.decode.points()
         engine = GenerationEngine(
             token_table(sizes, np.array([getattr(cost, figure) for cost in costs]), request.kv.max_batch),
-            request.kv.tokens_in(form.memory_bytes),
+            request.instance_memory(form, lengths.longest + request.prompt_tokens).tokens,
             request.prompt_tokens,
             getattr(cost_of(form.prefill), figure),
-            reserve_tokens,
+            lengths.median(),
         )
     if form.training is not None:
         cost = form.training

@@ -12,7 +12,7 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.length_schema import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
-from cdmpp.plan.rl.memory import check_training
+from cdmpp.plan.rl.memory import InstanceMemory, check_training, instance_memory, unchecked_training
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pool_schema import DecodeForm, KvForm, PoolForm
 from cdmpp.plan.rl.sizes import Layout, Objective
@@ -214,6 +214,24 @@ class RlRequest(Request[RlPlan]):
     def _weights_requests(self) -> list[PriceRequest]:
         return [replace(program, path=f"weights.{program.path}") for program in collect(self.weights)]
 
+    @property
+    def _longest_sample(self) -> int:
+        """Tokens of the longest sample with its prompt."""
+        return self.lengths.distribution(self.samples_per_step).longest + self.prompt_tokens
+
+    def instance_memory(self, pool: PoolForm, tokens: int) -> InstanceMemory:
+        """Memory of an instance of a pool that generates and has all its costs; ``tokens``: of the longest sample."""
+        transfer = self.weights.transfer
+        weight_bytes = None if transfer is None else transfer.bytes
+        return instance_memory(pool, self.kv, weight_bytes, tokens, self.ignore_memory)
+
+    def unchecked_memory(self) -> list[str]:
+        """What is missing to compare generation or training with the devices."""
+        pools, tokens = self.with_pool_costs().pools, self._longest_sample
+        reasons = [self.instance_memory(pool, tokens).unchecked() for pool in pools if pool.decode is not None]
+        reasons += [unchecked_training(pool, pools) for pool in pools if pool.training is not None]
+        return [reason for reason in reasons if reason is not None]
+
     def draw_count(self) -> int:
         """Number of steps to simulate."""
         if self.draws is not None:
@@ -271,13 +289,17 @@ class RlRequest(Request[RlPlan]):
 
     def _check_memory(self, generating: Sequence[PoolForm]) -> None:
         """Raise InfeasibleError if the longest sample fits into the memory of no pool."""
-        longest = self.lengths.distribution(self.samples_per_step).longest
-        tokens, token_bytes = longest + self.prompt_tokens, self.kv.bytes_per_token
-        if token_bytes is None or any(self.kv.tokens_in(pool.memory_bytes) >= tokens for pool in generating):
+        tokens = self._longest_sample
+        memories = [self.instance_memory(pool, tokens) for pool in generating]
+        if any(memory.tokens >= tokens for memory in memories):
             return
+        nearest = min(memories, key=lambda memory: memory.needed(tokens) / memory.limit)
+        if nearest.needed(tokens) > nearest.limit:
+            raise nearest.error(tokens)
+        least = min(tokens * (memory.token_bytes or 0.0) for memory in memories)
         raise InfeasibleError(
-            f"no memory holds the longest sample ({longest} tokens, and {self.prompt_tokens} of its prompt); the "
-            f"smallest that does has {tokens * token_bytes:.0f} bytes",
+            f"no memory holds the longest sample ({tokens - self.prompt_tokens} tokens, and {self.prompt_tokens} of "
+            f"its prompt); the smallest that does has {least:.0f} bytes",
             path="kv.memory_bytes" if self.kv.memory_bytes is not None else "pools.0.memory_bytes",
             hint="give that much KV-cache memory, or set lengths.max_tokens",
         )

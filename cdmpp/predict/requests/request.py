@@ -124,6 +124,10 @@ class Request(Closed, Generic[A]):
     def check(self) -> None:
         """Raise FieldError or InfeasibleError for a request that is wrong whatever its programs cost."""
 
+    def unchecked_memory(self) -> list[str]:
+        """Why the plan, or parts of it, were not compared with the memory of the devices; empty where all was."""
+        return []
+
     def price_requests(self) -> list[PriceRequest]:
         """Programs to price, in a fixed order; empty where all costs are given."""
         self.check()
