@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, make_plan
+from cdmpp.errors import InfeasibleError
 from cdmpp.plan.application import Application, Engine, Policy, Primitive, simulate
 from cdmpp.plan.application.schema import ApplicationPlan, ApplicationRequest
 from cdmpp.plan.application.search import replay_graph, search
@@ -331,3 +332,15 @@ def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: in
                 assert batch.start_s >= arrivals_s[request]
                 assert all(batch.start_s >= ended[request, i] for i in app.primitives[primitive].after)
         assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(one.batches))
+
+
+def test_language_models_on_a_device_fit_with_their_largest_batches() -> None:
+    request = json.loads((EXAMPLE.parent / "application_llm.json").read_text())
+    form = ApplicationRequest.model_validate(request)
+    form.check()  # prefill and decode share 16 GB of weights on 48 GB
+    assert form.unchecked_memory() == ["engines search are no language models"]
+    request["engines"][2] |= {"max_items": 512}  # 512 caches of 1,025 tokens: 69 GB
+    with pytest.raises(InfeasibleError, match=r"'gpu-1' .* needs 85\.1 GB .* of the 48\.0 GB") as error:
+        ApplicationRequest.model_validate(request).check()
+    assert error.value.path == "engines.2" and error.value.hint.startswith("0.463 of the batches fit")
+    ApplicationRequest.model_validate({**request, "ignore_memory": True}).check()

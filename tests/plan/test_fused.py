@@ -323,3 +323,24 @@ def test_predecessors_run_down_the_stages_and_back() -> None:
         chain.append((task.way, task.stage))
         task = predecessor(problem, task)  # type: ignore[assignment]
     assert chain == [("B", 0), ("B", 1), ("F", 1), ("F", 0)]
+
+
+def test_activations_in_bytes_are_limited_by_the_memory_that_the_weights_leave() -> None:
+    def request(**more: Any) -> dict[str, Any]:
+        model = {"stages": 2, "micro_batches": 4, "forward_s": 1, "backward_s": 2}
+        value: dict[str, Any] = {"ranks": 2, "max_steps": 2, "budget_s": 60, **more}
+        return {"models": [{**model, "activation_bytes": 10e9, "weight_bytes": 40e9}], **value}
+
+    free, limited = make_plan("pipeline", request()), make_plan("pipeline", request(memory_bytes=55e9))
+    assert free["peak_activations"] == 20e9 and limited["peak_activations"] == 10e9
+    assert any("no cost names a device of known capacity" in line for line in free["explanation"])
+    assert not any("memory was not checked" in line for line in limited["explanation"])
+    with pytest.raises(InfeasibleError, match=r"needs 50\.0 GB .* of the 49\.0 GB") as error:
+        make_plan("pipeline", request(memory_bytes=49e9))
+    assert error.value.path == "models"
+    ignored = make_plan("pipeline", request(memory_bytes=49e9, ignore_memory=True))
+    assert ignored["makespan_s"] == free["makespan_s"]
+    stated = {**published(2), "max_activations": 0.5, "ignore_memory": True}
+    assert make_plan("pipeline", {**stated, "max_steps": 2})["peak_activations"] >= 1
+    with pytest.raises(FieldError, match="activation_bytes: missing"):
+        make_plan("pipeline", {**published(2), "memory_bytes": 1e9})

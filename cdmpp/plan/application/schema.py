@@ -9,6 +9,7 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import Budget, Closed, Count, MaxSteps, Name, Plan, Request, Row, Seconds, Seed
 from cdmpp.utils.units import format_latency
@@ -23,6 +24,11 @@ class EngineForm(Closed):
         Name | None, Field(description="Engines on one device take turns; null: a device for this engine alone.")
     ] = None
     max_items: Annotated[Count | None, Field(description="Largest batch; null: the last size of the curve.")] = None
+
+    @property
+    def largest_batch(self) -> int:
+        """Most items of a batch."""
+        return self.max_items or self.curve.batch[-1]
 
 
 class PartForm(Closed):
@@ -104,7 +110,7 @@ class ApplicationRequest(Request[ApplicationPlan]):
 
     def sizes(self) -> dict[str, int]:
         """Engines, primitives with their parts, requests, and items of a batch."""
-        batches = [engine.max_items or int(engine.curve.batch[-1]) for engine in self.engines]
+        batches = [engine.largest_batch for engine in self.engines]
         return {
             "engines": len(self.engines),
             "primitives": sum(len(primitive.parts or (0,)) for primitive in self.primitives),
@@ -131,6 +137,43 @@ class ApplicationRequest(Request[ApplicationPlan]):
             if unknown:
                 raise FieldError(f"{path}.after: no primitive is called {unknown[0]!r}", path=f"{path}.after")
         self.sorted_primitives()
+        for device in dict.fromkeys(engine.device or engine.name for engine in self.engines):
+            self._check_memory(device)
+
+    def unchecked_memory(self) -> list[str]:
+        """Engines whose memory need or limit is not known."""
+        others = [engine.name for engine in self.engines if engine.curve.llm is None]
+        models = [engine for engine in self.engines if engine.curve.llm is not None]
+        unknown = [e.name for e in models if memory_limit(None, [e.curve.device], ignore=False) == UNLIMITED_BYTES]
+        reasons = {"are no language models": others, "have a device of unknown capacity": unknown}
+        return [f"engines {', '.join(names)} {reason}" for reason, names in reasons.items() if names]
+
+    def _check_memory(self, device: str) -> None:
+        """Raise InfeasibleError where the language models on a device do not fit with their largest batches.
+
+        Engines of the same model and layout share its weights.
+        """
+        weights: dict[str, float] = {}
+        caches, devices, path = 0.0, [], ""
+        for i, engine in enumerate(self.engines):
+            model = engine.curve.llm
+            if model is None or (engine.device or engine.name) != device:
+                continue
+            path = f"engines.{i}"
+            model.steps((1,), f"{path}.curve.llm")
+            held, cache = model.memory()
+            weights[model.model_dump_json(exclude={"phase", "past_len", "input", "cuda_graph", "framework"})] = held
+            caches += cache * -(-engine.largest_batch // model.layout.replicas)
+            devices.append(engine.curve.device)
+        room = memory_limit(None, devices, self.ignore_memory) - sum(weights.values())
+        share = "no batch fits beside the weights" if room <= 0 else f"{room / (caches or 1.0):.3g} of the batches fit"
+        check_fits(
+            f"{device!r} (language models with the caches of their largest batches)",
+            sum(weights.values()) + caches,
+            memory_limit(None, devices, self.ignore_memory),
+            path=path,
+            fits=f"{share}: reduce max_items, spread the model over more devices (tp, pp), or use larger ones",
+        )
 
     def sorted_primitives(self) -> list[PrimitiveForm]:
         """Primitives in topological order.

@@ -105,9 +105,8 @@ def _applications(request: ApplicationRequest, engines: Sequence[Engine]) -> tup
 
 
 def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> Engine:
-    most = form.max_items if form.max_items is not None else form.curve.batch[-1]
     seconds = np.array([cost.latency_s for cost in points])
-    return Engine(form.name, form.device or form.name, sizes, seconds, int(most))
+    return Engine(form.name, form.device or form.name, sizes, seconds, form.largest_batch)
 
 
 def _application(engines: Sequence[Engine], forms: Sequence[PrimitiveForm], *, split: bool) -> Application:

@@ -168,6 +168,10 @@ class ClusterRequest(Request[ClusterPlan]):
     #: Predicted seconds of the all-reduces, by job and count of workers.
     _all_reduce_s: dict[tuple[int, int], float] = PrivateAttr(default_factory=dict)
 
+    def unchecked_memory(self) -> list[str]:
+        """Jobs have no bytes."""
+        return ["jobs have no weights and activations"]
+
     def sizes(self) -> dict[str, int]:
         """Workers, jobs, counts of a job, and sets of servers to return."""
         return {

@@ -153,6 +153,10 @@ class CompressRequest(Request[CompressPlan]):
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
 
+    def unchecked_memory(self) -> list[str]:
+        """Tensors have the bytes of their gradients only."""
+        return ["the request has gradients, but no weights, optimizer states and activations"]
+
     def sizes(self) -> dict[str, int]:
         """Gradients and compressors."""
         return {"tensors": len(self.tensors), "compressors": len(self.compressors)}

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cdmpp.predict.requests.pricing import CostField
+from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
+from cdmpp.predict.requests.pricing import CostField, PredictedCost
 from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     MAX_BYTES,
@@ -27,6 +28,8 @@ from cdmpp.utils.units import format_latency, format_si
 
 #: A bucket of this size holds all gradients of any request.
 WHOLE_BYTES = MAX_BYTES * MAX_COUNT
+#: Weights, gradients and two moments of Adam, all of the type of the gradients.
+STATES_PER_GRADIENT = 4
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
 
 
@@ -137,6 +140,16 @@ class DataParallelRequest(Request[DataParallelPlan]):
         Bytes | None, Field(description="Size of the first bucket; default: like the others.")
     ] = None
     update: Annotated[CostField, Field(description="The optimizer, after all gradients.")] = 0.0
+    state_bytes: Annotated[
+        PositiveBytes | None,
+        Field(
+            description="Weights, gradients and optimizer states of a rank. Default: 4 times the gradients: Adam "
+            "in the type of the gradients."
+        ),
+    ] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None, Field(description="Memory limit of a rank; null: that of the device of its costs.")
+    ] = None
     compute_slowdown: Annotated[
         Slowdown, Field(description="Factor of the time of computation while an all-reduce runs.")
     ] = 1.0
@@ -154,6 +167,37 @@ class DataParallelRequest(Request[DataParallelPlan]):
         while sizes[-1] < gradients:
             sizes.append(2 * sizes[-1])
         return sizes
+
+    @property
+    def _needed_bytes(self) -> float:
+        """Weights, gradients and optimizer states of a rank; activations are not known."""
+        if self.state_bytes is not None:
+            return self.state_bytes
+        return STATES_PER_GRADIENT * sum(sum(layer.gradient_bytes) for layer in self.layers)
+
+    @property
+    def _limit_bytes(self) -> float:
+        costs = [cost for layer in self.layers for cost in (layer.forward, layer.backward)] + [self.update]
+        devices = [cost.device for cost in costs if isinstance(cost, PredictedCost)]
+        return memory_limit(self.memory_bytes, devices, self.ignore_memory)
+
+    def check(self) -> None:
+        """Raise InfeasibleError where a rank does not hold weights, gradients and optimizer states."""
+        check_fits(
+            "a rank (weights, gradients and optimizer states)",
+            self._needed_bytes,
+            self._limit_bytes,
+            path="layers" if self.state_bytes is None else "state_bytes",
+            fits="use devices with more memory, or shard the states over the ranks and give state_bytes of one rank",
+        )
+
+    def unchecked_memory(self) -> list[str]:
+        """What is missing to compare a rank with its device."""
+        if self._limit_bytes == UNLIMITED_BYTES:
+            return ["no cost names a device of known capacity (memory_bytes)"]
+        if not self._needed_bytes:
+            return ["the layers have no gradients (state_bytes)"]
+        return ["activations, whose bytes are not in the request"]
 
     def sizes(self) -> dict[str, int]:
         """Layers, bucket sizes, and gradients times bucket sizes: each gradient may be an all-reduce."""

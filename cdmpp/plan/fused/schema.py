@@ -7,16 +7,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from cdmpp.errors import FieldError
 from cdmpp.plan.fused.problem import Model, Problem
+from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.pricing import Cost, PredictedCost
 from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     Budget,
+    Bytes,
     Closed,
     Count,
     Interval,
     MaxSteps,
     Plan,
+    PositiveBytes,
     PositiveSeconds,
     Request,
     Row,
@@ -51,10 +55,16 @@ class ModelForm(Closed):
     activation: Annotated[
         float, Field(gt=0, le=MAX_ACTIVATION, description="Memory that a stage holds for a micro-batch, in any unit.")
     ] = 1.0
+    activation_bytes: Annotated[
+        Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None, Field(description="The same in bytes.")
+    ] = None
+    weight_bytes: Annotated[Bytes, Field(description="Weights, gradients and optimizer states of a stage.")] = 0.0
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         exactly_one(self, "forward_s", "forward")
+        if self.activation_bytes is not None and "activation" in self.model_fields_set:
+            raise ValueError("give either activation_bytes or activation")
         return exactly_one(self, "backward_s", "backward")
 
     def costs(self) -> tuple[Cost, Cost]:
@@ -137,6 +147,13 @@ class FusedRequest(Request[FusedPlan]):
         Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None,
         Field(description="Memory limit of each rank, in the unit of `activation`."),
     ] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None,
+        Field(
+            description="Memory of a rank, where all models have activation_bytes; null: that of the device of their "
+            "costs."
+        ),
+    ] = None
     budget_s: Budget = 1.0
     seed: Seed = 0
     max_steps: MaxSteps = None
@@ -148,7 +165,29 @@ class FusedRequest(Request[FusedPlan]):
 
     def check(self) -> None:
         """Raise FieldError or InfeasibleError for a request that is wrong whatever its programs cost."""
+        in_bytes = [model.activation_bytes is not None for model in self.models]
+        needing = "memory_bytes" if self.memory_bytes is not None else "activation_bytes"
+        if not all(in_bytes) and (any(in_bytes) or self.memory_bytes is not None):
+            path = f"models.{in_bytes.index(False)}.activation_bytes"
+            raise FieldError(
+                f"{path}: missing, and the request has {needing}", path=path, hint="give it for all models or for none"
+            )
         self._problem([(1.0, 1.0)] * len(self.models))
+
+    @property
+    def _limit_bytes(self) -> float:
+        """Memory of a rank."""
+        costs = [cost for model in self.models for cost in (model.forward, model.backward) if cost is not None]
+        return memory_limit(self.memory_bytes, [cost.device for cost in costs], self.ignore_memory)
+
+    def unchecked_memory(self) -> list[str]:
+        """What is missing to compare a rank with its device."""
+        if self.models[0].activation_bytes is None:
+            kept = "" if self.max_activations is None else "; max_activations is kept"
+            return [f"the models have no activation_bytes{kept}"]
+        return (
+            ["no cost names a device of known capacity (memory_bytes)"] if self._limit_bytes == UNLIMITED_BYTES else []
+        )
 
     def costs(self) -> list[tuple[Cost, Cost]]:
         """Forward and backward cost of a stage of each model; the request must be resolved."""
@@ -170,7 +209,37 @@ class FusedRequest(Request[FusedPlan]):
 
     def _problem(self, seconds: Sequence[tuple[float, float]]) -> Problem:
         models = tuple(
-            Model(form.stages, form.micro_batches, forward_s, backward_s, form.direction, form.activation)
+            Model(
+                form.stages,
+                form.micro_batches,
+                forward_s,
+                backward_s,
+                form.direction,
+                form.activation_bytes or form.activation,
+            )
             for form, (forward_s, backward_s) in zip(self.models, seconds, strict=True)
         )
-        return Problem(self.ranks, models, self.max_activations)
+        return Problem(self.ranks, models, self._max_activations())
+
+    def _max_activations(self) -> float | None:
+        """Limit of a rank's activations: the given one, and what the weights leave of its memory.
+
+        Raises
+        ------
+        InfeasibleError
+            The weights and one micro-batch do not fit.
+        """
+        if self.ignore_memory:
+            return None
+        sizes = [model.activation_bytes for model in self.models if model.activation_bytes is not None]
+        limit, weights = self._limit_bytes, sum(model.weight_bytes for model in self.models)
+        if not sizes or limit == UNLIMITED_BYTES:
+            return self.max_activations
+        check_fits(
+            "a rank (weights of all models, and one micro-batch)",
+            weights + max(sizes),
+            limit,
+            path="models",
+            fits="use more stages, smaller micro-batches, or devices with more memory",
+        )
+        return min(limit - weights, self.max_activations or UNLIMITED_BYTES)

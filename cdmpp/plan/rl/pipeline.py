@@ -47,7 +47,9 @@ def compile_pipelines(costs: Sequence[TrainingForm | None]) -> None:
         FusedRequest(models=[model], ranks=1, max_steps=1).solve(SearchControl())
 
 
-def schedules(costs: Sequence[TrainingForm | None], control: SearchControl) -> dict[int, PipelineSchedule]:
+def schedules(
+    costs: Sequence[TrainingForm | None], control: SearchControl, ignore_memory: bool = False
+) -> dict[int, PipelineSchedule]:
     """Schedules of the costs that have pipelines, by index; equal pipelines are searched once.
 
     Raises
@@ -63,20 +65,21 @@ def schedules(costs: Sequence[TrainingForm | None], control: SearchControl) -> d
         form = cost.pipeline
         schedule = next((schedule for other, schedule in known if other == form), None)
         if schedule is None:
-            schedule = _schedule(form, control)
+            schedule = _schedule(form, control, ignore_memory)
             known.append((form, schedule))
         by_index[index] = schedule
     return by_index
 
 
-def _schedule(form: PipelineForm, control: SearchControl) -> PipelineSchedule:
+def _schedule(form: PipelineForm, control: SearchControl, ignore_memory: bool) -> PipelineSchedule:
     if form.answer is not None:
         return _of(form.answer.makespan_s, form.answer.interval)
-    assert form.request is not None
+    request = form.schedule_request(ignore_memory)
+    assert request is not None
     left_s = control.left_s
-    budget_s = min(form.request.budget_s, MOST_SHARE * left_s) if left_s < float("inf") else form.request.budget_s
+    budget_s = min(request.budget_s, MOST_SHARE * left_s) if left_s < float("inf") else request.budget_s
     try:
-        plan = form.request.solve(control.part(budget_s))
+        plan = request.solve(control.part(budget_s))
     except FieldError as error:
         raise within(error, REQUEST_PATH) from None
     return _of(plan.makespan_s, plan.interval, plan)

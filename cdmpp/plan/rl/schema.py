@@ -145,7 +145,7 @@ class RlRequest(Request[RlPlan]):
         for index, (given, pool) in enumerate(zip(self.pools, pools, strict=True)):
             if pool.training is not None and pool.training.pipeline is not None:
                 path = "training.pipeline" if given.training is None else f"pools.{index}.training.pipeline"
-                _check_pipeline(pool, pool.training.pipeline, path)
+                _check_pipeline(pool, pool.training.pipeline, path, self.ignore_memory)
         self.ranker.ranker()
 
     def sizes(self) -> dict[str, int]:
@@ -230,6 +230,7 @@ class RlRequest(Request[RlPlan]):
         pools, tokens = self.with_pool_costs().pools, self._longest_sample
         reasons = [self.instance_memory(pool, tokens).unchecked() for pool in pools if pool.decode is not None]
         reasons += [unchecked_training(pool, pools) for pool in pools if pool.training is not None]
+        reasons += [f"training.pipeline: {text}" for form in self._pipelines() for text in form.unchecked_memory()]
         return [reason for reason in reasons if reason is not None]
 
     def draw_count(self) -> int:
@@ -289,6 +290,11 @@ class RlRequest(Request[RlPlan]):
 
     def _check_memory(self, generating: Sequence[PoolForm]) -> None:
         """Raise InfeasibleError if the longest sample fits into the memory of no pool."""
+        for index, pool in enumerate(self.pools):
+            path = "decode" if pool.decode is None else f"pools.{index}.decode"
+            decode = pool.decode or self.decode
+            if isinstance(decode, BatchCurve) and decode.llm is not None:
+                decode.llm.steps((1,), f"{path}.llm")
         tokens = self._longest_sample
         memories = [self.instance_memory(pool, tokens) for pool in generating]
         if any(memory.tokens >= tokens for memory in memories):
@@ -322,11 +328,12 @@ def _programs(holder: RlRequest | PoolForm) -> int:
     return count
 
 
-def _check_pipeline(pool: PoolForm, pipeline: PipelineForm, path: str) -> None:
+def _check_pipeline(pool: PoolForm, pipeline: PipelineForm, path: str, ignore_memory: bool) -> None:
     """Raise FieldError or InfeasibleError if a schedule is wrong, or does not fit into its pool."""
-    if pipeline.request is not None:
+    request = pipeline.schedule_request(ignore_memory)
+    if request is not None:
         try:
-            pipeline.request.check()
+            request.check()
         except FieldError as error:
             raise within(error, f"{path}.request") from None
     if pipeline.units > pool.units:

@@ -27,7 +27,7 @@ def solve(request: RlRequest, control: SearchControl) -> RlPlan:
     compile_loops()
     compile_pipelines(costs)
     control.restart()
-    pipeline_schedules = schedules(costs, control)
+    pipeline_schedules = schedules(costs, control, request.ignore_memory)
     problem = make_problem(request, schedules=pipeline_schedules)
 
     def answer(result: SearchResult) -> RlPlan:

@@ -48,6 +48,12 @@ class PipelineForm(Closed):
     def _one_of(self) -> Self:
         return exactly_one(self, "request", "answer")
 
+    def schedule_request(self, ignore_memory: bool) -> FusedRequest | None:
+        """The request, without memory limits where the outer request ignores them."""
+        if self.request is None or not ignore_memory:
+            return self.request
+        return self.request.model_copy(update={"ignore_memory": True})
+
 
 class TrainingForm(Closed):
     """Cost of training on one unit; the given costs are added. At least one of the first five."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import LatencyPredictor, make_plan
-from cdmpp.errors import FieldError
+from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.data_parallel.schema import DataParallelPlan, DataParallelRequest
 from cdmpp.plan.data_parallel.view import draw
 from cdmpp.plan.registry import PLANNERS
@@ -206,3 +206,24 @@ def test_documentation_shows_the_output_of_the_example() -> None:
     shown = [line for line in render(plan.tables()).splitlines() if not line.startswith("layer")]
     text = (docs / "replay.md").read_text(encoding="utf-8")
     assert [line for line in shown if line not in text] == []
+
+
+def test_a_rank_holds_weights_gradients_and_optimizer_states() -> None:
+    layer = {"name": "a", "forward": 1.0, "backward": 2.0, "gradient_bytes": [10e9]}
+    request = {"layers": [layer], "ranks": 2, "link": {"bandwidth_bytes_per_s": 1e9}}
+    assert any("memory was not checked: no cost names a device" in line for line in _plan(request))
+    with pytest.raises(InfeasibleError, match=r"needs 40\.0 GB .* of the 39\.0 GB") as error:
+        _plan({**request, "memory_bytes": 39e9})
+    assert error.value.path == "layers" and "state_bytes" in error.value.hint
+    program = {"program": {"operator": "relu", "rows": 8, "cols": 8}}
+    predicted = {**layer, "forward": {"programs": [program], "device": "l4"}}
+    with pytest.raises(InfeasibleError, match=r"needs 40\.0 GB .* of the 24\.0 GB"):
+        DataParallelRequest.model_validate({**request, "layers": [predicted]}).price_requests()
+    assert any("activations, whose" in line for line in _plan({**request, "memory_bytes": 39e9, "state_bytes": 30e9}))
+    ignored = _plan({**request, "memory_bytes": 39e9, "ignore_memory": True})
+    assert ignored[-1] == "memory was not checked: ignore_memory is true"
+
+
+def _plan(request: dict[str, Any]) -> list[str]:
+    explanation: list[str] = make_plan("data-parallel", request)["explanation"]
+    return explanation
