@@ -114,7 +114,7 @@ class DeviceSpec(BaseModel):
         The device's own link to its neighbours: a name of :data:`cdmpp.devices.links.LINKS`, such as ``"nvlink4"`` or
         ``"pcie4-x16"``, or a bandwidth of one direction, such as ``"64GB/s"``. None: as the generation usually has it.
     ranks_per_node : int, optional
-        Devices of one node. None: :data:`cdmpp.devices.links.RANKS_PER_NODE`, 8.
+        Devices of one node. None: :data:`cdmpp.devices.paths.RANKS_PER_NODE`, 8.
     nvlink_domain : int, optional
         Devices that one switched link connects, where they are several nodes (GB200 NVL72: 72). None: one node.
     status : {"", "stand-in", "unreleased"}

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from cdmpp.devices.links import Path, canonical_link, path_of
+from cdmpp.devices.links import canonical_link
+from cdmpp.devices.paths import Path, path_of
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnsupportedOperatorError
 from cdmpp.programs.elements import DType, whole_number

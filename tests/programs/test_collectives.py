@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cdmpp.devices import lookup
-from cdmpp.devices.links import LINKS, canonical_link, link_of_device, link_of_name, path_of
+from cdmpp.devices.links import LINKS, canonical_link, link_of_name
+from cdmpp.devices.paths import link_of_device, path_of
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
 from cdmpp.programs.collectives import COLLECTIVES, link_seconds, traffic_factor
 from cdmpp.programs.operators import lowered_operators, make_operator, operator_family, operator_types, parse_operator

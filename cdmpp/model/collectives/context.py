@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from math import log2
 from typing import Any, NamedTuple
 
-from cdmpp.devices.links import devices_together, link_of_device, link_of_name
+from cdmpp.devices.links import link_of_name
+from cdmpp.devices.paths import devices_together, link_of_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.collectives import LIBRARIES, Collective, collective_path
 

@@ -6,17 +6,14 @@ training knows of operators, libraries and kinds of links stays as it is, apart 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from cdmpp.model.collectives.components import COMPONENTS, RANKS_SCALE, Key
 from cdmpp.model.collectives.context import Context
-
-if TYPE_CHECKING:
-    from cdmpp.model.collectives.model import CollectiveModel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,6 +21,33 @@ Array = np.ndarray[Any, np.dtype[Any]]
 KNOWN_SHARE = 0.1
 #: Standard deviation of a measurement.
 NOISE = 0.05
+
+
+class LogSeconds(Protocol):
+    """Predictions; ``point``: log of the seconds."""
+
+    @property
+    def point(self) -> Array:
+        """Log of the predicted seconds."""
+
+
+class LearnedResidual(Protocol):
+    """The model that is corrected: its learned components, and its prediction.
+
+    Attributes
+    ----------
+    functions : sequence of mappings
+        Contexts with measurements, by component.
+    variance, length : float64 arrays
+        One of each component.
+    """
+
+    functions: Sequence[Mapping[Key, Array]]
+    variance: Array
+    length: Array
+
+    def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> LogSeconds:
+        """Predict messages of ``bytes_`` in ``contexts[context]``, in order."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +93,7 @@ class Correction:
 
     @classmethod
     def fit(
-        cls, model: CollectiveModel, contexts: Sequence[Context], bytes_: Array, seconds: Array, weight: float = 1.0
+        cls, model: LearnedResidual, contexts: Sequence[Context], bytes_: Array, seconds: Array, weight: float = 1.0
     ) -> Correction:
         """Fit to k measurements of one device; ``weight`` is the share of the correction that is applied."""
         contexts = [context._replace(one_node=()) for context in contexts]
@@ -84,7 +108,7 @@ class Correction:
         return any(c.place == context.place and c.kind == context.kind for c in self.contexts)
 
     def apply(
-        self, model: CollectiveModel, context: Context, size: Array, residual: Array, spread: float
+        self, model: LearnedResidual, context: Context, size: Array, residual: Array, spread: float
     ) -> tuple[Array, float]:
         """Residual at some log2 sizes and spread of a context, with the correction; unchanged for other devices."""
         if not any(c.device == context.device for c in self.contexts):
@@ -97,7 +121,7 @@ class Correction:
         return residual + shared @ self.weights, min(spread, narrower)
 
 
-def _shares(model: CollectiveModel, context: Context) -> Array:
+def _shares(model: LearnedResidual, context: Context) -> Array:
     """Variance of each component of a place that training left unknown; 0 for the others."""
     return np.array(
         [
@@ -107,12 +131,12 @@ def _shares(model: CollectiveModel, context: Context) -> Array:
     )
 
 
-def _variance(model: CollectiveModel, context: Context) -> float:
+def _variance(model: LearnedResidual, context: Context) -> float:
     return float(_shares(model, context).sum()) + sum(u.deviation**2 for u in UNKNOWN)
 
 
 def prior_covariance(
-    model: CollectiveModel, one: Sequence[Context], size: Array, other: Sequence[Context], other_size: Array
+    model: LearnedResidual, one: Sequence[Context], size: Array, other: Sequence[Context], other_size: Array
 ) -> Array:
     """Covariance of the corrections of two sets of points."""
     apart = np.abs(size[:, None] - other_size[None])

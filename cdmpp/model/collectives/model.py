@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.links import link_of_device
+from cdmpp.devices.paths import link_of_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.model.collectives.baseline import Baseline, least_seconds, roofline_seconds
 from cdmpp.model.collectives.components import COMPONENTS, Key

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cdmpp.devices.links import RANKS_PER_NODE, devices_together, link_of_device
 from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.paths import RANKS_PER_NODE, devices_together, link_of_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InfeasibleError, UnknownDeviceError

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fastapi import FastAPI
 
@@ -20,9 +20,6 @@ from cdmpp_server.background import background
 from cdmpp_server.operate.descriptors import descriptor_limit
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
-
-if TYPE_CHECKING:
-    from cdmpp_server.operate.protocol import BoundedProtocol
 
 _log = logging.getLogger(__name__)
 #: Seconds that a connection beyond the limit has for its request, which is answered with 503.
@@ -36,6 +33,13 @@ SAY_AGAIN_S = 60.0
 _SWEEP_S = 1.0
 
 
+class OpenConnection(Protocol):
+    """A connection that the sweep checks."""
+
+    def check(self, now: float) -> None:
+        """End the connection if it exceeds a limit of time; ``now``: seconds of the clock."""
+
+
 class Connections:
     """The connections of this process and their limits.
 
@@ -47,7 +51,7 @@ class Connections:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.open: set[BoundedProtocol] = set()
+        self.open: set[OpenConnection] = set()
         self.admitted = 0
         #: Number of refused connections by reason: limit, descriptors, header_bytes, header_time.
         self.refused: Counter[str] = Counter()

@@ -1,0 +1,158 @@
+"""The link and the nodes of a group of devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdmpp.devices.links import LINKS, Link, LinkKind, canonical_link, link_of_name
+from cdmpp.devices.spec import DeviceSpec
+
+#: Links of devices, by the start of the canonical name; the longest that fits counts.
+_OWN = {
+    "p100-sxm": "nvlink1",
+    "v100-sxm": "nvlink2",
+    "a100-sxm": "nvlink3",
+    "a100-vidur": "nvlink3",
+    "a800": "nvlink3-400",
+    "h100-sxm": "nvlink4",
+    "h100-vidur": "nvlink4",
+    "h100-nvl": "nvlink-pairs",
+    "h200": "nvlink4",
+    "h200-nvl": "nvlink-pairs",
+    "h20": "nvlink4",
+    "h800": "nvlink4-400",
+    "b200": "nvlink5",
+    "b300": "nvlink5",
+    "gb200": "nvlink5",
+    "gb300": "nvlink5",
+    "gh200": "nvlink4",
+    "mi250": "xgmi2",
+    "mi300": "xgmi3",
+    "mi325x": "xgmi3",
+    "gfx942": "xgmi3",
+    "mi35": "xgmi4",
+    "gfx950": "xgmi4",
+    "arc-pro-b60": "pcie5-x8",
+    "rtx-pro-": "pcie5-x16",
+    "rtx-50": "pcie5-x16",
+    "h100-pcie": "pcie5-x16",
+}
+#: Devices of one node, where a device states no other number.
+RANKS_PER_NODE = 8
+_OLD = ("maxwell", "pascal", "volta", "turing", "gcn")
+_NEW = ("hopper", "blackwell", "cdna3", "cdna4")
+
+
+def link_of_device(device: DeviceSpec) -> Link:
+    """The link that a device has where a query states none: its own figure, else by its name, else its PCIe slot."""
+    own = getattr(device, "link", None)
+    if own:
+        name = canonical_link(own)
+        if name is not None:
+            return link_of_name(name)
+    starts = [start for start in _OWN if device.name.startswith(start)]
+    if starts:
+        return LINKS[_OWN[max(starts, key=len)]]
+    if device.kind == "cpu":
+        return LINKS["shared-memory"]
+    return LINKS[_slot(device)]
+
+
+def _slot(device: DeviceSpec) -> str:
+    """The PCIe slot that a device's generation is made for."""
+    arch = device.arch.casefold()
+    if any(word in arch for word in _OLD):
+        return "pcie3-x16"
+    return "pcie5-x16" if any(word in arch for word in _NEW) else "pcie4-x16"
+
+
+def network_of_device(device: DeviceSpec) -> Link:
+    """The network adapter that a device's nodes commonly have, one for each device: 100 Gb/s, from Hopper on 400.
+
+    The measured nodes of A100 and A40 reach 4 to 9 GB/s, those of H100 36 GB/s.
+    """
+    new = device.kind != "cpu" and any(word in device.arch.casefold() for word in _NEW)
+    return LINKS["infiniband-ndr" if new else "ethernet-100g"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The part of the connections that limits an operation.
+
+    Attributes
+    ----------
+    kind : {"switched", "pairs", "pcie", "network", "host"}
+    bandwidth_bytes_per_s : float
+        Rate at which one rank can send in one direction; between nodes, of all adapters of a node where the
+        algorithm uses them together.
+    crosses : bool
+        The ranks are on several nodes.
+    per_node : int
+        Where they cross: ranks on each node, or in each NVLink domain of several nodes; 0 where that is not known.
+    """
+
+    kind: LinkKind
+    bandwidth_bytes_per_s: float
+    crosses: bool
+    per_node: int = 0
+
+
+def devices_together(device: DeviceSpec, inside: Link) -> float:
+    """Devices that reach each other over ``inside``, without the network between nodes.
+
+    A switched link connects the device's whole NVLink domain, any other link one node. Processes of one machine
+    (shared memory) have no limit.
+    """
+    if inside.kind == "host":
+        return float("inf")
+    node = device.ranks_per_node or RANKS_PER_NODE
+    return max(node, device.nvlink_domain or 0) if inside.kind == "switched" else node
+
+
+def path_of(
+    ranks: int,
+    per_node: int | None,
+    link: str | None,
+    device: DeviceSpec,
+    *,
+    shared: bool = True,
+    span: int | None = None,
+) -> Path:
+    """The nodes and the link of any group of ranks: collectives, language models and plans all use this function.
+
+    Parameters
+    ----------
+    ranks : int
+    per_node : int or None
+        Ranks of the group on each node. None: as many as a node of the device holds. A group inside one NVLink domain
+        does not use the network, whatever this number is.
+    link : str or None
+        Canonical name; None for the device's own link.
+    device : DeviceSpec
+    shared : bool
+        Every byte crosses between nodes once (rings, trees), so that the adapters of a node work together. False for
+        transfers and all-to-all, where each rank has its own adapter.
+    span : int, optional
+        Number of consecutive devices over which the ranks are evenly spread; default: ``ranks``.
+    """
+    inside = link_of_device(device) if link is None else link_of_name(link)
+    rate = inside.bandwidth_bytes_per_s
+    if inside.kind == "network":
+        return Path("network", rate, True, per_node or 0)
+    together, span = devices_together(device, inside), max(span or ranks, ranks)
+    in_domain = inside.kind == "switched" and device.nvlink_domain is not None
+    if per_node is None or in_domain:
+        per_node = ranks if span <= together else max(1, int(ranks * together // span))
+    if per_node < ranks:
+        network = network_of_device(device).bandwidth_bytes_per_s
+        return Path("network", min(rate, network * per_node) if shared else network, True, per_node)
+    if inside.kind == "pairs":
+        slot = LINKS[_slot(device)].bandwidth_bytes_per_s
+        if ranks > 2:
+            return Path("pcie", slot, False)
+        # Pairs of workstation Ampere boards reach 5 GB/s in the tables, so their bridge was not used. They are a kind
+        # of their own: other boards on PCIe have nothing to learn from them.
+        if inside.name == "nvlink-pairs" and "sm_86" in device.arch:
+            return Path("pairs", slot, False)
+        return Path("switched", rate, False)
+    return Path(inside.kind, rate, False)
