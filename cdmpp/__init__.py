@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from cdmpp.predict.client import AsyncPredictorClient as AsyncPredictorClient
     from cdmpp.predict.client import PredictorClient as PredictorClient
     from cdmpp.predict.curves import predict_curve as predict_curve
+    from cdmpp.predict.interface import Predictor as Predictor
     from cdmpp.predict.prediction import Predictions as Predictions
-    from cdmpp.predict.prediction import Predictor as Predictor
     from cdmpp.predict.predictor import LatencyPredictor as LatencyPredictor
     from cdmpp.predict.predictor import Prediction as Prediction
     from cdmpp.predict.predictor import Query as Query
@@ -50,7 +50,7 @@ _HOMES = {
     "LatencyPredictor": "cdmpp.predict.predictor",
     "Prediction": "cdmpp.predict.prediction",
     "Predictions": "cdmpp.predict.prediction",
-    "Predictor": "cdmpp.predict.prediction",
+    "Predictor": "cdmpp.predict.interface",
     "Query": "cdmpp.predict.prediction",
     "predict_curve": "cdmpp.predict.curves",
     "load_programs": "cdmpp.programs.frontends.load",

@@ -18,7 +18,7 @@ from benchmarks.end_to_end import transformers
 from benchmarks.end_to_end.labels import rows
 from benchmarks.end_to_end.study import PROTOCOLS
 from cdmpp.devices.registry import lookup
-from cdmpp.predict.prediction import Predictor
+from cdmpp.predict.interface import Predictor
 from cdmpp.programs.frontends.torch_eager import eager_trace
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.simulate.replay import Graph, Link, Node, replay

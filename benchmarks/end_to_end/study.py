@@ -23,7 +23,8 @@ from benchmarks.end_to_end.fitted import (
 )
 from benchmarks.end_to_end.labels import Label
 from cdmpp.model.domain.evidence import Evidence, Kind
-from cdmpp.predict.prediction import Prediction, Predictor
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.frontends.eager_rules import Call, outcome
 from cdmpp.programs.frontends.torch_eager import EagerTrace, Launch, eager_trace

@@ -19,8 +19,8 @@ from cdmpp.programs.query_options import Framework, Protocol
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
+    from cdmpp.predict.interface import Predictor
     from cdmpp.predict.modules.prediction import ModulePrediction
-    from cdmpp.predict.prediction import Predictor
 
 ModeOption = Annotated[
     Literal["inference", "training"] | None,
@@ -204,15 +204,15 @@ def _json(source: str, answers: Sequence[ModulePrediction]) -> dict[str, Any]:
 
 def _print(source: str, answers: Sequence[ModulePrediction]) -> None:
     """A table of programs per device, most expensive first; then the totals of every device."""
-    from cdmpp.predict.rendering.modules import (
+    from cdmpp.predict.modules.prediction import (
         PROGRAM_HEADER,
         PROGRAM_RIGHT,
         by_time,
         left_out_lines,
         program_cells,
         settings_text,
-        total_line,
     )
+    from cdmpp.predict.prediction_total import total_line
 
     for answer in answers:
         print(f"{answer.name} on {answer.device}")

@@ -10,10 +10,11 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing
-from cdmpp.predict.prediction import Predictor, check_settings
+from cdmpp.predict.prediction import check_settings
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 

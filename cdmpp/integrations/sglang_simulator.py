@@ -13,8 +13,8 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.integrations.serving_batch import EngineBatch, StepPricer, attribute, whole
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import Layout, LLMConfig, read_config
-from cdmpp.predict.prediction import Predictor
 
 #: The simulator's names of accelerators that are not ours.
 DEVICES = {

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from cdmpp.errors import DataError, InvalidProgramError, MissingDependencyError, install_hint
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.estimate import shipped_predictor
-from cdmpp.predict.prediction import Predictor
 from cdmpp.programs.query_options import Protocol
 
 try:

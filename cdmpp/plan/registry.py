@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cdmpp.errors import FieldError
 
 if TYPE_CHECKING:
-    from cdmpp.predict.prediction import Predictor
+    from cdmpp.predict.interface import Predictor
     from cdmpp.predict.requests.budget import SearchControl
     from cdmpp.predict.requests.request import Request
 

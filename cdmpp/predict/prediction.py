@@ -1,21 +1,20 @@
-"""Queries, predictions, and the interface of predictors."""
+"""Queries and predictions, with their tables."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Unpack
-from typing import Protocol as Interface
+from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.encoded import EncodedProgram
-from cdmpp.model.domain.calibration import DEFAULT_INTERVAL
+from cdmpp.model.domain.calibration import DEFAULT_INTERVAL, interval_levels
 from cdmpp.model.domain.score import Label
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.predict.rendering.predictions import predictions_arrow, predictions_html
-from cdmpp.programs.operators import OperatorSpec
+from cdmpp.predict.rendering.arrow import Column, arrow_table
+from cdmpp.predict.rendering.html import html_table, interval_text
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import (
     ALL_FRAMEWORKS,
@@ -25,10 +24,7 @@ from cdmpp.programs.query_options import (
     PROTOCOLS,
     Protocol,
 )
-
-if TYPE_CHECKING:
-    from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions
-    from cdmpp.predict.modules.predictor import ModuleOptions
+from cdmpp.utils.units import format_latency
 
 DEFAULT_QUANTILES = DEFAULT_INTERVAL
 #: A specification, its fields, or the name of a known device.
@@ -179,39 +175,6 @@ class Predictions(list[Prediction]):
         return predictions_html(self)
 
 
-class Predictor(Interface):
-    """Interface of predictors: a model in this process, or a client of a service.
-
-    Both return the same predictions to the last digit, so callers can use either.
-    """
-
-    @property
-    def model_id(self) -> str:
-        """Identity of the model."""
-
-    def predict(
-        self,
-        programs: Sequence[TensorProgram | OperatorSpec | str | Mapping[str, Any]],
-        device: Device | Sequence[Device],
-        *,
-        protocol: Protocol = DEFAULT_PROTOCOL,
-        framework: str | None = None,
-        quantiles: Sequence[float] = DEFAULT_QUANTILES,
-    ) -> Predictions:
-        """Predict programs on one device, or on each of several; see :meth:`LatencyPredictor.predict`.
-
-        A program that cannot be read gives a prediction with an error.
-        """
-
-    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES) -> Predictions:
-        """Predict queries with different programs, devices and settings, in order; errors are per query."""
-
-    def predict_module(
-        self, module: Any, example_inputs: Any, device: Device | Sequence[Device], **options: Unpack[ModuleOptions]
-    ) -> ModulePrediction | ModulePredictions:
-        """Predict one run of a torch module on one device, or on each of several."""
-
-
 _FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s", "domain_reason")
 
 
@@ -284,3 +247,60 @@ def framework_error(query: Query) -> DataError | None:
         f"framework {query.framework!r} runs collectives; {query.program.name} is none",
         hint="one of: " + ", ".join(FRAMEWORKS),
     )
+
+
+def predictions_html(predictions: Sequence[Prediction]) -> str:
+    """One row per prediction: program, device, latency, interval and domain, or the error."""
+    rows, notes = [], []
+    for p in predictions:
+        if p.latency_s is None:
+            message = "" if p.error is None else p.error.message
+            rows.append((p.name, p.device, "error", message, ""))
+            continue
+        rows.append(
+            (p.name, p.device, format_latency(p.latency_s), interval_text(p.lower_s, p.upper_s), p.domain or "")
+        )
+        notes += [f"{p.name} on {p.device}: {p.domain_reason}"] if p.domain_reason else []
+    header = ("program", "device", "latency", "interval", "domain")
+    return html_table(header, rows, right=(2,), caption=_settings(predictions), notes=list(dict.fromkeys(notes))[:10])
+
+
+def _settings(predictions: Sequence[Prediction]) -> str:
+    """The options that all predictions share."""
+
+    def shared(values: set[Any], text: str) -> list[str]:
+        [value] = values if len(values) == 1 else [None]
+        return [text.format(value)] if value else []
+
+    levels = {tuple(p.quantiles) for p in predictions if p.quantiles}
+    ends = interval_levels(tuple(map(float, min(levels)))) if len(levels) == 1 else DEFAULT_INTERVAL
+    parts = shared({p.protocol for p in predictions}, "protocol {}")
+    parts += shared({p.framework for p in predictions}, "framework {}")
+    parts += [f"interval {100 * min(ends):g} % – {100 * max(ends):g} %"] if levels else []
+    parts += shared({p.model_id for p in predictions}, "model {}")
+    return ", ".join(parts)
+
+
+def predictions_arrow(predictions: Sequence[Prediction]) -> Any:
+    """A ``pyarrow.Table`` with one row per prediction; figures are null where there is an error."""
+
+    def of(name: str) -> list[Any]:
+        return [getattr(p, name) for p in predictions]
+
+    def of_error(name: str) -> list[Any]:
+        return [None if p.error is None else getattr(p.error, name) for p in predictions]
+
+    columns = {name: Column("string", of(name)) for name in _TEXTS}
+    columns |= {name: Column("float64", of(name), "s") for name in ("latency_s", "lower_s", "upper_s")}
+    columns["quantiles"] = Column("levels", [list(p.quantiles.items()) for p in predictions], "s")
+    columns["domain"] = Column("string", of("domain"))
+    columns["domain_score"] = Column("float64", of("domain_score"))
+    columns["roofline_s"] = Column("float64", of("roofline_s"), "s")
+    columns["domain_reason"] = Column("string", of("domain_reason"))
+    columns["error_code"] = Column("string", of_error("code"))
+    columns["error"] = Column("string", of_error("message"))
+    columns["error_hint"] = Column("string", of_error("hint"))
+    return arrow_table(columns)
+
+
+_TEXTS = ("name", "program_hash", "device", "backend", "protocol", "framework", "model_id")

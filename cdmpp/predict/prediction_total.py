@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.model.domain.score import LABELS, Label, label_of_total
 from cdmpp.predict.prediction import Prediction
-from cdmpp.predict.rendering.arrow import arrow_table
-from cdmpp.predict.rendering.predictions import total_columns, total_html
+from cdmpp.predict.rendering.arrow import Column, arrow_table
+from cdmpp.predict.rendering.html import html_table, interval_text
+from cdmpp.utils.units import format_latency
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,41 @@ def _percent(share: float) -> str:
     if share < 0.005:
         return "< 1 %"
     return "> 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"
+
+
+def total_html(total: PredictionTotal) -> str:
+    """One row: latency, interval, domain and launches."""
+    return html_table(
+        ("total", "interval", "domain", "time by domain", "launches", "programs", "not predicted"),
+        [total_cells(total)],
+        right=(0, 4, 5, 6),
+    )
+
+
+def total_cells(total: PredictionTotal) -> tuple[str, ...]:
+    """Latency ("at least" for a lower bound), interval, domain, shares, launches, programs, launches not predicted."""
+    bound = "at least " if total.lower_bound else ""
+    latency = "" if total.latency_s is None else bound + format_latency(total.latency_s)
+    counts = (f"{total.launches:,}", f"{total.programs:,}", f"{total.failed:,}")
+    return (latency, interval_text(total.lower_s, total.upper_s), total.domain or "", total.domain_text(), *counts)
+
+
+def total_columns(totals: Sequence[PredictionTotal]) -> dict[str, Column]:
+    """Columns of an Arrow table with one row per total."""
+
+    def of(name: str) -> list[Any]:
+        return [getattr(total, name) for total in totals]
+
+    columns = {name: Column("float64", of(name), "s") for name in ("latency_s", "lower_s", "upper_s")}
+    columns["domain"] = Column("string", of("domain"))
+    for label in ("in", "near", "out"):
+        shares = [None if t.domain_shares is None else dict(t.domain_shares)[label] for t in totals]
+        columns[f"share_{label}"] = Column("float64", shares)
+    columns |= {name: Column("int64", of(name)) for name in ("programs", "launches", "failed")}
+    return columns | {"lower_bound": Column("bool", of("lower_bound"))}
+
+
+def total_line(total: PredictionTotal) -> str:
+    """A total as text: "12.3 ms [10.0 ms – 15.0 ms], domain in: 100 % of the time in"."""
+    latency, interval, domain, shares, *_ = total_cells(total)
+    return f"{latency} [{interval}], domain {domain}: {shares}" if total.latency_s is not None else "not predicted"

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.predict.prediction import Prediction, Predictor, Query
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.requests.fields import PriceRequest
 from cdmpp.programs.frontends.request import program_from_request
 from cdmpp.programs.program import TensorProgram

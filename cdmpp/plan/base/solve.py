@@ -12,7 +12,8 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.model.domain.score import worst as worst_domain
 from cdmpp.plan.base.predict import predict_prices
 from cdmpp.plan.base.validation_errors import places
-from cdmpp.predict.prediction import Prediction, Predictor
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.reliability import Choice, Ends, summarise
 from cdmpp.predict.requests.request import Answer, Plan, Request

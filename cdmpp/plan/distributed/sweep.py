@@ -9,8 +9,8 @@ from typing import Any
 
 from cdmpp.plan.distributed.ordered_map import map_on_ray
 from cdmpp.plan.sweep import Sweep, SweepPoint, SweepResult, evaluate_point
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import LLMConfig
-from cdmpp.predict.prediction import Predictor
 
 #: Points of a message: they share a device and predicted programs.
 _GROUP = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.plan.distributed.ordered_map import map_on_ray
-from cdmpp.predict.prediction import Predictor
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.tables.predict import AnsweredSlice, SlicePredictor, TableTask
 from cdmpp.predict.tables.sources import SLICE_ROWS, open_table
 

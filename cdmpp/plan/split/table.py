@@ -112,7 +112,8 @@ class LayerTable:
     def all_bytes_held(self, ahead: int) -> Floats:
         """:meth:`bytes_held` of all runs, shape (n + 1, n + 1)."""
         both: Floats = self._weights + self._whole(ahead) * self._held
-        return both[None, :] - both[:, None] + (ahead - 1) * self._input[:, None]
+        held: Floats = both[None, :] - both[:, None] + (ahead - 1) * self._input[:, None]
+        return held
 
     def _whole(self, ahead: int) -> int:
         """Micro-batches that hold all their activations: where they are recomputed, the one that is."""

@@ -10,8 +10,8 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
 from cdmpp.plan.sweep.request import Goals, Sweep
 from cdmpp.plan.sweep.result import SweepResult
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import LLMConfig, LLMEstimate, estimate
-from cdmpp.predict.prediction import Predictor
 from cdmpp.utils.units import format_latency
 
 _HOUR_S, _MILLION = 3600.0, 1e6

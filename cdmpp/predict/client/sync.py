@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class PredictorClient(ModulePredictor):
-    """Client of a cdmpp service; implements :class:`cdmpp.predict.prediction.Predictor`.
+    """Client of a cdmpp service; implements :class:`cdmpp.predict.interface.Predictor`.
 
     Predictions equal those of the service's model to the last digit. Connections are reused. Temporary refusals
     (503, 429) and broken connections are retried with increasing waits, not before the service's ``Retry-After``.

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from cdmpp.predict.curves.plan import CurvePlan, Programs
 from cdmpp.predict.curves.points import Curve
 from cdmpp.predict.curves.template import Axes
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictor
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.plan import EstimatePlan
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.result import LLMEstimate
-from cdmpp.predict.prediction import Predictor
 
 
 def estimate(

@@ -1,1 +1,1 @@
-"""Predictions as HTML tables for notebooks and as Arrow tables."""
+"""HTML tables for notebooks and Arrow tables."""

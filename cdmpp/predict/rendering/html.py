@@ -1,9 +1,11 @@
-"""HTML tables without scripts, style sheets or external files."""
+"""HTML tables without scripts, style sheets or external files, and texts of their cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+
+from cdmpp.utils.units import format_latency
 
 #: A notebook stores its tables: further rows are counted, not shown.
 MAX_ROWS = 500
@@ -54,3 +56,15 @@ def html_table(
 
 def _cell(text: str, tag: str, right: bool) -> str:
     return f'<{tag} style="text-align:{"right" if right else "left"}">{escape(text)}</{tag}>'
+
+
+def interval_text(lower_s: float | None, upper_s: float | None) -> str:
+    """Bounds in seconds as text; empty where there are none."""
+    if lower_s is None or upper_s is None:
+        return ""
+    return f"{format_latency(lower_s)} – {format_latency(upper_s)}"
+
+
+def share_text(share: float) -> str:
+    """A fraction as per cent with one decimal."""
+    return f"{100 * share:.1f} %"

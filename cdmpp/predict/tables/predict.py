@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import UnknownDeviceError
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Predictor, Query
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Query
 from cdmpp.predict.tables.answers import Format, answer_row, encode, format_of, writing
 from cdmpp.predict.tables.rows import FailedRow, RowReader, TableOptions
 from cdmpp.predict.tables.sources import SLICE_ROWS, TableRow, TableSlice, open_table

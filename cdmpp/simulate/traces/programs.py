@@ -11,7 +11,8 @@ from typing import Literal
 from cdmpp.devices.links import link_of_name
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.predict.prediction import Prediction, Predictor, Query
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import COLLECTIVES, traffic_factor
 from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.programs.program import TensorProgram

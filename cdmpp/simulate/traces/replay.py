@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.predict.prediction import Predictor
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.requests.render import Table
 from cdmpp.simulate.replay.collector import paused_collector
 from cdmpp.simulate.replay.engine import Replayer

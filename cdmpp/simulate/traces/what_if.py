@@ -14,7 +14,7 @@ from cdmpp.devices.registry import commonest, lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, UnknownDeviceError
 from cdmpp.model.domain.score import worst
-from cdmpp.predict.prediction import Predictor
+from cdmpp.predict.interface import Predictor
 from cdmpp.simulate.replay.engine import Replayer
 from cdmpp.simulate.replay.graph import Floats
 from cdmpp.simulate.traces.nodes import WORKING, TraceGraph, WorkNode

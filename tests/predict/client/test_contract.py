@@ -19,8 +19,9 @@ from cdmpp.features.encoded import EncodedProgram
 from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 from cdmpp.predict.client import AsyncPredictorClient, PredictorClient
 from cdmpp.predict.curves import Template, predict_curve
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import estimate
-from cdmpp.predict.prediction import Prediction, Predictor, Query
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
