@@ -33,7 +33,6 @@ TINY = {
     "planning.replay_speed": "--nodes 50 --file-nodes 50 --repeats 1 --out {out}",
     "serving.__main__": "--seconds 0.2 --workers 1 --out {out}",
     "serving.overload": "--seconds 0.3 --workers 1 --items 20 --capacity-seconds 0.3 --probes 5 --out {out}",
-    "tables": None,
     "schedules.__main__": "--config {config} --data {records} --splits task --original-seconds 0.2 --runs {folder}"
     " --out {out}",
 }
