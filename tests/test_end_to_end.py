@@ -15,13 +15,11 @@ import pytest
 import torch
 
 from benchmarks.end_to_end import content, images, report, transformers
-from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import Label
 from benchmarks.end_to_end.listed import listed_parts
 from benchmarks.end_to_end.study import UPLOAD_BYTES_PER_S, answer_labels, launches_of, stream_s, upload_s
 from benchmarks.report.markdown import percent
 from cdmpp import LatencyPredictor
-from cdmpp.errors import DataError
 from cdmpp.programs.frontends.torch_eager import eager_trace
 
 ROOT = Path(__file__).parents[1]
@@ -134,13 +132,3 @@ def test_the_document_says_what_was_found() -> None:
         start = f"| {report.TITLES[row['source']]}, {row['mode']} | {row['n']} | "
         bold = f"**{percent(row[report.HEADLINES[row['source']]]['mape'])}**"
         assert any(line.startswith(start) and bold in line for line in text.splitlines())
-
-
-def test_parts_of_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text("a\n<!-- generated:x -->\nold\n<!-- end -->\n<!-- generated:y -->\nkept\n<!-- end -->\n")
-    put_parts(path, {"x": r"new \1"})
-    text = path.read_text()
-    assert "old" not in text and r"new \1" in text and "kept" in text
-    with pytest.raises(DataError, match="0 places"):
-        put_parts(path, {"z": ""})

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.end_to_end import content, report
-from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import read_labels
 from benchmarks.end_to_end.listed import check_lists, listed_parts, read_lists
 from benchmarks.end_to_end.study import answer_labels
+from benchmarks.report.markdown import fill_document
 from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
 from cdmpp.predict.predictor import LatencyPredictor
@@ -52,7 +52,7 @@ def main() -> None:
 def render(result: Mapping[str, Any]) -> None:
     """Draw the figure and fill the generated tables."""
     report.draw(result["rows"], ROOT / PICTURE)
-    put_parts(ROOT / DOCUMENT, report.parts(result))
+    fill_document(ROOT / DOCUMENT, report.parts(result))
 
 
 if __name__ == "__main__":

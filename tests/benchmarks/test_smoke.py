@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.benchmarks.forked import run_command
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Modules that need the public tables: only their help is tested.
@@ -84,9 +86,10 @@ def test_help_prints_the_help_and_runs_nothing(
 def test_benchmark_runs_on_tiny_sizes(name: str, tmp_path: Path, records: Path, config: Path) -> None:
     out, folder = tmp_path / "result.json", tmp_path / "work"
     options = (TINY[name] or "").format(out=out, folder=folder, records=records, config=config).split()
-    # A process of its own, because some change settings of the process.
-    done = run_command(f"benchmarks.{name.removesuffix('.__main__')}", options, tmp_path)
-    assert done.status == 0, done.error[-4000:]
-    assert done.output
+    command = [sys.executable, "-m", f"benchmarks.{name.removesuffix('.__main__')}", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout
     if out.exists():
         assert json.loads(out.read_text())
