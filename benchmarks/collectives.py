@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.end_to_end.document import put_parts
-from benchmarks.report.markdown import table
+from benchmarks.report.markdown import fill_document, table
 from benchmarks.report.results import write_result
 from cdmpp.data.public import load_public
 from cdmpp.data.splits import TEST, TRAIN
@@ -157,7 +156,7 @@ def main() -> None:
         raise SystemExit("error: models/base has no figures of collectives: python -m cdmpp.train.collectives")
     result = study(Rows(load_public(options.public_data, [SOURCE])), model.metrics)
     write_result(OUT, result)
-    put_parts(DOCUMENT, document(result))
+    fill_document(DOCUMENT, document(result))
     print(f"test: {result['test']}\nleft out: {result['left_out_all']}")
 
 

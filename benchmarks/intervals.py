@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import roc_auc_score
 
 from cdmpp.model.domain.calibration import read_quantiles
 
@@ -46,10 +47,6 @@ def auc(score: Array, bad: Array) -> float | None:
 
     None where all rows are good or all are bad.
     """
-    wrong = int(bad.sum())
-    if wrong in (0, len(bad)):
+    if bad.all() or not bad.any():
         return None
-    values, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse.reshape(-1)] if len(values) else score
-    above = ranks[bad].sum() - wrong * (wrong + 1) / 2
-    return float(above / (wrong * (len(bad) - wrong)))
+    return float(roc_auc_score(bad, score))

@@ -81,8 +81,6 @@ SLOW_FILES = (
     "tests/cli/test_curve.py",
     "tests/cli/test_predict.py",
     "tests/programs/frontends/test_tasks.py",
-    "tests/ablations/test_labels.py",
-    "tests/ablations/test_networks.py",
     "tests/server/test_hosts.py",
     "tests/cli/test_train_and_serve.py",
     "tests/predict/client/test_plans.py",

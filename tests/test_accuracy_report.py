@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import left_out as study
 from benchmarks.accuracy import command_of
 from benchmarks.figures import SOURCES
-from benchmarks.report import added, collectives, former, goals, known, schedules, studies, unseen
+from benchmarks.report import collectives, former, goals, known, schedules, unseen
 from benchmarks.report.document import DOCUMENTS, rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.markdown import fill
@@ -40,28 +39,6 @@ def figures(gemm: float, conv: float) -> dict[str, Any]:
     macro = (gemm + conv) / 2
     families = {"gemm": metrics(gemm), "conv": metrics(conv)}
     return {"overall": metrics(macro), "families": families, "macro": macro}
-
-
-def schedule_studies() -> dict[str, Any]:
-    """Two variants of one study, three seeds each, and an ensemble with its cost."""
-
-    def entries(mape: float, **fields: Any) -> list[dict[str, Any]]:
-        ranked = {"task_kendall_tau": 0.7, "top1_score": None}
-        tests = {"networks": {"mape": mape, **ranked}, "tasks": {"mape": mape / 2, **ranked}}
-        return [{"seed": seed, "figures": tests, **fields} for seed in range(3)]
-
-    part = {
-        "networks": ["gpt"],
-        "steps": 2000,
-        "studies": {
-            "choice of tasks": {
-                "random, 150 tasks": entries(0.30, train_tasks=150),
-                "kmeans, 600 tasks": entries(0.20, train_tasks=600),
-            },
-            "ensemble": {"one network": entries(0.2, cost=1.0), "mean of 2 networks": entries(0.18, cost=2.0)},
-        },
-    }
-    return {"command": "run studies", "splits": {"development": part}}
 
 
 def scheduled(methods: dict[str, Any]) -> dict[str, Any]:
@@ -172,19 +149,6 @@ def results() -> Results:
     }
     ranked = {"task_kendall_tau": 0.61, "top1_score": 0.82, "top5_score": 0.99, "ranked_groups": 7}
     methods = {"cdmpp": metrics(0.4) | ranked, "XGBoost, PerStoreFeature (packed)": metrics(0.5) | ranked}
-    race = {
-        "original": {"test": metrics(0.9) | ranked, "samples_per_s": 50.0, "train_seconds": 240.0},
-        "ours, a tenth of the time": {"test": metrics(0.6) | ranked},
-    }
-    places = {"source": "aiconfigurator_moe", "device": "h200"}
-    held = {
-        "held_out": ["h100-sxm", "h200"],
-        "rows_per_table": 10_000,
-        "overall": with_baselines(0.25),
-        "by_source": {"aiconfigurator_moe": with_baselines(0.2345)},
-        "tables": [places | with_baselines(0.2222)],
-        "groups": [{**places, "op": "moe"} | with_baselines(0.2111), {**places, "op": "rare"} | with_baselines(9, n=2)],
-    }
     errors = {"rows": 50, "error": 0.0399}
     exchange = {
         "test_error": 0.0399,
@@ -205,31 +169,14 @@ def results() -> Results:
         "left_out": {"a40": trees | {"xgboost": 0.7}},
         "left_out_all": trees,
     }
-    seeds = [{"seed": i, "figures": {"ns_zero_shot": value}} for i, value in enumerate((0.20, 0.22))]
     return Results(
         {
             "model": model,
             "shapes": shapes,
             "devices": {"groups": groups},
-            "left_out": held,
             "collectives": exchange,
             "collective_baselines": exchange_baselines,
             "schedules": scheduled(methods),
-            "schedule_studies": schedule_studies(),
-            "reference": {
-                "command": "race",
-                "test_rows": 5,
-                "split": "task",
-                "samples_per_s_ratio": 30.0,
-                "methods": race,
-            },
-            "ablations": {
-                "steps": 400,
-                "studies": [
-                    {"study": "default", "variant": "default", "default": True, "seeds": seeds},
-                    {"study": "head", "variant": "ratio", "default": False, "seeds": seeds[:1]},
-                ],
-            },
         },
         model_id="base-1",
         former=FORMER,
@@ -263,9 +210,6 @@ def test_goals_show_whether_they_are_reached_and_how_many_groups_were_measured(r
     assert rows[
         "| TVM programs of unseen networks: error reduction over XGBoost", "XGBoost on PerStoreFeature, same rows"
     ].endswith("| ≥ 30.0 % | **20.0 %** | no |")
-    assert rows["| error after a tenth of the training time", "at most the original's after all of it"].endswith(
-        "| yes |"
-    )
 
 
 def test_tables_show_the_figures_of_the_results(results: Results) -> None:
@@ -285,20 +229,12 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
         "relative to the network: cdmpp and XGBoost, mean 1.50." in shown
         and "| sealed networks | cdmpp | 12.3 % |" in shown
     )
-    shown = schedules.schedule_studies(results)
-    assert "| random, 150 tasks | 3 | 150 | 30.0 % ± 0.0 % | 0.700 ± 0.000 | - | 15.0 % ± 0.0 % |" in shown
-    assert "| mean of 2 networks | 3 | 2.00 | 18.0 % ± 0.0 % |" in shown and "unseen networks: gpt" in shown
-    assert "30 times as many samples" in studies.reference(results)
-    ablations = studies.ablations(results)
-    assert "| **default** | 2 | 21.0 ± 1.4 % |" in ablations and "| ratio | 1 | 20.0 % |" in ablations
     assert "| 10.85 % |" in goals.headlines(results)
 
 
-def test_goals_of_newer_tables_show_held_out_sizes_and_devices_left_out(results: Results) -> None:
+def test_goals_of_newer_tables_show_held_out_sizes_and_collectives(results: Results) -> None:
     rows = {tuple(line.split(" | ")[:2]): line for line in goals.goals(results).splitlines()}
-    assert rows["| expert layers, held-out shapes", "all rows"].endswith(
-        "| 13.6 % | ≤ 10.0 % | **9.9 %** (devices left out: 23.4 %) | yes |"
-    )
+    assert rows["| expert layers, held-out shapes", "all rows"].endswith("| 13.6 % | ≤ 10.0 % | **9.9 %** | yes |")
     assert rows["| latent attention, held-out shapes", "all rows"].endswith("| ≤ 7.0 % | - | - |")
     assert rows["| collectives, held-out sizes", "all rows"].endswith("| ≤ 5.5 % | **4.0 %** | yes |")
     assert rows["| collectives, device left out", "all rows, one device at a time"].endswith("| **31.8 %** | no |")
@@ -314,14 +250,6 @@ def test_former_model_is_compared_on_common_devices(results: Results) -> None:
     results.model_id = "base-0"
     assert not former.changes(results)
     assert "the shipped model is the former model" in former.former(results)
-
-
-def test_newer_tables_show_devices_left_out_with_baselines(results: Results) -> None:
-    shown = added.left_out(results)
-    assert "Devices left out: h100-sxm, h200. At most 10,000 rows" in shown
-    row = "| expert layers (aiconfigurator) | h200 | 100 | **22.2 %** |"
-    assert any(line.startswith(row) and line.endswith("| 5.5 % | 60.0 % |") for line in shown.splitlines())
-    assert "| moe | 100 | **21.1 %** |" in shown and "rare" not in shown
 
 
 def test_collectives_are_shown_with_and_without_baselines(results: Results) -> None:
@@ -365,9 +293,9 @@ def test_missing_studies_are_named_with_their_commands() -> None:
 
 
 def test_incomplete_and_outdated_studies_are_missing(results: Results) -> None:
-    assert results.missing() == ["devices", "gpu_schedules"]
+    assert results.missing() == ["devices"]
     results.model_id = "base-2"
-    assert results.missing() == ["shapes", "devices", "gpu_schedules"]
+    assert results.missing() == ["shapes", "devices"]
     assert "Predicted with base-1, not with base-2" in known.details(results)
 
 
@@ -408,43 +336,14 @@ def test_file_without_the_part_of_a_study_counts_as_not_run(tmp_path: Path) -> N
         assert results.get("collectives") == ({"test_error": 1.0} if ran else None)
 
 
-def model_folder(folder: Path, held: dict[str, Any] | None) -> Path:
-    config = {"data": {"holdout_devices": ["h200"]}, "finish": {"held_out_rows": 10}}
-    train = {"steps": 5, "train_rows": 50, "train_seconds": 1.5, "rows": 1}
-    folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"model_id": "m-1", "config": config, "train": train}))
-    (folder / "errors.json").write_text(json.dumps({} if held is None else {"held_out_devices": held}))
-    return folder
-
-
-def test_errors_of_held_out_devices_are_stored(results: Results, tmp_path: Path) -> None:
-    held = results.get("left_out")
-    assert held is not None
-    stored = study.result_of(model_folder(tmp_path / "model", held))
-    assert stored["model_id"] == "m-1" and stored["held_out"] == ["h200"] and stored["rows_per_table"] == 10
-    assert stored["train"] == {"steps": 5, "train_rows": 50, "train_seconds": 1.5}
-    assert stored["tables"] == held["tables"]
-    write_result(tmp_path / STUDIES["left_out"].path, stored)
-    assert added.left_out(Results.load(tmp_path)).startswith("Devices left out: h200. At most 10 rows")
-
-
-def test_model_without_held_out_errors_or_baselines_is_refused(results: Results, tmp_path: Path) -> None:
-    held = results.get("left_out")
-    assert held is not None
-    with pytest.raises(DataError, match="cannot read"):
-        study.result_of(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no errors of held-out devices"):
-        study.result_of(model_folder(tmp_path / "none", None))
-    short = {**held, "overall": metrics(0.2) | {"baselines": {"roofline": {"mape": 0.5}}}}
-    with pytest.raises(DataError, match="lack xgboost"):
-        study.result_of(model_folder(tmp_path / "short", short))
-
-
 def test_configuration_leaves_out_similar_devices_and_keeps_the_weights_of_the_base() -> None:
-    base, config = load_config(ROOT / "configs" / "base.toml"), load_config(ROOT / study.CONFIG)
+    base, config = (
+        load_config(ROOT / "configs" / "base.toml"),
+        load_config(ROOT / "configs" / "leave-out-hopper-cdna.toml"),
+    )
     assert config.data.weights == base.data.weights and config.network == base.network
     assert config.optimiser.start_from is None
-    assert set(study.BASELINES) <= set(config.finish.baselines)
+    assert {"xgboost", "roofline"} <= set(config.finish.baselines)
     held = config.data.holdout_devices
     assert {"h100-sxm", "h200", "h800", "mi100"} < set(held)
     # The names that the tables' devices resolve to.

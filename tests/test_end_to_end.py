@@ -4,7 +4,6 @@ say of it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -15,15 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.end_to_end import content, fitted, images, report, transformers
-from benchmarks.end_to_end.document import put_parts
+from benchmarks.end_to_end import content, images, report, transformers
 from benchmarks.end_to_end.labels import Label
 from benchmarks.end_to_end.listed import listed_parts
-from benchmarks.end_to_end.study import UPLOAD_BYTES_PER_S, answer_labels, launches_of, upload_s
-from benchmarks.planning import gloo
+from benchmarks.end_to_end.study import UPLOAD_BYTES_PER_S, answer_labels, launches_of, stream_s, upload_s
 from benchmarks.report.markdown import percent
 from cdmpp import LatencyPredictor
-from cdmpp.errors import DataError
 from cdmpp.programs.frontends.torch_eager import eager_trace
 
 ROOT = Path(__file__).parents[1]
@@ -119,38 +115,10 @@ def test_training_clears_and_adds_gradients_as_the_source_does() -> None:
     assert upload_s(label) == 12 * 3 * 224**2 * 2 / UPLOAD_BYTES_PER_S and upload_s(replace(label, source="timm")) == 0
 
 
-def measured(model: str, seconds: float, *, device_s: list[float], families: list[int]) -> fitted.Measured:
-    label = replace(LABEL, model=model, measured_s=seconds)
-    return fitted.Measured(label, np.array(device_s), np.array(families), 1e-5, 1e-4)
-
-
 def test_a_stream_waits_for_the_host_or_the_device() -> None:
-    assert fitted.stream_s(np.array([5.0, 1.0, 1.0]), 2.0) == 9.0  # the host is done with the third at 6
-    assert fitted.stream_s(np.array([1.0, 1.0, 1.0]), 2.0) == 7.0
-    assert fitted.stream_s(np.array([]), 2.0) == 0.0
-
-
-def test_factors_are_of_the_fitted_families_alone() -> None:
-    """Convolutions take twice as long as predicted, passes as predicted."""
-    kernels = {"device_s": [4e-3, 1e-3], "families": [fitted.CONVOLUTIONS, fitted.PASSES]}
-    passes = {"device_s": [1e-3, 4e-3], "families": [fitted.CONVOLUTIONS, fitted.PASSES]}
-    seen = [measured("densenet121", 9.1e-3, **kernels), measured("resnext50_32x4d", 6.1e-3, **passes)]
-    held_out = measured("resnet18", 1.0, device_s=[2e-3, 2e-3], families=kernels["families"])
-    (machine,) = fitted.fit_machines([*seen, held_out]).values()
-    assert machine.seconds(held_out) == pytest.approx(6.1e-3, rel=0.03)
-    assert machine.factors["float16"]["convolutions"] == pytest.approx(2, rel=0.05)
-    assert machine.factors["float16"]["products"] == 1.0
-    assert fitted.fit_machines([held_out])[fitted.machine_of(held_out.label)].seconds(held_out) == pytest.approx(
-        4.11e-3
-    )
-
-
-def test_families_are_held_out_by_their_name() -> None:
-    assert {fitted.family_of(name) for name in ("deit_tiny_patch16_224", "vit_base_patch8_224")} == {"vit"}
-    assert fitted.family_of("wide_resnet50_2") == "wide_resnet" and fitted.family_of("resnext50_32x4d") == "resnext"
-    by_hash = {family for family in fitted.FAMILIES.values() if hashlib.sha256(family.encode()).hexdigest() < "8"}
-    assert by_hash == {"densenet", "resnext", "shufflenet", "vit"}
-    assert by_hash == {family for family in fitted.FAMILIES.values() if fitted.is_fitted(family)}
+    assert stream_s(np.array([5.0, 1.0, 1.0]), 2.0) == 9.0  # the host is done with the third at 6
+    assert stream_s(np.array([1.0, 1.0, 1.0]), 2.0) == 7.0
+    assert stream_s(np.array([]), 2.0) == 0.0
 
 
 def results(name: str) -> dict[str, Any]:
@@ -164,17 +132,3 @@ def test_the_document_says_what_was_found() -> None:
         start = f"| {report.TITLES[row['source']]}, {row['mode']} | {row['n']} | "
         bold = f"**{percent(row[report.HEADLINES[row['source']]]['mape'])}**"
         assert any(line.startswith(start) and bold in line for line in text.splitlines())
-    for entry in results("end_to_end.json")["held_out"]:
-        # To reach: better than a roofline on families that nothing was fitted to.
-        assert entry["fitted"]["mape"] < entry["roofline"]["mape"]
-    assert gloo.document(results("gloo.json")) in text
-
-
-def test_parts_of_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text("a\n<!-- generated:x -->\nold\n<!-- end -->\n<!-- generated:y -->\nkept\n<!-- end -->\n")
-    put_parts(path, {"x": r"new \1"})
-    text = path.read_text()
-    assert "old" not in text and r"new \1" in text and "kept" in text
-    with pytest.raises(DataError, match="0 places"):
-        put_parts(path, {"z": ""})

@@ -2,8 +2,8 @@
 
 Writes ``benchmarks/results/end_to_end.json``, ``docs/end_to_end.png`` and the generated tables of
 docs/replay.md, and prints the summary. It takes two minutes on one core. The networks are traced, each kernel is
-predicted, and the kernel times are composed. Nothing is fitted, except in the table of held-out families. ``--render``
-draws the figure and fills the tables from the stored result.
+predicted, and the kernel times are composed. Nothing is fitted. ``--render`` draws the figure and fills the tables
+from the stored result.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.end_to_end import content, report
-from benchmarks.end_to_end.document import put_parts
 from benchmarks.end_to_end.labels import read_labels
 from benchmarks.end_to_end.listed import check_lists, listed_parts, read_lists
-from benchmarks.end_to_end.parallel import answer_parallel
-from benchmarks.end_to_end.study import answer_labels, with_fitted
+from benchmarks.end_to_end.study import answer_labels
+from benchmarks.report.markdown import fill_document
 from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
 from cdmpp.predict.predictor import LatencyPredictor
@@ -43,19 +42,17 @@ def main() -> None:
     labels, lists = read_labels(folder), read_lists(folder)
     print(f"{check_lists(lists)} kernels of the source's lists: the same here")
     predictor = LatencyPredictor.load(options.model)
-    answers, machines = with_fitted(answer_labels(labels.kept, predictor, listed_parts(labels.kept, lists)))
-    parallel = list(answer_parallel(folder, predictor))
-    result = content.result(answers, parallel, labels, predictor.model_id, COMMAND, machines)
+    answers = answer_labels(labels.kept, predictor, listed_parts(labels.kept, lists))
+    result = content.result(answers, labels, predictor.model_id, COMMAND)
     write_result(options.out, result)
     render(result)
-    tables = (report.summary_table, report.held_out_table, report.parallel_table, report.device_table)
-    print(*(table(result) for table in tables), sep="\n\n")
+    print(report.summary_table(result), report.device_table(result), sep="\n\n")
 
 
 def render(result: Mapping[str, Any]) -> None:
     """Draw the figure and fill the generated tables."""
     report.draw(result["rows"], ROOT / PICTURE)
-    put_parts(ROOT / DOCUMENT, report.parts(result))
+    fill_document(ROOT / DOCUMENT, report.parts(result))
 
 
 if __name__ == "__main__":

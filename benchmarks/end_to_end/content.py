@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.end_to_end.fitted import FAMILIES, Machine, is_fitted
 from benchmarks.end_to_end.labels import Labels
-from benchmarks.end_to_end.parallel import LINK_WORDS, Parallel
 from benchmarks.end_to_end.study import Answer
 from benchmarks.report.results import rounded
 
@@ -41,26 +39,8 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
     return statistics_of
 
 
-def held_out_figures(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Error statistics over networks of held-out families, of which a machine was fitted to other families."""
-    figures_of: dict[str, Any] = {"n": len(answers)}
-    for name in ("issued", "fitted", "roofline"):
-        absolute = [abs(a.error(name)) for a in answers]
-        figures_of[name] = {"mape": statistics.fmean(absolute), "median_ape": statistics.median(absolute)}
-    return figures_of
-
-
-def result(
-    answers: Sequence[Answer],
-    parallel: Sequence[Parallel],
-    labels: Labels,
-    model_id: str,
-    command: str,
-    machines: Mapping[tuple[str, str, str], Machine],
-) -> dict[str, Any]:
+def result(answers: Sequence[Answer], labels: Labels, model_id: str, command: str) -> dict[str, Any]:
     """Content of the result file."""
-    held_out = [a for a in answers if a.fitted_s is not None]
-    kinds = sorted({(a.label.source, a.label.mode) for a in held_out})
     groups = sorted({(a.label.source, a.label.mode, a.label.precision, a.label.device) for a in answers})
     everything: dict[str, Any] = {
         "model_id": model_id,
@@ -82,38 +62,6 @@ def result(
                 **rounded(figures(_some(answers, source=source, mode=mode, precision=precision, device=device))),
             }
             for source, mode, precision, device in groups
-        ],
-        "held_out": [
-            {"source": source, "mode": mode, "device": "all", "precision": "all", **rounded(held_out_figures(own))}
-            for source, mode in kinds
-            if (own := _some(held_out, source=source, mode=mode))
-        ]
-        + [
-            {"source": source, "mode": mode, "device": device, "precision": precision, **rounded(held_out_figures(own))}
-            for source, mode, precision, device in groups
-            if (own := _some(held_out, source=source, mode=mode, precision=precision, device=device))
-        ],
-        "families": {
-            "fitted": sorted({family for family in FAMILIES.values() if is_fitted(family)}),
-            "held_out": sorted({family for family in FAMILIES.values() if not is_fitted(family)}),
-        },
-        "machines": [
-            {"source": source, "device": device, "run": run, "factors": machine.factors}
-            for (source, device, run), machine in machines.items()
-        ],
-        "four_gpus": [
-            {
-                "model": p.model,
-                "device": p.device,
-                "variant": p.variant,
-                "batch": p.batch,
-                "link": LINK_WORDS,
-                "measured_ms": _ms(p.measured_s),
-                "replayed_ms": _ms(p.replayed_s),
-                "compute_ms": _ms(p.compute_s),
-                "error": round(p.error, 4),
-            }
-            for p in parallel
         ],
         "rows": [_row(a) for a in answers],
     }
@@ -153,8 +101,6 @@ def _row(a: Answer) -> dict[str, Any]:
         "in_share": round(a.in_share, 3),
         "largest": [[text, round(share, 3)] for text, share in a.largest],
     }
-    if a.fitted_s is not None:
-        row["fitted_ms"] = _ms(a.fitted_s)
     if a.listed_s is not None:
         row["listed_ms"] = _ms(a.listed_s)
     if label.parts_s is not None:

@@ -24,7 +24,7 @@ class Label:
     """One measured run of a whole network.
 
     ``size``: tokens of a sequence, or pixels of an image's side. ``parts_s``: forward and backward, where
-    the source has them apart. ``spread``: standard deviation over mean of repeats, where the source has it.
+    the source has them apart.
     ``run``: the source's name of a machine, where it has several of one device.
     """
 
@@ -37,7 +37,6 @@ class Label:
     size: int
     measured_s: float
     parts_s: tuple[float, float] | None = None
-    spread: float | None = None
     run: str = ""
 
 
@@ -83,7 +82,7 @@ def _neusight(folder: Path) -> Iterator[Label | tuple[str, str]]:
         elif row["variant"] == "tp4":
             yield source, "four GPUs, tensor parallel: how the layers were divided is not published"
         elif row["variant"]:
-            continue  # four GPUs: benchmarks.end_to_end.parallel
+            continue  # several GPUs
         elif row["model"] not in SIZES:
             yield source, f"{row['model']}: its sizes are not part of the data"
         elif device is None:
@@ -115,7 +114,6 @@ def _torchvision(folder: Path) -> Iterator[Label | tuple[str, str]]:
         elif device is None:
             yield source, f"unknown device {row['device']}"
         else:
-            mean_s, spread_s = float(row["mean_ms"]) / 1e3, float(row["std_ms"]) / 1e3
             mode = {"inf": "inference", "train": "training"}[row["mode"]]
             yield Label(
                 source,
@@ -125,8 +123,7 @@ def _torchvision(folder: Path) -> Iterator[Label | tuple[str, str]]:
                 row["precision"],
                 int(row["batch"]),
                 224,
-                mean_s,
-                spread=spread_s / mean_s,
+                float(row["mean_ms"]) / 1e3,
                 run=row["run_folder"],
             )
 

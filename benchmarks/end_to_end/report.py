@@ -29,14 +29,11 @@ def parts(result: Mapping[str, Any]) -> dict[str, str]:
         folded("Every transformer", model_table(result)),
         folded("Forward and backward pass of the transformers", phase_table(result)),
         folded("Every device", device_table(result)),
-        folded("Held-out families by device", held_out_table(result, devices=True)),
         folded("Measurements that are not predicted", left_out_list(result)),
     )
     return {
         "end-to-end": summary_table(result),
-        "end-to-end-held-out": held_out_text(result),
         "end-to-end-training": findings(result),
-        "end-to-end-parallel": parallel_table(result),
         "end-to-end-details": "\n\n".join(details),
     }
 
@@ -65,31 +62,6 @@ def _compositions(entry: Mapping[str, Any]) -> list[str]:
     """Mean errors of :data:`COMPOSITIONS`, the one that suits the source in bold."""
     texts = {name: percent(entry[name]["mape"]) for name in COMPOSITIONS}
     return [f"**{text}**" if name == HEADLINES[entry["source"]] else text for name, text in texts.items()]
-
-
-def held_out_text(result: Mapping[str, Any]) -> str:
-    """Which families were fitted, and the errors of the others."""
-    names = {name: ", ".join(f"`{family}`" for family in own) for name, own in result["families"].items()}
-    return f"Fitted families: {names['fitted']}. Held-out families: {names['held_out']}.\n\n{held_out_table(result)}"
-
-
-def held_out_table(result: Mapping[str, Any], devices: bool = False) -> str:
-    """Errors of networks of held-out families: by source and mode, or by device and precision."""
-    rows = [
-        [
-            *([entry["source"], entry["device"]] if devices else [TITLES[entry["source"]]]),
-            f"{entry['precision']} {entry['mode']}" if devices else entry["mode"],
-            str(entry["n"]),
-            percent(entry["issued"]["mape"]),
-            f"**{percent(entry['fitted']['mape'])}**",
-            percent(entry["fitted"]["median_ape"]),
-            percent(entry["roofline"]["mape"]),
-        ]
-        for entry in result["held_out"]
-        if (entry["device"] != "all") == devices
-    ]
-    names = ("source", "device", "run") if devices else ("networks", "mode")
-    return table((*names, "n", "issued", "fitted", "median", "roofline"), rows, left=len(names))
 
 
 def device_table(result: Mapping[str, Any]) -> str:
@@ -178,24 +150,6 @@ def model_table(result: Mapping[str, Any]) -> str:
 
 def _error(row: Mapping[str, Any], key: str) -> str:
     return f"{100 * (row[key] / row['measured_ms'] - 1):+.1f} %"
-
-
-def parallel_table(result: Mapping[str, Any]) -> str:
-    """Training iterations on four GPUs."""
-    ways = {"dp4": "data parallel", "pp4_1": "pipeline, one micro-batch"}
-    rows = [
-        [
-            f"{run['model']} on 4 x {run['device']}",
-            f"{ways[run['variant']]}, batch {run['batch']}",
-            f"{run['measured_ms']:,.1f}",
-            f"{run['replayed_ms']:,.1f}",
-            f"{run['replayed_ms'] - run['compute_ms']:,.1f}",
-            f"**{100 * run['error']:+.1f} %**",
-        ]
-        for run in result["four_gpus"]
-    ]
-    header = ("training", "parallelism", "measured, ms", "replayed, ms", "exposed communication, ms", "error")
-    return table(header, rows, left=2)
 
 
 def left_out_list(result: Mapping[str, Any]) -> str:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.end_to_end import images, transformers
-from benchmarks.end_to_end.fitted import (
-    Machine,
-    Measured,
-    family_of,
-    fit_machines,
-    is_fitted,
-    machine_of,
-    operator_family,
-    stream_s,
-)
 from benchmarks.end_to_end.labels import Label
 from cdmpp.model.domain.evidence import Evidence, Kind
 from cdmpp.predict.interface import Predictor
@@ -31,6 +22,8 @@ from cdmpp.programs.frontends.torch_eager import EagerTrace, Launch, eager_trace
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.query_options import Protocol
 from cdmpp.simulate.replay import Graph, Node, replay
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 #: How each kernel is predicted: as one call from the host, whose launch cost is in it; or device time alone.
 PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
@@ -48,13 +41,11 @@ class Answer:
 
     ``called_s``: calls that are waited for, one by one. ``queued_s``: device times alone, as in a stream
     that never runs dry. ``issued_s``: the host sends the input where the source timed that, and issues the calls
-    one by one; the device works them off as they come (:func:`_device_s`). ``fitted_s``: the same with the factors of
-    :mod:`benchmarks.end_to_end.fitted`, of a network whose family was held out and of whose machine others were
-    fitted. ``roofline_s``: the sum of the same kernels' rooflines. ``parts_s``, ``issued_parts_s``: forward and
-    backward, as called and as issued; a source that has them apart waits for the device between them.
-    ``listed_parts_s``: the same from the source's own measurements of single kernels, where it has them.
-    ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make most of it, with
-    their share.
+    one by one; the device works them off as they come (:func:`_device_s`). ``roofline_s``: the sum of the same
+    kernels' rooflines. ``parts_s``, ``issued_parts_s``: forward and backward, as called and as issued; a source that
+    has them apart waits for the device between them. ``listed_parts_s``: the same from the source's own measurements
+    of single kernels, where it has them. ``in_share``: share of the time that is of domain "in". ``largest``: kernels
+    that make most of it, with their share.
     """
 
     label: Label
@@ -68,8 +59,6 @@ class Answer:
     kernels: int
     in_share: float
     largest: tuple[tuple[str, float], ...]
-    measured: Measured
-    fitted_s: float | None = None
 
     @property
     def listed_s(self) -> float | None:
@@ -77,9 +66,7 @@ class Answer:
         return None if self.listed_parts_s is None else sum(self.listed_parts_s)
 
     def error(self, what: str = "called") -> float:
-        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "fitted", "roofline",
-        "listed".
-        """
+        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "roofline" or "listed"."""
         return float(getattr(self, f"{what}_s")) / self.label.measured_s - 1
 
 
@@ -210,12 +197,11 @@ def _answer(
     on_device_s = np.array([device_s[launch.spec] for launch in launches])
     first = sum(launch.phase == "forward" for launch in launches)
     issued_parts_s = (stream_s(on_device_s[:first], host_s), stream_s(on_device_s[first:], host_s))
-    sent_s = upload_s(label)
     return Answer(
         label,
         called_s,
         queued_s,
-        sum(issued_parts_s) if label.parts_s is not None else sent_s + stream_s(on_device_s, host_s),
+        sum(issued_parts_s) if label.parts_s is not None else upload_s(label) + stream_s(on_device_s, host_s),
         sum(called[launch.spec].roofline_s or 0.0 for launch in launches),
         listed,
         (forward_s, called_s - forward_s),
@@ -223,7 +209,6 @@ def _answer(
         len(launches),
         inside_s / called_s,
         tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
-        Measured(label, on_device_s, np.array([operator_family(launch.spec) for launch in launches]), host_s, sent_s),
     )
 
 
@@ -234,19 +219,15 @@ def upload_s(label: Label) -> float:
     return label.batch * 3 * label.size**2 * DTYPE_BYTES[label.precision] / UPLOAD_BYTES_PER_S
 
 
-def with_fitted(answers: Sequence[Answer]) -> tuple[list[Answer], dict[tuple[str, str, str], Machine]]:
-    """The answers with :attr:`Answer.fitted_s`, and the fitted machines by source, device and run."""
-    networks = [a.measured for a in answers if a.label.source != "neusight"]
-    seen = {machine_of(one.label) for one in networks if is_fitted(family_of(one.label.model))}
-    machines = {name: machine for name, machine in fit_machines(networks).items() if name in seen}
-    return [replace(a, fitted_s=_fitted_s(a, machines)) for a in answers], machines
+def stream_s(device_s: Array, host_s: float) -> float:
+    """End of the last kernel of one stream.
 
-
-def _fitted_s(answer: Answer, machines: Mapping[tuple[str, str, str], Machine]) -> float | None:
-    machine = machines.get(machine_of(answer.label))
-    if machine is None or is_fitted(family_of(answer.label.model)):
-        return None
-    return machine.seconds(answer.measured)
+    A kernel starts when the one before has ended and the host has issued it; the host takes ``host_s`` per kernel.
+    """
+    if not len(device_s):
+        return 0.0
+    remaining_s = np.cumsum(device_s[::-1])[::-1]
+    return float((host_s * np.arange(1, len(device_s) + 1) + remaining_s).max())
 
 
 def _one_stream(latencies_s: Sequence[float]) -> float:

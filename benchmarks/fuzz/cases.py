@@ -178,10 +178,6 @@ def _onnx(rng: random.Random) -> Request:
     return Request(f"/models/predict?{query}", OCTETS, models.onnx_case(rng))
 
 
-def _observe() -> dict[str, Any]:
-    return seeds.observe_body("AQAAAAIRy_3mscr_KKVXJopmEJFnU6sF5NMIGe0dPzUlnT-wap4_M0k4ZEaanT84GMSSfr6WdDRiYXNl")
-
-
 def _adapt(rng: random.Random) -> Request:
     body = mutate.json_value(rng, seeds.adapt_body())
     if isinstance(body, dict) and isinstance(body.get("records"), list):

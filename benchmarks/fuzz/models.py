@@ -203,24 +203,8 @@ def _rewire(rng: random.Random, model: onnx.ModelProto, node: Any) -> None:
 
 
 _OPERATORS = (
-    "MatMul",
-    "Conv",
-    "Reshape",
-    "Softmax",
-    "Expand",
-    "If",
-    "Loop",
-    "Scan",
-    "Gemm",
-    "LSTM",
-    "LayerNormalization",
-    "Einsum",
-    "Concat",
-    "Split",
-    "Shape",
-    "NonZero",
-    "TopK",
-    "",
+    *("MatMul", "Conv", "Reshape", "Softmax", "Expand", "If", "Loop", "Scan", "Gemm", "LSTM", "LayerNormalization"),
+    *("Einsum", "Concat", "Split", "Shape", "NonZero", "TopK", ""),
 )
 
 
@@ -273,14 +257,5 @@ def _nodes(rng: random.Random, model: onnx.ModelProto, node: Any) -> None:
         model.graph.node.add().CopyFrom(node)
 
 
-_STRUCTURE: tuple[Callable[[random.Random, onnx.ModelProto, Any], None], ...] = (
-    _rewire,
-    _rewire,
-    _operator,
-    _attribute,
-    _attribute,
-    _dims,
-    _dims,
-    _type,
-    _nodes,
-)
+_Change = Callable[[random.Random, onnx.ModelProto, Any], None]
+_STRUCTURE: tuple[_Change, ...] = (_rewire, _rewire, _operator, _attribute, _attribute, _dims, _dims, _type, _nodes)

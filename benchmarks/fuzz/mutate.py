@@ -15,76 +15,27 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-#: What a field may hold instead: other types, edges of numbers, text that fights.
-SCALARS: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    0.5,
-    -0.0,
-    1e-320,
-    1e308,
-    -1e308,
-    2**31 - 1,
-    2**31,
-    2**53 + 1,
-    2**63,
-    2**64,
-    -(2**63),
-    10**40,
-    "",
-    " ",
-    "0",
-    "null",
-    "NaN",
-    "\x00",
-    "é" * 3,
-    "\ufffe",
-    "💥",
-    "x" * 300,
-    "../../etc/passwd",
-    "'; DROP TABLE observations; --",
-    "%s%n",
-    "${jndi:x}",
-    "<script>",
-    "__class__",
-    "float32",
-    "t4",
-    "linear",
-)
-#: Raw text that JSON numbers or values may be replaced by, some of it no JSON.
-RAW = (
-    b"NaN",
-    b"Infinity",
-    b"-Infinity",
-    b"1e999",
-    b"-1e999",
-    b"00",
-    b"1.",
-    b".5",
-    b"0x10",
-    b"1e",
+_NUMBERS = (0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, -1e308, 2**31 - 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**40)
+_ODD_TEXTS = ("", " ", "0", "null", "NaN", "\x00", "é" * 3, "\ufffe", "💥", "x" * 300)
+_HOSTILE_TEXTS = ("../../etc/passwd", "'; DROP TABLE observations; --", "%s%n", "${jndi:x}", "<script>", "__class__")
+#: Values that may replace a field: other types, edges of numbers, hostile text, names that are valid elsewhere.
+SCALARS: tuple[Any, ...] = (None, True, False, *_NUMBERS, *_ODD_TEXTS, *_HOSTILE_TEXTS, "float32", "t4", "linear")
+_RAW_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"00", b"1.", b".5", b"0x10", b"1e", b"9" * 400)
+_RAW_TEXTS = (
+    b"0." + b"1" * 400,
     b"tru",
     b"'a'",
-    b"9" * 400,
-    b"0." + b"1" * 400,
     b'"\\ud800"',
     b'"\\u0000"',
     b'"\xff"',
     b"{}",
     b"[]",
-    b"[" * 5000,
-    b'{"a":' * 2000,
     b"/**/",
     b",",
     b":",
-    b"\xef\xbb\xbf",
-    b"\x00",
 )
+#: Raw text that may replace a part of JSON text, some of it not JSON.
+RAW = (*_RAW_NUMBERS, *_RAW_TEXTS, b"/**/", b",", b":", b"[" * 5000, b'{"a":' * 2000, b"\xef\xbb\xbf", b"\x00")
 
 
 def scalar(rng: random.Random) -> Any:
@@ -211,17 +162,8 @@ def _varint(rng: random.Random, out: bytearray, at: int) -> None:
     out[at : at + 1] = b"\xff" * rng.choice((1, 4, 9)) + b"\x01"
 
 
-_OCTETS: tuple[Callable[[random.Random, bytearray, int], None], ...] = (
-    _flip,
-    _flip,
-    _set,
-    _set,
-    _cut,
-    _double,
-    _move,
-    _number,
-    _varint,
-)
+_Change = Callable[[random.Random, bytearray, int], None]
+_OCTETS: tuple[_Change, ...] = (_flip, _flip, _set, _set, _cut, _double, _move, _number, _varint)
 
 
 def tensors(rng: random.Random, data: bytes) -> bytes:

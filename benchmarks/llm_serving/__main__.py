@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.end_to_end.document import put_parts
 from benchmarks.llm_serving.study import FIGURES, ROOT, answer, errors, read_batches
-from benchmarks.report.markdown import folded, percent, table
+from benchmarks.report.markdown import fill_document, folded, percent, table
 from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
 from cdmpp.predict.predictor import LatencyPredictor
@@ -40,7 +39,7 @@ def main() -> None:
         result = {"command": COMMAND, "model_id": predictor.model_id, "summary": summary(rows), "rows": rows}
         write_result(options.out, result)
     result = json.loads(options.out.read_text(encoding="utf-8"))
-    put_parts(ROOT / DOCUMENT, {"llm-serving": report(result)})
+    fill_document(ROOT / DOCUMENT, {"llm-serving": report(result)})
     print(summary_table(result))
 
 

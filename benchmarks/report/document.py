@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import added, collectives, former, goals, gpu_schedules, known, schedules, studies, unseen
+from benchmarks.report import collectives, former, goals, known, schedules, unseen
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import Results
 
@@ -22,15 +22,10 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "collectives": collectives.sizes,
         "devices-summary": unseen.summary,
         "devices": unseen.zero_shot,
-        "left-out": added.left_out,
         "collectives-left-out": collectives.left_out,
         "samplers": unseen.samplers,
         "trust": unseen.trust,
         "schedules": schedules.schedules,
-        "schedule-studies": schedules.schedule_studies,
-        "gpu-schedules": gpu_schedules.left_out,
-        "reference": studies.reference,
-        "ablations": studies.ablations,
     },
     "README.md": {"training": known.training, "known": known.readme_rows},
 }

@@ -8,7 +8,6 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.report.former import MOST, changes, device_errors
-from benchmarks.report.gpu_schedules import mean_score
 from benchmarks.report.known import part_of, title
 from benchmarks.report.markdown import number, percent, table
 from benchmarks.report.results import GROUPS, Results, not_measured
@@ -133,10 +132,8 @@ _ADDED = {
 
 def _added(results: Results) -> Iterator[Goal]:
     """Goals of the tables of quantised products, experts, latent attention, AMD libraries and collectives."""
-    unseen = (results.get("left_out") or {"by_source": {}})["by_source"]
     for source, (name, before, target) in _ADDED.items():
-        note = f" (devices left out: {percent(unseen[source]['mape'])})" if source in unseen else ""
-        yield Goal(f"{name}, held-out shapes", "all rows", before, target, held_out_error(results, source), note=note)
+        yield Goal(f"{name}, held-out shapes", "all rows", before, target, held_out_error(results, source))
     collectives = results.get("collectives") or {}
     test, left, few = (collectives.get(name) for name in ("test_error", "left_out_error", "adapted_error"))
     yield Goal("collectives, held-out sizes", "all rows", "6.2 %", 0.055, test)
@@ -223,45 +220,9 @@ def _programs(results: Results) -> Iterator[Goal]:
     yield Goal(f"{what}: error reduction over XGBoost", "XGBoost on PerStoreFeature, same rows", "-", 0.30, less, True)
 
 
-def _gpu_schedules(results: Results) -> Iterator[Goal]:
-    what = "GPU schedules, GPU left out: top-1 score"
-    for measurements, target in ((0, 0.85), (40, 0.92)):
-        stage = f"{measurements} measurements" if measurements else SPECIFICATION
-        yield Goal(what, stage, "-", target, mean_score(results, measurements), True, number)
-
-
-def _race(results: Results) -> Iterator[Goal]:
-    reference = results.get("reference")
-    ratio = reference["samples_per_s_ratio"] if reference else None
-    yield Goal(
-        "training samples per second",
-        "relative to the original, same machine",
-        "-",
-        10.0,
-        ratio,
-        True,
-        lambda v: f"{number(v, 0)} times",
-    )
-    methods = reference["methods"] if reference else {}
-    theirs = [m["test"]["mape"] for name, m in methods.items() if name.startswith("original")]
-    tenth = methods.get("ours, a tenth of the time", {}).get("test", {}).get("mape")
-    if theirs:
-        yield Goal(
-            "error after a tenth of the training time",
-            "at most the original's after all of it",
-            "-",
-            min(theirs),
-            tenth,
-        )
-
-
 def goals(results: Results) -> str:
     """Table of all goals."""
-    rows = [
-        goal.cells()
-        for part in (_unseen, _shapes, _added, _trust, _programs, _gpu_schedules, _race)
-        for goal in part(results)
-    ]
+    rows = [goal.cells() for part in (_unseen, _shapes, _added, _trust, _programs) for goal in part(results)]
     header = ("figure", "protocol", "preceding study", "goal", "cdmpp", "reached")
     left = [not_measured(name) for name in results.missing()]
     return "\n\n".join(filter(None, [table(header, rows, left=2), "  \n".join(left)]))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError
+from cdmpp.utils.writing import replacing
 
 #: Columns of every table of errors.
 ERROR_COLUMNS = ("n", "MAPE", "median", "within 10 %", "within 20 %", "Kendall tau", "inside the 80 % interval")
@@ -78,3 +80,10 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
             hint="write each part as <!-- generated:NAME --> ... <!-- end -->",
         )
     return _PART.sub(lambda match: f"{match[1]}\n{parts[match[2]]}\n\n{match[3]}", text)
+
+
+def fill_document(path: Path, parts: Mapping[str, str]) -> None:
+    """Replace the generated parts of a file (:func:`fill`)."""
+    text = fill(path.read_text(encoding="utf-8"), parts)
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")

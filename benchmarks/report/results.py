@@ -53,16 +53,11 @@ STUDIES: dict[str, Study] = {
     "devices": Study(
         "benchmarks/results/leave_one_device_out.json", f"python -m benchmarks.leave_one_device_out {_PUBLIC}"
     ),
-    "left_out": Study("benchmarks/results/left_out_new_tables.json", f"python -m benchmarks.left_out {_PUBLIC}"),
     "collectives": Study(
         "models/base/collectives.json", f"python -m cdmpp.train.collectives {_PUBLIC} --out models/base", "metrics"
     ),
     "collective_baselines": Study("benchmarks/results/collectives.json", f"python -m benchmarks.collectives {_PUBLIC}"),
     "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
-    "schedule_studies": Study("benchmarks/results/schedule_studies.json", "python -m benchmarks.schedules.studies"),
-    "gpu_schedules": Study("benchmarks/results/gpu_schedules.json", f"python -m benchmarks.gpu_schedules {_PUBLIC}"),
-    "reference": Study("benchmarks/results/reference.json", "python -m benchmarks.reference_preset"),
-    "ablations": Study("benchmarks/results/ablations.json", f"python -m benchmarks.ablations {_PUBLIC}"),
 }
 
 

@@ -1,9 +1,9 @@
-"""Reports on scheduled programs: splits, held-out configurations, sealed networks, and studies of training."""
+"""Reports on scheduled programs: splits, held-out configurations and sealed networks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.report.markdown import folded, number, percent, table
@@ -118,55 +118,3 @@ def _devices(result: Mapping[str, Any]) -> Iterator[str]:
         for method, m in methods.items()
     ]
     yield folded("MAPE on each configuration", table(("what is unseen", "method", *names), rows, left=2))
-
-
-#: Split of the studies -> what it evaluates.
-_STUDY_SPLITS = {
-    "development": "validation tasks and validation networks",
-    "task": "test tasks",
-    "network": "test networks",
-}
-_STUDY_FIGURES = (("mape", "MAPE", percent), ("task_kendall_tau", "tau", number), ("top1_score", "top-1", number))
-
-
-def schedule_studies(results: Results) -> str:
-    """One table per study and split: each variant's mean and standard deviation over seeds."""
-    result = results.get("schedule_studies")
-    if result is None:
-        return not_measured("schedule_studies")
-    blocks = [f"`{result['command']}`. Tables show the mean ± standard deviation over seeds."]
-    for split, part in result["splits"].items():
-        networks = f" (unseen networks: {', '.join(part['networks'])})" if split != "task" else ""
-        blocks.append(f"On {_STUDY_SPLITS[split]}{networks}, {part['steps']:,} training steps per run:")
-        blocks += [
-            f"**{study[:1].upper()}{study[1:]}**:\n\n{_variants(variants)}"
-            for study, variants in part["studies"].items()
-        ]
-    return "\n\n".join(blocks)
-
-
-def _variants(variants: Mapping[str, list[dict[str, Any]]]) -> str:
-    tests = list(next(iter(variants.values()))[0]["figures"])
-    every = [entry for entries in variants.values() for entry in entries]
-    # Columns that only some studies have.
-    extra = ["training tasks"] if len({entry.get("train_tasks") for entry in every}) > 1 else []
-    extra += ["cost of a prediction"] if any("cost" in entry for entry in every) else []
-    rows = []
-    for variant, entries in variants.items():
-        row = [variant, str(len(entries))]
-        if "training tasks" in extra:
-            row.append(f"{entries[0]['train_tasks']:,}")
-        if "cost of a prediction" in extra:
-            row.append(number(mean(entry["cost"] for entry in entries), 2))
-        for test in tests:
-            row += [_over_seeds([e["figures"][test][key] for e in entries], show) for key, _, show in _STUDY_FIGURES]
-        rows.append(row)
-    headers = [f"unseen {test}: {name}" for test in tests for _, name, _ in _STUDY_FIGURES]
-    return table(["variant", "seeds", *extra, *headers], rows)
-
-
-def _over_seeds(values: list[float | None], show: Any) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    return str(show(mean(known))) + (f" ± {show(stdev(known))}" if len(known) > 1 else "")

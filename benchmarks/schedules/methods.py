@@ -121,8 +121,7 @@ class Contest:
     def original(self, preset: TrainConfig, features: list[Array], seconds: float) -> Predict:
         """The original's network, trained for so long with one cycle of its learning rate.
 
-        The published cycle is far longer than the budget; a cycle of the budget had lower errors
-        (benchmarks/reference_preset.py).
+        The published cycle is far longer than the budget; a cycle of the budget had lower errors (docs/accuracy.md).
         """
         assert preset.reference is not None
         threads = self.config.optimiser.threads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.folder import SPLITS, records_file
-from cdmpp.data.networks import network_names, network_parts, without_sizes
+from cdmpp.data.networks import network_parts
 from cdmpp.data.sealed import sealed_programs
 from cdmpp.data.split_file import read_splits
-from cdmpp.data.splits import TEST, TRAIN, UNUSED, VALIDATION, program_parts
+from cdmpp.data.splits import TEST, UNUSED, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.data.unsealed import sealed_networks
 from cdmpp.errors import DataError
@@ -24,8 +23,6 @@ from cdmpp.train.run import load_training_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Networks that are held out while choices are made: those with the smallest sha256(rule + name).
-DEVELOPMENT_NETWORKS, _DEVELOPMENT_RULE = 4, "validation-1:"
 _CONFIGURATION = re.compile(r"(?P<cpu>.+)-\d+t-[a-z0-9]+")
 
 
@@ -64,15 +61,12 @@ class Scheduled:
     dataset : Dataset
     test_networks, sealed : tuple of str
         Networks of the split ``network``, and sealed networks.
-    origin : (programs,) str
-        How the schedule of each program was chosen: ``default``, ``sampled``, ``good``, ``active``, or "".
     """
 
     table: MeasurementTable
     dataset: Dataset
     test_networks: tuple[str, ...]
     sealed: tuple[str, ...]
-    origin: Array
 
     @classmethod
     def load(cls, config: TrainConfig, *, keep_sealed: bool = False, networks: tuple[str, ...] = ()) -> Scheduled:
@@ -103,22 +97,10 @@ class Scheduled:
             files = [records_file(path).with_name(SPLITS) for path in config.data.records]
             stored = [read_splits(file).about.get("test_networks", ()) for file in files if file.is_file()]
             networks = tuple(sorted({name for names in stored for name in names}))
-        return cls(table, dataset, networks, sealed_networks(config.data.records), _origins(table))
-
-    @property
-    def development_networks(self) -> tuple[str, ...]:
-        """Networks that choices are made on: neither test networks nor sealed."""
-        taken = {without_sizes(name) for name in (*self.test_networks, *self.sealed)}
-        names = {without_sizes(name) for name in network_names(self.table)} - taken
-        by_hash = sorted(names, key=lambda n: hashlib.sha256((_DEVELOPMENT_RULE + n).encode()).hexdigest())
-        return tuple(sorted(by_hash[:DEVELOPMENT_NETWORKS]))
+        return cls(table, dataset, networks, sealed_networks(config.data.records))
 
     def split(self, name: str, config: TrainConfig) -> Split:
-        """``development``, ``task``, ``network``, ``sealed``, ``device:NAME`` or ``cpu:NAME``.
-
-        ``development`` trains on none of the test tasks and test networks. It evaluates validation tasks, and
-        networks that are in no other test.
-        """
+        """``task``, ``network``, ``sealed``, ``device:NAME`` or ``cpu:NAME``."""
         shares = {"test": config.data.test_share, "validation": config.data.validation_share}
         by_task = program_parts(self.table, **shares)
         sealed = sealed_programs(self.table, self.sealed)
@@ -138,15 +120,6 @@ class Scheduled:
             part = program_parts(self.table, test=0.0, validation=shares["validation"])
             part[sealed] = TEST
             tests["sealed"] = sealed
-        elif name == "development":
-            held = network_parts(self.table, self.development_networks) == TEST
-            if self.test_networks:
-                part[network_parts(self.table, self.test_networks) == TEST] = UNUSED
-            tests["networks"] = held & (part != TEST) & (part != UNUSED)
-            tests["tasks"] = (part == VALIDATION) & ~held
-            part = np.where((part == TRAIN) & ~held, TRAIN, UNUSED)
-            for mask in tests.values():
-                part[mask] = TEST
         else:
             raise DataError(f"there is no split {name!r}", hint="task, network, sealed, device:NAME, cpu:NAME")
         key = self.dataset.rows.program
@@ -191,13 +164,3 @@ def cpu_of(configuration: str) -> str:
     """The CPU of a configuration: "amd-zen3" of "amd-zen3-2t-avx2"; configurations of one CPU are near twins."""
     match = _CONFIGURATION.fullmatch(configuration)
     return match["cpu"] if match else configuration
-
-
-def _origins(table: MeasurementTable) -> Array:
-    """Origin of each program: that of its first record."""
-    origin = np.zeros(table.n_programs, dtype=object)
-    origin[:] = ""
-    column = table.provenance.get("origin")
-    if column is not None:
-        origin[table.program_key[::-1]] = column.array()[::-1]
-    return origin.astype(str)

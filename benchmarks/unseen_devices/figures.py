@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.results import rounded
 from cdmpp.model.domain.calibration import read_quantiles
 from cdmpp.train.evaluation.metrics import measure
 from cdmpp.train.evaluation.tables import INTERVAL
@@ -39,13 +40,9 @@ def figures(
         bounds = [np.minimum(low, predicted), np.maximum(high, predicted)]
 
     def of(rows: Any) -> dict[str, Any]:
-        return rounded(measure(predicted[rows], measured[rows], *(bound[rows] for bound in bounds)))
+        errors: dict[str, Any] = rounded(measure(predicted[rows], measured[rows], *(bound[rows] for bound in bounds)))
+        return errors
 
     families = {str(name): of(family == name) for name in np.unique(family)}
     macro = float(np.mean([f["mape"] for f in families.values()]))
     return {"overall": of(slice(None)), "families": families, "macro": round(macro, 4)}
-
-
-def rounded(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures rounded to four digits, which is finer than the sampling error."""
-    return {key: round(v, 4) if isinstance(v, float) else v for key, v in found.items()}

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
-from benchmarks.unseen_devices.adapted import adapted
-from benchmarks.unseen_devices.figures import Array, figures, rounded
+from benchmarks.report.results import rounded
+from benchmarks.unseen_devices.figures import Array, figures
 from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.batch import Inputs
+from cdmpp.train.adaptation.adapt import adapt, answers_after
 from cdmpp.train.adaptation.records import DeviceRecords
 from cdmpp.train.adaptation.survey import Survey, survey
 from cdmpp.train.baselines import fit_baselines
@@ -176,18 +177,25 @@ class Group:
         return results, spec.sustained.figures()
 
     def _adapt(self, batch: QueryBatch, sampler: str, counts: Sequence[int]) -> None:
+        """Adapt to measurements; add the errors before and after on the rows that were not chosen."""
+        known, records = batch.known, batch.records
         for seed, k in itertools.product(SEEDS, counts):
-            adaptation = adapted(
-                self.artifact,
-                batch.records,
-                batch.known,
-                batch.log_measured,
-                batch.family,
-                self.cache,
-                sampler=sampler,
-                k=k,
-                seed=seed,
-            )
+            made = adapt(self.artifact, records, k=k, sampler=sampler, seed=seed, cache=self.cache, known=known)
+            adapter = made.artifact.adapter
+            assert adapter is not None
+            rest = ~np.isin(records.origin[known.rows], made.report["selected"])
+            query, logs, family = known.query[rest], batch.log_measured[rest], batch.family[rest]
+            before = [column[query] for column in (known.point, known.levels, known.factor)]
+            after = [column[query] for column in answers_after(made.artifact, known)]
+            adaptation = {
+                "k": k,
+                "sampler": sampler,
+                "seed": seed,
+                "before": figures(logs, before[0], family, *before[1:]),
+                "after": figures(logs, after[0], family, *after[1:]),
+                "weight": adapter.weight,
+                "width": round(adapter.width, 4),
+            }
             batch.entry["adapted"].append(adaptation)
             self._print(batch, f"{sampler} k = {k} seed {seed}", adaptation["after"])
 

@@ -56,7 +56,6 @@ def train(
     *,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-    make_network: Callable[[NetworkConfig, int], LatencyNetwork] = LatencyNetwork,
     make_objective: Callable[[Dataset, TrainConfig, Inputs], Objective] = Objective,
 ) -> tuple[LatencyNetwork, dict[str, Any]]:
     """Train a network.
@@ -73,8 +72,8 @@ def train(
     ranks : Ranks
         Processes that share the run (:func:`cdmpp.train.ranks.process_group`). ``batch_rows`` is divided among
         them. Only the first rank reads and writes the run folder.
-    make_network, make_objective : callable
-        Network and loss; variants of them are compared in benchmarks/ablations.py.
+    make_objective : callable
+        Loss.
 
     Returns
     -------
@@ -96,7 +95,7 @@ def train(
         torch.set_num_threads(opt.threads)
     index, weight = training_rows(dataset, config)
     inputs = Inputs(dataset.store, dataset.device_matrix)
-    network = make_network(config.network, len(dataset.devices))
+    network = LatencyNetwork(config.network, len(dataset.devices))
     fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
     optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True)
     average = {k: v.detach().clone() for k, v in network.named_parameters()}

@@ -21,7 +21,7 @@ def test_loading_leaves_the_sealed_networks_out(scheduled: Scheduled, scheduled_
     assert networks(scheduled, every).isdisjoint(scheduled.sealed)
     whole = Scheduled.load(scheduled_config, keep_sealed=True)
     assert networks(whole, np.arange(len(whole.dataset.rows))) >= set(scheduled.sealed)
-    for name in ("task", "network", "development", "device:one-1t-avx2", "cpu:one"):
+    for name in ("task", "network", "device:one-1t-avx2", "cpu:one"):
         split = whole.split(name, scheduled_config)
         used = np.concatenate([trained(split), *split.tests.values()])
         assert networks(whole, used).isdisjoint(scheduled.sealed), name
@@ -31,24 +31,15 @@ def test_loading_leaves_the_sealed_networks_out(scheduled: Scheduled, scheduled_
     assert set(scheduled.sealed) <= networks(whole, split.tests["sealed"])
 
 
-@pytest.mark.parametrize("name", ["task", "network", "development"])
+@pytest.mark.parametrize("name", ["task", "network"])
 def test_no_task_is_trained_on_and_tested(scheduled: Scheduled, scheduled_config: TrainConfig, name: str) -> None:
     split = scheduled.split(name, scheduled_config)
     known = tasks(scheduled, trained(split))
     assert known and all(len(index) for index in split.tests.values())
     for index in split.tests.values():
         assert known.isdisjoint(tasks(scheduled, index))
-    if name != "task":
-        unseen = set(scheduled.test_networks if name == "network" else scheduled.development_networks)
-        assert networks(scheduled, trained(split)).isdisjoint(unseen)
-
-
-def test_development_reads_no_test_part(scheduled: Scheduled, scheduled_config: TrainConfig) -> None:
-    split = scheduled.split("development", scheduled_config)
-    used = np.concatenate([trained(split), *split.tests.values()])
-    test = np.concatenate([scheduled.split(name, scheduled_config).tests[f"{name}s"] for name in ("task", "network")])
-    assert tasks(scheduled, used).isdisjoint(tasks(scheduled, test))
-    assert set(scheduled.development_networks).isdisjoint({*scheduled.test_networks, *scheduled.sealed})
+    if name == "network":
+        assert networks(scheduled, trained(split)).isdisjoint(scheduled.test_networks)
 
 
 def test_a_configuration_is_held_out_with_its_near_twins_named(

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from benchmarks import bulk
 from cdmpp.devices import known
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
 from cdmpp.features.encode import encode_operator
@@ -223,8 +222,3 @@ def test_a_tensor_layout_is_exact() -> None:
     body = save({"a": np.zeros((2, 3), np.float32)}, {})
     with pytest.raises(DataError, match="3, not 2"):
         read(body, {"a": ("f32", ("n", "n"))})
-
-
-def test_the_benchmark_compares_equal_arrays() -> None:
-    figures = bulk.measure(rows=5, repeats=1)  # raises where the two ways differ
-    assert figures["binary_bytes"] < figures["json_bytes"]

@@ -15,7 +15,6 @@ from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
 from cdmpp.plan.cluster.allocate import total_s
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest
-from cdmpp.plan.cluster.trace import Arrival, mean_completion_s, synthetic_trace
 from cdmpp.plan.cluster.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.render import render
@@ -74,23 +73,6 @@ def test_the_cheapest_servers_are_returned() -> None:
     assert (two.servers, two.preempted, two.shrunk) == (("s1", "s3"), (), ("a",))
     three = reclaim(servers, 3, workers, needed, cost)
     assert (three.preempted, three.cost_s) == (("a", "b"), 55.0)
-
-
-def test_completion_time_of_a_small_trace() -> None:
-    job = Job("a", (1, 2), (10.0, 5.0))
-    assert mean_completion_s([Arrival(0.0, job)], 2, allocate) == pytest.approx(5)
-    assert mean_completion_s([Arrival(0.0, job)], 2, least) == pytest.approx(10)
-    # The second comes at 2, when six seconds of the first are left with one worker: it ends at 8. By then the
-    # second has done six tenths with one worker; two do the rest in two seconds.
-    both = [Arrival(0.0, job), Arrival(2.0, job)]
-    assert mean_completion_s(both, 2, allocate) == pytest.approx((8 + (6 + 2)) / 2)
-    with pytest.raises(ValueError, match="more workers"):
-        mean_completion_s(both, 0, allocate)
-
-
-def test_equal_seeds_give_equal_traces() -> None:
-    assert synthetic_trace(5, 1, 10, 100) == synthetic_trace(5, 1, 10, 100)
-    assert synthetic_trace(5, 1, 10, 100) != synthetic_trace(5, 2, 10, 100)
 
 
 def test_the_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:

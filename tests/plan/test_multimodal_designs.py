@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planning.multimodal_exact import WITHIN, compare, random_case
 from cdmpp.plan.base.solve import read_request
 from cdmpp.plan.multimodal import Module, StepSolution, plan_step
 from cdmpp.plan.multimodal.check import check
@@ -25,6 +24,7 @@ from cdmpp.plan.multimodal.space import cuts_of, every_cut, most_segments, place
 from cdmpp.plan.multimodal.tasks import make_tasks
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
+from tests.plan.multimodal_brute_force import WITHIN, compare, random_case
 
 SIZES = np.array([1.0, 2.0, 4.0, 8.0])
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planning.precision_cases import make_costs
 from cdmpp.plan.precision.pricing import DeviceCosts, Pricing, uniform
 from cdmpp.simulate.replay import Graph, Node, replay
+from tests.plan.precision_cases import make_costs
 from tests.plan.precision_exhaustive import price_all
 
 

@@ -10,7 +10,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from benchmarks.planning.precision_cases import limited, make_costs, problems
 from cdmpp.errors import InfeasibleError, MissingDependencyError
 from cdmpp.plan.precision.highs import Effort
 from cdmpp.plan.precision.limits import rounded_up
@@ -20,6 +19,7 @@ from cdmpp.plan.precision.qsync import best_simple, heap
 from cdmpp.plan.precision.search import search
 from cdmpp.plan.precision.solver import baseline_plans
 from cdmpp.predict.requests.budget import Progress, SearchControl
+from tests.plan.precision_cases import limited, make_costs, problems
 from tests.plan.precision_exhaustive import best_levels
 
 

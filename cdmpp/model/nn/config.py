@@ -16,7 +16,7 @@ LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
 Positions = Literal["published", "standard"]
 
 #: Options of earlier versions, each with the one value that is still supported. The other values are only in
-#: the ablation study (benchmarks/ablation_variants).
+#: a finished study (`ablations` in docs/benchmarks.md).
 RETIRED: dict[str, Any] = {"device_inputs": "ratio", "leaf_times": True}
 #: Version of the schedule's columns that manifests without the field mean.
 _UNNAMED_VERSION = 2

@@ -23,8 +23,8 @@ class CastCost:
         return self.overhead_s + self.s_per_element * elements if elements else 0.0
 
 
-#: (from, to), measured on one core of an idle x86 server CPU with PyTorch on one thread by
-#: ``python -m benchmarks.planning.casts``. One line for small and large tensors is off by 8 to 40 % on average:
+#: (from, to), measured on one core of an idle x86 server CPU with PyTorch on one thread
+#: (`planning.casts` in docs/benchmarks.md). One line for small and large tensors is off by 8 to 40 % on average:
 #: too slow for tensors that fit into a cache, too fast for the others.
 MEASURED: dict[tuple[str, str], CastCost] = {
     ("int8", "float16"): CastCost(1.00e-09, 2.82e-06),

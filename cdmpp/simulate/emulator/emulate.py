@@ -250,8 +250,7 @@ def _simulate(
 ) -> Step:
     start, end = np.empty_like(duration), np.empty_like(duration)
     if frames is None:
-        turn = np.empty_like(structure.order)
-        ran = evaluate(structure.order, structure.begin, duration, structure.deps, lag, turn, start, end)
+        ran = evaluate(structure.order, structure.begin, duration, structure.deps, lag, start, end)
     else:
         ran = frames.run(structure, duration, lag, step, start, end)
     if ran < len(structure.order):

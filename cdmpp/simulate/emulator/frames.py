@@ -71,9 +71,8 @@ class Frames:
         """As :func:`cdmpp.simulate.emulator.evaluate.evaluate`; ``step`` is the grid that times lie on."""
         known = self._cuts.get(id(structure))
         if known is None:
-            turn, zero = np.empty_like(structure.order), np.zeros_like(lag)
-            unit = np.ones_like(duration)
-            ran = evaluate(structure.order, structure.begin, unit, structure.deps, zero, turn, start, end)
+            zero, unit = np.zeros_like(lag), np.ones_like(duration)
+            ran = evaluate(structure.order, structure.begin, unit, structure.deps, zero, start, end)
             if ran < len(structure.order):
                 return ran
             known = structure, cut_into_frames(structure, start)

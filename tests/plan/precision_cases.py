@@ -1,4 +1,4 @@
-"""Random precision problems for the benchmark and the tests."""
+"""Random precision problems of the tests."""
 
 from __future__ import annotations
 

@@ -1,25 +1,21 @@
-"""Multimodal pipeline plans against brute force on small random requests.
+"""Brute force over the plans of small random multimodal requests.
 
 Each request has one to three modules of two to five layers on two or three ranks, and up to four items of each
 module. Brute force tries every cut of the layers into every allowed number of segments, every number of
 sub-micro-batches of each module, those of every number of micro-batches of samples, and for each of these all orders
-(branch and bound, without the planner's search and bounds of requests). The plan must be within 1 % of the shortest,
-and its lower bound not above it. ``--cases 100 --out benchmarks/results/multimodal_exact.json`` takes some minutes.
+(branch and bound, without the planner's search and bounds of requests).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.report.results import write_result
 from cdmpp.plan.multimodal import Module, plan_step
 from cdmpp.plan.multimodal.branch_and_bound import branch_and_bound
 from cdmpp.plan.multimodal.candidates import split_micro_batches
@@ -30,8 +26,6 @@ from cdmpp.plan.multimodal.placement import Chunk, Placement
 from cdmpp.plan.multimodal.tasks import make_tasks
 from cdmpp.predict.requests.budget import SearchControl
 
-#: Most designs of a request, and most passes of one of them.
-MAX_DESIGNS, MAX_PASSES = 30_000, 40
 #: Largest difference of a plan and the shortest one that counts as found.
 WITHIN = 0.01
 
@@ -45,7 +39,7 @@ class Case:
     ranks: int
 
 
-def random_case(rng: np.random.Generator, max_designs: int = MAX_DESIGNS, max_passes: int = MAX_PASSES) -> Case:
+def random_case(rng: np.random.Generator, max_designs: int, max_passes: int) -> Case:
     """A request whose designs brute force can try."""
     while True:
         count, ranks = int(rng.integers(1, 4)), int(rng.integers(2, 4))
@@ -119,9 +113,9 @@ def _busiest_s(case: Case, chunks: Sequence[tuple[Chunk, ...]], items: Sequence[
     return max(load)
 
 
-def compare(case: Case, *, budget_s: float = 600.0, max_steps: int | None = None) -> dict[str, Any]:
+def compare(case: Case, *, max_steps: int) -> dict[str, Any]:
     """Plan a request and compare it with the shortest plan."""
-    plan = plan_step(case.modules, case.batch, case.ranks, control=SearchControl(budget_s), max_steps=max_steps)
+    plan = plan_step(case.modules, case.batch, case.ranks, control=SearchControl(600.0), max_steps=max_steps)
     best_s = shortest_s(case, plan.schedule.makespan_s)
     return {
         "makespan_s": plan.schedule.makespan_s,
@@ -129,49 +123,4 @@ def compare(case: Case, *, budget_s: float = 600.0, max_steps: int | None = None
         "lower_bound_s": plan.bound_s,
         "complete": plan.complete,
         "excess": plan.schedule.makespan_s / best_s - 1,
-        "gap": best_s / plan.bound_s - 1,
     }
-
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=2000, help="orders that each search evaluates")
-    parser.add_argument("--budget", type=float, help="seconds of each search instead")
-    parser.add_argument("--out", type=Path, help="result file")
-    options = parser.parse_args()
-    rng = np.random.default_rng(0)
-    rows = []
-    for number in range(options.cases):
-        case = random_case(rng)
-        row = (
-            compare(case, max_steps=options.steps) if options.budget is None else compare(case, budget_s=options.budget)
-        )
-        rows.append(row)
-        shape = f"layers {[len(m.layers) for m in case.modules]}, items {case.batch}, {case.ranks} ranks"
-        print(
-            f"{number} {shape}: plan {row['makespan_s']:.2f} s, shortest {row['shortest_s']:.2f} s "
-            f"(+{100 * row['excess']:.2f} %), bound {row['lower_bound_s']:.2f} s, complete {row['complete']}",
-            flush=True,
-        )
-    result = {
-        "what": "multimodal plans against brute force over cuts, sub-micro-batches and orders",
-        "cases": len(rows),
-        "steps": options.steps if options.budget is None else None,
-        "budget_s": options.budget,
-        "within_1_percent": sum(row["excess"] <= WITHIN for row in rows),
-        "shortest": sum(row["excess"] <= 1e-9 for row in rows),
-        "worst_excess": max(row["excess"] for row in rows),
-        "complete": sum(row["complete"] for row in rows),
-        "wrong_bounds": sum(row["lower_bound_s"] > row["shortest_s"] * (1 + 1e-9) for row in rows),
-        "mean_bound_gap": float(np.mean([row["gap"] for row in rows])),
-        "rows": rows,
-    }
-    print({name: value for name, value in result.items() if name != "rows"})
-    if options.out is not None:
-        write_result(options.out, result)
-
-
-if __name__ == "__main__":
-    main()

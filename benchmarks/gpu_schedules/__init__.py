@@ -1,1 +1,0 @@
-"""Brute-forced GPU schedules, leaving one GPU out: order within a kernel and error, with and without measurements."""
