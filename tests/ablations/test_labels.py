@@ -18,6 +18,8 @@ from cdmpp.train.reference.box_cox import BoxCox
 from cdmpp.train.step import Objective
 from tests.model.nn.synthetic import TINY, dataset, training
 
+pytestmark = pytest.mark.slow
+
 KINDS: tuple[LabelName, ...] = get_args(LabelName)
 EXPONENTS = {"latency": 0.0, "box-cox": None}
 

@@ -16,6 +16,8 @@ from cdmpp.train.config import TrainConfig
 from cdmpp.train.loop import train
 from tests.model.nn.synthetic import TINY, dataset, random_inputs, training
 
+pytestmark = pytest.mark.slow
+
 
 def network(kind: type[LatencyNetwork]) -> LatencyNetwork:
     """A variant with random weights, in evaluation mode."""

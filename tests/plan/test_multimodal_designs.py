@@ -26,6 +26,8 @@ from cdmpp.plan.multimodal.tasks import make_tasks
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
 
+pytestmark = pytest.mark.slow
+
 SIZES = np.array([1.0, 2.0, 4.0, 8.0])
 
 

@@ -22,6 +22,8 @@ from cdmpp.plan.precision.solver import baseline_plans
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from tests.plan.precision_exhaustive import best_levels
 
+pytestmark = pytest.mark.slow
+
 
 def start(costs: DeviceCosts, limit_s: float) -> Levels:
     return best_simple(costs, heap(costs, lowest(costs), limit_s), limit_s)

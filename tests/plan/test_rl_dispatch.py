@@ -16,6 +16,8 @@ from cdmpp.plan.rl.engine import GenerationEngine, SampleQueues
 from cdmpp.plan.rl.generation import generate
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, Misses, SampledSteps, draw_steps
 
+pytestmark = pytest.mark.slow
+
 PAST = true_lengths(20_000, 7)
 
 

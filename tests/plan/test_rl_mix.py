@@ -29,6 +29,8 @@ from cdmpp.plan.rl.view import draw
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.render import render
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = LengthDistribution.of_quantiles({0.5: 300, 0.9: 1000, 1.0: 4000}, 64)
 BATCHES = np.arange(9, dtype=np.float64)
 CURVE: Floats = np.asarray(0.01 + 1e-3 * BATCHES)
