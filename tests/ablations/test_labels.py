@@ -67,6 +67,7 @@ def test_label_is_fitted_on_training_rows_only(kind: LabelName) -> None:
     assert fit_label(data, config, kind) == fit_label(other, config, kind)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [None, *KINDS])
 def test_network_learns_each_label(tmp_path: Path, kind: LabelName | None) -> None:
     data = dataset()

@@ -20,6 +20,8 @@ from cdmpp.train.config import TrainConfig
 from cdmpp.train.draw import target_rows
 from tests.benchmarks.scheduled import networks, tasks, trained
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def split(scheduled: Scheduled, scheduled_config: TrainConfig) -> Split:
