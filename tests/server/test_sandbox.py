@@ -539,8 +539,9 @@ def test_service_process_never_loads_parsers() -> None:
             kind = {"content-type": "application/octet-stream"}
             model = client.post("/models/predict?device=t4", content=open(path, "rb").read(), headers=kind)
             print(model.status_code)
-        parsers = ("tvm", "tvm_ffi", "torch", *(f"cdmpp.programs.frontends.{name}" for name in ("onnx_model",
-        "tvmscript_check"))) print([name for name in parsers if name in sys.modules])
+        readers = (f"cdmpp.programs.frontends.{name}" for name in ("onnx_model", "tvmscript_check"))
+        parsers = ("tvm", "tvm_ffi", "torch", *readers)
+        print([name for name in parsers if name in sys.modules])
         """)
     model = str(ROOT / "examples" / "small_resnet.onnx")
     with tempfile.TemporaryDirectory() as folder:
