@@ -20,8 +20,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # More options for pytest, such as PYTEST_OPTIONS='-k devices'.
 PYTEST_OPTIONS ?=
-# Processes of `make test`.
-JOBS ?= 2
+# Processes of the test targets. Three, because many tests wait for processes that they start.
+JOBS ?= 3
 # `make test-stress`: test files and how often each runs; by default two groups of files, 20 and 5 times.
 STRESS_FILES ?=
 STRESS_ROUNDS ?=
