@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +13,6 @@ from tests.waiting import PATIENT
 
 # Several processes test at once. With more threads than processors OpenMP waits in busy loops: four times the work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-SLOW_FILE = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,13 +31,6 @@ def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def predictor() -> LatencyPredictor:
     """The model that ships with the package."""
     return LatencyPredictor.load()
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import files whose ``pytestmark`` starts with slow where slow tests are deselected: it takes seconds."""
-    if not config.option.markexpr.startswith("not slow") or collection_path.suffix != ".py":
-        return None
-    return True if SLOW_FILE.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
