@@ -20,8 +20,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # More options for pytest, such as PYTEST_OPTIONS='-k devices'.
 PYTEST_OPTIONS ?=
-# Processes of `make test`.
-JOBS ?= 2
+# Processes of the test targets. Three, because many tests wait for processes that they start.
+JOBS ?= 3
 # `make test-stress`: test files and how often each runs; by default two groups of files, 20 and 5 times.
 STRESS_FILES ?=
 STRESS_ROUNDS ?=
@@ -30,14 +30,15 @@ VERBOSE ?=
 # Folder of the public tables (docs/data.md); only to measure accuracy anew.
 PUBLIC_DATA ?=
 
-.PHONY: help setup demo test test-fast test-stress test-native test-browser serve check docs wheel accuracy figures
+.PHONY: help setup demo test test-fast test-nightly test-stress test-native test-browser serve check docs wheel accuracy figures
 .PHONY: templates stored-answers clean
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
 	@echo 'make demo          predictions, a plan and an adaptation for GPUs this machine does not have (all of it: VERBOSE=1)'
-	@echo 'make test          all tests and the notebooks (about 10 minutes on two cores)'
+	@echo 'make test          all tests but the nightly ones, and the notebooks (about 6 minutes on two cores)'
 	@echo 'make test-fast     tests that are not marked slow (about 90 seconds on two cores)'
+	@echo 'make test-nightly  benchmarks on tiny sizes, random requests, all networks, Ray, load'
 	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
 	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
 	@echo 'make test-browser  tests that need a browser'
@@ -65,19 +66,23 @@ demo: $(READY)
 	@echo 'starting a server on this machine (some seconds) ...'
 	@$(BIN)/python -m cdmpp.cli.demo $(if $(VERBOSE),--verbose)
 
-# The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts the
-# longest files first. Tests marked native, browser, gpu or load are skipped where their tool is missing.
+# The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts files
+# with slow tests first. Tests marked native, browser, gpu or load are skipped where their tool is missing.
 # After a crash of one of its processes xdist may wait for ever, so a crash ends the run.
 # Some 150 processes of the tests would compile the package anew where the caller forbids files of bytecode.
-test test-fast test-stress: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-nightly test-stress: export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 test: $(READY)
-	@echo 'all tests and the notebooks: about 10 minutes on two idle cores'
-	$(PYTEST) tests --nbmake notebooks
+	@echo 'all tests but the nightly ones, and the notebooks: about 6 minutes on two idle cores'
+	$(PYTEST) -m 'not nightly' tests --nbmake notebooks
 
 test-fast: $(READY)
 	@echo 'tests that are not marked slow: about 90 seconds on two idle cores'
-	$(PYTEST) -m 'not slow' tests
+	$(PYTEST) -m 'not slow and not nightly' tests
+
+test-nightly: $(READY)
+	@echo 'nightly tests: benchmarks on tiny sizes, random requests, all networks, Ray, load'
+	$(PYTEST) -m nightly tests
 
 test-stress: $(READY)
 	$(BIN)/python -m tests.stress $(if $(STRESS_ROUNDS),--rounds $(STRESS_ROUNDS)) $(STRESS_FILES)

@@ -2,94 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.waiting import PATIENT
 
-#: Files whose tests start many processes, compile or train, longest first: they are marked slow and run first, so that
-#: none of them is left at the end of a run with several processes.
-SLOW_FILES = (
-    "tests/benchmarks/test_smoke.py",
-    "tests/server/test_process.py",
-    "tests/data/measure/test_collect.py",
-    "tests/programs/zoo/test_lowering.py",
-    "tests/server/test_reload.py",
-    "tests/server/test_jobs_process.py",
-    "tests/server/test_page.py",
-    "tests/plan/distributed/test_tables.py",
-    "tests/plan/distributed/test_cluster.py",
-    "tests/plan/distributed/test_sweep.py",
-    "tests/plan/distributed/test_seeds.py",
-    "tests/server/test_sandbox.py",
-    "tests/data/measure/test_archive.py",
-    "tests/data/measure/test_remote.py",
-    "tests/model/nn/test_loop.py",
-    "tests/integrations/test_measuring.py",
-    "tests/server/test_adapt.py",
-    "tests/data/measure/test_tuning.py",
-    "tests/test_packaging.py",
-    "tests/server/test_connections.py",
-    "tests/server/test_serving.py",
-    "tests/data/measure/test_pools.py",
-    "tests/integrations/test_metaschedule.py",
-    "tests/integrations/test_online.py",
-    "tests/integrations/test_sklearn.py",
-    "tests/train/test_run.py",
-    "tests/train/test_ranks.py",
-    "tests/server/test_store.py",
-    "tests/server/test_fuzz.py",
-    "tests/server/test_three_doors.py",
-    "tests/server/test_observe_postgres.py",
-    "tests/server/test_observe_process.py",
-    "tests/train/adaptation/test_adapt.py",
-    "tests/plan/test_multimodal.py",
-    "tests/plan/test_rl_limits.py",
-    "tests/plan/test_rl_mix.py",
-    "tests/plan/test_rl_check.py",
-    "tests/plan/test_multimodal_designs.py",
-    "tests/programs/zoo/test_numerics.py",
-    "tests/features/test_class_way.py",
-    "tests/test_without_torch.py",
-    "tests/test_regression_gate.py",
-    "tests/stored_answers/test_stored_answers.py",
-    "tests/cli/test_command.py",
-    "tests/train/test_reference.py",
-    "tests/train/test_domain.py",
-    "tests/train/test_baselines.py",
-    "tests/server/test_plans.py",
-    "tests/server/test_adapt_process.py",
-    "tests/server/test_proposals.py",
-    "tests/predict/client/test_transport.py",
-    "tests/train/evaluation/test_tables.py",
-    "tests/programs/test_lowering_runs.py",
-    "tests/features/test_hostile_json.py",
-    "tests/model/nn/test_engine.py",
-    "tests/model/nn/test_artifact.py",
-    "tests/plan/test_precision_search.py",
-    "tests/plan/test_rl_dispatch.py",
-    "tests/plan/test_fused.py",
-    "tests/data/measure/test_sampling.py",
-    "tests/simulate/traces/test_recorded.py",
-    "tests/cli/test_replay_trace.py",
-    "tests/cli/test_replay.py",
-    "tests/cli/test_eval.py",
-    "tests/cli/test_curve.py",
-    "tests/cli/test_predict.py",
-    "tests/programs/frontends/test_tasks.py",
-    "tests/server/test_hosts.py",
-    "tests/cli/test_train_and_serve.py",
-    "tests/predict/client/test_plans.py",
-    "tests/plan/test_multimodal_1f1b.py",
-    "tests/server/test_quotas.py",
-    "tests/plan/test_afd.py",
-    "tests/test_unseen_shapes.py",
-    "tests/test_end_to_end.py",
-)
+# Several processes test at once. With more threads than processors OpenMP waits in busy loops: four times the work.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -110,25 +33,11 @@ def predictor() -> LatencyPredictor:
     return LatencyPredictor.load()
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import slow files where slow tests are deselected."""
-    if config.option.markexpr != "not slow":
-        return None
-    return True if any(collection_path.match(file) for file in SLOW_FILES) else None
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put slow files and notebooks first, mark slow files, and skip tests whose tool is missing."""
-    position = {file: number for number, file in enumerate(SLOW_FILES)}
-
-    def rank(item: pytest.Item) -> int:
-        file = item.nodeid.partition("::")[0]
-        return 4 if file.endswith(".ipynb") else position.get(file, len(position))
-
-    for item in items:
-        if item.nodeid.partition("::")[0] in position:
-            item.add_marker("slow")
-    items.sort(key=rank)
+    """Put notebooks and files with slow tests first, and skip tests whose tool is missing."""
+    slow = {item.path for item in items if item.path.suffix == ".ipynb" or item.get_closest_marker("slow")}
+    # None of them is left at the end of a run with several processes. Tests of a file stay together.
+    items.sort(key=lambda item: item.path not in slow)
     needs = {
         "native": (("cc", "gcc", "clang"), "needs a C compiler (cc, gcc or clang); then: make test-native"),
         "browser": (("chromium", "chromium-browser", "google-chrome"), "needs chromium; then: make test-browser"),

@@ -22,6 +22,8 @@ from benchmarks.report.markdown import percent
 from cdmpp import LatencyPredictor
 from cdmpp.programs.frontends.torch_eager import eager_trace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 LABEL = Label("torchvision", "resnet18", "rtx-2080-ti", "inference", "float16", 12, 224, 2.85e-3)
 

@@ -17,6 +17,8 @@ import yaml
 
 import cdmpp
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 VERSION = cdmpp.__version__
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -59,7 +61,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_wheel_contains_two_packages_and_the_model(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.partition("/")[0] for name in names}
@@ -70,14 +71,12 @@ def test_wheel_contains_two_packages_and_the_model(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 
 
-@pytest.mark.slow
 def test_wheel_metadata_passes_twine_check(wheel: Path) -> None:
     command = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_unpacked_wheel_predicts(wheel: Path, tmp_path: Path) -> None:
     """``python -m cdmpp`` with the wheel's content alone on the path, outside of the checkout."""
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

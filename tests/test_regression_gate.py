@@ -20,6 +20,8 @@ from benchmarks.gate import (
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.config import TrainConfig
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def gate() -> dict[str, Any]:

@@ -15,6 +15,8 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.evaluation.tables import evaluate
 
+pytestmark = pytest.mark.slow
+
 
 def made_up(rows: int = 60) -> Answered:
     """Two sources; the rows of ``b`` are all off by half and have the higher scores."""

@@ -10,6 +10,8 @@ import pytest
 
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 #: Packages of other extras: an import of one fails as if it were not installed.
 BLOCK = """
 import sys

@@ -13,6 +13,8 @@ from cdmpp.errors import DataError
 from cdmpp.train.config import TrainConfig
 from tests.benchmarks.scheduled import DEVICES, SEALED, TEST, networks, tasks, trained
 
+pytestmark = pytest.mark.slow
+
 
 def test_loading_leaves_the_sealed_networks_out(scheduled: Scheduled, scheduled_config: TrainConfig) -> None:
     assert len(scheduled.sealed) == SEALED

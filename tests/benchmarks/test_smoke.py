@@ -75,6 +75,7 @@ def test_help_prints_the_help_and_runs_nothing(
     assert "--help" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [

@@ -18,6 +18,8 @@ from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import LINEAR, ROOT, Run, Spawn
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 COMMANDS = [
     ("predict",),
     ("inspect",),

@@ -12,6 +12,8 @@ from cdmpp.predict.curves import Template, predict_curve
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = "linear:n=4096,k=1024,dtype=float16"
 
 

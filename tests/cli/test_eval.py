@@ -17,6 +17,8 @@ from cdmpp.train.evaluation.metrics import METRICS
 from cdmpp.train.evaluation.tables import evaluate
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def gemm(tmp_path: Path) -> Path:

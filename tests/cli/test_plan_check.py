@@ -11,6 +11,8 @@ import pytest
 from cdmpp.programs.operators import parse_operator
 from tests.cli.conftest import LINEAR, Run
 
+pytestmark = pytest.mark.slow
+
 REQUEST: dict[str, Any] = {
     "models": [
         {"stages": 2, "micro_batches": 3, "forward_s": 1, "backward_s": 2, "direction": "down"},

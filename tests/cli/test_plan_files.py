@@ -19,6 +19,7 @@ def text_of(value: Any) -> str:
     return json.dumps(value)
 
 
+@pytest.mark.slow
 def test_plan_is_written_and_printed(run: Run, tmp_path: Path) -> None:
     request, out = tmp_path / "request.json", tmp_path / "schedule.csv"
     request.write_text(text_of(STEP))

@@ -14,6 +14,8 @@ from cdmpp.programs.program import TensorProgram
 from tests.cli.conftest import LINEAR, ROOT, Run
 from tests.programs.frontends.test_metaschedule_db import write_database
 
+pytestmark = pytest.mark.slow
+
 MODEL = ROOT / "examples" / "transformer_block.onnx"
 
 

@@ -149,6 +149,7 @@ def test_wrong_device_does_not_stop_the_others(run: Run) -> None:
     assert alone.exit_code == 1 and alone.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

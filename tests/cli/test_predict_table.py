@@ -20,6 +20,8 @@ from cdmpp.programs.program import TensorProgram
 from tests.cli.conftest import ROOT, Run
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 LEVELS = (0.1, 0.9)
 PROGRAMS = [
     "linear:m=512,n=4096,k=1024,dtype=float16",

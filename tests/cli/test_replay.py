@@ -11,6 +11,8 @@ from cdmpp import LatencyPredictor, make_plan
 from cdmpp.devices import SPECIFICATION_EXAMPLE
 from tests.cli.conftest import ROOT, Run
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = ROOT / "docs/examples/replay.json"
 BLOCK = ROOT / "examples/transformer_block.onnx"
 

@@ -13,6 +13,8 @@ from cdmpp.simulate.traces import replay_trace
 from tests.cli.conftest import ROOT, Run
 from tests.simulate.traces.kineto import training_step
 
+pytestmark = pytest.mark.slow
+
 RANKS = [f"docs/examples/trace_rank{rank}.json.gz" for rank in range(2)]
 
 

@@ -17,6 +17,8 @@ from cdmpp.cli.train import print_errors
 from cdmpp_server.settings import Settings
 from tests.cli.conftest import ROOT, Run
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 name = "tiny"
 [data]

@@ -331,6 +331,7 @@ def test_labels():
     assert labels[1] == "b"
 
 
+@pytest.mark.slow
 def test_programs_of_a_task_are_stored_together_in_any_row_order(tmp_path):
     rng = np.random.default_rng(1)
     # Tasks have nothing in common; the schedules of one differ in a number each.

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from cdmpp.devices import DeviceSpec, known, load_device, lookup
+from cdmpp.devices import known, load_device, lookup
 from cdmpp.devices.ceilings import Ceilings
 from cdmpp.devices.writing import specification_toml
 
 
-@pytest.mark.parametrize("spec", known(), ids=lambda s: s.name)
-def test_every_known_device(spec: DeviceSpec, tmp_path: Path) -> None:
-    path = tmp_path / "device.toml"
-    path.write_text(specification_toml(spec, "a comment"), encoding="utf-8")
-    assert load_device(str(path)) == spec
+def test_every_known_device(tmp_path: Path) -> None:
+    for spec in known():
+        path = tmp_path / "device.toml"
+        path.write_text(specification_toml(spec, "a comment"), encoding="utf-8")
+        assert load_device(str(path)) == spec, spec.name
 
 
 def test_ceilings_and_odd_texts(tmp_path: Path) -> None:

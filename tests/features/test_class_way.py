@@ -10,6 +10,8 @@ from cdmpp.features.schema import COLUMNS
 from cdmpp.programs.operators import OperatorSpec, lowered_operators, parse_operator
 from tests.features.shapes import random_specs, reads_only_padding
 
+pytestmark = pytest.mark.slow
+
 
 def differences(one: EncodedPrograms, two: EncodedPrograms) -> list[str]:
     """Columns in which two programs differ; float32 keeps log2 of a size to about 1e-6."""

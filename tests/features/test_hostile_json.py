@@ -21,6 +21,8 @@ from cdmpp.programs.templates import template_json
 from cdmpp.programs.tvm_json import MAX_BYTES, MAX_NODES
 from tests.features.builder import Builder, Document
 
+pytestmark = pytest.mark.slow
+
 
 def concrete(text: str) -> Document:
     """A valid document without TVM: an operator's template with its sizes written in."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def column(encoded: EncodedPrograms, name: str) -> np.ndarray[Any, Any]:
     return np.asarray(encoded.leaves[0, :, COLUMN[name]], dtype=np.float64)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(SPECS)
 def test_invariants_of_every_leaf(spec: OperatorSpec) -> None:

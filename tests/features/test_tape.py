@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cdmpp.features.affine import Num, maximum, minimum, where
 from cdmpp.features.class_features import ClassFeatures
@@ -53,6 +54,7 @@ def test_equal_numbers_of_different_types_stay_apart() -> None:
     assert repeated is not None and [value.dtype.kind for value in repeated] == ["i", "f"]
 
 
+@pytest.mark.slow
 def test_features_do_not_depend_on_the_sizes_that_a_class_met_first() -> None:
     by_class: dict[str, list[dict[str, int]]] = {}
     for spec in random_specs(120, seed=5):

@@ -15,7 +15,7 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from tests.integrations.conftest import Draw, Simple
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.slow, pytest.mark.tvm]
 pytest.importorskip("tvm")
 
 

@@ -12,6 +12,8 @@ from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.integrations.online import FAILED_FACTOR, OnlineResiduals, read_state, summary, write_state
 
+pytestmark = pytest.mark.slow
+
 
 def programs(count: int, seed: int = 0, at: float = 0.0) -> np.ndarray:
     """Summaries of programs of one to three leaves with random columns around a point."""

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.tvm
 pytest.importorskip("tvm")
 
 
+@pytest.mark.slow
 def test_a_server_gives_the_scores_of_the_model_in_this_process(
     draw: Draw, predictor: LatencyPredictor, device: DeviceSpec, serve: Serve
 ) -> None:

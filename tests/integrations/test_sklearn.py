@@ -24,6 +24,8 @@ from cdmpp.integrations import sklearn as integration
 from cdmpp.integrations.sklearn import LatencyRegressor
 from cdmpp.predict.predictor import LatencyPredictor
 
+pytestmark = pytest.mark.slow
+
 LINEAR = "linear:m={num_tokens},n=4096,k=4096,dtype=float16"
 
 

@@ -22,6 +22,8 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.render import render
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "afd.json"
 GIVEN: dict[str, Any] = {
     "layers": 10,

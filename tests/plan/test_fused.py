@@ -23,6 +23,8 @@ from cdmpp.plan.registry import make_plan
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.utils.jit import COMPILED
 
+pytestmark = pytest.mark.slow
+
 # Stages and micro-batches of both models, their forward seconds (backward takes twice as long), and the lower
 # bound: the instances in the results folder of the FlexFusion repository (RLHFuse, NSDI'25).
 PUBLISHED = [

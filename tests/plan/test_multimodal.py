@@ -38,6 +38,8 @@ from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp_server.plan_limits import DEFAULTS
 from tests.plan.multimodal_cases import module, step
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path("docs/examples/pipeline_modules.json")
 
 

@@ -16,6 +16,8 @@ from cdmpp.plan.multimodal.placement import contiguous_at
 from cdmpp.plan.multimodal.steps import plan_step
 from cdmpp.predict.requests.budget import SearchControl
 
+pytestmark = pytest.mark.slow
+
 #: Share by which the baseline may exceed the best cut: layers are moved one at a time.
 WEAK = 0.01
 

@@ -26,6 +26,8 @@ from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
 from tests.plan.multimodal_brute_force import WITHIN, compare, random_case
 
+pytestmark = pytest.mark.slow
+
 SIZES = np.array([1.0, 2.0, 4.0, 8.0])
 
 

@@ -21,6 +21,9 @@ from cdmpp.plan.precision.solver import baseline_plans
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from tests.plan.precision_cases import limited, make_costs, problems
 from tests.plan.precision_exhaustive import best_levels
+from tests.seeds import seeds
+
+pytestmark = pytest.mark.slow
 
 
 def start(costs: DeviceCosts, limit_s: float) -> Levels:
@@ -32,7 +35,7 @@ def solved(costs: DeviceCosts, limit_s: float, nodes: int | None = None, seed: i
     return minimise_error(costs, start(costs, limit_s), limit_s, effort)
 
 
-@pytest.mark.parametrize("seed", range(21))
+@pytest.mark.parametrize("seed", seeds(21))
 def test_equal_to_exhaustive_search(seed: int) -> None:
     count = 6 + seed % 7
     share = np.random.default_rng([count, seed]).uniform(0.15, 0.7, 2)

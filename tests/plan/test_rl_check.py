@@ -20,6 +20,8 @@ from cdmpp.plan.rl.check import check
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.predict.predictor import LatencyPredictor
 
+pytestmark = pytest.mark.slow
+
 REQUEST: dict[str, Any] = {
     "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
     "samples_per_step": 64,

@@ -16,6 +16,8 @@ from cdmpp.plan.rl.engine import GenerationEngine, SampleQueues
 from cdmpp.plan.rl.generation import generate
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, Misses, SampledSteps, draw_steps
 
+pytestmark = pytest.mark.slow
+
 #: Decode curve a_s + b_s * batch; samples; instances; largest batch of an instance.
 Regime = tuple[float, float, int, int, int]
 REGIMES: tuple[Regime, ...] = (

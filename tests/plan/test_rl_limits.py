@@ -17,6 +17,8 @@ from cdmpp.plan.rl.sizes import grid
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
 
+pytestmark = pytest.mark.slow
+
 REQUEST: dict[str, Any] = {
     "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
     "samples_per_step": 256,
@@ -95,6 +97,7 @@ def test_compilation_is_not_part_of_the_budget(clock: Clock, monkeypatch: pytest
     assert solve(budget_s=600.0, max_steps=6) == complete
 
 
+@pytest.mark.nightly
 def test_ten_thousand_units_of_a_pool_are_planned() -> None:
     pools = [{**pool, "units": 10_000} for pool in REQUEST["pools"]]
     plan = solve(pools=pools, budget_s=600.0, max_steps=20, samples_per_step=2048, inference=0.01)
@@ -104,6 +107,7 @@ def test_ten_thousand_units_of_a_pool_are_planned() -> None:
     assert plan.baselines["random"] >= plan.step_s * (1 - 1e-9)
 
 
+@pytest.mark.nightly
 def test_search_among_many_units_finds_what_the_search_of_all_finds() -> None:
     units = 700
     pools = [{**REQUEST["pools"][0], "units": units, "decode": {"a_s": 0.01, "b_s": 0.001}, "stages": ["generation"]}]

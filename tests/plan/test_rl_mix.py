@@ -28,6 +28,9 @@ from cdmpp.plan.rl.streaming import Mode
 from cdmpp.plan.rl.view import draw
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.render import render
+from tests.seeds import seeds
+
+pytestmark = pytest.mark.slow
 
 LENGTHS = LengthDistribution.of_quantiles({0.5: 300, 0.9: 1000, 1.0: 4000}, 64)
 BATCHES = np.arange(9, dtype=np.float64)
@@ -202,7 +205,7 @@ def test_fixed_number_of_generation_units_is_that_of_all_pools() -> None:
     assert sum(part.instances for part in plan.generation.parts) == 5
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_exchange_between_neighbours_is_near_brute_force_where_not_all_divisions_are_tried(seed: int) -> None:
     mixed = MixDispatcher(dispatchers_of(3, 24, 2, seed))
     units = {0: 1, 1: 2, 2: 1}

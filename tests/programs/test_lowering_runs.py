@@ -8,7 +8,7 @@ import torch
 
 from cdmpp.programs.operators import OperatorSpec, parse_operator
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.slow, pytest.mark.tvm]
 tvm = pytest.importorskip("tvm")
 
 

@@ -33,6 +33,7 @@ def test_every_class_has_a_template_and_none_is_left_over() -> None:
     assert {operator for operator, _, _ in all_classes()} == set(lowered_operators())
 
 
+@pytest.mark.slow
 @pytest.mark.tvm
 def test_the_shipped_templates_equal_tvm_output() -> None:
     pytest.importorskip("tvm")

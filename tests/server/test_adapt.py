@@ -15,6 +15,8 @@ from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem, without_ids
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "h200"
 
 

@@ -27,7 +27,7 @@ from tests.server.conftest import JSON, LINEAR, problem
 from tests.server.test_adapt import DEVICE, records
 from tests.waiting import is_running, wait_until, wait_until_async
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")]
 
 
 @pytest.fixture(scope="module")

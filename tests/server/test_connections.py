@@ -23,6 +23,8 @@ from cdmpp_server.operate.protocol import BoundedProtocol
 from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 MOST = 4
 HEADER_BYTES = 4096
 BODY = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()

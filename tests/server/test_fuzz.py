@@ -19,12 +19,14 @@ from benchmarks.fuzz.models import adversarial, examples
 from benchmarks.serving.process import Served, free_port, running
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 PROBLEM = "application/problem+json"
 RESULT = {"latency_s": 2.0, "lower_s": 1.0, "upper_s": 3.0}
 ERROR = {"error": {"code": "invalid_program", "message": "no", "hint": ""}}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.load
 def test_fuzzing_finds_no_fault() -> None:
     with running(environment=SMALL) as served:

@@ -20,6 +20,8 @@ from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem
 
+pytestmark = pytest.mark.slow
+
 BODY = {"items": [{"program": LINEAR, "device": "t4"}]}
 
 

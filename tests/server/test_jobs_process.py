@@ -12,6 +12,8 @@ from benchmarks.serving.process import Served, running
 from tests.server.test_plans import LONG
 from tests.waiting import is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 SHORT = {**LONG, "max_activations": None, "max_steps": 20}
 
 
@@ -35,7 +37,6 @@ def wait(served: Served, id: str, *states: str) -> dict[str, Any]:
     return job
 
 
-@pytest.mark.slow
 def test_job_survives_the_kill_of_its_service(tmp_path: Path) -> None:
     environment = {"CDMPP_DATABASE": str(tmp_path / "s.sqlite")}
     with running(environment=environment) as served:
@@ -58,7 +59,6 @@ def test_job_survives_the_kill_of_its_service(tmp_path: Path) -> None:
         assert done["answer"]["makespan_s"] >= done["answer"]["lower_bound_s"]
 
 
-@pytest.mark.slow
 def test_any_worker_reports_on_a_job() -> None:
     with running("--workers", "2") as served:
         id = submit(served, SHORT)

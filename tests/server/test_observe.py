@@ -265,6 +265,7 @@ def test_predictions_work_without_the_database(tmp_path: Path) -> None:
         assert "cdmpp_store_up 0.0" in client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_observations_survive_a_restart(client: TestClient, app: FastAPI, database: str) -> None:
     def rows(service: TestClient) -> list[dict[str, Any]]:
         # A proposal goes on meanwhile.
@@ -283,6 +284,7 @@ def test_allow_header_lists_both_methods(client: TestClient) -> None:
     assert refused.headers["allow"] == "GET, POST"
 
 
+@pytest.mark.slow
 def test_services_share_one_database(client: TestClient, database: str) -> None:
     """Behind a load balancer, each service reports the observations that another one received."""
     program = {"operator": "softmax", "rows": 333, "cols": 77}

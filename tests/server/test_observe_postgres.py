@@ -14,6 +14,8 @@ from tests.server.conftest import LINEAR, problem
 from tests.server.postgres import Postgres, running_postgres
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 ITEM = {"program": LINEAR, "device": "t4"}
 
 

@@ -21,6 +21,8 @@ from cdmpp_server.observe.tables import observations
 from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SENDERS, EACH, ENOUGH = 4, 50, 60
 
@@ -44,7 +46,7 @@ def start(database: Path, port: int) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.load
 def test_accepted_observations_survive_a_kill_under_load(tmp_path: Path) -> None:
     database, port = tmp_path / "s.sqlite", free_port()

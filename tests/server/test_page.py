@@ -22,6 +22,8 @@ from cdmpp_server.page.routes import FOLDER, SWAGGER, files
 from tests.server.conftest import LINEAR, problem
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ARGUMENTS = (
     "--no-sandbox",
@@ -135,7 +137,6 @@ def shown(page: Any, table: str, key: str) -> dict[str, str]:
     return {r.get_attribute("data-device"): r.locator(f"[data-key={key}]").text_content() for r in rows}
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_operators_show_the_values_of_predict(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
@@ -173,7 +174,6 @@ def test_operators_show_the_values_of_predict(server: Server, opened: Callable[.
             assert result["domain"] in row.inner_text()
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_curve_shows_the_values_of_curve(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
@@ -203,7 +203,6 @@ def test_curve_shows_the_values_of_curve(server: Server, opened: Callable[..., A
     assert drawn.count() == len(DEVICES) - 1
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_onnx_file_shows_the_values_of_models_predict(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
@@ -237,7 +236,6 @@ def test_onnx_file_shows_the_values_of_models_predict(server: Server, opened: Ca
         assert names == [name for _, name in sorted(costs, reverse=True)][: len(names)]
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_dynamic_batch_has_a_field_and_a_curve(opened: Callable[..., Any], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs onnx")
@@ -263,7 +261,6 @@ def test_dynamic_batch_has_a_field_and_a_curve(opened: Callable[..., Any], tmp_p
     assert page.locator("#curve .mark").count() == 8
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_mistakes_give_messages(opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened()
@@ -287,7 +284,6 @@ def test_mistakes_give_messages(opened: Callable[..., Any], tmp_path: Path) -> N
     page.wait_for_selector("#alert:has-text('damaged.onnx is not an ONNX file')")
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_names_are_not_parsed_as_markup(opened: Callable[..., Any]) -> None:
     page = opened()
@@ -295,7 +291,6 @@ def test_names_are_not_parsed_as_markup(opened: Callable[..., Any]) -> None:
     assert page.locator("#results img").count() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_missing_endpoint_gives_a_message(opened: Callable[..., Any]) -> None:
     page = opened(quiet=False)
@@ -308,7 +303,6 @@ def test_missing_endpoint_gives_a_message(opened: Callable[..., Any]) -> None:
     page.wait_for_selector("#alert:has-text('The service did not respond')")
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_page_requests_a_key_and_uses_it(opened: Callable[..., Any]) -> None:
     page = opened(quiet=False)
@@ -329,7 +323,6 @@ def test_page_requests_a_key_and_uses_it(opened: Callable[..., Any]) -> None:
     assert page.locator("#alert").is_hidden()
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_too_large_file_gives_a_message(opened: Callable[..., Any], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="needs onnx")
@@ -342,7 +335,6 @@ def test_too_large_file_gives_a_message(opened: Callable[..., Any], tmp_path: Pa
     page.wait_for_selector("#alert:has-text('max_body_bytes')")
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_screen_needs_no_horizontal_scrolling(opened: Callable[..., Any], scheme: str, tmp_path: Path) -> None:
@@ -385,7 +377,6 @@ CONTRAST = """() => {
 }"""
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_headline_prefers_devices_in_domain_and_names_the_domain(opened: Callable[..., Any]) -> None:
     page = opened()
@@ -406,7 +397,6 @@ def test_headline_prefers_devices_in_domain_and_names_the_domain(opened: Callabl
     assert all(f" {mark.split()[-1]}: " in legend for mark in marks.values())
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_defaults_are_those_of_the_other_interfaces(server: Server, opened: Callable[..., Any]) -> None:
     page = opened(fragment="")
@@ -423,7 +413,6 @@ def test_defaults_are_those_of_the_other_interfaces(server: Server, opened: Call
     assert len(marks) == len(set(marks)) == 7
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_figures_are_exported_and_a_link_shows_the_same_view(opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened(permissions=["clipboard-read", "clipboard-write"])
@@ -463,7 +452,6 @@ def test_figures_are_exported_and_a_link_shows_the_same_view(opened: Callable[..
     assert other.locator("#at-label").text_content() == at
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_tables_scroll_inside_their_cards(opened: Callable[..., Any]) -> None:
     page = opened(390)
@@ -476,7 +464,6 @@ def test_tables_scroll_inside_their_cards(opened: Callable[..., Any]) -> None:
     assert outside == 0
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_page_works_with_the_keyboard_only(opened: Callable[..., Any]) -> None:
     page = opened()
@@ -519,7 +506,6 @@ def test_page_works_with_the_keyboard_only(opened: Callable[..., Any]) -> None:
     assert page.evaluate(unnamed) == []
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_service_status_is_shown(server: Server, opened: Callable[..., Any]) -> None:
     items = [{"program": LINEAR, "device": "t4"}]
@@ -542,7 +528,6 @@ def test_service_status_is_shown(server: Server, opened: Callable[..., Any]) -> 
     assert int(requests.replace(",", "")) >= 2
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_coverage_is_shown_as_a_matrix(server: Server, opened: Callable[..., Any]) -> None:
     page = opened()
@@ -575,7 +560,6 @@ def test_coverage_is_shown_as_a_matrix(server: Server, opened: Callable[..., Any
     assert "predicted by their specification" in page.locator("#summary").inner_text()
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_scripts_agree_with_python(opened: Callable[..., Any]) -> None:
     page = opened()

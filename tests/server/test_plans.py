@@ -37,6 +37,8 @@ from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryErr
 from tests.server.conftest import JSON, LINEAR, problem
 from tests.waiting import run_in_virtual_time, wait_until
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 #: A search that is still running when a test asks for its state; tests cancel it.
 LONG: dict[str, Any] = {

@@ -134,6 +134,7 @@ def test_programs_are_asked_about_by_their_hash(client: TestClient, ask) -> None
     problem(strict, 404, "unknown_program")
 
 
+@pytest.mark.slow
 def test_a_registered_program_outlives_the_process(tmp_path: Path, predictor: LatencyPredictor) -> None:
     chosen = Settings(model=None, database=str(tmp_path / "service.sqlite"))
     forms = [{"operator": "relu", "rows": 79, "cols": 3}, {"tvm_json": json.dumps(concrete("relu:rows=8,cols=8"))}]

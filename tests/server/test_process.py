@@ -22,6 +22,8 @@ from cdmpp.plan.registry import PLANNERS
 from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, PATIENT, is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -43,7 +45,7 @@ generation.max-examples = 60
 PLANS = "^(" + "|".join(["/plans", "/jobs.*", *(re.escape(kind.path) for kind in PLANNERS.values())]) + ")$"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [

@@ -17,6 +17,8 @@ from cdmpp_server.settings import Settings
 from tests.server.conftest import problem
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "t4"
 ADMIN, ADMIN_HASH = new_key()
 HEADERS = {"authorization": f"Bearer {ADMIN}"}

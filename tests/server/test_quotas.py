@@ -23,6 +23,8 @@ from tests.server.conftest import LINEAR, problem
 from tests.server.test_jobs import job_store
 from tests.server.test_store import observation
 
+pytestmark = pytest.mark.slow
+
 KEYS = {name: new_key() for name in ("first", "second")}
 SEARCH: dict[str, Any] = {
     "models": [{"stages": 2, "micro_batches": 2, "forward_s": 1, "backward_s": 2}],

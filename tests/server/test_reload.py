@@ -27,6 +27,8 @@ from cdmpp_server.settings import Settings
 from tests.server.conftest import JSON, LINEAR, problem
 from tests.waiting import PATIENCE_S, PATIENT, wait_until
 
+pytestmark = pytest.mark.slow
+
 #: Messages in the log of a service, one from each worker.
 LOADED, NOT_LOADED = "the model was reloaded", "the model was not reloaded"
 
@@ -115,7 +117,7 @@ def refuses_connections(port: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_sighup_replaces_the_model_and_no_request_fails(
     workers: int, folder: Path, adapted: Path, start_clients: Callable[[int], list[Client]], tmp_path: Path
 ) -> None:
@@ -162,7 +164,6 @@ def reload(server: Server, key: str | None) -> tuple[int, dict[str, Any]]:
         return response.status, json.loads(response.read())
 
 
-@pytest.mark.slow
 def test_all_workers_reload_a_killed_one_is_replaced_and_they_end_with_their_supervisor(
     folder: Path, adapted: Path
 ) -> None:
@@ -207,7 +208,7 @@ def waiting_rows(server: Server) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("cdmpp_queue_rows"))
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_stopping_service_refuses_connections_and_answers_what_has_begun_or_waits(workers: int) -> None:
     items = [{"program": {**LINEAR, "m": m, "n": workers}, "device": "t4"} for m in range(1, 1500)]
     responses: list[tuple[int, int]] = []

@@ -37,6 +37,8 @@ from cdmpp_server.sandbox.worker import Worker, WorkerDiedError
 from tests.features.test_hostile_json import concrete
 from tests.waiting import PATIENCE_S, is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 TEXTS = [json.dumps(concrete(text)) for text in ("linear:m=4,n=8,k=16", "softmax:rows=32,cols=16")]
@@ -514,7 +516,6 @@ def test_ended_worker_raises_worker_died_error() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.slow
 @pytest.mark.tvm
 def test_service_process_never_loads_parsers() -> None:
     """Neither TVM nor the reader of ONNX models is imported in the service, whatever the request."""
@@ -538,8 +539,9 @@ def test_service_process_never_loads_parsers() -> None:
             kind = {"content-type": "application/octet-stream"}
             model = client.post("/models/predict?device=t4", content=open(path, "rb").read(), headers=kind)
             print(model.status_code)
-        parsers = ("tvm", "tvm_ffi", "torch", *(f"cdmpp.programs.frontends.{name}" for name in ("onnx_model",
-        "tvmscript_check"))) print([name for name in parsers if name in sys.modules])
+        readers = (f"cdmpp.programs.frontends.{name}" for name in ("onnx_model", "tvmscript_check"))
+        parsers = ("tvm", "tvm_ffi", "torch", *readers)
+        print([name for name in parsers if name in sys.modules])
         """)
     model = str(ROOT / "examples" / "small_resnet.onnx")
     with tempfile.TemporaryDirectory() as folder:

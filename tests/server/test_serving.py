@@ -18,6 +18,8 @@ from cdmpp_server.settings import Settings
 from cdmpp_server.variables import FILE_VARIABLE, OTHERS, PREFIX, check_names
 from tests.waiting import PATIENCE_S, PATIENT
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 _, HASH = new_key()
 

@@ -28,6 +28,8 @@ from cdmpp_server.observe.tables import observations
 from cdmpp_server.observe.writer import FullError, Writer
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -55,6 +55,7 @@ def test_text_that_is_too_long_violates_the_schema(ask, client: TestClient) -> N
     problem(client.post("/pipeline/split", json=plan), 422, "invalid_request")
 
 
+@pytest.mark.slow
 def test_registered_text_outlives_the_process(tmp_path: Path) -> None:
     settings = Settings(model=None, database=str(tmp_path / "service.sqlite"), warm_plans=False)
     with TestClient(create_app(settings)) as client:
@@ -80,6 +81,7 @@ def test_curve_of_a_text(client: TestClient) -> None:
         assert refused["code"] in ("invalid_program", "unsupported_operator", "data_error")
 
 
+@pytest.mark.slow
 def test_adapt_with_texts(client: TestClient) -> None:
     records = [
         {"program": f"linear:m=512,n=4096,k={k},dtype=float16", "latency_s": 1e-4 * k / 256} for k in (256, 512, 1024)

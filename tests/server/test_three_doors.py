@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cdmpp.cli.demo import running_server
 from cdmpp.predict.client.queries import program_fields
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.frontends.load import load_programs
 from tests.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (

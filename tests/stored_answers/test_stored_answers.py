@@ -9,6 +9,8 @@ import pytest
 from tests.stored_answers.cases import make_answers
 from tests.stored_answers.store import OTHER_MACHINE_TOLERANCE, differences, machine, read
 
+pytestmark = pytest.mark.slow
+
 STORED = read()
 
 

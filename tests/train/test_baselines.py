@@ -24,6 +24,8 @@ from cdmpp.train.config import FinishConfig, TrainConfig
 from cdmpp.train.dataset import Dataset
 from tests.model.nn.synthetic import dataset, training
 
+pytestmark = pytest.mark.slow
+
 
 def setting(steps: int = 100) -> TrainConfig:
     finish = FinishConfig(xgboost_trees=40, utilisation_steps=steps)

@@ -21,6 +21,8 @@ from cdmpp.train.loop import train
 from cdmpp.train.step import latents
 from tests.model.nn.synthetic import dataset, training
 
+pytestmark = pytest.mark.slow
+
 
 def towards_t4(loss: Discrepancy, weight: float = 1.0, steps: int = 12) -> TrainConfig:
     config = training(steps=steps, learning_rate=5e-3)

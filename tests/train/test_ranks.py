@@ -27,6 +27,8 @@ from cdmpp.train.ranks import Ranks, process_group
 from tests.train.rank_scenarios import STEPS, STOP_AT, KilledError, run
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CONFIG = """
 name = "tiny"

@@ -42,6 +42,8 @@ from cdmpp.train.run import train_model
 from tests.model.nn.synthetic import dataset
 from tests.train.schedules import measured
 
+pytestmark = pytest.mark.slow
+
 
 def stores(data: Dataset, seed: int = 0) -> list[np.ndarray]:
     """Made-up features: one to three stores a program, the first column its work."""

@@ -27,6 +27,8 @@ from cdmpp.train.finish import held_out_sample
 from cdmpp.train.run import train_model
 from tests.train.schedules import DEVICES, measured
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -27,7 +27,7 @@ from cdmpp.devices.registry import family, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.tvm, pytest.mark.native]
+pytestmark = [pytest.mark.slow, pytest.mark.tvm, pytest.mark.native]
 
 TINY = "tiny"
 PROGRAMS = 6

@@ -34,7 +34,7 @@ from tests.data.measure.conftest import TINY, Fill
 from tests.data.measure.networks import two_layers
 from tests.waiting import PATIENCE_S, is_running, wait_until
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.slow, pytest.mark.native]
 
 
 class Steps:

@@ -19,6 +19,8 @@ from cdmpp.errors import MeasurementError, MissingDependencyError
 from tests.data.measure import work
 from tests.waiting import PATIENCE_S, is_running, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:

@@ -28,7 +28,7 @@ from cdmpp.data.summary import info
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.tvm, pytest.mark.native]
+pytestmark = [pytest.mark.slow, pytest.mark.tvm, pytest.mark.native]
 
 KEY = "loopback"
 ROOT = Path(__file__).parents[3]

@@ -11,6 +11,8 @@ from cdmpp.data.measure.sampling import SampledProgram, prepare_sampler, sample_
 from cdmpp.data.measure.worker import WorkerSettings
 from cdmpp.programs.program import TensorProgram
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("tvm")
 TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
 

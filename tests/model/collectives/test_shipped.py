@@ -41,6 +41,7 @@ def cases(operator):
     yield {"operator": operator, "ranks": 2, "library": "nccl", "mode": "eager", "link": "pcie4-x16"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", COLLECTIVES)
 def test_latency_rises_with_bytes_and_bandwidth_stays_below_the_link_on_every_device(model, operator):
     for device in table().values():

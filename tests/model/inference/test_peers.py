@@ -29,6 +29,7 @@ def corrected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 def test_scheduled_programs_on_an_unseen_cpu_are_the_networks_own(
     predictor: LatencyPredictor, corrected: list[int]
 ) -> None:

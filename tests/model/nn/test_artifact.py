@@ -18,6 +18,8 @@ from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.model.nn.synthetic import DEVICES, network, random_inputs, write_artifact
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = "softmax:rows=4096,cols=512"
 
 

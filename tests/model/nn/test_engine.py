@@ -23,6 +23,8 @@ from cdmpp.model.nn.weights import VIEW_COLUMNS, Weights, shapes, tuned_names
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.model.nn.synthetic import TINY, network
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = [
     TINY.model_copy(update={"positions": p, "head": h, "schedule": s})
     for p, h, s in itertools.product(get_args(Positions), ("ratio", "structured"), (False, True))

@@ -21,6 +21,8 @@ from cdmpp.train.loop import CHECKPOINT, METRICS, train
 from cdmpp.train.precision import matrix_precision, precision_of
 from tests.model.nn.synthetic import dataset, training
 
+pytestmark = pytest.mark.slow
+
 
 class KilledError(Exception):
     """Stands for the end of the process."""

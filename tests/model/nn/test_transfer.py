@@ -122,6 +122,7 @@ def starting(folder: Path, **changes: object) -> TrainConfig:
     return config.model_copy(update={"optimiser": optimiser, **changes})
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_model(folder: Path, tmp_path: Path) -> None:
     assert read_manifest(folder)["columns"] == network_columns(TINY)
     data = dataset()

@@ -15,6 +15,8 @@ from cdmpp.errors import ServiceError
 from cdmpp.plan.distributed.cluster import ray_cluster
 from tests.waiting import PATIENCE_S, wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 MARK = "CDMPP_TEST_OF_RAY"
 #: Starts an instance with a worker and prints a line; a second argument keeps it running.
@@ -40,6 +42,7 @@ def marked_processes(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("terminated", [False, True])
 def test_no_process_outlives_the_command(terminated: bool) -> None:

@@ -17,7 +17,7 @@ from cdmpp.plan.distributed.seeds import BestSoFar, solve_on_ray, solve_seed
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.requests.budget import SearchControl
 
-pytestmark = pytest.mark.filterwarnings("ignore:::ray.*")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray.*")]
 SEEDS = 4
 
 
@@ -30,6 +30,7 @@ def fused(**more: Any) -> dict[str, Any]:
     return {"models": models, "ranks": 8, "seed": 5, "budget_s": 600, "max_steps": 2, **more}
 
 
+@pytest.mark.nightly
 def test_answer_is_the_best_of_the_plans_of_single_seeds(ray: Any, tmp_path: Path) -> None:
     path = tmp_path / "request.json"
     path.write_text(json.dumps(fused()))
@@ -45,6 +46,7 @@ def test_answer_is_the_best_of_the_plans_of_single_seeds(ray: Any, tmp_path: Pat
     assert f"seed {seed}" in CliRunner().invoke(app, arguments).stdout.splitlines()
 
 
+@pytest.mark.nightly
 def test_stopped_search_returns_the_best_plan_so_far(ray: Any) -> None:
     control = SearchControl()
     control.stop()
@@ -52,6 +54,7 @@ def test_stopped_search_returns_the_best_plan_so_far(ray: Any) -> None:
     assert plan.seed in (5, 6) and plan.objective_value >= plan.bound_value
 
 
+@pytest.mark.nightly
 def test_killed_search_is_repeated(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = tmp_path / "killed"
 
@@ -67,6 +70,7 @@ def test_killed_search_is_repeated(ray: Any, tmp_path: Path, monkeypatch: pytest
     assert mark.exists()
 
 
+@pytest.mark.nightly
 def test_plan_without_a_seed_is_refused(ray: Any) -> None:
     request = json.loads((Path(__file__).parents[3] / "docs/examples/split.json").read_text())
     with pytest.raises(FieldError, match="split do not depend on a seed"):

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 
-pytestmark = pytest.mark.filterwarnings("ignore:::ray.*")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray.*")]
 
 
+@pytest.mark.nightly
 def test_results_equal_the_local_ones(ray: Any, tmp_path: Path) -> None:
     config = Path(__file__).parents[3] / "examples/llm/qwen2.5-14b.json"
     path = tmp_path / "sweep.toml"

@@ -20,7 +20,7 @@ from cdmpp.predict.tables.predict import SlicePredictor, TableTask, predict_slic
 from cdmpp.predict.tables.rows import TableOptions
 
 #: Ray's own code calls what it deprecates.
-pytestmark = pytest.mark.filterwarnings("ignore:::ray.*")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:::ray.*")]
 ROWS = 20
 
 
@@ -58,6 +58,7 @@ def _killed_once(mark: Path) -> Predictor:
     return KilledOnce(mark)  # type: ignore[return-value]
 
 
+@pytest.mark.nightly
 def test_killed_worker_loses_nothing(ray: Any, task: TableTask, local: str, tmp_path: Path) -> None:
     mark = tmp_path / "killed"
     parts = list(predict_slices_on_ray(ray, task, partial(_killed_once, mark), rows=ROWS))
@@ -66,6 +67,7 @@ def test_killed_worker_loses_nothing(ray: Any, task: TableTask, local: str, tmp_
     assert (len(parts), sum(part.rows for part in parts), sum(part.failed for part in parts)) == (6, 119, 13)
 
 
+@pytest.mark.nightly
 def test_command_writes_the_local_answers(
     ray: Any, task: TableTask, predictor: LatencyPredictor, tmp_path: Path
 ) -> None:
@@ -77,6 +79,7 @@ def test_command_writes_the_local_answers(
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.nightly
 def test_error_of_a_worker_is_raised(ray: Any, task: TableTask, tmp_path: Path) -> None:
     unknown = TableTask(task.path, TableOptions(("t4x",)))
     out = tmp_path / "out.csv"

@@ -88,6 +88,7 @@ def split_without_prices(request: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+@pytest.mark.slow
 def test_segments_of_a_module_are_virtual_stages() -> None:
     module = {"name": "decoder", "layers": 8, "cost": {"sizes": [1], "forward_s": [1], "backward_s": [2]}}
     request = {"modules": [module], "batch": {"decoder": 4}, "ranks": 2, "max_steps": 20, "budget_s": 60}

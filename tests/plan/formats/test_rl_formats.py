@@ -56,6 +56,7 @@ def sizes(plan: dict[str, Any]) -> tuple[int, int, bool]:
     return plan["generation"]["instances"], training["units"], training["shared"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize(
     ("format", "writing", "reading"),

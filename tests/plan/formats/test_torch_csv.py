@@ -15,6 +15,8 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.formats import export_plan, import_request
 from tests.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 STAGE = {"forward_s": 1.0, "backward_s": 2.0}
 FUSED: dict[str, Any] = {
     "models": [{"stages": 4, "micro_batches": 6, **STAGE, "direction": "up"}],

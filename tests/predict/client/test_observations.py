@@ -97,6 +97,7 @@ def test_invalid_listing_is_refused(url: str, client: PredictorClient) -> None:
         assert refused.value.status == 422 and refused.value.problem == "invalid_request"
 
 
+@pytest.mark.slow
 def test_model_is_adapted_to_observations_since_the_last_change(
     url: str, client: PredictorClient, tmp_path: Path
 ) -> None:

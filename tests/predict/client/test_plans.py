@@ -19,6 +19,8 @@ from cdmpp.errors import DataError, DeadlineExceededError, FieldError, Infeasibl
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.client import AsyncPredictorClient, PredictorClient, plans
 
+pytestmark = pytest.mark.slow
+
 URL = "http://service.invalid"
 Handler = Callable[[httpx2.Request], httpx2.Response]
 REQUEST: dict[str, Any] = {

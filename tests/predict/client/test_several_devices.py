@@ -11,6 +11,7 @@ from cdmpp.predict.predictor import LatencyPredictor
 PROGRAMS = ["linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=0,n=1,k=1", "softmax:rows=4096,cols=512"]
 
 
+@pytest.mark.slow
 def test_several_devices_equal_the_predictor_in_this_process(url: str, predictor: LatencyPredictor) -> None:
     devices = ["a100-pcie-40gb", "T4"]
     here = predictor.predict(PROGRAMS, devices, protocol="eager", framework="pytorch")

@@ -23,6 +23,8 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
 from tests.predict.client.conftest import Serve
 
+pytestmark = pytest.mark.slow
+
 URL = "http://service.invalid"
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 Handler = Callable[[httpx2.Request], httpx2.Response]

@@ -33,6 +33,7 @@ def test_files_are_small_and_valid(name: str) -> None:
     onnx.checker.check_model(str(path), full_check=True)
 
 
+@pytest.mark.slow
 def test_transformer_block_runs() -> None:
     evaluator = ReferenceEvaluator(str(EXAMPLES / "transformer_block.onnx"))
     (y,) = evaluator.run(None, {"x": np.ones((8, 128, 768), np.float32)})

@@ -11,7 +11,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.tasks import network_tasks
 from cdmpp.programs.program import TensorProgram
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.slow, pytest.mark.tvm]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -14,7 +14,31 @@ from cdmpp.programs.zoo import network_names
 pytestmark = [pytest.mark.tvm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("name", network_names())
+#: One network of each module of the zoo. The other networks are lowered by `make test-nightly`.
+ONE_PER_MODULE = {
+    "audio-encoder",
+    "bert-packed",
+    "bert-tiny",
+    "dcgan",
+    "dsv-attention",
+    "llama-decode",
+    "mixer",
+    "moe-top1",
+    "recommender",
+    "reductions",
+    "resnet18",
+    "vgg11",
+    "wavenet",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ONE_PER_MODULE else pytest.mark.nightly)
+        for name in sorted({*network_names(), *ONE_PER_MODULE})
+    ],
+)
 def test_network_lowers(name: str, lowered: Callable[[str], TaskList]) -> None:
     result = lowered(name)
     assert result.network == result.source == name and result.unsupported == ()
@@ -26,6 +50,7 @@ def test_network_lowers(name: str, lowered: Callable[[str], TaskList]) -> None:
         assert not task.name.startswith(("reshape", "expand_dims", "squeeze"))
 
 
+@pytest.mark.nightly
 def test_networks_differ(lowered: Callable[[str], TaskList]) -> None:
     """Networks share programs (nextstep has a LLaMA block within), but no two are the same."""
     sets = {frozenset(task.hash for task in lowered(name).tasks) for name in network_names()}
@@ -43,6 +68,7 @@ def test_a_density_makes_other_products() -> None:
     assert len(products[0]) == len(products[1]) == 3 and not products[0] & products[1]
 
 
+@pytest.mark.nightly
 def test_the_coverage_table_is_up_to_date(lowered: Callable[[str], TaskList]) -> None:
     """It is here and not in test_coverage.py so that one process lowers all networks."""
     table = coverage_table(lowered)

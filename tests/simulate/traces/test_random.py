@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdmpp.simulate.traces import replay_trace
+from tests.seeds import seeds
 from tests.simulate.traces.kineto import HOST, KinetoTrace
 
 NAMES = ("gemm", "relu", "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
@@ -68,7 +69,7 @@ class RandomTrace:
         self.at = at + self.random.random() * 10
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_nodes_start_when_they_were_measured(tmp_path: Path, seed: int) -> None:
     path = RandomTrace(seed).make().write(tmp_path / "trace.json")
     for iteration in (None, 1):

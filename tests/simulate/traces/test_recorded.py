@@ -12,6 +12,8 @@ from cdmpp import LatencyPredictor, make_plan
 from cdmpp.errors import DataError
 from cdmpp.simulate.traces import TraceReplay, read_trace, replay_trace
 
+pytestmark = pytest.mark.slow
+
 
 def marked_s(path: Path) -> float:
     """Time between the first and the last mark of a trace, for one iteration."""

@@ -26,6 +26,8 @@ from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.evaluation.tables import evaluate
 from tests.train.adaptation.conftest import DEVICE, pairs, programs
 
+pytestmark = pytest.mark.slow
+
 
 def figures(predictor: LatencyPredictor, device: Any, queries: list[Any]) -> list[tuple[Any, ...]]:
     answers = predictor.predict(queries, device)

@@ -23,6 +23,8 @@ from cdmpp.train.evaluation.metrics import METRICS, measure
 from cdmpp.train.evaluation.tables import evaluate
 from tests.train.evaluation.conftest import Columns, vidur_columns
 
+pytestmark = pytest.mark.slow
+
 Save = Callable[..., Path]
 
 
