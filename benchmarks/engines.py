@@ -18,10 +18,10 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from torch import Tensor
 
@@ -136,7 +136,7 @@ def compare_engines(repeats: int, compiled: bool, leaf_counts: list[int], row_co
     """Print the rates of all engines and their largest difference from torch eager."""
     weights = load_artifact(default_model()).weights
     exportable = Exportable(load_artifact(default_model()).network)
-    print(f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, one thread\n")
+    print(f"torch {torch.__version__}, onnxruntime {version('onnxruntime')}, one thread\n")
     names = ["torch eager", "torch.export", *(["torch.compile"] if compiled else []), "ONNX Runtime"]
     print("| leaves | rows |", " | ".join(f"{name}, items/s" for name in names), end="")
     print(" | ONNX Runtime over eager | largest difference of a log latency |")
