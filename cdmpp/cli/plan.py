@@ -16,6 +16,7 @@ from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
 from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.cli.remote import solve_remotely
+from cdmpp.cli.streams import progress_console
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS, PlannerSpec
 from cdmpp.utils.writing import check_output, replacing
@@ -150,7 +151,6 @@ def interruptible(control: SearchControl) -> Iterator[None]:
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     """A progress listener that draws a bar on stderr."""
-    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
@@ -159,7 +159,7 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
         BarColumn(),
         TextColumn("{task.fields[objective]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=progress_console(),
         transient=True,
     ) as bar:
         task = bar.add_task(name, total=1.0, objective="")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError, violation_text
+from cdmpp.utils.files import read_text
 
 #: A complete file, for documentation and error messages; a test parses it.
 SPECIFICATION_EXAMPLE = """\
@@ -87,20 +88,13 @@ def load_device(text: str) -> DeviceSpec:
         return lookup(text)
     path = Path(text)
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise InvalidDeviceError(
-                f"{path} is too large for a device specification",
-                hint=f"at most {_MAX_FILE_BYTES} bytes; {SPECIFICATION_HINT}",
-            )
-        content = path.read_text(encoding="utf-8")
+        content = read_text(path, _MAX_FILE_BYTES)
         values = json.loads(content) if suffix == ".json" else tomllib.loads(content)
     except OSError as error:
         raise InvalidDeviceError(
             f"cannot read the device specification {path}: {error.strerror or error}", hint=SPECIFICATION_HINT
         ) from None
     except (ValueError, RecursionError) as error:  # covers UnicodeDecodeError and both parsers' errors
-        if isinstance(error, InvalidDeviceError):
-            raise
         raise InvalidDeviceError(
             f"{path} is not valid {suffix[1:].upper()}: {error}", hint=SPECIFICATION_HINT
         ) from None

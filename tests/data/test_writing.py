@@ -52,12 +52,14 @@ def test_fifos_and_devices_get_the_bytes_and_stay(tmp_path: Path) -> None:
 
 
 def test_standard_output_is_written_where_it_stands(tmp_path: Path) -> None:
+    # A link of its own: replacing /dev/stdout itself would harm the machine.
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     program = (
         "from cdmpp.utils.writing import replacing\nprint('before')\n"
-        "with replacing('/dev/stdout') as aside:\n    aside.write_text('content\\n')\nprint('after')"
+        "with replacing('stdout') as aside:\n    aside.write_text('content\\n')\nprint('after')"
     )
     with (tmp_path / "out").open("w") as out:
-        subprocess.run([sys.executable, "-c", program], stdout=out, check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", program], stdout=out, cwd=tmp_path, check=True, timeout=120)
     assert (tmp_path / "out").read_text() == "before\ncontent\nafter\n"
 
 
