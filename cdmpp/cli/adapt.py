@@ -21,6 +21,7 @@ from cdmpp.cli.output import (
     print_json,
     print_table,
 )
+from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:
     from cdmpp.devices import DeviceSpec
@@ -168,10 +169,9 @@ def _progress(rows: int) -> Iterator[Callable[[int], None]]:
     if not on_terminal():
         yield lambda _rows: None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    with Progress(console=progress_console(), transient=True) as bars:
         task = bars.add_task("records", total=rows)
         yield lambda count: bars.advance(task, count)
 

@@ -14,6 +14,7 @@ import typer
 
 from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, on_terminal, print_json
+from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:
     from cdmpp.data.measure.settings import Chooser, CollectSettings, Progress
@@ -271,7 +272,6 @@ def progress_bars() -> Iterator[Progress]:
     if not on_terminal():
         yield _Lines()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
@@ -283,7 +283,7 @@ def progress_bars() -> Iterator[Progress]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[failed]}"),
     )
-    with Bars(*columns, console=Console(stderr=True), speed_estimate_period=120) as bars:
+    with Bars(*columns, console=progress_console(), speed_estimate_period=120) as bars:
         yield _Bars(bars)
 
 

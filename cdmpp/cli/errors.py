@@ -71,8 +71,7 @@ class CdmppGroup(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Whoever read the output has seen enough. Python would complain once more at exit.
-            _silence_stdout()
+            silence_stdout()
             raise typer.Exit(PIPE_CLOSED) from None
         except Exception as error:
             if hasattr(error, "exit_code"):  # wrong usage: typer prints it and exits with 2
@@ -104,6 +103,7 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _silence_stdout() -> None:
+def silence_stdout() -> None:
+    """Discard the output from now on, so that Python reports no closed pipe at exit."""
     with contextlib.suppress(OSError, ValueError):  # stdout is no file (tests), or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

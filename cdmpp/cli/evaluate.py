@@ -23,6 +23,7 @@ from cdmpp.cli.output import (
     ranking_cells,
     unknown_device_advice,
 )
+from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable
@@ -160,10 +161,9 @@ def _progress() -> Iterator[tuple[Callable[[Path, int], None], Callable[[int], N
     if not on_terminal():
         yield (lambda _file, _rows: None), (lambda _rows: None)
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    with Progress(console=progress_console(), transient=True) as bars:
         tasks: list[Any] = []
         yield (
             (lambda file, rows: tasks.append(bars.add_task(file.name, total=rows))),

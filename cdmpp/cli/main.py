@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 import warnings
@@ -16,7 +15,7 @@ from cdmpp.cli.catalogue import devices
 from cdmpp.cli.collect import collect
 from cdmpp.cli.curve import curve
 from cdmpp.cli.data import data
-from cdmpp.cli.errors import CdmppGroup
+from cdmpp.cli.errors import FAILED, PIPE_CLOSED, CdmppGroup, report, silence_stdout
 from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
 from cdmpp.cli.llm import llm
@@ -29,9 +28,11 @@ from cdmpp.cli.ray_option import RayCommand
 from cdmpp.cli.replay import replay
 from cdmpp.cli.select import select
 from cdmpp.cli.serve import serve
+from cdmpp.cli.streams import protect_streams
 from cdmpp.cli.support import support
 from cdmpp.cli.sweep import sweep
 from cdmpp.cli.train import train
+from cdmpp.errors import CdmppError
 
 app = typer.Typer(
     name="cdmpp",
@@ -95,11 +96,18 @@ app.add_typer(plan, name="plan")
 
 def main() -> None:
     """Entry point of the ``cdmpp`` script."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # An output that cannot take "µ" gets an escape instead of ending the program.
-            stream.reconfigure(errors="backslashreplace")
-    app(prog_name="cdmpp")
+    protect_streams()
+    try:
+        try:
+            app(prog_name="cdmpp")
+        finally:
+            sys.stdout.flush()
+    except CdmppError as error:  # help and version are printed before a command runs
+        report(error.message, error.hint)
+        sys.exit(FAILED)
+    except BrokenPipeError:
+        silence_stdout()
+        sys.exit(PIPE_CLOSED)
 
 
 if __name__ == "__main__":

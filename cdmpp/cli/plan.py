@@ -16,8 +16,10 @@ from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
 from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.cli.remote import solve_remotely
+from cdmpp.cli.streams import progress_console
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS, PlannerSpec
+from cdmpp.utils.writing import check_output, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +154,6 @@ def interruptible(control: SearchControl) -> Iterator[None]:
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     """A progress listener that draws a bar on stderr."""
-    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
@@ -161,7 +162,7 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
         BarColumn(),
         TextColumn("{task.fields[objective]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=progress_console(),
         transient=True,
     ) as bar:
         task = bar.add_task(name, total=1.0, objective="")
@@ -197,7 +198,7 @@ def check_figure(path: Path | None) -> None:
     Raises
     ------
     DataError
-        The folder does not exist, or the extension is not an image format.
+        The file cannot be written, or its extension is not an image format.
     ModuleNotFoundError
         matplotlib is not installed.
     """
@@ -205,12 +206,9 @@ def check_figure(path: Path | None) -> None:
         return
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known or not path.absolute().parent.is_dir():
-        raise DataError(
-            f"{path}: no figure can be written there",
-            hint="name a file in a folder that exists, ending in .png, .svg or .pdf",
-        )
+    if path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise DataError(f"{path}: the extension is no image format", hint="name a file that ends in .png, .svg or .pdf")
+    check_output(path)
 
 
 def draw_to(path: Path, request: Any, plan: Any) -> None:
@@ -219,17 +217,15 @@ def draw_to(path: Path, request: Any, plan: Any) -> None:
     Raises
     ------
     DataError
-        The file cannot be written, or its extension is not an image format.
+        The file cannot be written.
     """
     save_figure(request.sibling("view").draw(request, plan), path)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure; raises the DataError of :func:`draw_to`."""
-    try:
-        figure.savefig(path, dpi=120, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}", hint="name a file that ends in .png, .svg or .pdf") from None
+    with replacing(path) as aside:
+        figure.savefig(aside, dpi=120, bbox_inches="tight", format=path.suffix[1:])
 
 
 def _command(spec: PlannerSpec) -> None:

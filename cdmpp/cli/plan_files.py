@@ -14,6 +14,7 @@ import typer
 
 from cdmpp.cli.reading import read_json, read_text
 from cdmpp.errors import DataError, FieldError
+from cdmpp.utils.writing import check_output
 
 if TYPE_CHECKING:
     from cdmpp.plan.formats import Exported
@@ -81,8 +82,8 @@ class PlanFiles:
             raise DataError("--with needs --from", hint="a request in JSON has all its fields")
         if settings and export is None and read is None:
             raise DataError("--set needs --export or --from", hint="options of a format are listed in docs/exports.md")
-        if out is not None and (not out.absolute().parent.is_dir() or out.is_dir()):
-            raise DataError(f"{out}: no file can be written there", hint="name a file in a folder that exists")
+        if out is not None:
+            check_output(out)
         files = cls(kind, export, out, read, fields, _settings(settings))
         files._check()
         return files

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cdmpp.cli.output import on_terminal
+from cdmpp.cli.streams import progress_console
 
 Advance = Callable[[float, int], None]
 
@@ -19,7 +20,6 @@ def progress_bar(name: str, unit: str) -> Iterator[Advance]:
     if not on_terminal():
         yield lambda share, count: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
@@ -29,7 +29,7 @@ def progress_bar(name: str, unit: str) -> Iterator[Advance]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=progress_console(), transient=True) as bar:
         task, finished = bar.add_task(name, total=1.0, finished=0), 0
 
         def advance(share: float, count: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_at_most, read_bytes
 
 
 def read_text(path: Path) -> str:
@@ -16,12 +17,18 @@ def read_text(path: Path) -> str:
     Raises
     ------
     DataError
-        The file cannot be read, or is no text.
+        The file cannot be read, is no text, or is too large.
     """
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", hint="give the path of a text file") from None
+        if str(path) != "-":
+            return read_bytes(path, MAX_REQUEST_BYTES).decode()
+        if sys.stdin is None:
+            raise DataError("-: the standard input is closed", hint="give the path of a text file")
+        return read_at_most(sys.stdin.buffer, MAX_REQUEST_BYTES).decode()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}", hint="give the path of a text file") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not text in UTF-8: {error.reason}", hint="give the path of a text file") from None
 
 
 def read_json(path: Path) -> Any:

@@ -27,6 +27,7 @@ from cdmpp.cli.replay_trace import (
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.programs.query_options import Framework, Protocol
+from cdmpp.utils.writing import check_output
 
 #: Most nodes of an answer in JSON with a line for each value.
 _MOST_INDENTED = 10_000
@@ -101,6 +102,9 @@ def replay(
 ) -> None:
     """Replay a graph of programs, transfers and given durations, or a profiler trace: makespan and critical path."""
     check_figure(figure)
+    for output in (save_graph, trace):
+        if output is not None:
+            check_output(output)
     of_graphs = {
         "--gap-us": gap_us,
         "--launch-us": launch_us,

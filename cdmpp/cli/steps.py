@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cdmpp.cli.output import on_terminal
+from cdmpp.cli.streams import progress_console
 
 
 @contextmanager
@@ -14,9 +15,8 @@ def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
     if not on_terminal():
         yield lambda: None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    with Progress(console=progress_console(), transient=True) as bars:
         task = bars.add_task(what, total=total)
         yield lambda: bars.advance(task)

@@ -24,6 +24,7 @@ from cdmpp.cli.output import (
     print_table,
     ranking_cells,
 )
+from cdmpp.cli.streams import progress_console
 
 Progress = Callable[[int, int, dict[str, float]], None]
 
@@ -101,12 +102,11 @@ def _progress() -> Iterator[Progress | None]:
     if not on_terminal():
         yield StepLines(sys.stderr)
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, TextColumn("{task.fields[loss]}"), console=Console(stderr=True)) as bars:
+    with Bars(*columns, TextColumn("{task.fields[loss]}"), console=progress_console()) as bars:
         task = bars.add_task("training", total=None, loss="")
 
         def show(step: int, steps: int, metrics: dict[str, float]) -> None:

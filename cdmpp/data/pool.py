@@ -20,6 +20,7 @@ from cdmpp.data.program_csv import read_program
 from cdmpp.data.table import MeasurementTable, OperatorBlock
 from cdmpp.errors import ArtifactError, CdmppError, DataError
 from cdmpp.programs.operators import OperatorSpec
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_bytes, read_text
 
 #: File of a model folder.
 POOL = "programs.json"
@@ -111,7 +112,7 @@ def _from_json(path: Path) -> list[OperatorSpec]:
     if path.suffix != ".json":
         return []
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bytes(path, MAX_REQUEST_BYTES))
         texts = content["programs"] if content[_KEY] == _FORMAT else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no pool of programs: {error}", hint=f"a model's {POOL}") from None
@@ -124,7 +125,7 @@ def _from_lines(path: Path) -> list[OperatorSpec]:
     if path.suffix != ".txt":
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, MAX_REQUEST_BYTES).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}", hint="a text file of operators") from None
     stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from cdmpp.data.arrow import pa, pa_csv, pc, pq
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.errors import DataError
+from cdmpp.utils.files import check_columns, check_regular, check_width, open_gzip
 
 #: Column that holds latencies -> how many of its units are a second.
 LATENCY_UNITS = {"latency_us": 1e6, "latency_ms": 1e3, "latency_s": 1.0}
+#: Bytes in which the header of a CSV ends.
+_HEADER_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,13 @@ def read_columns(path: Path) -> list[str]:
             names = list(pq.read_schema(path).names)
         else:
             with _csv_stream(path) as stream:
+                # Before pyarrow, which takes minutes for a hundred thousand columns.
+                check_width(path, 1 + stream.read(_HEADER_BYTES).partition(b"\n")[0].count(b","))
+            with _csv_stream(path) as stream:
                 names = list(pa_csv.open_csv(stream).schema.names)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"{path} has two columns called {twice[0]!r}", hint="rename or drop one")
+    check_columns(path, names)
     return names
 
 
@@ -147,6 +151,7 @@ def read_raw(path: Path, columns: Collection[str]) -> RawTable:
 
 def _is_parquet(path: Path) -> bool:
     try:
+        check_regular(path)
         with path.open("rb") as file:
             start = file.read(4)
     except OSError as error:
@@ -161,12 +166,12 @@ def _is_parquet(path: Path) -> bool:
 def _csv_stream(path: Path) -> Any:
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
-    stream = pa.OSFile(str(path), "rb")
-    return pa.CompressedInputStream(stream, "gzip") if zipped else stream
+    return pa.PythonFile(open_gzip(path)) if zipped else pa.OSFile(str(path), "rb")
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    reason = text.splitlines()[0]
     hint = "a table is Parquet, CSV or gzipped CSV"
     if "Expected" in reason and "columns" in reason:
         hint = 'a cell with commas in it stands in quotes: "linear:m=512,n=4096,k=1024",12.5'

@@ -75,6 +75,9 @@ def measure_copy(cores: Sequence[int], total_bytes: int) -> float:
                 spans.clear()
         except threading.BrokenBarrierError:
             pass  # a worker failed: its error is raised below
+        except BaseException:
+            barrier.abort()  # Ctrl-C: the workers would wait for this thread for ever
+            raise
         failed = [error for error in (w.exception() for w in workers) if error]
     for error in sorted(failed, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
         raise error

@@ -14,6 +14,7 @@ from cdmpp.devices.native import is_native, native_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError, violation_text
+from cdmpp.utils.files import read_text
 
 #: A complete file, for documentation and error messages; a test parses it.
 SPECIFICATION_EXAMPLE = """\
@@ -99,20 +100,13 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
     path = Path(text)
     suffix = path.suffix.lower()
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise InvalidDeviceError(
-                f"{path} is too large for a device specification",
-                hint=f"at most {_MAX_FILE_BYTES} bytes; {SPECIFICATION_HINT}",
-            )
-        content = path.read_text(encoding="utf-8")
+        content = read_text(path, _MAX_FILE_BYTES)
         values = json.loads(content) if suffix == ".json" else tomllib.loads(content)
     except OSError as error:
         raise InvalidDeviceError(
             f"cannot read the device specification {path}: {error.strerror or error}", hint=SPECIFICATION_HINT
         ) from None
     except (ValueError, RecursionError) as error:  # covers UnicodeDecodeError and both parsers' errors
-        if isinstance(error, InvalidDeviceError):
-            raise
         raise InvalidDeviceError(
             f"{path} is not valid {suffix[1:].upper()}: {error}", hint=SPECIFICATION_HINT
         ) from None

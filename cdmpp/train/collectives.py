@@ -30,6 +30,7 @@ from cdmpp.model.collectives.store import HEADER, TENSORS, device_sheets, model_
 from cdmpp.model.domain.calibration import fit_factor
 from cdmpp.model.domain.score import label
 from cdmpp.programs.collectives import COLLECTIVES
+from cdmpp.utils.writing import replacing
 
 logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -177,11 +178,10 @@ def _groups(error: Array, names: Array) -> dict[str, dict[str, float]]:
 
 
 def write(model: CollectiveModel, folder: Path) -> None:
-    """Write the two files into a model folder, each aside and then renamed."""
+    """Write the two files into a model folder; each is replaced atomically."""
     for name, content in model_files(model).items():
-        aside = folder / (name + ".writing")
-        aside.write_bytes(content)
-        aside.replace(folder / name)
+        with replacing(folder / name) as aside:
+            aside.write_bytes(content)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,6 +14,7 @@ from cdmpp.errors import DataError
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.discrepancy import Discrepancy
 from cdmpp.train.precision import Precision
+from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
 
 class DataConfig(BaseModel):
@@ -196,7 +197,7 @@ def load_config(path: str | Path) -> TrainConfig:
         The file is missing, not TOML, or a field is unknown or out of range (the message names it).
     """
     try:
-        content: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        content: dict[str, Any] = tomllib.loads(read_text(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", hint="pass --config FILE.toml") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -159,10 +159,17 @@ def test_interruption_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch, error:
     assert result.output == ""
 
 
-def test_shipped_model_is_used_from_any_folder(spawn: Spawn) -> None:
-    result = spawn("predict", LINEAR, "--device", "t4", "--json")
+def test_shipped_model_is_used_from_any_folder_and_writes_nothing_in_the_home_folder(
+    spawn: Spawn, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    # ONNX Runtime's telemetry writes to XDG_CACHE_HOME, else to .cache of the home folder.
+    hidden = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "ORT_DISABLE_TELEMETRY": "0"}
+    result = spawn("predict", LINEAR, "--device", "t4", "--json", env=hidden)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
+    assert list(home.iterdir()) == []
     answer = LatencyPredictor.load().predict([LINEAR], "t4")[0].to_dict()
     item = json.loads(result.stdout)["results"][0]
     assert {k: v for k, v in item.items() if k not in ("count", "source")} == answer

@@ -67,7 +67,7 @@ def test_one_file_is_read_and_another_written(run: Run, tmp_path: Path) -> None:
         (["--with", "a.json"], "--with needs --from"),
         (["--set", "tp=2"], "--set needs --export or --from"),
         (["--export", "verl", "--out", "a.yaml"], "'simulate' has: torch-csv"),
-        (["--export", "torch-csv", "--out", "missing/a.csv"], "no file can be written there"),
+        (["--export", "torch-csv", "--out", "missing/a.csv"], "the folder does not exist"),
         (["--export", "torch-csv", "--out", "a.csv", "--set", "tp=2"], "unknown option 'tp'"),
         (["--export", "torch-csv", "--out", "a.csv", "--set", "tp"], "not NAME=VALUE"),
         (["--export", "torch-csv", "--out", "a.csv", "--set", "x={1"], "not JSON"),

@@ -192,13 +192,20 @@ def test_the_documentation_has_the_example() -> None:
     assert EXAMPLE.read_text() in (ROOT / "docs/replay.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["nowhere/picture.png", "picture.jpgg", "picture"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere/picture.png", "the folder does not exist"),
+        ("picture.jpgg", "no image format"),
+        ("picture", "no image format"),
+    ],
+)
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_answered(
-    run: Run, tmp_path: Path, name: str
+    run: Run, tmp_path: Path, name: str, message: str
 ) -> None:
     result = run("replay", EXAMPLE, "--figure", tmp_path / name)
     assert result.exit_code == 1 and result.stdout == ""
-    assert "no figure can be written there" in result.stderr
+    assert message in result.stderr
 
 
 def test_a_graph_needs_no_device(run: Run) -> None:
@@ -219,3 +226,15 @@ def test_command_reads_and_writes_parquet(run: Run, tmp_path: Path) -> None:
     assert answer.stdout == expected.stdout
     assert run("replay", again, "--json").stdout == expected.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json", "graph.parquet"]
+
+
+def test_output_options_follow_links_and_write_to_devices(run: Run, tmp_path: Path) -> None:
+    links = {name: tmp_path / name for name in ("trace.json", "graph.parquet", "figure.png")}
+    for name, link in links.items():
+        link.symlink_to("/dev/null" if name == "trace.json" else f"real-{name}")
+    trace, graph, figure = links.values()
+    result = run("replay", EXAMPLE, "--trace", trace, "--save-graph", graph, "--figure", figure)
+    assert result.exit_code == 0, result.output
+    assert all(link.is_symlink() for link in links.values()) and Path("/dev/null").is_char_device()
+    assert (tmp_path / "real-graph.parquet").read_bytes().startswith(b"PAR1")
+    assert (tmp_path / "real-figure.png").read_bytes().startswith(b"\x89PNG")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,21 @@ def test_a_failing_thread_is_an_error_not_a_wait() -> None:
         pytest.skip("threads are not pinned here")
     with pytest.raises(OSError):
         bandwidth.measure_copy([99_999], 2**20)
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_ends_a_bandwidth_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Barrier):
+        """Ctrl-C in the calling thread, while the copying thread waits."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(threading, "Barrier", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bandwidth.measure_copy([min(os.sched_getaffinity(0))], 2**20)
 
 
 def test_every_instruction_set_has_lanes() -> None:

@@ -73,7 +73,7 @@ def test_a_slip_of_units_is_explained() -> None:
         ("a.json", b"[" * 50_000, "not valid JSON"),
         ("a.json", b'{"clock_hz": NaN}', "clock_hz"),
         ("a.toml", b"name = ", "not valid TOML"),
-        ("a.toml", b"#" * 70_000, "too large"),
+        ("a.toml", b"#" * 70_000, "more than 65,536 bytes"),
     ],
 )
 def test_bad_files_are_clear_errors(tmp_path: Path, name: str, content: bytes, expected: str) -> None:

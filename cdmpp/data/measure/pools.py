@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from typing import Any, NoReturn, Self
 
 from pebble import ProcessExpired, ProcessPool
@@ -173,7 +174,8 @@ class WorkerPool:
 
     def _schedule(self, call: tuple[Callable[..., Any], Sequence[Any]]) -> Future[Any]:
         try:
-            return self._pool.schedule(perform, args=call, timeout=self.settings.time_limit_s)
+            with _interrupts_blocked():
+                return self._pool.schedule(perform, args=call, timeout=self.settings.time_limit_s)
         except RuntimeError as error:  # the pool has died, or cannot start a process
             lost = Future[Any]()
             lost.set_exception(BrokenProcessPool(str(error)))
@@ -217,6 +219,24 @@ class WorkerPool:
 
     def _where_to_look(self) -> str:
         return f"its output is {'in ' + self.settings.log if self.settings.log else 'on the terminal'}"
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in processes and threads that are started meanwhile; this thread gets it afterwards.
+
+    A worker ignores Ctrl-C as soon as it runs :func:`cdmpp.data.measure.worker.begin`. Before, it would print a
+    traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else the first worker would start it, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _cause(exit_code: int | None) -> str:

@@ -17,6 +17,7 @@ from cdmpp.devices.writing import specification_toml
 from cdmpp.errors import CdmppError, DataError, UnknownDeviceError
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.query_options import PROTOCOLS
+from cdmpp.utils.files import MAX_CONFIG_BYTES, MAX_REQUEST_BYTES, read_bytes
 from cdmpp.utils.units import format_latency
 from cdmpp.utils.writing import replacing
 
@@ -149,11 +150,11 @@ def read_todo(folder: Path) -> Todo:
     from cdmpp.data.program_csv import read_program
 
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = json.loads(read_bytes(folder / ABOUT, MAX_CONFIG_BYTES))
         device = parse_spec(json.dumps(about.pop("device")))
         protocol, framework = str(about.pop("protocol")), str(about.pop("framework"))
         estimate_s = float(about.pop("estimate_s"))
-        text = (folder / PROGRAMS).read_text(encoding="utf-8-sig")
+        text = read_bytes(folder / PROGRAMS, MAX_REQUEST_BYTES).decode("utf-8-sig")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{folder} is not a folder of cdmpp select: {error}", hint="select the programs again"

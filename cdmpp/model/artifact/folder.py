@@ -40,13 +40,16 @@ def library_versions() -> dict[str, str]:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a model folder beside its target, then rename it over an older one.
+    """Write a model folder beside its target, then rename it over an older one. A symbolic link is followed.
 
     Raises
     ------
     ArtifactError
-        The folder cannot be written.
+        The folder cannot be written, or a file has its name.
     """
+    folder = Path(os.path.realpath(folder))
+    if folder.exists() and not folder.is_dir():
+        raise ArtifactError(f"cannot write {folder}: it is not a folder", hint="name a new or an existing folder")
     aside = folder.with_name(folder.name + ".writing")
     try:
         shutil.rmtree(aside, ignore_errors=True)

@@ -93,6 +93,8 @@ class Engine:
 
     def __init__(self, config: NetworkConfig, arrays: dict[str, Array], view: Array, *, threads: int = 1) -> None:
         self.config = config
+        # ONNX Runtime starts its telemetry on import: a database in the user's cache folder, and uploads.
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"
         try:
             import onnxruntime
 
@@ -101,6 +103,7 @@ class Engine:
             raise MissingDependencyError(
                 f"predictions need {error.name or 'onnxruntime'}, which is not installed", hint=install_hint("predict")
             ) from None
+        onnxruntime.disable_telemetry_events()  # where the caller imported it before
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         # Threads that spin while they wait slow other threads down.

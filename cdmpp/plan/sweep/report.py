@@ -14,7 +14,7 @@ from cdmpp.plan.sweep.result import COLUMNS, SweepResult
 from cdmpp.predict.requests.plot import PALE_GREY, colours_of, draw_legend, new_figure
 from cdmpp.predict.requests.render import Table
 from cdmpp.utils.units import format_latency
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import check_output, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,14 +91,13 @@ def check_out(path: Path | None) -> None:
     Raises
     ------
     DataError
-        Another extension, or a folder that does not exist.
+        Another extension, or a path that cannot be written.
     """
     if path is None:
         return
     if path.suffix.lower() not in _FORMATS:
         raise DataError(f"{path}: results are not written in this format", hint=f"one of: {', '.join(_FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise DataError(f"{path}: the folder does not exist", hint="create it, or name another")
+    check_output(path)
 
 
 def write_results(path: Path, sweep: Sweep, results: Sequence[SweepResult]) -> None:

@@ -15,6 +15,7 @@ from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.base.solve import read_request
 from cdmpp.predict.llm.layout import DTYPES, WEIGHTS
 from cdmpp.predict.requests.fields import Closed, Count, Name, PositiveSeconds
+from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
 #: Figures of a point that a sweep can minimise.
 Objective = Literal["price_per_million_tokens", "price_per_hour", "tpot_s", "ttft_s", "total_s", "gpus"]
@@ -125,10 +126,10 @@ def read_sweep(path: Path) -> Sweep:
         A field is missing, unknown or wrong.
     """
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", hint="give the path of a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
+        value = tomllib.loads(read_text(path, MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}", hint="give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not TOML: {error}", hint=_HINT) from None
     try:
         sweep = read_request(Sweep, value)

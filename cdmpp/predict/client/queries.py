@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any
 
 from cdmpp.devices.loading import from_mapping
@@ -19,6 +18,7 @@ from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.prediction import ErrorInfo, Prediction
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_bytes
 
 ProgramLike = TensorProgram | OperatorSpec | str | Mapping[str, Any]
 Observation = tuple[Prediction | str, float] | Mapping[str, Any]
@@ -241,6 +241,6 @@ def observation_fields(one: Observation) -> dict[str, Any]:
 def file_bytes(path: str | PathLike[str]) -> bytes:
     """Content of a local file; raises :class:`DataError`."""
     try:
-        return Path(fspath(path)).read_bytes()
+        return read_bytes(path, MAX_REQUEST_BYTES)
     except OSError as error:
         raise DataError(f"cannot read {fspath(path)}: {error.strerror or error}") from None

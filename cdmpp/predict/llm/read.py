@@ -14,6 +14,7 @@ from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.families import FAMILIES
 from cdmpp.predict.llm.fields import Fields
+from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
 
 #: Class names that replace a missing ``model_type``.
 _ARCHITECTURES = {
@@ -35,7 +36,6 @@ _ARCHITECTURES = {
 }
 #: Parts of a configuration that belong to other inputs than text.
 _OTHER_INPUTS = ("vision_config", "audio_config")
-_MAX_FILE_BYTES = 4 * 2**20
 
 
 def read_config(config: LLMConfig | Mapping[str, Any] | str | PathLike[str], path: str = "config") -> LLMConfig:
@@ -80,7 +80,7 @@ def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
     shown, hint = str(path)[:200], "pass the config.json of a model"
     try:
         file = Path(path)
-        text = _text(file / "config.json" if file.is_dir() else file)
+        text = read_bytes(file / "config.json" if file.is_dir() else file, MAX_CONFIG_BYTES)
     except OSError as error:
         raise DataError(f"{shown} cannot be read: {error.strerror}", hint=hint) from None
     except ValueError:  # a null character in the path
@@ -92,14 +92,6 @@ def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{shown} is not a JSON object", hint=hint)
     return value
-
-
-def _text(file: Path) -> bytes:
-    if file.stat().st_size > _MAX_FILE_BYTES:
-        raise DataError(
-            f"{str(file)[:200]} has more than {_MAX_FILE_BYTES} bytes", hint="pass the config.json of a model"
-        )
-    return file.read_bytes()
 
 
 def _read(config: Mapping[str, Any], path: str) -> LLMConfig:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
 from cdmpp.predict.prediction import Prediction
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import check_output, replacing
 
 Format = Literal["csv", "parquet"]
 Write = Callable[[Any], object]
@@ -59,7 +59,7 @@ def format_of(path: Path | None) -> Format:
     Raises
     ------
     DataError
-        The extension is another, or the folder does not exist.
+        The extension is another, or the file cannot be written.
     MissingDependencyError
         Parquet, and pyarrow is not installed.
     """
@@ -70,8 +70,8 @@ def format_of(path: Path | None) -> Format:
         _arrow()
     else:
         raise DataError(f"{path}: answers are not written in this format", hint="name a file .csv or .parquet")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise DataError(f"{path}: the folder does not exist", hint="create it, or name another")
+    if path is not None:
+        check_output(path)
     return kind
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from cdmpp.errors import CdmppError, DataError, MissingDependencyError, install_hint
+from cdmpp.utils.files import check_columns, check_regular
 
 #: Rows of a slice: long enough for the network's batches, short enough for progress and for many workers.
 SLICE_ROWS = 4096
@@ -95,12 +96,11 @@ def open_table(path: str | Path) -> TableSource:
     if kind is None:
         raise DataError(f"{path}: files of this kind are not read as tables", hint=f"pass {FORMS}")
     try:
+        check_regular(path)
         source: TableSource = kind(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}", hint=f"pass {FORMS}") from None
-    repeated = {name for name in source.columns if source.columns.count(name) > 1}
-    if repeated:
-        raise DataError(f"{path}: the header repeats {', '.join(sorted(repeated))}", hint="name each column once")
+    check_columns(path, source.columns)
     return source
 
 

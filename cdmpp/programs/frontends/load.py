@@ -10,6 +10,7 @@ from cdmpp.programs.frontends.graph import ProgramGraph
 from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, Backend
+from cdmpp.utils.files import read_text
 
 FORMS = (
     "an operator (linear:m=512,n=4096,k=1024,dtype=float16), model.onnx, program.py (TVMScript), "
@@ -105,10 +106,7 @@ def _no_dims(dims: Mapping[str, int] | None, what: str) -> None:
 
 def _read(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > MAX_TEXT_BYTES:
-            raise InvalidProgramError(f"{path.name}: {size} bytes", hint=f"at most {MAX_TEXT_BYTES} are read")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_TEXT_BYTES)
     except OSError as error:
         raise InvalidProgramError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

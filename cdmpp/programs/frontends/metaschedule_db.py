@@ -12,6 +12,7 @@ from cdmpp.programs.frontends.tir import import_tvm
 from cdmpp.programs.frontends.tvm_import import import_intrinsics
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_text
 
 WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 _HINT = f"pass the work_dir of a MetaSchedule run: a folder with {WORKLOADS} and {RECORDS}"
@@ -82,7 +83,7 @@ def _task(workload: int, function: str) -> str:
 def _lines(path: Path) -> list[Any]:
     """Read the JSON values of a table, one per line. TVM's reader fails for the whole file if one trace is invalid."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MAX_REQUEST_BYTES)
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidProgramError(f"{path.name}: {_line(error)}", hint=_HINT) from None

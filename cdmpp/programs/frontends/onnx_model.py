@@ -6,6 +6,7 @@ long as no size depends on it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.programs.frontends.onnx_shapes import CHECK_HINT, first_line, infer_shapes, stripped_model
+from cdmpp.utils.files import read_bytes
 
 if TYPE_CHECKING:
     import onnx
@@ -81,16 +83,12 @@ def _read(source: str | Path | bytes, onnx: Any) -> tuple[onnx.ModelProto, Path 
         path = Path(source)
         folder, name = path.parent, path.name
         try:
-            size = path.stat().st_size
-            if size > MAX_BYTES:
-                raise InvalidProgramError(
-                    f"{name}: {size} bytes, more than an ONNX file can hold",
-                    hint="save large models with external data: onnx.save(..., save_as_external_data=True)",
-                )
-            data = path.read_bytes()
+            data = read_bytes(path, MAX_BYTES)
         except OSError as error:
+            large = "save large models with external data: onnx.save(..., save_as_external_data=True)"
             raise InvalidProgramError(
-                f"{path}: cannot be read: {error.strerror or error}", hint="give the path of an .onnx file"
+                f"{path}: cannot be read: {error.strerror or error}",
+                hint=large if error.errno == errno.EFBIG else "give the path of an .onnx file",
             ) from None
     hint = "export the model again; a download may have been cut off"
     if not data:

@@ -22,6 +22,7 @@ from cdmpp.errors import DataError, FieldError
 from cdmpp.simulate.replay.collector import paused_collector
 from cdmpp.simulate.replay.forms import NodeForm
 from cdmpp.simulate.replay.records import FIELDS, NodeRecord, Nodes
+from cdmpp.utils.writing import replacing
 
 #: Key of the metadata with the other fields of the request.
 METADATA = b"cdmpp.simulate.replay"
@@ -101,13 +102,8 @@ def write_parquet(path: str | Path, request: Mapping[str, Any], nodes: Nodes) ->
             columns[_COLUMN[name]] = pa.array(values)
     rest = {name: value for name, value in request.items() if name != "nodes"}
     table = pa.table(columns).replace_schema_metadata({METADATA: json.dumps(rest, allow_nan=False).encode()})
-    unfinished = Path(f"{path}.unfinished")
-    try:
-        pq.write_table(table, unfinished)
-        unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise DataError(f"{path}: cannot be written: {error}", hint="name a file in a folder that exists") from None
+    with replacing(path) as aside:
+        pq.write_table(table, aside)
 
 
 def _column(table: pa.Table, name: str) -> list[Any]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from cdmpp.errors import DataError
+from cdmpp.utils.files import check_regular, open_gzip
 
 _CHUNK = 1 << 20
 #: Text of one event, or of one field beside the events, in characters.
 _MOST_TEXT = 64 << 20
 _GZIP = b"\x1f\x8b"
+_BLANKS = re.compile(r"[\s\ufeff]*")
 #: Kineto writes numbers and names that are not quite JSON (control characters, inf).
 _DECODER = json.JSONDecoder(strict=False)
 _HINT = "write it again with prof.export_chrome_trace(), and copy the whole file"
@@ -30,9 +33,10 @@ def opened(path: Path) -> IO[bytes]:
         The file cannot be read.
     """
     try:
+        check_regular(path)
         with path.open("rb") as file:
             head = file.read(2)
-        return cast(IO[bytes], gzip.open(path, "rb")) if head == _GZIP else path.open("rb")
+        return open_gzip(path) if head == _GZIP else path.open("rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}", hint="give the path of a trace") from None
 
@@ -110,12 +114,15 @@ class _Text:
 
     def peek(self, wanted: str = "the next value") -> str:
         """The next character that is no space."""
+        blanks = 0
         while True:
-            while self._at < len(self._buffer):
-                character = self._buffer[self._at]
-                if not character.isspace() and character != "\ufeff":
-                    return character
-                self._at += 1
+            end = _BLANKS.match(self._buffer, self._at).end()  # type: ignore[union-attr]  # it matches ""
+            blanks += end - self._at
+            self._at = end
+            if end < len(self._buffer):
+                return self._buffer[end]
+            if blanks > _MOST_TEXT:
+                raise DataError(f"{self.path}: not a trace: {blanks:,} blanks in a row", hint=_HINT)
             if not self._more():
                 raise self._truncated(wanted)
 
@@ -165,7 +172,7 @@ class _Text:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{self.path}: the gzip file is cut or damaged: {error}", hint=_HINT) from None
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be read: {error}", hint="check the disk") from None
+            raise DataError(f"{self.path}: cannot be read: {error.strerror or error}", hint=_HINT) from None
         self._ended = not read
         self._done += self._at
         self._buffer = self._buffer[self._at :] + read

@@ -51,6 +51,11 @@ def test_one_worker_lives_long(pool: WorkerPool) -> None:
     assert len({one(pool, work.process).value for _ in range(5)}) == 1
 
 
+def test_workers_are_started_without_ctrl_c_which_the_caller_keeps(pool: WorkerPool) -> None:
+    assert one(pool, work.blocked_signals).value == [signal.SIGINT]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_a_worker_has_its_environment_and_cores(pool: WorkerPool) -> None:
     assert one(pool, work.variable, "CDMPP_TEST").value == "seen"
     assert one(pool, work.cores).value == [0]

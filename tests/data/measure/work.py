@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,11 @@ def mark(path: str, seconds: float) -> None:
 def shout(text: str) -> None:
     """As native code does: past Python's streams."""
     os.write(2, text.encode())
+
+
+def blocked_signals() -> list[int]:
+    """Signals that were blocked when this process started."""
+    return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 
 def refuse() -> None:

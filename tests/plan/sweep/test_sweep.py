@@ -143,7 +143,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     for arguments, message in (
         (["sweep", str(tmp_path / "none.toml")], "cannot be read"),
         (["sweep", path, "--out", "x.txt"], "not written in this format"),
-        (["sweep", path, "--plot", str(tmp_path / "none" / "x.png")], "no figure can be written there"),
+        (["sweep", path, "--plot", str(tmp_path / "none" / "x.png")], "the folder does not exist"),
         (["sweep", str(write(tmp_path, SWEEP.replace("l4", "l4000")))], "no device named 'l4000'"),
     ):
         result = CliRunner().invoke(app, arguments)

@@ -78,7 +78,7 @@ def test_invalid_records_are_errors_of_their_rows(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("t.csv", b"", "no header"),
-        ("t.csv", b"a,a\n", "repeats a"),
+        ("t.csv", b"a,a\n", "two columns called 'a'"),
         ("t.parquet", b"PAR1", "not a Parquet file"),
         ("t.xlsx", b"", "not read as tables"),
         ("missing.csv", None, "cannot be read"),

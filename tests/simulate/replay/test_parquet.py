@@ -99,7 +99,7 @@ def test_invalid_parquet_file_or_metadata_is_refused(tmp_path: Path) -> None:
 
 
 def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(CdmppError, match="cannot be written"):
+    with pytest.raises(CdmppError, match="cannot write"):
         saved(tmp_path / "missing" / "g.parquet", VALUE)
     assert not list(tmp_path.iterdir())
 

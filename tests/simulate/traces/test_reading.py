@@ -138,6 +138,18 @@ def test_foreign_files_are_refused(tmp_path: Path, text: str, says: str) -> None
         replay_trace(path)
 
 
+@pytest.mark.timeout(60)
+def test_blanks_and_unpacking_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 100_000_000, compresslevel=1))
+    with pytest.raises(DataError, match="blanks in a row"):
+        read_trace(path)
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}," * 1_000_000))
+    monkeypatch.setattr("cdmpp.utils.files._UNPACKED_BYTES", 0)
+    with pytest.raises(DataError, match="unpacks to more than"):
+        read_trace(path)
+
+
 def test_missing_files_and_unexported_reports_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         replay_trace(tmp_path / "nowhere.json")
