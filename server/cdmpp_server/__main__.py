@@ -28,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     chosen = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value is not None}
 
+    from cdmpp.errors import ArtifactError
+    from cdmpp.model.artifact.folder import default_model, read_manifest
     from cdmpp_server.database_url import default_database
     from cdmpp_server.serving import ListenError, serve
     from cdmpp_server.settings import Settings
@@ -40,9 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: settings: {_one_line(error)}", file=sys.stderr)
         return 2
     try:
+        read_manifest(settings.model or default_model())  # a wrong path is one line, not the log of a start
         return 0 if serve(settings) else 1
-    except ListenError as error:
+    except (ArtifactError, ListenError) as error:
         print(f"error: {error}", file=sys.stderr)
+        if hint := getattr(error, "hint", ""):
+            print(f"hint: {hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
