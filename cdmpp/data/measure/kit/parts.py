@@ -55,7 +55,13 @@ class Entry:
 
 
 def write_parts(
-    folder: Path, entries: Mapping[str, Sequence[Entry]], *, device: str, part_mib: float, about: Mapping[str, Any]
+    folder: Path,
+    entries: Mapping[str, Sequence[Entry]],
+    *,
+    device: str,
+    part_mib: float,
+    about: Mapping[str, Any],
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Write the part files of a job, the programs that run them, and ``home/job.json``.
 
@@ -71,6 +77,8 @@ def write_parts(
         Largest size of a part file in MiB.
     about : mapping
         Facts for the import, stored in ``home/job.json``.
+    settings : mapping of str to mapping, optional
+        Further entries of ``part.json``, by kind.
 
     Returns
     -------
@@ -100,6 +108,7 @@ def write_parts(
             "part": number,
             "parts": len(packed),
             "device": device,
+            **(settings or {}).get(kind, {}),
             "items": [entry.item for entry in part],
         }
         path = folder / f"part-{number:03d}.zip"
