@@ -148,7 +148,7 @@ def test_launches_come_from_the_lowered_host_function(schedules: list[list[Sampl
     # The default softmax keeps maxima and sums of 64 rows in memory between its kernels.
     assert lowered["workspaces"] == [256, 256]
     assert [kernel["name"] for kernel in lowered["kernels"]] == ["main_kernel", "main_kernel_1", "main_kernel_2"]
-    assert lowered["kernels"][2]["arguments"] == [["workspace", 1], ["workspace", 0], ["argument", 1], ["argument", 0]]
+    assert lowered["kernels"][2]["arguments"] == [["argument", 0], ["workspace", 1], ["workspace", 0], ["argument", 1]]
     assert all(f" {kernel['name']}(" in lowered["source"] for kernel in lowered["kernels"])
     bound = launches(schedules[1][1].tvm_json, h100.target)["kernels"]
     assert (bound[0]["grid"], bound[0]["block"], bound[0]["shared"]) == ([64, 1, 1], [1, 1, 1], 0)
@@ -222,8 +222,8 @@ def test_results_become_records(job: Job, results: Path, tmp_path: Path) -> None
     out = import_results(job.folder, [results], tmp_path / "records")
     table = read_records(out / "records.parquet")
     assert len(table) == 4
-    assert set(table.latency_s.tolist()) != {float("nan")}
-    assert table.device.used() == ["h100-sxm"] or set(table.device.used()) == {"h100-sxm"}
+    assert not table.failed.any()
+    assert set(table.device.used()) == {"h100-sxm"}
     assert sorted(set(table.provenance["origin"].used())) == ["default", "sampled"]
     card = (out / "README.md").read_text()
     assert "Part 0" in card
@@ -332,7 +332,7 @@ def test_import_refuses_other_programs_and_impossible_times(job: Job, results: P
         ids, repeats = packed["ids"].tolist(), packed["repeats_s"]
     for arrays, message in [
         ({"ids": ["f" * 64, *ids[1:]]}, "no item ffff"),
-        ({"repeats_s": repeats * 1e-9}, f"program {ids[0]} took 1e-13 s"),
+        ({"repeats_s": repeats * 1e-9}, f"program {ids[0]} took .* operations"),
         ({"repeats_s": -repeats}, "positive seconds"),
     ]:
         file = _changed(results, tmp_path, **arrays)  # type: ignore[arg-type]
@@ -348,7 +348,7 @@ def test_import_refuses_other_programs_and_impossible_times(job: Job, results: P
 
 def test_import_refuses_another_gpu(job: Job, results: Path, tmp_path: Path) -> None:
     file = _changed(results, tmp_path, machine=json.dumps([{"device": {"gpu": "NVIDIA A100-SXM4-80GB"}}]))
-    with pytest.raises(InvalidDeviceError, match="for h100-sxm, and .* a100-sxm4-80gb"):
+    with pytest.raises(InvalidDeviceError, match=r"for h100-sxm, and .* a100-sxm4-80gb"):
         import_results(job.folder, [file], tmp_path / "records")
 
 
@@ -361,7 +361,7 @@ def test_parts_keep_groups_together_and_below_the_limit(tmp_path: Path) -> None:
     assert again["job"] == job["job"]
     part = Part(tmp_path / "part-001.zip")
     assert (part.number, part.count, part.kind) == (1, 2, "programs")
-    with pytest.raises(DataError, match="choose a larger|more than"):
+    with pytest.raises(DataError, match="more than"):
         write_parts(tmp_path, {"programs": entries}, device="h100-sxm", part_mib=0.05, about={})
 
 
