@@ -116,7 +116,7 @@ def read_results(path: Path) -> Results:
         It is not a result file, or is damaged.
     """
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as content, np.load(content) as arrays:
             head = json.loads(str(arrays["head"]))
             machines = json.loads(str(arrays["machine"]))
             fields = [json.loads(text) for text in arrays["fields"].tolist()]
