@@ -18,21 +18,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
+from cdmpp.cli.main import app
 from cdmpp.data.measure.cuda import require_nvcc
 from cdmpp.data.measure.kit import runtime
 from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs, nvcc_flags
 from cdmpp.data.measure.kit.import_results import import_results
 from cdmpp.data.measure.kit.launches import launches, work
 from cdmpp.data.measure.kit.parts import HOME, Entry, read_part, write_parts
-from cdmpp.data.measure.kit.runtime.programs import compare, random_bytes
+from cdmpp.data.measure.kit.runtime.programs import Kind, compare, nvcc, random_bytes
 from cdmpp.data.measure.kit.runtime.run import COMPLETE, FAILED, INTERRUPTED, UNFINISHED, Part
 from cdmpp.data.measure.sampling import SampledProgram, default_program, scheduled_program
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, configurations
 from cdmpp.data.records import read_records
-from cdmpp.errors import DataError, InvalidDeviceError
+from cdmpp.errors import DataError, InvalidDeviceError, MissingDependencyError
 from cdmpp.programs.frontends.tasks import Task, TaskList
 from tests.data.measure.stand_in_driver import STAND_IN_S
 
@@ -171,7 +173,7 @@ def test_part_has_no_tir_and_its_items_all_that_a_launch_needs(job: Job) -> None
 
 def test_nvcc_gets_the_flags_of_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     import tvm
-    from tvm.support import nvcc
+    from tvm.support import nvcc as tvm_nvcc
 
     commands: list[list[str]] = []
 
@@ -180,24 +182,53 @@ def test_nvcc_gets_the_flags_of_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
             commands.append(command)
             super().__init__([sys.executable, "-c", "raise SystemExit(1)"], **options)
 
-    monkeypatch.setattr(nvcc.subprocess, "Popen", Recorded)
+    monkeypatch.setattr(tvm_nvcc.subprocess, "Popen", Recorded)
     arch = ["-gencode", "arch=compute_90,code=sm_90"]
     with tvm.target.Target({"kind": "cuda", "arch": "sm_90"}), pytest.raises(RuntimeError, match="Compilation"):
-        nvcc.compile_cuda("", "cubin", arch, compiler="nvcc")
+        tvm_nvcc.compile_cuda("", "cubin", arch, compiler="nvcc")
     assert commands[0][1 : commands[0].index("-o")] == nvcc_flags("sm_90")
+
+
+def require_nvcc_or_skip() -> None:
+    try:
+        require_nvcc()
+    except MissingDependencyError as error:
+        pytest.skip(error.message)
 
 
 @pytest.mark.native
 def test_sources_compile_with_nvcc(job: Job, tmp_path: Path) -> None:
-    try:
-        require_nvcc()
-    except Exception as error:
-        pytest.skip(str(error))
-    from cdmpp.data.measure.kit.runtime.programs import Kind
-
+    require_nvcc_or_skip()
     part = read_part(job.part)
     Kind(part, tmp_path).prepare(time.monotonic() + 300)
     assert sorted(p.name for p in (tmp_path / "cubins").iterdir()) == sorted(f"{i['id']}.cubin" for i in part.items)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("family", ["dense", "dense_fp16", "conv2d", "softmax", "take", "max_pool"])
+def test_default_of_a_task_family_compiles_with_nvcc(family: str, h100: Configuration, tmp_path: Path) -> None:
+    require_nvcc_or_skip()
+    import tvm
+    from tvm import te, topi
+
+    x, w = te.placeholder((16, 32), name="X"), te.placeholder((8, 32), name="W")
+    x16, w16 = te.placeholder((16, 32), name="X", dtype="float16"), te.placeholder((8, 32), name="W", dtype="float16")
+    image, filters = te.placeholder((1, 4, 8, 8), name="X"), te.placeholder((4, 4, 3, 3), name="W")
+    index = te.placeholder((5,), name="I", dtype="int32")
+    tensors = {
+        "dense": lambda: [x, w, topi.nn.dense(x, w)],
+        "dense_fp16": lambda: [x16, w16, topi.nn.dense(x16, w16)],
+        "conv2d": lambda: [image, filters, topi.nn.conv2d_nchw(image, filters, 1, 1, 1)],
+        "softmax": lambda: [x, topi.nn.softmax(x)],
+        "take": lambda: [x, index, topi.take(x, index, axis=0, mode="clip")],
+        "max_pool": lambda: [image, topi.nn.pool2d(image, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "max")],
+    }[family]()
+    text = tvm.ir.save_json(te.create_prim_func(tensors).with_attr("global_symbol", "main"))
+    lowered = launches(default_program(text, "", dict(h100.target)).tvm_json, h100.target)
+    source = tmp_path / "program.cu"
+    source.write_text(lowered["source"])
+    code = nvcc(source, tmp_path / "program.cubin", nvcc_flags("sm_90"), 60)
+    assert all(kernel["name"].encode() in code for kernel in lowered["kernels"])
 
 
 def test_job_runs_without_cdmpp_up_to_the_driver(job: Job, tmp_path: Path) -> None:
@@ -350,6 +381,28 @@ def test_import_refuses_another_gpu(job: Job, results: Path, tmp_path: Path) -> 
     file = _changed(results, tmp_path, machine=json.dumps([{"device": {"gpu": "NVIDIA A100-SXM4-80GB"}}]))
     with pytest.raises(InvalidDeviceError, match=r"for h100-sxm, and .* a100-sxm4-80gb"):
         import_results(job.folder, [file], tmp_path / "records")
+
+
+def test_command_imports_results_and_names_wrong_options(job: Job, results: Path, tmp_path: Path) -> None:
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments])
+
+    done = run("measure", "--import", job.folder, results, "--out", tmp_path / "records")
+    assert "4 records of 4 programs, 0 failed" in done.stdout
+    for arguments, message in [
+        (("measure", job.folder, results), "one job or selection"),
+        (("measure", "--import", job.folder, results), "--out DIR"),
+        (("collect", "--network", "vit", "--out", tmp_path, "--standalone"), "--build-only"),
+        (("collect", "--network", "vit", "--out", tmp_path, "--tasks", "3"), "--standalone"),
+    ]:
+        done = run(*arguments)
+        assert (done.exit_code, message in done.output) == (2, True), done.output
+
+
+def test_export_is_for_cuda_only(tmp_path: Path, one_thread: Configuration) -> None:
+    with pytest.raises(InvalidDeviceError, match="for CUDA, not for llvm"):
+        export_programs(["vit"], one_thread, tmp_path / "job")
+    assert not (tmp_path / "job").exists()
 
 
 def test_parts_keep_groups_together_and_below_the_limit(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class Results:
 
     def machine(self, item: Mapping[str, Any]) -> dict[str, Any]:
         """Return the description of the machine at the time of an item."""
-        return self.machines[item["call"]]
+        machine: dict[str, Any] = self.machines[item["call"]]
+        return machine
 
 
 #: Makes the records of a result file: (job folder, job.json, results, device).

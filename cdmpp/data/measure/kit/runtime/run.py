@@ -211,7 +211,7 @@ def _serve(connection: Connection, module: str, part: str, folder: str) -> None:
         except EOFError:
             return
         try:
-            answer = ("result", kind.measure(item))
+            answer: tuple[str, Any] = ("result", kind.measure(item))
         except Exception as error:
             answer = ("failed", _text(error))
         connection.send(answer)
