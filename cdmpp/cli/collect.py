@@ -100,6 +100,9 @@ def collect(
         int | None,
         typer.Option("--tasks", min=1, help="With --standalone: at most so many tasks, of each network in turn."),
     ] = None,
+    cubins: Annotated[
+        bool, typer.Option("--cubins", help="With --standalone: compile here, so that the GPU machine needs no nvcc.")
+    ] = False,
     flush_cache: Annotated[
         bool, typer.Option("--flush-cache", help="Empty the CPU's caches before every run.")
     ] = False,
@@ -137,8 +140,10 @@ def collect(
         raise typer.BadParameter("--tracker and --key go together", param_hint="--tracker")
     if standalone and not build_only:
         raise typer.BadParameter("part files are for another machine: add --build-only", param_hint="--standalone")
-    if not standalone and (part_mib is not None or tasks is not None):
-        raise typer.BadParameter("they describe part files: add --standalone", param_hint="--part-mib, --tasks")
+    if not standalone and (part_mib is not None or tasks is not None or cubins):
+        raise typer.BadParameter(
+            "they describe part files: add --standalone", param_hint="--part-mib, --tasks, --cubins"
+        )
     settings = CollectSettings(
         schedules=schedules,
         seed=seed,
@@ -166,7 +171,7 @@ def collect(
         raise typer.BadParameter("a model chooses nothing without --good or --active", param_hint="--model")
     chooser = _chooser(chosen[0], good, active, pool, model or []) if good or active else None
     if standalone:
-        _standalone(wanted, chosen, out, settings, sizes, part_mib or 20.0, tasks or 0, json)
+        _standalone(wanted, chosen, out, settings, sizes, part_mib or 20.0, tasks or 0, cubins, json)
         return
     if build_only:
         _build_only(wanted, chosen, out, settings, sizes, json)
@@ -287,6 +292,7 @@ def _standalone(
     sizes: dict[str, int],
     part_mib: float,
     tasks: int,
+    cubins: bool,
     json: bool,
 ) -> None:
     from cdmpp.data.measure.kit.export_programs import export_programs
@@ -302,6 +308,7 @@ def _standalone(
             settings,
             part_mib=part_mib,
             tasks=tasks,
+            cubins=cubins,
             progress=progress,
             dims=sizes,
             command=command,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs
 from cdmpp.data.measure.kit.import_results import import_results
 from cdmpp.data.measure.kit.launches import launches, work
 from cdmpp.data.measure.kit.parts import HOME, Entry, read_part, write_parts
+from cdmpp.data.measure.kit.runtime import driver
 from cdmpp.data.measure.kit.runtime.programs import Kind, compare, nvcc, random_bytes
 from cdmpp.data.measure.kit.runtime.run import COMPLETE, FAILED, INTERRUPTED, UNFINISHED, Part
 from cdmpp.data.measure.sampling import SampledProgram, default_program, scheduled_program
@@ -151,7 +153,7 @@ def test_launches_come_from_the_lowered_host_function(schedules: list[list[Sampl
     assert lowered["workspaces"] == [256, 256]
     assert [kernel["name"] for kernel in lowered["kernels"]] == ["main_kernel", "main_kernel_1", "main_kernel_2"]
     assert lowered["kernels"][2]["arguments"] == [["argument", 0], ["workspace", 1], ["workspace", 0], ["argument", 1]]
-    assert all(f" {kernel['name']}(" in lowered["source"] for kernel in lowered["kernels"])
+    assert all(f" {kernel['name']}(" in lowered["code"].decode() for kernel in lowered["kernels"])
     bound = launches(schedules[1][1].tvm_json, h100.target)["kernels"]
     assert (bound[0]["grid"], bound[0]["block"], bound[0]["shared"]) == ([64, 1, 1], [1, 1, 1], 0)
 
@@ -205,6 +207,73 @@ def test_sources_compile_with_nvcc(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.native
+def test_cubin_is_compiled_at_export_on_request(schedules: list[list[SampledProgram]], h100: Any) -> None:
+    require_nvcc_or_skip()
+    lowered = launches(schedules[1][0].tvm_json, h100.target, True)
+    assert lowered["code"].startswith(b"\x7fELF")
+    assert lowered["kernels"][0]["name"].encode() in lowered["code"]
+
+
+_FAKE_LIBCUDA = r"""
+#include <stdlib.h>
+#include <string.h>
+typedef unsigned long long u64;
+int cuInit(unsigned f) { return 0; }
+int cuDeviceGet(int *d, int n) { *d = 3; return 0; }
+int cuDeviceGetName(char *s, int n, int d) { strcpy(s, d == 3 ? "fake" : "wrong"); return 0; }
+int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 9 : a == 76 ? 0 : a == 97 ? 232448 : 1024; return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)1; return 0; }
+int cuCtxSetCurrent(void *c) { return 0; }
+int cuCtxSynchronize(void) { return 0; }
+int cuStreamCreate(void **s, unsigned f) { *s = (void *)77; return 0; }
+int cuStreamSynchronize(void *s) { return 0; }
+int cuGetErrorName(int c, const char **t) { *t = "FAKE_ERROR"; return 0; }
+int cuMemAlloc_v2(u64 *p, size_t n) { if (n > 1 << 20) return 2; *p = (u64)malloc(n); return 0; }
+int cuMemFree_v2(u64 p) { free((void *)p); return 0; }
+int cuMemcpyHtoD_v2(u64 p, const void *s, size_t n) { memcpy((void *)p, s, n); return 0; }
+int cuMemcpyDtoH_v2(void *d, u64 p, size_t n) { memcpy(d, (void *)p, n); return 0; }
+int cuMemsetD8Async(u64 p, unsigned char c, size_t n, void *s) { memset((void *)p, c, n); return 0; }
+int cuModuleLoadData(void **m, const void *c) { *m = strdup(c); return 0; }
+int cuModuleUnload(void *m) { free(m); return 0; }
+int cuModuleGetFunction(void **f, void *m, const char *n) { *f = (void *)5; return strcmp(n, "k") ? 500 : 0; }
+int cuFuncSetAttribute(void *f, int a, int v) { return !(a == 8 && v > 49152); }
+int cuLaunchKernel(void *f, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned g, unsigned sh,
+                   void *s, void **p, void **x) {
+    int *out = *(int **)p[0], values[] = {a, b, c, d, e, g, sh, *(int *)p[1], 10 * *(float *)p[2]};
+    memcpy(out, values, sizeof values);
+    return s != (void *)77 || x != 0 || f != (void *)5;
+}
+"""
+
+
+@pytest.mark.native
+def test_driver_passes_geometry_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    source, library = tmp_path / "fake.c", tmp_path / "libfake.so"
+    source.write_text(_FAKE_LIBCUDA)
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    monkeypatch.setattr(driver, "_LIBRARY", str(library))
+    cuda = driver.Cuda()
+    assert (cuda.name, cuda.capability, cuda.l2_bytes) == ("fake", (9, 0), 1024)
+    memory = cuda.allocate(36)
+    cuda.upload(memory, b"a" * 36)
+    cuda.fill(memory, 0x62, 4)
+    assert cuda.download(memory, 8) == b"bbbbaaaa"
+    module = cuda.load(b"code")
+    values = [("pointer", memory), ("int32", -7), ("float32", 2.5)]
+    cuda.launch(cuda.prepare(module, "k", (1, 2, 3), (4, 5, 6), 65536, values))
+    assert np.frombuffer(cuda.download(memory, 36), np.int32).tolist() == [1, 2, 3, 4, 5, 6, 65536, -7, 25]
+    with pytest.raises(driver.OutOfMemoryError, match="cuMemAlloc_v2: FAKE_ERROR"):
+        cuda.allocate(2**21)
+    with pytest.raises(driver.CudaError, match="cuModuleGetFunction"):
+        cuda.prepare(module, "other", (1, 1, 1), (1, 1, 1), 0, [])
+    cuda.unload(module)
+    cuda.free(memory)
+
+
+@pytest.mark.native
 @pytest.mark.parametrize("family", ["dense", "dense_fp16", "conv2d", "softmax", "take", "max_pool"])
 def test_default_of_a_task_family_compiles_with_nvcc(family: str, h100: Configuration, tmp_path: Path) -> None:
     require_nvcc_or_skip()
@@ -226,7 +295,7 @@ def test_default_of_a_task_family_compiles_with_nvcc(family: str, h100: Configur
     text = tvm.ir.save_json(te.create_prim_func(tensors).with_attr("global_symbol", "main"))
     lowered = launches(default_program(text, "", dict(h100.target)).tvm_json, h100.target)
     source = tmp_path / "program.cu"
-    source.write_text(lowered["source"])
+    source.write_bytes(lowered["code"])
     code = nvcc(source, tmp_path / "program.cubin", nvcc_flags("sm_90"), 60)
     assert all(kernel["name"].encode() in code for kernel in lowered["kernels"])
 
@@ -375,6 +444,16 @@ def test_import_refuses_other_programs_and_impossible_times(job: Job, results: P
     truncated.write_bytes(results.read_bytes()[:200])
     with pytest.raises(DataError, match="damaged"):
         import_results(job.folder, [truncated], tmp_path / "records")
+
+
+def test_second_run_in_the_same_folder_is_refused(job: Job, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with (out / "run.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = _run(job.part, out)
+    assert done.returncode == FAILED
+    assert "another run.py uses" in done.stderr
 
 
 def test_import_refuses_another_gpu(job: Job, results: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.data.measure.collect import Collector
+from cdmpp.data.measure.cuda import require_nvcc
 from cdmpp.data.measure.imports import import_tvm_alone
 from cdmpp.data.measure.kit.launches import launches, work
 from cdmpp.data.measure.kit.parts import HOME, Entry, write_parts
@@ -50,6 +51,7 @@ def export_programs(
     *,
     part_mib: float = 20.0,
     tasks: int = 0,
+    cubins: bool = False,
     progress: Progress | None = None,
     dims: Mapping[str, int] | None = None,
     command: str = "",
@@ -68,6 +70,8 @@ def export_programs(
         Largest size of a part file in MiB.
     tasks : int
         Largest number of tasks, taken from the networks in turn; 0: all.
+    cubins : bool
+        Compile here, with nvcc, so that the GPU machine needs no compiler.
     command : str
         Command that reproduces the job, for the card.
 
@@ -82,6 +86,8 @@ def export_programs(
         The target is not CUDA.
     MeasurementError
         The settings request a search, which needs measurements.
+    MissingDependencyError
+        ``cubins``, and nvcc is not installed.
     DataError
         No program can be exported, or a task exceeds the size of a part.
     CdmppError
@@ -94,11 +100,13 @@ def export_programs(
         )
     if settings.tune:
         raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
+    if cubins:
+        require_nvcc()
     folder = Path(out)
     with Store(folder / HOME) as store:
         exporter = _Exporter(store, settings, configuration, tasks, progress)
         exporter.prepare(sources, dims)
-        entries, failures = exporter.entries()
+        entries, failures = exporter.entries(cubins)
         if not entries:
             raise DataError(
                 f"no program can be exported: {next(iter(failures.values()), 'there are none')}",
@@ -133,7 +141,7 @@ class _Exporter(Collector):
         wanted = choose_tasks(self.store.tasks_by_network(), self._tasks)
         return [task for task in tasks if task[0] in wanted]
 
-    def entries(self) -> tuple[list[Entry], dict[str, str]]:
+    def entries(self, cubins: bool) -> tuple[list[Entry], dict[str, str]]:
         """Return an entry for each program that can be lowered, and the reasons of the others by hash."""
         wanted = choose_tasks(self.store.tasks_by_network(), self._tasks)
         programs = [p for p in self.store.all_programs() if p.task in wanted]
@@ -146,17 +154,17 @@ class _Exporter(Collector):
         with WorkerPool(self._builders(), limits, import_tvm_alone) as pool:
             works = pool.run(work, [(self.store.task_program(task),) for task in tasks])
             counts = {task: outcome.value or {} for task, outcome in zip(tasks, works, strict=True)}
-            outcomes = pool.run(launches, [(program.tvm_json, target) for program in programs])
+            outcomes = pool.run(launches, [(program.tvm_json, target, cubins) for program in programs])
             for program, outcome in zip(programs, outcomes, strict=True):
                 if outcome.failure:
                     failures[program.hash] = outcome.failure
                 else:
                     lowered = dict(outcome.value)
-                    source = lowered.pop("source").encode()
-                    member = f"sources/{sha256(source).hexdigest()[:16]}.cu"
-                    item = {"id": program.hash, "task": program.task, "origin": program.origin, "source": member}
-                    item |= {**lowered, **counts[program.task]}
-                    entries.append(Entry(item, {member: source}, group=program.task))
+                    code = lowered.pop("code")
+                    member = f"code/{sha256(code).hexdigest()[:16]}.{'cubin' if cubins else 'cu'}"
+                    item = {"id": program.hash, "task": program.task, "origin": program.origin}
+                    item |= {"cubin" if cubins else "source": member, **lowered, **counts[program.task]}
+                    entries.append(Entry(item, {member: code}, group=program.task))
                 self._step(not outcome.failure)
         return entries, failures
 

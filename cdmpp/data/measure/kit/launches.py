@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdmpp.data.measure.building import argument_list
+from cdmpp.data.measure.cuda import compile_source
 from cdmpp.data.measure.imports import import_tvm_alone
 from cdmpp.data.measure.timing import index_bound
 from cdmpp.errors import MeasurementError
@@ -17,7 +18,7 @@ _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
 
 
-def launches(tvm_json: str, target: Mapping[str, Any]) -> dict[str, Any]:
+def launches(tvm_json: str, target: Mapping[str, Any], cubin: bool = False) -> dict[str, Any]:
     """Lower a scheduled PrimFunc and return its CUDA source and launches.
 
     Parameters
@@ -26,18 +27,22 @@ def launches(tvm_json: str, target: Mapping[str, Any]) -> dict[str, Any]:
         The PrimFunc, with its loops bound to threads.
     target : mapping
         CUDA target, as JSON.
+    cubin : bool
+        Compile the source with nvcc.
 
     Returns
     -------
     dict
-        ``source``; ``kernels`` in launch order, each with ``name``, ``grid``, ``block``, ``shared`` (bytes of dynamic
-        shared memory) and ``arguments`` (["argument", i], ["workspace", i] or [type, value]); ``workspaces`` (bytes);
-        ``arguments`` (shape, type, written) and ``bound`` (integer inputs are below it).
+        ``code`` (bytes of the source, or machine code); ``kernels`` in launch order, each with ``name``, ``grid``,
+        ``block``, ``shared`` (bytes of dynamic shared memory) and ``arguments`` (["argument", i], ["workspace", i] or
+        [type, value]); ``workspaces`` (bytes); ``arguments`` (shape, type, written) and ``bound`` (integer inputs are
+        below it).
 
     Raises
     ------
     MeasurementError
-        The shapes are dynamic, or the host function does more than allocate workspaces and launch kernels.
+        The shapes are dynamic, nvcc refuses the source, or the host function does more than allocate workspaces and
+        launch kernels.
     """
     tvm = import_tvm_alone()
     # If TVM finds a GPU, it compiles the source itself.
@@ -53,15 +58,17 @@ def launches(tvm_json: str, target: Mapping[str, Any]) -> dict[str, Any]:
             if info.name == _SPLIT:
                 split.append(after)
 
+    cuda = tvm.target.Target(dict(target))
     with tvm.transform.PassContext(instruments=[Capture()]):
-        built = tvm.compile(module, tvm.target.Target(dict(target))).mod
+        built = tvm.compile(module, cuda).mod
     if len(split) != 1 or len(built.imports) != 1:
         raise MeasurementError(
             "this version of TVM lowers CUDA programs in an unknown way", hint="install the pinned apache-tvm"
         )
     kernels, workspaces = _host(split[0]["main"])
+    source = str(built.imports[0].inspect_source())
     return {
-        "source": str(built.imports[0].inspect_source()),
+        "code": compile_source(source, cuda) if cubin else source.encode(),
         "kernels": kernels,
         "workspaces": workspaces,
         "arguments": [[list(shape), dtype, written] for shape, dtype, written in arguments],

@@ -471,6 +471,24 @@ def _run(options: argparse.Namespace, modules: Mapping[str, str], deadline: floa
     except OSError as error:
         raise KitError(f"cannot write {options.out}: {error.strerror}; choose another --out") from None
     parts = [Part(path) for path in options.parts]
+    with _locked(options.out):
+        return _run_parts(parts, options, modules, deadline)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; the operating system unlocks it when the process ends."""
+    import fcntl
+
+    with (out / "run.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise KitError(f"another run.py uses {out}: wait for its end, or choose another --out") from None
+        yield
+
+
+def _run_parts(parts: Sequence[Part], options: argparse.Namespace, modules: Mapping[str, str], deadline: float) -> int:
     if len({part.job for part in parts}) > 1:
         raise KitError("the parts belong to several jobs: run each job with its own --out")
     complete = True
