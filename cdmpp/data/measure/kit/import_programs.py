@@ -11,6 +11,7 @@ import numpy as np
 
 from cdmpp.data.measure.dataset import SOURCE
 from cdmpp.data.measure.kit.parts import HOME, read_part
+from cdmpp.data.measure.kit.runtime.programs import ONCE_S
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import UNSTABLE
@@ -30,7 +31,7 @@ HOW = (
     "The label is the median of repeats with warm caches: events around a CUDA graph of as many runs as take 1 ms. "
     "Columns `flushed_s` and `flushed_repeats_s` have median and repeats of single runs between two events, each after "
     "a write of twice the L2 cache.",
-    f"A program whose run took more than {0.25:g} s was run once (column `timed`).",
+    f"A program whose run took more than {ONCE_S:g} s was run once (column `timed`).",
 )
 #: Clocks may exceed the nominal boost clock, and with it the peak, by this factor.
 _PEAK_SLACK = 1.1

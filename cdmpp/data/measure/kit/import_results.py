@@ -169,12 +169,8 @@ def _check(file: Results, about: Mapping[str, Any]) -> None:
 
 def _device(file: Results, about: Mapping[str, Any]) -> DeviceSpec:
     """Return the device that the driver named, after checking that it is the job's."""
-    names = {
-        str(name)
-        for machine in file.machines
-        for name in (machine.get("device", {}).get("gpu"), machine.get("before", {}).get("name"))
-        if name
-    }
+    seen = (m.get("device", {}).get("gpu") or m.get("before", {}).get("name") for m in file.machines)
+    names = {str(name) for name in seen if name}
     wanted = about.get(file.head["kind"], {}).get("names") or [about["device"]]
     shown = " or ".join(wanted)
     if not names:

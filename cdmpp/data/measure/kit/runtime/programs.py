@@ -239,7 +239,7 @@ class _Task:
     def __init__(self, cuda: Any, item: Mapping[str, Any]) -> None:
         self._cuda, self.name = cuda, item["task"]
         arguments = item["arguments"]
-        self.result_types = [(dtype, shape) for shape, dtype, written in arguments if written]
+        self.result_types = [dtype for _, dtype, written in arguments if written]
         self.results: list[bytes] | None = None
         self.pointers: list[int] = []
         self._written: list[tuple[int, int]] = []
@@ -354,12 +354,10 @@ def random_bytes(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Ge
     return rng.integers(0, highest, size=count, endpoint=True).astype(dtype).tobytes()
 
 
-def compare(
-    results: Sequence[bytes], expected: Sequence[bytes], types: Sequence[tuple[str, Sequence[int]]]
-) -> tuple[float, str]:
+def compare(results: Sequence[bytes], expected: Sequence[bytes], types: Sequence[str]) -> tuple[float, str]:
     """Return the largest relative difference of two sets of arrays, and how they differ beyond the tolerance, or ""."""
     largest = 0.0
-    for content, reference, (dtype, _) in zip(results, expected, types, strict=True):
+    for content, reference, dtype in zip(results, expected, types, strict=True):
         if dtype not in TOLERANCES:
             if content != reference:
                 a, b = (np.frombuffer(x, dtype=_NUMPY.get(dtype, dtype)) for x in (content, reference))

@@ -69,6 +69,7 @@ class Part:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._archive: zipfile.ZipFile | None = None
         try:
             about = json.loads(self.read("part.json"))
             if about["format"] != FORMAT:
@@ -89,8 +90,9 @@ class Part:
 
     def read(self, member: str) -> bytes:
         """Return a member of the file."""
-        with zipfile.ZipFile(self.path) as archive:
-            return archive.read(member)
+        if self._archive is None:  # its list of members takes long to read
+            self._archive = zipfile.ZipFile(self.path)
+        return self._archive.read(member)
 
 
 class Kind(Protocol):
@@ -325,8 +327,9 @@ def pack(log: Log, part: Part, path: Path) -> None:
 
 
 def gpu_state() -> dict[str, Any]:
-    """Return what nvidia-smi says of the GPU now: names, versions, clocks, power, temperature."""
-    command = ["nvidia-smi", f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits"]
+    """Return what nvidia-smi reports of the first visible GPU: names, versions, clocks, power, temperature."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    command = ["nvidia-smi", f"--id={visible}", f"--query-gpu={_SMI_FIELDS}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -453,6 +456,7 @@ def main(arguments: Sequence[str] | None = None, modules: Mapping[str, str] | No
     parser.add_argument("--minutes", type=float, default=9.0, help="time of this call; default: 9")
     parser.add_argument("--limit-s", type=float, default=20.0, help="time limit of one item; default: 20")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi counts GPUs
     deadline = time.monotonic() + options.minutes * 60 - _RESERVE_S
     try:
         with _stopped_by_sigterm():
