@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.measure.collect import Collector
+from cdmpp.data.measure.collect import Collector, check_flushing
 from cdmpp.data.measure.cuda import require_nvcc
 from cdmpp.data.measure.imports import import_tvm_alone
 from cdmpp.data.measure.kit.launches import launches, work
@@ -89,7 +89,8 @@ def export_programs(
     MissingDependencyError
         ``cubins``, and nvcc is not installed.
     DataError
-        No program can be exported, or a task exceeds the size of a part.
+        No program can be exported, a task exceeds the size of a part, or the settings request a flush of a CPU's
+        caches.
     CdmppError
         See :meth:`cdmpp.data.measure.collect.Collector.prepare`.
     """
@@ -100,6 +101,7 @@ def export_programs(
         )
     if settings.tune:
         raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
+    check_flushing(settings, [configuration])
     if cubins:
         require_nvcc()
     folder = Path(out)
