@@ -30,8 +30,12 @@ VERBOSE ?=
 # Folder of the public tables (docs/data.md); only to measure accuracy anew.
 PUBLIC_DATA ?=
 
+# `make gpu-job`: the device to measure, and the folder of the job.
+DEVICE ?= h100-sxm
+GPU_JOB ?= gpu-job
+
 .PHONY: help setup demo test test-fast test-nightly test-stress test-native test-browser serve check docs wheel accuracy figures
-.PHONY: templates stored-answers clean
+.PHONY: templates stored-answers gpu-job clean
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
@@ -49,6 +53,7 @@ help:
 	@echo 'make accuracy      docs/accuracy.md and its figures (PUBLIC_DATA=DIR measures what is missing)'
 	@echo 'make figures       the pictures of the README from the metrics of models/base'
 	@echo 'make templates     the shipped lowered operators anew, with TVM'
+	@echo 'make gpu-job       part files that measure a borrowed GPU (DEVICE=h100-sxm, docs/measuring.md)'
 	@echo 'make stored-answers  the answers that tests/stored_answers compares with'
 
 setup: $(READY)
@@ -126,6 +131,11 @@ templates: $(READY)
 # Commit the new answers alone, with the reason.
 stored-answers: $(READY)
 	$(BIN)/python -m tests.stored_answers
+
+# 300 tasks of the zoo, each with its default and 19 random schedules. Hours on two cores, resumable.
+gpu-job: $(READY)
+	$(BIN)/cdmpp collect $$($(BIN)/cdmpp collect --network help | sed 's/^/--network /') --target "cuda:$(DEVICE)" \
+		--schedules 19 --tasks 300 --build-only --standalone --part-mib 18 --out "$(GPU_JOB)/programs"
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not (shutil.which("make") and shutil.which("bash
 def make(target: str, status: int, venv: Path, *variables: str) -> subprocess.CompletedProcess[str]:
     """Run a target with an interpreter that prints its arguments and ends with ``status``."""
     python = venv / "bin" / "python"
-    python.parent.mkdir(parents=True)
+    python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(f'#!/bin/sh\necho "$@"\nexit {status}\n')
     python.chmod(0o755)
     (venv / ".ready").touch()
@@ -51,6 +51,16 @@ def test_test_targets_state_their_duration_and_select_tests(tmp_path: Path) -> N
     *_, command = make("test-nightly", 0, tmp_path / "nightly").stdout.splitlines()
     assert command.endswith("-m nightly tests")
     assert make("test", 1, tmp_path / "failing").returncode != 0
+
+
+def test_gpu_job_exports_all_networks_for_the_device(tmp_path: Path) -> None:
+    command = tmp_path / "bin" / "cdmpp"
+    command.parent.mkdir()
+    command.write_text('#!/bin/sh\ncase "$*" in *help) echo vit; echo resnet18;; *) echo "$@";; esac\n')
+    command.chmod(0o755)
+    exported = make("gpu-job", 0, tmp_path, "DEVICE=a100", "GPU_JOB=job").stdout.splitlines()
+    programs = "collect --network vit --network resnet18 --target cuda:a100 --schedules 19 --tasks 300 --build-only"
+    assert f"{programs} --standalone --part-mib 18 --out job/programs" in exported
 
 
 def test_stress_target_takes_files_and_rounds(tmp_path: Path) -> None:

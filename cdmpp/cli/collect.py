@@ -87,6 +87,23 @@ def collect(
     build_only: Annotated[
         bool, typer.Option("--build-only", help="Write an archive for `cdmpp measure` and run nothing.")
     ] = False,
+    standalone: Annotated[
+        bool,
+        typer.Option(
+            "--standalone", help="With --build-only and cuda:DEVICE: part files that run without TVM (run.py)."
+        ),
+    ] = False,
+    part_mib: Annotated[
+        float | None,
+        typer.Option("--part-mib", min=0.1, help="With --standalone: largest part file in MiB.", show_default="20"),
+    ] = None,
+    tasks: Annotated[
+        int | None,
+        typer.Option("--tasks", min=1, help="With --standalone: at most so many tasks, of each network in turn."),
+    ] = None,
+    cubins: Annotated[
+        bool, typer.Option("--cubins", help="With --standalone: compile here, so that the GPU machine needs no nvcc.")
+    ] = False,
     flush_cache: Annotated[
         bool, typer.Option("--flush-cache", help="Empty the CPU's caches before every run.")
     ] = False,
@@ -122,6 +139,12 @@ def collect(
         raise typer.BadParameter("--build-only runs nothing: give the tracker later", param_hint="--tracker")
     if (tracker is None) != (key is None):
         raise typer.BadParameter("--tracker and --key go together", param_hint="--tracker")
+    if standalone and not build_only:
+        raise typer.BadParameter("part files are for another machine: add --build-only", param_hint="--standalone")
+    if not standalone and (part_mib is not None or tasks is not None or cubins):
+        raise typer.BadParameter(
+            "they describe part files: add --standalone", param_hint="--part-mib, --tasks, --cubins"
+        )
     settings = CollectSettings(
         schedules=schedules,
         seed=seed,
@@ -148,6 +171,9 @@ def collect(
     if model and not (good or active):
         raise typer.BadParameter("a model chooses nothing without --good or --active", param_hint="--model")
     chooser = _chooser(chosen[0], good, active, pool, model or []) if good or active else None
+    if standalone:
+        _standalone(wanted, chosen, out, settings, sizes, part_mib or 20.0, tasks or 0, cubins, json)
+        return
     if build_only:
         _build_only(wanted, chosen, out, settings, sizes, json)
         return
@@ -256,6 +282,50 @@ def _build_only(
         f"wrote {out}: {len(manifest['programs']):,} programs"
         + (f", {failed:,} of which could not be built" if failed else "")
         + f"; run them with: cdmpp measure {out} --out DIR"
+    )
+
+
+def _standalone(
+    wanted: list[str],
+    chosen: tuple[Configuration, ...],
+    out: Path,
+    settings: CollectSettings,
+    sizes: dict[str, int],
+    part_mib: float,
+    tasks: int,
+    cubins: bool,
+    json: bool,
+) -> None:
+    from cdmpp.data.measure.kit.export_programs import export_programs
+
+    if len(chosen) > 1:
+        raise typer.BadParameter("part files are for one device: name one --target", param_hint="--target")
+    command = "cdmpp " + shlex.join(sys.argv[1:])
+    with progress_bars() as progress:
+        job = export_programs(
+            wanted,
+            chosen[0],
+            out,
+            settings,
+            part_mib=part_mib,
+            tasks=tasks,
+            cubins=cubins,
+            progress=progress,
+            dims=sizes,
+            command=command,
+        )
+    programs = sum(len(part["items"]) for part in job["parts"])
+    size = sum(part["bytes"] for part in job["parts"])
+    failed = len(job["programs"]["failures"])
+    if json:
+        print_json(
+            {"path": str(out), "parts": len(job["parts"]), "programs": programs, "failed": failed, "bytes": size}
+        )
+        return
+    print(
+        f"wrote {out}: {len(job['parts'])} parts, {programs:,} programs, {size / 2**20:.1f} MiB"
+        + (f"; {failed:,} programs could not be built" if failed else "")
+        + f"; copy {out} without home/ to the GPU machine and run there: python run.py part-*.zip --out DIR"
     )
 
 

@@ -14,11 +14,11 @@ from cdmpp.cli.steps import steps
 
 
 def measure(
-    job: Annotated[
-        Path,
+    inputs: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="JOB|TODO",
-            help="Folder that `cdmpp collect --build-only` or `cdmpp select` wrote.",
+            metavar="JOB|TODO|RESULT...",
+            help="Folder that `cdmpp collect --build-only` or `cdmpp select` wrote; with --import result files.",
             show_default=False,
         ),
     ],
@@ -44,6 +44,15 @@ def measure(
     device: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="The device. Default: as built.", show_default=False)
     ] = None,
+    import_job: Annotated[
+        Path | None,
+        typer.Option(
+            "--import",
+            metavar="JOB",
+            help="Write the records of result files (part-NNN.npz) that run.py of this job made.",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Time the programs of a job, or of a selection, on this machine.
@@ -52,9 +61,18 @@ def measure(
     DIR/collect.sqlite; the same command on a machine with pyarrow writes the data set. A selection
     (`cdmpp select`) is timed as PyTorch's library kernels, for `cdmpp adapt --records`. An interrupted run
     resumes with the same command.
+
+    `cdmpp measure --import JOB DIR/*.npz --out DIR` turns the results of a borrowed GPU
+    (`cdmpp collect --build-only --standalone`) into a data set.
     """
     from cdmpp.data.measure.todo import is_todo
 
+    if import_job is not None:
+        _import(import_job, inputs, out, on, threads, device, json)
+        return
+    if len(inputs) > 1:
+        raise typer.BadParameter(f"one job or selection at a time, not {len(inputs)}", param_hint="JOB|TODO|RESULT...")
+    job = inputs[0]
     if is_todo(job):
         _measure_todo(job, out, on, threads, device, json)
         return
@@ -63,6 +81,18 @@ def measure(
     if on is not None:
         raise typer.BadParameter("a job file names the machine it runs on", param_hint="--on")
     _measure_job(job, out, threads, device, json)
+
+
+def _import(
+    job: Path, files: list[Path], out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
+) -> None:
+    from cdmpp.data.measure.kit.import_results import import_results
+
+    if out is None:
+        raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
+    if on is not None or threads is not None or device is not None:
+        raise typer.BadParameter("nothing is run: omit them", param_hint="--on, --threads, --device")
+    print_summary(import_results(job, files, out), json)
 
 
 def _measure_todo(

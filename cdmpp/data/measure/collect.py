@@ -97,7 +97,7 @@ class Collector:
         self.store.settle({"sampling_target": target})
         self.store.settle({"chooser": self._chooser.description if self._chooser is not None else None})
         self._lower(list(dict.fromkeys(sources)), dims or {})
-        tasks = self.store.unsampled(self.settings.schedules)
+        tasks = self._chosen(self.store.unsampled(self.settings.schedules))
         if not tasks:
             return
         self._phase("sampling", 0, len(tasks))
@@ -123,6 +123,10 @@ class Collector:
             for (digest, _, reason), outcome in zip(failed, defaults, strict=True):
                 self.store.add_programs(digest, outcome.value or [], self.settings.schedules)
                 self.store.fail_task(digest, reason)
+
+    def _chosen(self, tasks: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+        """Return the tasks (hash, name, TVM JSON) to sample: all of them."""
+        return tasks
 
     def measure(self) -> None:
         """Search, build and time what is missing, including the second measurements for the noise floor.

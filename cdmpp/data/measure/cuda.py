@@ -61,7 +61,7 @@ def export_kernels(module: Any, path: str, target: Any, link: Any, compiler: str
 
     def pack(packed: Any, is_system_lib: bool, prefix: str, folder: str) -> str:
         blob = tvm.get_global_func("runtime.ModulePackImportsToTensor")(packed).numpy().tobytes()
-        blob = replace_code(blob, lambda source: _cubin(source, target))
+        blob = replace_code(blob, lambda source: compile_source(source, target))
         return _as_object(blob, Path(folder), compiler)
 
     module.export_library(path, fcompile=link, fpack_imports=pack)
@@ -144,8 +144,14 @@ def _unknown_format() -> MeasurementError:
     )
 
 
-def _cubin(source: str, target: Any) -> bytes:
-    """Compile with nvcc and the flags of TVM."""
+def compile_source(source: str, target: Any) -> bytes:
+    """Compile with nvcc and the flags of TVM.
+
+    Raises
+    ------
+    MeasurementError
+        nvcc refused the source.
+    """
     from tvm.support import nvcc
 
     suffix = str(target.attrs["arch"]).removeprefix("sm_")

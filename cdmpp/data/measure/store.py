@@ -232,6 +232,17 @@ class Store:
                 )
                 self._db.execute("INSERT OR IGNORE INTO network_tasks VALUES (?, ?, ?)", (name, task.hash, task.calls))
 
+    def tasks_by_network(self) -> dict[str, list[str]]:
+        """Return the hashes of each network's tasks, in the order of lowering."""
+        tasks: dict[str, list[str]] = {}
+        for network, task in self._db.execute("SELECT network, task FROM network_tasks ORDER BY rowid"):
+            tasks.setdefault(network, []).append(task)
+        return tasks
+
+    def task_program(self, task: str) -> str:
+        """Return the unscheduled program of a task, as TVM JSON."""
+        return _unpack(self._db.execute("SELECT program FROM tasks WHERE hash = ?", (task,)).fetchone()[0])
+
     def unsampled(self, count: int) -> list[tuple[str, str, str]]:
         """Return the tasks (hash, name, TVM JSON) with fewer than ``count`` sampled schedules."""
         rows = self._db.execute(

@@ -1,0 +1,226 @@
+"""Import of result files of the kit: checks them against their job and writes records and a dataset card."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.card import write_card
+from cdmpp.data.folder import RECORDS
+from cdmpp.data.measure.kit.import_programs import HOW, program_rows
+from cdmpp.data.measure.kit.parts import read_job
+from cdmpp.data.measure.kit.runtime.run import FORMAT
+from cdmpp.data.records import Measurement, from_measurements, write_records
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
+
+_UNIT = "s"
+
+
+@dataclass(frozen=True)
+class Results:
+    """A result file.
+
+    Attributes
+    ----------
+    path : Path
+    head : dict
+        Format, job, kind, part, number of parts and items, device, unit.
+    machines : list of dict
+        Description of the machine, one for each call of ``run.py``.
+    items : list of dict
+        Results: "id", "failure", "repeats_s" (protocol to tuple of seconds), "call", and the fields of the kind.
+    """
+
+    path: Path
+    head: dict[str, Any]
+    machines: list[dict[str, Any]]
+    items: list[dict[str, Any]]
+
+    def machine(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the description of the machine at the time of an item."""
+        machine: dict[str, Any] = self.machines[item["call"]]
+        return machine
+
+
+#: Makes the records of a result file: (job folder, job.json, results, device).
+Rows = Callable[[Path, Mapping[str, Any], Results, DeviceSpec], list[Measurement]]
+#: Records and sentences for the card, by kind.
+KINDS: dict[str, tuple[Rows, tuple[str, ...]]] = {"programs": (program_rows, HOW)}
+
+
+def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path) -> Path:
+    """Write the records of result files and their card.
+
+    Parameters
+    ----------
+    job : path
+        Job folder with ``home/``.
+    files : sequence of path
+        Result files (``part-NNN.npz``) of this job, each part once.
+    out : path
+        Dataset folder; its records are replaced.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    DataError
+        A file is damaged, or belongs to another job, part or unit; an item is not in the part, or is faster than the
+        device's peak.
+    InvalidDeviceError
+        The results are of another GPU than the job's.
+    """
+    folder, result = Path(job), Path(out)
+    about = read_job(folder)
+    if not files:
+        raise DataError("no result file is named", hint="name them: DIR/*.npz")
+    results = [read_results(Path(path)) for path in files]
+    for file in results:
+        _check(file, about)
+    parts = [file.head["part"] for file in results]
+    if len(set(parts)) < len(parts):
+        twice = next(part for part in parts if parts.count(part) > 1)
+        raise DataError(f"part {twice} is given twice", hint="name one result file for each part")
+    rows: list[Measurement] = []
+    for file in results:
+        kind = file.head["kind"]
+        rows += KINDS[kind][0](folder, about, file, _device(file, about))
+    try:
+        result.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {result}: {error.strerror}", hint="choose another --out") from None
+    write_records(from_measurements(rows), result / RECORDS)
+    kinds = dict.fromkeys(file.head["kind"] for file in results)
+    notes = [note for kind in kinds for note in KINDS[kind][1]] + _machines(results)
+    command = about.get("programs", {}).get("command", "")
+    write_card(result, command=command, notes=notes, faults=_missing(about, results))
+    return result
+
+
+def read_results(path: Path) -> Results:
+    """Return a result file.
+
+    Raises
+    ------
+    DataError
+        It is not a result file, or is damaged.
+    """
+    try:
+        with path.open("rb") as content, np.load(content) as arrays:
+            head = json.loads(str(arrays["head"]))
+            machines = json.loads(str(arrays["machine"]))
+            fields = [json.loads(text) for text in arrays["fields"].tolist()]
+            ids, failures = arrays["ids"].tolist(), arrays["failures"].tolist()
+            repeats: list[dict[str, tuple[float, ...]]] = [{} for _ in ids]
+            offsets, values = arrays["offsets"].tolist(), arrays["repeats_s"]
+            for i, owner in enumerate(arrays["owners"].tolist()):
+                protocol = str(arrays["protocols"][i])
+                repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist", hint="name the result files: DIR/*.npz") from None
+    except (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is not a result file, or is damaged: {error}", hint="copy it again") from None
+    items = [
+        {**rest, "id": name, "failure": failure, "repeats_s": taken}
+        for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
+    ]
+    return Results(path, head, machines, items)
+
+
+def _check(file: Results, about: Mapping[str, Any]) -> None:
+    head, path = file.head, file.path
+    if head.get("format") != FORMAT:
+        raise DataError(f"{path} has format {head.get('format')}, not {FORMAT}", hint="use the cdmpp that wrote it")
+    if head["job"] != about["job"]:
+        raise DataError(
+            f"{path} has results of job {head['job']}, not of {about['job']}", hint="name the folder of its job"
+        )
+    if head.get("unit") != _UNIT:
+        raise DataError(f"{path} has times in {head.get('unit')!r}, not in {_UNIT!r}", hint="run the parts again")
+    parts = about["parts"]
+    if not 0 <= head["part"] < len(parts) or parts[head["part"]]["kind"] != head["kind"]:
+        raise DataError(f"{path}: the job has no part {head['part']} of {head['kind']}", hint="copy the file again")
+    if head["kind"] not in KINDS:
+        raise DataError(f"{path} has results of the unknown kind {head['kind']!r}", hint="use a newer cdmpp")
+    known = set(parts[head["part"]]["items"])
+    for item in file.items:
+        if item["id"] not in known:
+            raise DataError(
+                f"{path}: part {head['part']} of the job has no item {item['id']}", hint="use the results of this job"
+            )
+        for protocol, repeats in item["repeats_s"].items():
+            if not repeats or not all(np.isfinite(r) and r > 0 for r in repeats):
+                raise DataError(
+                    f"{path}: item {item['id']} has the times {repeats} ({protocol}); they must be positive seconds",
+                    hint="remove the item's line from the log and run the part again",
+                )
+
+
+def _device(file: Results, about: Mapping[str, Any]) -> DeviceSpec:
+    """Return the device that the driver named, after checking that it is the job's."""
+    seen = (m.get("device", {}).get("gpu") or m.get("before", {}).get("name") for m in file.machines)
+    names = {str(name) for name in seen if name}
+    wanted = about.get(file.head["kind"], {}).get("names") or [about["device"]]
+    shown = " or ".join(wanted)
+    if not names:
+        raise InvalidDeviceError(
+            f"{file.path} does not name the GPU", hint="run the part again, where nvidia-smi or the driver works"
+        )
+    boards: dict[str, DeviceSpec] = {}
+    for name in sorted(names):
+        try:
+            board = lookup(name)
+        except UnknownDeviceError:
+            raise InvalidDeviceError(
+                f"the job is for {shown}, and {file.path} has results of {name!r}", hint="export a job for this GPU"
+            ) from None
+        boards[board.name] = board
+    if len(boards) > 1:
+        raise InvalidDeviceError(f"{file.path} has results of {' and '.join(boards)}", hint="use one --out per GPU")
+    (board,) = boards.values()
+    if board.name not in wanted:
+        raise InvalidDeviceError(
+            f"the job is for {shown}, and {file.path} has results of {board.name}", hint="export a job for this GPU"
+        )
+    return board
+
+
+def _machines(results: Sequence[Results]) -> list[str]:
+    """Describe the machines in sentences."""
+    lines = []
+    for file in results:
+        for machine in file.machines:
+            before, after = machine.get("before", {}), machine.get("after", {})
+            lines.append(
+                f"Part {file.head['part']}, {machine.get('date', 'no date')}: "
+                f"{before.get('name') or machine.get('device', {}).get('gpu', 'GPU')}, "
+                f"driver {before.get('driver_version', 'not known')}, "
+                f"power limit {before.get('power.limit', '?')} W, "
+                f"SM clock {before.get('clocks.sm', '?')} MHz before and {after.get('clocks.sm', '?')} MHz after, "
+                f"power {before.get('power.draw', '?')} and {after.get('power.draw', '?')} W, "
+                f"temperature {before.get('temperature.gpu', '?')} and {after.get('temperature.gpu', '?')} °C; "
+                f"host {machine.get('cpu', 'not known')}, {machine.get('nvcc') or 'no nvcc'}."
+            )
+    return lines
+
+
+def _missing(about: Mapping[str, Any], results: Sequence[Results]) -> list[str]:
+    """Describe what was not measured, in sentences."""
+    done = {file.head["part"]: len(file.items) for file in results}
+    faults = []
+    for number, part in enumerate(about["parts"]):
+        left = len(part["items"]) - done.get(number, 0)
+        if left:
+            faults.append(f"Not finished: {left:,} of {len(part['items']):,} items of part {number} ({part['kind']}).")
+    return faults

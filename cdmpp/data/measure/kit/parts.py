@@ -1,0 +1,222 @@
+"""Part files of a job for a borrowed GPU.
+
+A job folder has ``part-NNN.zip``, ``run.py`` and ``runtime/``, which travel, and ``home/``, which stays: what the
+import of the results needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cdmpp.data.measure.kit.runtime.run import FORMAT, KitError, Part
+from cdmpp.errors import DataError
+from cdmpp.utils.writing import replacing
+
+HOME, JOB = "home", "job.json"
+RUNTIME, LAUNCHER = "runtime", "run.py"
+_LAUNCHER_TEXT = '''"""Measures part files on this machine's GPU: python run.py --help."""
+
+from runtime.run import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
+'''
+#: Bytes of the zip format for a member, beside its content, and the share of the limit that estimates may fill.
+_MEMBER_BYTES, _FILL = 300, 0.97
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An item of a part.
+
+    Attributes
+    ----------
+    item : dict
+        JSON object with a unique "id".
+    members : mapping of str to bytes
+        Files of the item, by name inside the part; items may share one.
+    group : str
+        Consecutive entries of one non-empty group stay in one part.
+    """
+
+    item: dict[str, Any]
+    members: Mapping[str, bytes] = field(default_factory=dict)
+    group: str = ""
+
+
+def write_parts(
+    folder: Path,
+    entries: Mapping[str, Sequence[Entry]],
+    *,
+    device: str,
+    part_mib: float,
+    about: Mapping[str, Any],
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Write the part files of a job, the programs that run them, and ``home/job.json``.
+
+    Parameters
+    ----------
+    folder : Path
+        Job folder; earlier part files in it are replaced.
+    entries : mapping of str to sequence of Entry
+        Entries by kind ("programs", "library", "host"), in the order of measurement.
+    device : str
+        Name of the device to measure.
+    part_mib : float
+        Largest size of a part file in MiB.
+    about : mapping
+        Facts for the import, stored in ``home/job.json``.
+    settings : mapping of str to mapping, optional
+        Further entries of ``part.json``, by kind.
+
+    Returns
+    -------
+    dict
+        Content of ``home/job.json``: job, device, parts, and ``about``.
+
+    Raises
+    ------
+    DataError
+        One group of entries exceeds the size of a part, or a file cannot be written.
+    """
+    limit = int(part_mib * 2**20)
+    packed = [(kind, part) for kind, sequence in entries.items() for part in _split(sequence, limit)]
+    if not packed:
+        raise DataError("the job has no items", hint="export at least one program or operator")
+    job = _job_id(device, entries)
+    (folder / HOME).mkdir(parents=True, exist_ok=True)
+    (folder / HOME / JOB).unlink(missing_ok=True)  # without it the job is incomplete
+    for old in folder.glob("part-*.zip"):
+        old.unlink()
+    listed = []
+    for number, (kind, part) in enumerate(packed):
+        head = {
+            "format": FORMAT,
+            "job": job,
+            "kind": kind,
+            "part": number,
+            "parts": len(packed),
+            "device": device,
+            **(settings or {}).get(kind, {}),
+            "items": [entry.item for entry in part],
+        }
+        path = folder / f"part-{number:03d}.zip"
+        _write_part(path, head, part)
+        if path.stat().st_size > limit:
+            raise DataError(f"{path} has more than {part_mib:g} MiB", hint="choose a larger --part-mib")
+        listed.append({"kind": kind, "items": [entry.item["id"] for entry in part], "bytes": path.stat().st_size})
+    _copy_runtime(folder)
+    content = {"format": FORMAT, "job": job, "device": device, "parts": listed, **about}
+    with replacing(folder / HOME / JOB) as aside:
+        aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return content
+
+
+def read_part(path: Path) -> Part:
+    """Return a part file.
+
+    Raises
+    ------
+    DataError
+        It is not a part file, or is damaged.
+    """
+    try:
+        return Part(path)
+    except KitError as error:
+        raise DataError(str(error), hint="export the job again") from None
+
+
+def read_job(folder: Path) -> dict[str, Any]:
+    """Return ``home/job.json`` of a job.
+
+    Raises
+    ------
+    DataError
+        The folder is not a complete job, or has another format.
+    """
+    path = folder / HOME / JOB
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        version = content["format"]
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} is not a job of the measuring kit: it has no {HOME}/{JOB}",
+            hint="cdmpp collect ... --build-only --standalone --out JOB writes one",
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="export the job again") from None
+    if version != FORMAT:
+        raise DataError(f"{path} has format {version}, not {FORMAT}", hint="use the cdmpp that wrote it")
+    return content
+
+
+def _split(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
+    """Yield parts whose estimated size is below the limit."""
+    part: list[Entry] = []
+    size = 0
+    for group in _groups(entries):
+        needed = sum(_packed_bytes(entry) for entry in group)
+        if part and size + needed > limit * _FILL:
+            yield part
+            part, size = [], 0
+        part += group
+        size += needed
+    if part:
+        yield part
+
+
+def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    group: list[Entry] = []
+    for entry in entries:
+        if group and not (entry.group and entry.group == group[-1].group):
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group
+
+
+def _packed_bytes(entry: Entry) -> int:
+    members = sum(_MEMBER_BYTES + len(zlib.compress(content)) for content in entry.members.values())
+    return members + len(zlib.compress(json.dumps(entry.item).encode()))
+
+
+def _job_id(device: str, entries: Mapping[str, Sequence[Entry]]) -> str:
+    digest = hashlib.sha256(device.encode())
+    for kind, sequence in entries.items():
+        for entry in sequence:
+            digest.update(json.dumps([kind, entry.item], sort_keys=True).encode())
+            for name, content in entry.members.items():
+                digest.update(name.encode() + hashlib.sha256(content).digest())
+    return digest.hexdigest()[:32]
+
+
+def _write_part(path: Path, head: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+    members: dict[str, bytes] = {"part.json": json.dumps(head).encode()}
+    for entry in entries:
+        members.update(entry.members)
+    with replacing(path) as aside, zipfile.ZipFile(aside, "w") as archive:
+        for name, content in members.items():
+            # A fixed date: equal jobs are equal files.
+            archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED, 9)
+
+
+def _copy_runtime(folder: Path) -> None:
+    target = folder / RUNTIME
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for source in resources.files(f"{__package__}.{RUNTIME}").iterdir():
+        if source.name.endswith(".py"):
+            (target / source.name).write_bytes(source.read_bytes())
+    (folder / LAUNCHER).write_text(_LAUNCHER_TEXT, encoding="utf-8")
