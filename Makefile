@@ -132,10 +132,13 @@ templates: $(READY)
 stored-answers: $(READY)
 	$(BIN)/python -m tests.stored_answers
 
-# 300 tasks of the zoo, each with its default and 19 random schedules. Hours on two cores, resumable.
+# 3,000 operators of PyTorch and its host times, and 300 tasks of the zoo, each with its default and 19 random
+# schedules. Hours on two cores; the schedules are resumable.
 gpu-job: $(READY)
 	$(BIN)/cdmpp collect $$($(BIN)/cdmpp collect --network help | sed 's/^/--network /') --target "cuda:$(DEVICE)" \
 		--schedules 19 --tasks 300 --build-only --standalone --part-mib 18 --out "$(GPU_JOB)/programs"
+	test -f "$(GPU_JOB)/library/home/job.json" || $(BIN)/cdmpp measure --export-library --device "$(DEVICE)" \
+		--count 3000 --out "$(GPU_JOB)/library"
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

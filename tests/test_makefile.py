@@ -61,6 +61,7 @@ def test_gpu_job_exports_all_networks_for_the_device(tmp_path: Path) -> None:
     exported = make("gpu-job", 0, tmp_path, "DEVICE=a100", "GPU_JOB=job").stdout.splitlines()
     programs = "collect --network vit --network resnet18 --target cuda:a100 --schedules 19 --tasks 300 --build-only"
     assert f"{programs} --standalone --part-mib 18 --out job/programs" in exported
+    assert "measure --export-library --device a100 --count 3000 --out job/library" in exported
 
 
 def test_stress_target_takes_files_and_rounds(tmp_path: Path) -> None:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cdmpp.cli.collect import print_summary, progress_bars
-from cdmpp.cli.output import JsonOption, print_json
+from cdmpp.cli.export_library import ExportRequest, run_export
+from cdmpp.cli.output import JsonOption, ModelOption, print_json
 from cdmpp.cli.steps import steps
 
 
 def measure(
     inputs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="JOB|TODO|RESULT...",
             help="Folder that `cdmpp collect --build-only` or `cdmpp select` wrote; with --import result files.",
             show_default=False,
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -53,6 +55,31 @@ def measure(
             show_default=False,
         ),
     ] = None,
+    export_library: Annotated[
+        bool,
+        typer.Option("--export-library", help="Write part files of PyTorch operators for a borrowed GPU (--device)."),
+    ] = False,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="With --export-library: how many operators.", show_default="3000")
+    ] = None,
+    part_mib: Annotated[
+        float | None,
+        typer.Option(
+            "--part-mib", min=0.01, help="With --export-library: largest part file in MiB.", show_default="18"
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="With --export-library: seed of the choice.", show_default="0")
+    ] = None,
+    pool: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --export-library: operators to choose from, as in `cdmpp select`.",
+            show_default="those that the model carries",
+        ),
+    ] = None,
+    model: ModelOption = None,
     json: JsonOption = False,
 ) -> None:
     """Time the programs of a job, or of a selection, on this machine.
@@ -63,10 +90,22 @@ def measure(
     resumes with the same command.
 
     `cdmpp measure --import JOB DIR/*.npz --out DIR` turns the results of a borrowed GPU
-    (`cdmpp collect --build-only --standalone`) into a data set.
+    (`cdmpp collect --build-only --standalone`, or `cdmpp measure --export-library`) into a data set.
     """
     from cdmpp.data.measure.todo import is_todo
 
+    if export_library:
+        given = {"--import": import_job, "--on": on, "--threads": threads, "JOB": inputs}
+        _no_options(given, "--export-library runs nothing")
+        run_export(
+            ExportRequest(device, out, count or 3000, 18.0 if part_mib is None else part_mib, seed or 0, pool, model),
+            json,
+        )
+        return
+    exporting = {"--count": count, "--part-mib": part_mib, "--seed": seed, "--pool": pool, "--model": model}
+    _no_options(exporting, "they belong to --export-library")
+    if not inputs:
+        raise typer.BadParameter("name a job, a selection or result files", param_hint="JOB|TODO|RESULT...")
     if import_job is not None:
         _import(import_job, inputs, out, on, threads, device, json)
         return
@@ -81,6 +120,12 @@ def measure(
     if on is not None:
         raise typer.BadParameter("a job file names the machine it runs on", param_hint="--on")
     _measure_job(job, out, threads, device, json)
+
+
+def _no_options(options: Mapping[str, object], reason: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise typer.BadParameter(f"{reason}: omit them", param_hint=", ".join(given))
 
 
 def _import(

@@ -1,7 +1,7 @@
 """Timing of library kernels: an operator as a PyTorch call.
 
 :func:`cdmpp.data.measure.timing.time_program` chooses the number of runs and the label, as for TVM programs. The
-protocol defines one run (:mod:`cdmpp.data.measure.library_protocols`).
+protocol defines one run (:mod:`cdmpp.data.measure.kit.runtime.library_protocols`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
-from cdmpp.data.measure.library_calls import Tensors, make_call
-from cdmpp.data.measure.library_protocols import EVALUATORS
+from cdmpp.data.measure.kit.runtime.library_calls import CallError, Tensors, make_call, precision
+from cdmpp.data.measure.kit.runtime.library_protocols import EVALUATORS
 from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import Timing, TimingSettings, time_program
 from cdmpp.data.measure.timing_devices import TimingDevice, free_bytes
@@ -24,6 +24,7 @@ from cdmpp.programs.operators import OperatorSpec
 
 #: Share of the free memory that a program's tensors may use.
 MEMORY_SHARE = 0.8
+_HINT = "choose other programs, or measure it with another tool and enter the latency into the CSV file"
 
 
 class LibraryTimer:
@@ -89,10 +90,14 @@ class LibraryTimer:
                 f"{spec.text()} needs {needed / 2**30:.2f} GiB, and {limit / 2**30:.2f} GiB may be used",
                 hint="choose smaller programs",
             )
+        fields = spec.canonical()
         try:
-            call = make_call(spec, Tensors(self.place.torch_device))
-            call()  # the first call selects a kernel and allocates workspaces, which is not timed
-            return time_program(EVALUATORS[self.protocol](call, self.place.torch_device), self.settings)
+            with precision(fields):
+                call = make_call(fields, Tensors(self.place.torch_device))
+                call()  # the first call selects a kernel and allocates workspaces, which is not timed
+                return time_program(EVALUATORS[self.protocol](call, self.place.torch_device), self.settings)
+        except CallError as error:
+            raise MeasurementError(str(error), hint=_HINT) from None
         except (RuntimeError, NotImplementedError) as error:
             if isinstance(error, CdmppError):
                 raise

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.measure.library_support import missing_call
+from cdmpp.data.measure.kit.runtime.call_problems import call_problem
 from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.records import Measurement
@@ -84,7 +84,69 @@ def select(
     DataError
         ``k`` is larger than the number of candidates, or there are none.
     """
-    measurable = [spec for spec in pool if framework != "pytorch" or missing_call(spec) is None]
+    candidates = find_candidates(
+        artifact, device, pool, seed=seed, protocol=protocol, framework=framework, longest_s=LONGEST_S
+    )
+    short, left_out = candidates.rows, candidates.left_out
+    if k > len(short):
+        raise DataError(
+            f"cannot choose k = {k} programs: the pool has {len(short)} that can be measured{_reasons(left_out)}",
+            hint="a smaller --k, or another --pool FILE",
+        )
+    chosen = short[choose_rows(candidates.survey, short, k, sampler, seed, settings)]
+    programs = tuple(candidates.program(int(row)) for row in chosen)
+    expected_s = candidates.expected_s[chosen]
+    return Selection(programs, expected_s, float(measuring_s(expected_s).sum()), len(short), +left_out)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Programs of a pool that a device can run, with predictions.
+
+    Attributes
+    ----------
+    programs : sequence of OperatorSpec
+    origin : int array
+        Position in ``programs`` of each row of the survey.
+    survey : Survey
+    expected_s : float64 array
+        Predicted latency of each row of the survey, in seconds.
+    rows : int array
+        Rows of the survey that take no longer than the limit.
+    left_out : Counter of str
+        As in :class:`Selection`.
+    """
+
+    programs: Sequence[OperatorSpec]
+    origin: Array
+    survey: Survey
+    expected_s: Array
+    rows: Array
+    left_out: Counter[str]
+
+    def program(self, row: int) -> OperatorSpec:
+        """Program of a row of the survey."""
+        return self.programs[int(self.origin[row])]
+
+
+def find_candidates(
+    artifact: Artifact,
+    device: DeviceSpec,
+    pool: Sequence[OperatorSpec],
+    *,
+    seed: int,
+    protocol: str,
+    framework: str,
+    longest_s: float,
+) -> Candidates:
+    """Predict the programs of a pool that fit into a device's memory.
+
+    Raises
+    ------
+    DataError
+        No program fits.
+    """
+    measurable = [spec for spec in pool if framework != "pytorch" or not call_problem(spec.canonical())]
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
     fitting = [spec for spec in measurable if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
     left_out = Counter({"no PyTorch call": len(pool) - len(measurable), "memory": len(measurable) - len(fitting)})
@@ -116,17 +178,16 @@ def select(
     known = survey(InferencePipeline(artifact), records, FeatureCache(schedule=artifact.reads_schedules))
     expected = np.exp(known.point[known.query])
     left_out["not predictable"] = len(fitting) - len(known.rows)
-    short = np.flatnonzero(expected <= LONGEST_S)
+    short = np.flatnonzero(expected <= longest_s)
     left_out["too long"] = len(expected) - len(short)
-    if k > len(short):
-        raise DataError(
-            f"cannot choose k = {k} programs: the pool has {len(short)} that can be measured{_reasons(left_out)}",
-            hint="a smaller --k, or another --pool FILE",
-        )
-    chosen = short[choose_rows(known, short, k, sampler, seed, settings)]
-    programs = tuple(fitting[int(row)] for row in records.origin[known.rows[chosen]])
-    estimate_s = float(measuring_s(expected[chosen]).sum())
-    return Selection(programs, expected[chosen], estimate_s, len(short), +left_out)
+    return Candidates(fitting, records.origin[known.rows], known, expected, short, left_out)
+
+
+def selection_points(known: Survey, rows: Array, settings: ResidualSettings | None = None) -> Array:
+    """Features that KMeans chooses by, (rows, columns): those of the residual process."""
+    features = known.features.take(known.query[rows])
+    view = (settings or ResidualSettings()).view
+    return np.concatenate([features.numeric, view * features.view], axis=1)
 
 
 def _reasons(left_out: Counter[str]) -> str:
@@ -148,9 +209,8 @@ def choose_rows(
         one, other = (known.features.take(query[part]) for part in (a, b))
         return kernel(one, other, scales)
 
-    features = known.features.take(query)
-    points = np.concatenate([features.numeric, scales.view * features.view], axis=1)
-    return choose(sampler, points, features.family, k, seed, covariance)
+    points = selection_points(known, rows, scales)
+    return choose(sampler, points, known.features.take(query).family, k, seed, covariance)
 
 
 def measuring_s(latency_s: Array, settings: TimingSettings | None = None) -> Array:

@@ -7,9 +7,8 @@ from typing import get_args
 import pytest
 import torch
 
-from cdmpp.data.measure.library_calls import Tensors, make_call
+from cdmpp.data.measure.kit.runtime.library_calls import CallError, Tensors, make_call, precision
 from cdmpp.data.measure.needed_bytes import needed_bytes
-from cdmpp.errors import MeasurementError
 from cdmpp.programs.operators import OperatorSpec, lowered_operators, parse_operator
 
 CPU = torch.device("cpu")
@@ -30,6 +29,9 @@ WITHOUT_CALL = {
 SMALL = {
     "linear:m=3,n=5,k=7,bias=true": (3, 5),
     "linear:m=32,n=16,k=32,dtype=int8": (32, 16),
+    "linear:m=32,n=16,k=32,dtype=tfloat32": (32, 16),
+    "linear:m=32,n=16,k=32,dtype=fp8": (32, 16),
+    "linear:m=32,n=16,k=32,dtype=fp8,scaling=tensor": (32, 16),
     "bmm:batch=2,m=3,n=4,k=5,dtype=bfloat16": (2, 3, 4),
     "conv2d:n=2,c_in=4,h=9,w=7,c_out=6,kh=3,kw=2,stride_h=2,pad_h=1,dil_w=2,groups=2,bias=true": (2, 6, 5, 5),
     "conv2d:n=1,c_in=3,h=8,w=8,c_out=4,kh=3,kw=3,direction=bwd_data": (1, 3, 8, 8),
@@ -66,7 +68,7 @@ def test_all_operators_are_covered() -> None:
 @pytest.mark.parametrize("text", SMALL)
 def test_results_have_the_right_shape_and_are_finite(text: str) -> None:
     spec = parse_operator(text)
-    result = make_call(spec, Tensors(CPU))()
+    result = make_call(spec.canonical(), Tensors(CPU))()
     if isinstance(result, tuple):  # a backward convolution gives the three gradients, but for the unwanted
         (result,) = (part for part in result if part is not None)
     assert tuple(result.shape) == SMALL[text]
@@ -83,12 +85,21 @@ def test_last_query_of_prefill_attends_to_all_keys() -> None:
     scores = (q @ k.transpose(-1, -2)) / 8**0.5
     scores[0, 0, 0, 3] = float("-inf")  # the first of two queries does not see the last of four keys
     expected = torch.softmax(scores, -1) @ v
-    torch.testing.assert_close(make_call(spec, Tensors(CPU))(), expected)
-    assert make_call(both, Tensors(CPU))().shape == (1, 1, 2, 8)
+    torch.testing.assert_close(make_call(spec.canonical(), Tensors(CPU))(), expected)
+    assert make_call(both.canonical(), Tensors(CPU))().shape == (1, 1, 2, 8)
+
+
+def test_only_tfloat32_allows_tf32() -> None:
+    allowed = {}
+    for dtype in ("tfloat32", "float32"):
+        with precision({"dtype": dtype}):
+            allowed[dtype] = torch.get_float32_matmul_precision()
+    assert allowed == {"tfloat32": "high", "float32": "highest"}
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 def test_three_inputs_give_a_chain() -> None:
-    result = make_call(parse_operator("add:rows=4,cols=6,inputs=3"), Tensors(CPU, seed=1))()
+    result = make_call(parse_operator("add:rows=4,cols=6,inputs=3").canonical(), Tensors(CPU, seed=1))()
     tensors = Tensors(CPU, seed=1)
     torch.testing.assert_close(result, sum(tensors.floats((4, 6), "float32") for _ in range(3)))
 
@@ -103,14 +114,15 @@ def test_three_inputs_give_a_chain() -> None:
         "linear:m=32,n=32,k=32,dtype=bfloat16,weight_dtype=int8",
         "linear:m=32,n=32,k=32,dtype=int8,scaling=channel",
         "linear:m=32,n=32,k=32,dtype=float64",
+        "linear:m=32,n=30,k=32,dtype=fp8",
         "bmm:batch=2,m=32,n=32,k=32,dtype=float16,layout=tt",
         "kv_cache_save:rows=4,cols=6",
         "moe:tokens=4,hidden=8,intermediate=8,experts=2,topk=1",
     ],
 )
 def test_missing_kernels_are_reported(text: str) -> None:
-    with pytest.raises(MeasurementError, match="PyTorch"):
-        make_call(parse_operator(text), Tensors(CPU))
+    with pytest.raises(CallError, match="PyTorch"):
+        make_call(parse_operator(text).canonical(), Tensors(CPU))
 
 
 def test_every_operator_states_its_tensors() -> None:

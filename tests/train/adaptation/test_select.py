@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cdmpp.data.measure.library_support import missing_call
+from cdmpp.data.measure.kit.runtime.call_problems import call_problem
 from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import work
@@ -50,8 +50,8 @@ def test_shipped_pool_is_selected_from(artifact: Artifact) -> None:
         _, moved = work(spec.operator, spec.dtype, flags, sizes)
         assert needed_bytes(spec) >= 0.999 * moved[0], spec.text()
     selection = select(artifact, lookup("l4"), pool, 40, framework="pytorch")
-    assert len(selection.programs) == 40 and {missing_call(spec) for spec in selection.programs} == {None}
-    assert selection.left_out["no PyTorch call"] == sum(missing_call(spec) is not None for spec in pool) > 528
+    assert len(selection.programs) == 40 and not any(call_problem(spec.canonical()) for spec in selection.programs)
+    assert selection.left_out["no PyTorch call"] == sum(bool(call_problem(spec.canonical())) for spec in pool) > 528
 
 
 def test_kmeans_takes_every_family(artifact: Artifact) -> None:

@@ -13,6 +13,8 @@ import numpy as np
 
 from cdmpp.data.card import write_card
 from cdmpp.data.folder import RECORDS
+from cdmpp.data.measure.kit.import_library import HOW as LIBRARY_HOW
+from cdmpp.data.measure.kit.import_library import host_rows, library_rows, write_host, write_unmapped
 from cdmpp.data.measure.kit.import_programs import HOW, program_rows
 from cdmpp.data.measure.kit.parts import read_job
 from cdmpp.data.measure.kit.runtime.run import FORMAT
@@ -53,7 +55,15 @@ class Results:
 #: Makes the records of a result file: (job folder, job.json, results, device).
 Rows = Callable[[Path, Mapping[str, Any], Results, DeviceSpec], list[Measurement]]
 #: Records and sentences for the card, by kind.
-KINDS: dict[str, tuple[Rows, tuple[str, ...]]] = {"programs": (program_rows, HOW)}
+KINDS: dict[str, tuple[Rows, tuple[str, ...]]] = {
+    "programs": (program_rows, HOW),
+    "library": (library_rows, LIBRARY_HOW),
+    "host": (host_rows, ()),
+}
+#: Writes a further file of a kind beside the records, from (job folder, job.json, results with devices, dataset
+#: folder). Returns sentences for the card.
+Table = Callable[[Path, Mapping[str, Any], Sequence[tuple[Results, DeviceSpec]], Path], list[str]]
+TABLES: dict[str, Table] = {"library": write_unmapped, "host": write_host}
 
 
 def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path) -> Path:
@@ -93,9 +103,11 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
         twice = next(part for part in parts if parts.count(part) > 1)
         raise DataError(f"part {twice} is given twice", hint="name one result file for each part")
     rows: list[Measurement] = []
-    for file in results:
-        kind = file.head["kind"]
-        rows += KINDS[kind][0](folder, about, file, _device(file, about))
+    devices = [_device(file, about) for file in results]
+    for file, device in zip(results, devices, strict=True):
+        rows += KINDS[file.head["kind"]][0](folder, about, file, device)
+    if not rows:
+        raise DataError("the result files have no records", hint="import the host part together with the others")
     try:
         result.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -103,7 +115,11 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
     write_records(from_measurements(rows), result / RECORDS)
     kinds = dict.fromkeys(file.head["kind"] for file in results)
     notes = [note for kind in kinds for note in KINDS[kind][1]] + _machines(results)
-    command = about.get("programs", {}).get("command", "")
+    for kind in kinds:
+        if kind in TABLES:
+            pairs = [pair for pair in zip(results, devices, strict=True) if pair[0].head["kind"] == kind]
+            notes += TABLES[kind](folder, about, pairs, result)
+    command = next((about[kind]["command"] for kind in ("programs", "library") if kind in about), "")
     write_card(result, command=command, notes=notes, faults=_missing(about, results))
     return result
 

@@ -1,4 +1,4 @@
-"""Timing of a library call under each protocol.
+"""Timing of a library call under each protocol. Like ``library_calls`` this file imports nothing from cdmpp.
 
 ``eager``
     One call from the host. CUDA: time between two events around the call, with an empty queue, so that it
@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from cdmpp.data.measure.library_calls import Call
-from cdmpp.data.measure.timing import Evaluate
-from cdmpp.errors import MeasurementError
+from .library_calls import Call, CallError
+
+#: Runs a call ``number`` times for each of ``repeat`` repeats; seconds per run, one value per repeat.
+Evaluate = Callable[[int, int], Sequence[float]]
 
 #: Duration and maximum number of calls of a captured graph, so that the cost of its replay is negligible.
 _GRAPH_S, _CALLS_IN_GRAPH = 2e-3, 20
@@ -71,14 +72,17 @@ def _graph(call: Call, device: torch.device) -> Evaluate:
     once = _eager_cuda(call, device)
     calls = min(_CALLS_IN_GRAPH, max(1, math.ceil(_GRAPH_S / min(once(1, 2)))))
     with torch.cuda.device(device):
-        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # A backward pass runs on the stream of its forward pass: capture that one where it is not the default.
+        stream: Any = torch.cuda.current_stream(device)
+        if stream == torch.cuda.default_stream(device):
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):  # one-time initialisation must not be captured
             for _ in range(3):
                 call()
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             for _ in range(calls):
                 call()
 
@@ -113,9 +117,9 @@ def _kernel(call: Call, device: torch.device) -> Evaluate:
             if event.device_type == torch.profiler.DeviceType.CUDA
         )
         if not total_us:
-            raise MeasurementError(
-                "the profiler recorded no kernel: its tracing interface (CUPTI) may be forbidden here",
-                hint="use --protocol graph or eager, or allow users to read the driver's performance counters",
+            raise CallError(
+                "the profiler recorded no kernel: its tracing interface (CUPTI) may be forbidden here. Use the "
+                "protocol graph or eager, or allow users to read the driver's performance counters"
             )
         return 1e-6 * float(total_us) / number
 

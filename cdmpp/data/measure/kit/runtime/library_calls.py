@@ -1,42 +1,39 @@
 """Operators as PyTorch calls on tensors.
 
-One specification is one call and one kernel, with two exceptions of PyTorch: ``silu_and_mul`` and
-element-wise operators with three or four inputs are chains of calls, as in an eager framework. Inputs are
-random and not zero; indices cover the whole table.
+This file runs in cdmpp and, copied beside ``run.py``, on a machine without cdmpp: it imports torch only. An operator
+is the dictionary of its fields (``OperatorSpec.canonical()``): ``{"operator": "linear", "m": 64, ...}``.
+
+One operator is one call and one kernel, with two exceptions of PyTorch: ``silu_and_mul`` and element-wise operators
+with three or four inputs are chains of calls, as in an eager framework. Inputs are random and not zero; indices cover
+the whole table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn import functional as nn
 
-from cdmpp.data.measure.library_support import TORCH_DTYPES, missing_call
-from cdmpp.errors import MeasurementError
-from cdmpp.programs.operators import (
-    Attention,
-    BatchMatmul,
-    BatchNorm,
-    Binary,
-    Conv2d,
-    Copy,
-    Embedding,
-    Linear,
-    OperatorSpec,
-    Pool2d,
-    RowWise,
-    Scalar,
-    SiluAndMul,
-    Unary,
-)
+from .call_problems import Fields, call_problem
 
 #: Runs the operator once and returns its result.
 Call = Callable[[], Any]
+#: The fields as attributes.
+Spec = SimpleNamespace
 _Shape = tuple[int, ...]
 
-_TORCH: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in TORCH_DTYPES}
+_TORCH: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "tfloat32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "float8_e4m3": torch.float8_e4m3fn,
+}
 _UNARY: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "gelu": nn.gelu,
@@ -67,59 +64,84 @@ _SCALAR: Mapping[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
 }
 #: Operators with positive inputs: some kernels treat negative ones in another branch.
 _POSITIVE = ("sqrt", "log", "pow", "div", "pow_scalar")
-_HINT = "choose other programs, or measure it with another tool and enter the latency into the CSV file"
+
+
+class CallError(RuntimeError):
+    """PyTorch has no such call, or a device cannot time it."""
 
 
 class Tensors:
-    """Seeded random tensors on one device."""
+    """Seeded random tensors on one device.
 
-    def __init__(self, device: torch.device, seed: int = 0) -> None:
-        self.device = device
+    With ``gradients`` the floats require gradients; ``leaves`` lists them.
+    """
+
+    def __init__(self, device: torch.device, seed: int = 0, *, gradients: bool = False) -> None:
+        self.device, self.gradients = device, gradients
+        self.leaves: list[torch.Tensor] = []
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def floats(self, shape: _Shape, dtype: str, *, positive: bool = False) -> torch.Tensor:
         """Uniform in [-1, 1), or in [0.5, 1.5); int8: all values."""
         if dtype == "int8":
             return torch.randint(-128, 128, shape, dtype=torch.int8, device=self.device, generator=self._generator)
+        if dtype == "float8_e4m3":
+            return self.floats(shape, "bfloat16").to(torch.float8_e4m3fn)
         made = torch.empty(shape, dtype=_TORCH[dtype], device=self.device)
         low, high = (0.5, 1.5) if positive else (-1.0, 1.0)
-        return made.uniform_(low, high, generator=self._generator)
+        made.uniform_(low, high, generator=self._generator)
+        if self.gradients:
+            self.leaves.append(made.requires_grad_())
+        return made
 
     def indices(self, count: int, bound: int) -> torch.Tensor:
         """Indices in [0, bound)."""
         return torch.randint(0, bound, (count,), device=self.device, generator=self._generator)
 
 
-def make_call(spec: OperatorSpec, tensors: Tensors) -> Call:
-    """Allocate an operator's inputs and return its call.
+def make_call(fields: Fields, tensors: Tensors) -> Call:
+    """Allocate an operator's inputs and return its call, which runs inside :func:`precision`.
 
     Raises
     ------
-    MeasurementError
+    CallError
         PyTorch has no kernel for this operator, type or sizes.
     """
-    if missing := missing_call(spec):
-        raise MeasurementError(missing, hint=_HINT)
-    make = next(make for kind, make in _MAKERS if isinstance(spec, kind))
-    return make(spec, tensors)
+    if problem := call_problem(fields):
+        raise CallError(problem)
+    return _MAKERS[fields["operator"]](Spec(**fields), tensors)
 
 
-def _linear(spec: Linear, tensors: Tensors) -> Call:
+@contextmanager
+def precision(fields: Fields) -> Iterator[None]:
+    """Products of type ``tfloat32`` may use TF32 inside; those of ``float32`` may not."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if fields["dtype"] == "tfloat32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _linear(spec: Spec, tensors: Tensors) -> Call:
     x, w = tensors.floats((spec.m, spec.k), spec.dtype), tensors.floats((spec.n, spec.k), spec.dtype)
+    transposed = w.t()
     if spec.dtype == "int8":
-        transposed = w.t()
         return lambda: torch._int_mm(x, transposed)
+    if spec.dtype == "float8_e4m3":
+        scale = torch.ones((), dtype=torch.float32, device=tensors.device)
+        return lambda: torch._scaled_mm(x, transposed, scale, scale, out_dtype=torch.bfloat16)
     bias = tensors.floats((spec.n,), spec.dtype) if spec.bias else None
     return lambda: nn.linear(x, w, bias)
 
 
-def _bmm(spec: BatchMatmul, tensors: Tensors) -> Call:
+def _bmm(spec: Spec, tensors: Tensors) -> Call:
     a = tensors.floats((spec.batch, spec.m, spec.k), spec.dtype)
     b = tensors.floats((spec.batch, spec.k, spec.n), spec.dtype)
     return lambda: torch.bmm(a, b)
 
 
-def _conv2d(spec: Conv2d, tensors: Tensors) -> Call:
+def _conv2d(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.n, spec.c_in, spec.h, spec.w), spec.dtype)
     w = tensors.floats((spec.c_out, spec.c_in // spec.groups, spec.kh, spec.kw), spec.dtype)
     stride, pad = (spec.stride_h, spec.stride_w), (spec.pad_h, spec.pad_w)
@@ -127,19 +149,31 @@ def _conv2d(spec: Conv2d, tensors: Tensors) -> Call:
     if spec.direction == "fwd":
         bias = tensors.floats((spec.c_out,), spec.dtype) if spec.bias else None
         return lambda: nn.conv2d(x, w, bias, stride, pad, dilation, spec.groups)
-    gradient = tensors.floats((spec.n, spec.c_out, *spec.output_hw()), spec.dtype)
+    gradient = tensors.floats((spec.n, spec.c_out, *output_hw(spec)), spec.dtype)
     wanted = [spec.direction == "bwd_data", spec.direction == "bwd_weight", False]
     backward = torch.ops.aten.convolution_backward
     return lambda: backward(gradient, x, w, None, stride, pad, dilation, False, (0, 0), spec.groups, wanted)
 
 
-def _unary(spec: Unary, tensors: Tensors) -> Call:
+def output_hw(spec: Spec) -> tuple[int, int]:
+    """Height and width of the forward output of a convolution."""
+
+    def along(axis: str) -> int:
+        size, window, stride, pad, dilation = (
+            getattr(spec, name + axis) for name in ("", "k", "stride_", "pad_", "dil_")
+        )
+        return int((size + 2 * pad - (window - 1) * dilation - 1) // stride + 1)
+
+    return along("h"), along("w")
+
+
+def _unary(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.rows, spec.cols), spec.dtype, positive=spec.operator in _POSITIVE)
     run = _UNARY[spec.operator]
     return lambda: run(x)
 
 
-def _binary(spec: Binary, tensors: Tensors) -> Call:
+def _binary(spec: Spec, tensors: Tensors) -> Call:
     shape, positive = (spec.rows, spec.cols), spec.operator in _POSITIVE
     first, *others = (tensors.floats(shape, spec.dtype, positive=positive) for _ in range(spec.inputs))
     run = _BINARY[spec.operator]
@@ -155,14 +189,14 @@ def _binary(spec: Binary, tensors: Tensors) -> Call:
     return chain
 
 
-def _scalar(spec: Scalar, tensors: Tensors) -> Call:
+def _scalar(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.rows, spec.cols), spec.dtype, positive=spec.operator in _POSITIVE)
     run = _SCALAR[spec.operator]
     # Not 2, 3 or 0.5: PyTorch replaces such powers by multiplications and roots.
     return lambda: run(x, 1.7)
 
 
-def _row_wise(spec: RowWise, tensors: Tensors) -> Call:
+def _row_wise(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.rows, spec.cols), spec.dtype)
     if spec.operator == "argmax":
         return lambda: torch.argmax(x, -1)
@@ -177,26 +211,26 @@ def _row_wise(spec: RowWise, tensors: Tensors) -> Call:
     return lambda: nn.layer_norm(x, (spec.cols,), scale, offset)
 
 
-def _silu_and_mul(spec: SiluAndMul, tensors: Tensors) -> Call:
+def _silu_and_mul(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.rows, 2 * spec.cols), spec.dtype)
     gate, up = x[:, : spec.cols], x[:, spec.cols :]
     return lambda: nn.silu(gate).mul_(up)
 
 
-def _copy(spec: Copy, tensors: Tensors) -> Call:
+def _copy(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.rows, spec.cols), spec.dtype)
     if spec.transposed:
         return lambda: x.t().contiguous()
     return x.clone
 
 
-def _embedding(spec: Embedding, tensors: Tensors) -> Call:
+def _embedding(spec: Spec, tensors: Tensors) -> Call:
     table = tensors.floats((spec.table_rows, spec.cols), spec.dtype)
     picked = tensors.indices(spec.rows, spec.table_rows)
     return lambda: nn.embedding(picked, table)
 
 
-def _pool(spec: Pool2d, tensors: Tensors) -> Call:
+def _pool(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.n, spec.c, spec.h, spec.w), spec.dtype)
     window, stride, pad = (spec.kh, spec.kw), (spec.stride_h, spec.stride_w), (spec.pad_h, spec.pad_w)
     if spec.operator == "max_pool2d":
@@ -204,14 +238,14 @@ def _pool(spec: Pool2d, tensors: Tensors) -> Call:
     return lambda: nn.avg_pool2d(x, window, stride, pad)
 
 
-def _batch_norm(spec: BatchNorm, tensors: Tensors) -> Call:
+def _batch_norm(spec: Spec, tensors: Tensors) -> Call:
     x = tensors.floats((spec.n, spec.c, spec.h, spec.w), spec.dtype)
     mean, scale, offset = (tensors.floats((spec.c,), spec.dtype) for _ in range(3))
     variance = tensors.floats((spec.c,), spec.dtype, positive=True)
     return lambda: nn.batch_norm(x, mean, variance, scale, offset)
 
 
-def _attention(spec: Attention, tensors: Tensors) -> Call:
+def _attention(spec: Spec, tensors: Tensors) -> Call:
     keys = spec.q_len + spec.past_len
     q = tensors.floats((spec.batch, spec.heads, spec.q_len, spec.head_dim), spec.dtype)
     k, v = (tensors.floats((spec.batch, spec.kv_heads, keys, spec.head_dim), spec.dtype) for _ in range(2))
@@ -230,18 +264,18 @@ def _attention(spec: Attention, tensors: Tensors) -> Call:
     return lambda: attend(q, k, v, attn_mask=mask, enable_gqa=shared)
 
 
-_MAKERS: tuple[tuple[type[OperatorSpec], Callable[[Any, Tensors], Call]], ...] = (
-    (Linear, _linear),
-    (BatchMatmul, _bmm),
-    (Conv2d, _conv2d),
-    (Unary, _unary),
-    (Binary, _binary),
-    (Scalar, _scalar),
-    (RowWise, _row_wise),
-    (SiluAndMul, _silu_and_mul),
-    (Copy, _copy),
-    (Embedding, _embedding),
-    (Pool2d, _pool),
-    (BatchNorm, _batch_norm),
-    (Attention, _attention),
-)
+_MAKERS: Mapping[str, Callable[[Spec, Tensors], Call]] = {
+    "linear": _linear,
+    "bmm": _bmm,
+    "conv2d": _conv2d,
+    **dict.fromkeys(_UNARY, _unary),
+    **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_SCALAR, _scalar),
+    **dict.fromkeys(("softmax", "layernorm", "rmsnorm", "reduce_mean", "argmax"), _row_wise),
+    "silu_and_mul": _silu_and_mul,
+    "copy": _copy,
+    "embedding": _embedding,
+    **dict.fromkeys(("max_pool2d", "avg_pool2d"), _pool),
+    "batch_norm": _batch_norm,
+    **dict.fromkeys(("attention_prefill", "attention_decode", "attention_encoder"), _attention),
+}
