@@ -6,12 +6,13 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cdmpp.data.arrow import pa, pq
 from cdmpp.data.measure.kit.parts import read_part
+from cdmpp.data.measure.kit.results import Results
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import UNSTABLE, uses_matrix_units, work
 from cdmpp.data.records import Measurement
@@ -20,9 +21,6 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.utils.writing import replacing
-
-if TYPE_CHECKING:
-    from cdmpp.data.measure.kit.import_results import Results
 
 UNMAPPED, HOST = "unmapped.parquet", "host.json"
 SOURCE = "cdmpp_kit_library"

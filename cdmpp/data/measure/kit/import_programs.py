@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cdmpp.data.measure.dataset import SOURCE
 from cdmpp.data.measure.kit.parts import HOME, read_part
+from cdmpp.data.measure.kit.results import Results
 from cdmpp.data.measure.kit.runtime.programs import ONCE_S
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.timing import TimingSettings
@@ -18,9 +19,6 @@ from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
-
-if TYPE_CHECKING:
-    from cdmpp.data.measure.kit.import_results import Results
 
 #: Sentences for the card.
 HOW = (

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from cdmpp.data.measure.kit.import_library import HOW as LIBRARY_HOW
 from cdmpp.data.measure.kit.import_library import host_rows, library_rows, write_host, write_unmapped
 from cdmpp.data.measure.kit.import_programs import HOW, program_rows
 from cdmpp.data.measure.kit.parts import read_job
+from cdmpp.data.measure.kit.results import Results, read_results
 from cdmpp.data.measure.kit.runtime.run import FORMAT
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.devices.registry import lookup
@@ -24,32 +22,6 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 
 _UNIT = "s"
-
-
-@dataclass(frozen=True)
-class Results:
-    """A result file.
-
-    Attributes
-    ----------
-    path : Path
-    head : dict
-        Format, job, kind, part, number of parts and items, device, unit.
-    machines : list of dict
-        Description of the machine, one for each call of ``run.py``.
-    items : list of dict
-        Results: "id", "failure", "repeats_s" (protocol to tuple of seconds), "call", and the fields of the kind.
-    """
-
-    path: Path
-    head: dict[str, Any]
-    machines: list[dict[str, Any]]
-    items: list[dict[str, Any]]
-
-    def machine(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the description of the machine at the time of an item."""
-        machine: dict[str, Any] = self.machines[item["call"]]
-        return machine
 
 
 #: Makes the records of a result file: (job folder, job.json, results, device).
@@ -122,36 +94,6 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
     command = next((about[kind]["command"] for kind in ("programs", "library") if kind in about), "")
     write_card(result, command=command, notes=notes, faults=_missing(about, results))
     return result
-
-
-def read_results(path: Path) -> Results:
-    """Return a result file.
-
-    Raises
-    ------
-    DataError
-        It is not a result file, or is damaged.
-    """
-    try:
-        with path.open("rb") as content, np.load(content) as arrays:
-            head = json.loads(str(arrays["head"]))
-            machines = json.loads(str(arrays["machine"]))
-            fields = [json.loads(text) for text in arrays["fields"].tolist()]
-            ids, failures = arrays["ids"].tolist(), arrays["failures"].tolist()
-            repeats: list[dict[str, tuple[float, ...]]] = [{} for _ in ids]
-            offsets, values = arrays["offsets"].tolist(), arrays["repeats_s"]
-            for i, owner in enumerate(arrays["owners"].tolist()):
-                protocol = str(arrays["protocols"][i])
-                repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist", hint="name the result files: DIR/*.npz") from None
-    except (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not a result file, or is damaged: {error}", hint="copy it again") from None
-    items = [
-        {**rest, "id": name, "failure": failure, "repeats_s": taken}
-        for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
-    ]
-    return Results(path, head, machines, items)
 
 
 def _check(file: Results, about: Mapping[str, Any]) -> None:
