@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from cdmpp.data.card import write_card
 from cdmpp.data.folder import RECORDS
 from cdmpp.data.measure.kit.import_programs import HOW, program_rows
+from cdmpp.data.measure.kit.limits import ImpossibleTimesError
 from cdmpp.data.measure.kit.parts import read_job
 from cdmpp.data.measure.kit.runtime.run import FORMAT
 from cdmpp.data.records import Measurement, from_measurements, write_records
@@ -56,7 +57,9 @@ Rows = Callable[[Path, Mapping[str, Any], Results, DeviceSpec], list[Measurement
 KINDS: dict[str, tuple[Rows, tuple[str, ...]]] = {"programs": (program_rows, HOW)}
 
 
-def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path) -> Path:
+def import_results(
+    job: str | Path, files: Sequence[str | Path], out: str | Path, *, drop_impossible: bool = False
+) -> Path:
     """Write the records of result files and their card.
 
     Parameters
@@ -67,6 +70,8 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
         Result files (``part-NNN.npz``) of this job, each part once.
     out : path
         Dataset folder; its records are replaced.
+    drop_impossible : bool
+        Make items that are faster than the device's peak failed records, instead of stopping.
 
     Returns
     -------
@@ -76,8 +81,9 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
     Raises
     ------
     DataError
-        A file is damaged, or belongs to another job, part or unit; an item is not in the part, or is faster than the
-        device's peak.
+        A file is damaged, or belongs to another job, part or unit; an item is not in the part.
+    ImpossibleTimesError
+        Items are faster than the device's peak.
     InvalidDeviceError
         The results are of another GPU than the job's.
     """
@@ -94,8 +100,13 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
         raise DataError(f"part {twice} is given twice", hint="name one result file for each part")
     rows: list[Measurement] = []
     for file in results:
-        kind = file.head["kind"]
-        rows += KINDS[kind][0](folder, about, file, _device(file, about))
+        make_rows, device = KINDS[file.head["kind"]][0], _device(file, about)
+        try:
+            rows += make_rows(folder, about, file, device)
+        except ImpossibleTimesError as error:
+            if not drop_impossible:
+                raise
+            rows += make_rows(folder, about, _without(file, error.reasons), device)
     try:
         result.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -136,6 +147,13 @@ def read_results(path: Path) -> Results:
         for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
     ]
     return Results(path, head, machines, items)
+
+
+def _without(file: Results, reasons: Mapping[str, str]) -> Results:
+    """Return the results with the named items as failures."""
+    failed = {name: {"repeats_s": {}, "failure": f"impossible time: {reason}"} for name, reason in reasons.items()}
+    items = [{**item, **failed.get(item["id"], {})} for item in file.items]
+    return replace(file, items=items)
 
 
 def _check(file: Results, about: Mapping[str, Any]) -> None:
