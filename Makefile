@@ -125,7 +125,7 @@ templates: $(READY)
 stored-answers: $(READY)
 	$(BIN)/python -m tests.stored_answers
 
-# 300 tasks of the zoo, each with its default and 19 random schedules. Hours on two cores, resumable.
+# 300 tasks of the zoo, each with its default and 19 random schedules. About 30 minutes on two cores, resumable.
 gpu-job: $(READY)
 	$(BIN)/cdmpp collect $$($(BIN)/cdmpp collect --network help | sed 's/^/--network /') --target "cuda:$(DEVICE)" \
 		--schedules 19 --tasks 300 --build-only --standalone --part-mib 18 --out "$(GPU_JOB)/programs"
