@@ -133,7 +133,7 @@ stored-answers: $(READY)
 	$(BIN)/python -m tests.stored_answers
 
 # 3,000 operators of PyTorch and its host times, and 300 tasks of the zoo, each with its default and 19 random
-# schedules. Hours on two cores; the schedules are resumable.
+# schedules. About 30 minutes on two cores; the schedules are resumable.
 gpu-job: $(READY)
 	$(BIN)/cdmpp collect $$($(BIN)/cdmpp collect --network help | sed 's/^/--network /') --target "cuda:$(DEVICE)" \
 		--schedules 19 --tasks 300 --build-only --standalone --part-mib 18 --out "$(GPU_JOB)/programs"

@@ -80,6 +80,12 @@ def measure(
         ),
     ] = None,
     model: ModelOption = None,
+    drop_impossible: Annotated[
+        bool,
+        typer.Option(
+            "--drop-impossible", help="With --import: times faster than the device's peak become failed records."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Time the programs of a job, or of a selection, on this machine.
@@ -107,8 +113,10 @@ def measure(
     if not inputs:
         raise typer.BadParameter("name a job, a selection or result files", param_hint="JOB|TODO|RESULT...")
     if import_job is not None:
-        _import(import_job, inputs, out, on, threads, device, json)
+        _import(import_job, inputs, out, on, threads, device, drop_impossible, json)
         return
+    if drop_impossible:
+        raise typer.BadParameter("it is for results: add --import JOB", param_hint="--drop-impossible")
     if len(inputs) > 1:
         raise typer.BadParameter(f"one job or selection at a time, not {len(inputs)}", param_hint="JOB|TODO|RESULT...")
     job = inputs[0]
@@ -129,7 +137,14 @@ def _no_options(options: Mapping[str, object], reason: str) -> None:
 
 
 def _import(
-    job: Path, files: list[Path], out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
+    job: Path,
+    files: list[Path],
+    out: Path | None,
+    on: str | None,
+    threads: int | None,
+    device: str | None,
+    drop_impossible: bool,
+    json: bool,
 ) -> None:
     from cdmpp.data.measure.kit.import_results import import_results
 
@@ -137,7 +152,7 @@ def _import(
         raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
     if on is not None or threads is not None or device is not None:
         raise typer.BadParameter("nothing is run: omit them", param_hint="--on, --threads, --device")
-    print_summary(import_results(job, files, out), json)
+    print_summary(import_results(job, files, out, drop_impossible=drop_impossible), json)
 
 
 def _measure_todo(

@@ -432,12 +432,15 @@ def test_import_refuses_other_programs_and_impossible_times(job: Job, results: P
         ids, repeats = packed["ids"].tolist(), packed["repeats_s"]
     for arrays, message in [
         ({"ids": ["f" * 64, *ids[1:]]}, "no item ffff"),
-        ({"repeats_s": repeats * 1e-9}, f"program {ids[0]} took .* operations"),
+        ({"repeats_s": repeats * 1e-9}, f"{ids[0]} took .* operations.*, and 3 more"),
         ({"repeats_s": -repeats}, "positive seconds"),
     ]:
         file = _changed(results, tmp_path, **arrays)  # type: ignore[arg-type]
         with pytest.raises(DataError, match=message):
             import_results(job.folder, [file], tmp_path / "records")
+    file = _changed(results, tmp_path, repeats_s=np.where(np.arange(len(repeats)) < 25, 1e-14, repeats))
+    out = import_results(job.folder, [file], tmp_path / "dropped", drop_impossible=True)
+    assert read_records(out / "records.parquet").failed.sum() == 1
     with pytest.raises(DataError, match="given twice"):
         import_results(job.folder, [results, results], tmp_path / "records")
     truncated = tmp_path / "part-000.npz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cdmpp.data.folder import RECORDS
 from cdmpp.data.measure.kit.import_library import HOW as LIBRARY_HOW
 from cdmpp.data.measure.kit.import_library import host_rows, library_rows, write_host, write_unmapped
 from cdmpp.data.measure.kit.import_programs import HOW, program_rows
+from cdmpp.data.measure.kit.limits import ImpossibleTimesError
 from cdmpp.data.measure.kit.parts import read_job
 from cdmpp.data.measure.kit.results import Results, read_results
 from cdmpp.data.measure.kit.runtime.run import FORMAT
@@ -38,7 +40,9 @@ Table = Callable[[Path, Mapping[str, Any], Sequence[tuple[Results, DeviceSpec]],
 TABLES: dict[str, Table] = {"library": write_unmapped, "host": write_host}
 
 
-def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path) -> Path:
+def import_results(
+    job: str | Path, files: Sequence[str | Path], out: str | Path, *, drop_impossible: bool = False
+) -> Path:
     """Write the records of result files and their card.
 
     Parameters
@@ -49,6 +53,8 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
         Result files (``part-NNN.npz``) of this job, each part once.
     out : path
         Dataset folder; its records are replaced.
+    drop_impossible : bool
+        Make items that are faster than the device's peak failed records, instead of stopping.
 
     Returns
     -------
@@ -58,8 +64,9 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
     Raises
     ------
     DataError
-        A file is damaged, or belongs to another job, part or unit; an item is not in the part, or is faster than the
-        device's peak.
+        A file is damaged, or belongs to another job, part or unit; an item is not in the part.
+    ImpossibleTimesError
+        Items are faster than the device's peak.
     InvalidDeviceError
         The results are of another GPU than the job's.
     """
@@ -77,7 +84,13 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
     rows: list[Measurement] = []
     devices = [_device(file, about) for file in results]
     for file, device in zip(results, devices, strict=True):
-        rows += KINDS[file.head["kind"]][0](folder, about, file, device)
+        make_rows = KINDS[file.head["kind"]][0]
+        try:
+            rows += make_rows(folder, about, file, device)
+        except ImpossibleTimesError as error:
+            if not drop_impossible:
+                raise
+            rows += make_rows(folder, about, _without(file, error.reasons), device)
     if not rows:
         raise DataError("the result files have no records", hint="import the host part together with the others")
     try:
@@ -94,6 +107,13 @@ def import_results(job: str | Path, files: Sequence[str | Path], out: str | Path
     command = next((about[kind]["command"] for kind in ("programs", "library") if kind in about), "")
     write_card(result, command=command, notes=notes, faults=_missing(about, results))
     return result
+
+
+def _without(file: Results, reasons: Mapping[str, str]) -> Results:
+    """Return the results with the named items as failures."""
+    failed = {name: {"repeats_s": {}, "failure": f"impossible time: {reason}"} for name, reason in reasons.items()}
+    items = [{**item, **failed.get(item["id"], {})} for item in file.items]
+    return replace(file, items=items)
 
 
 def _check(file: Results, about: Mapping[str, Any]) -> None:
