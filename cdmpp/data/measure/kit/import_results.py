@@ -83,14 +83,15 @@ def import_results(
         raise DataError(f"part {twice} is given twice", hint="name one result file for each part")
     rows: list[Measurement] = []
     devices = [_device(file, about) for file in results]
-    for file, device in zip(results, devices, strict=True):
+    for index, (file, device) in enumerate(zip(results, devices, strict=True)):
         make_rows = KINDS[file.head["kind"]][0]
         try:
             rows += make_rows(folder, about, file, device)
         except ImpossibleTimesError as error:
             if not drop_impossible:
                 raise
-            rows += make_rows(folder, about, _without(file, error.reasons), device)
+            results[index] = _without(file, error.reasons)
+            rows += make_rows(folder, about, results[index], device)
     if not rows:
         raise DataError("the result files have no records", hint="import the host part together with the others")
     try:
