@@ -15,7 +15,7 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.paths import RANKS_PER_NODE, devices_together, link_of_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import InfeasibleError, UnknownDeviceError
+from cdmpp.errors import InfeasibleError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.utils.units import format_si
 
 UNLIMITED_BYTES = math.inf
@@ -44,7 +44,7 @@ def _specification(device: DeviceValue) -> DeviceSpec | None:
         return None
     try:
         return lookup(device) if isinstance(device, str) else from_mapping(device)
-    except UnknownDeviceError:
+    except (UnknownDeviceError, InvalidDeviceError):  # the predictor refuses it, with the path of its field
         return None
 
 
