@@ -53,6 +53,8 @@ class SupervisedWorker:
     def start(self) -> asyncio.Task[None] | None:
         """Begin to start the process if it does not run; the start continues if the caller is cancelled."""
         if self._starting is None and (self.worker is None or self.worker.pid is None):
+            if self.worker is not None:  # its process was killed from outside
+                self.worker.remove_folder()
             self.worker, self._jobs = self._make(), 0
             # An empty context: the process belongs to no request.
             self._starting = asyncio.create_task(self.worker.start(), context=contextvars.Context())

@@ -171,6 +171,10 @@ class Worker:
         if self._reader is not None:
             await self._reader
             self._reader = None
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the current folder of a process that has ended."""
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
