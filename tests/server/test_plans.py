@@ -27,8 +27,8 @@ from cdmpp.predict.requests.render import render
 from cdmpp.predict.requests.request import Request as PlanRequest
 from cdmpp_server.deadline import Deadline
 from cdmpp_server.plan import work
+from cdmpp_server.plan.examples import EXAMPLE_REQUESTS
 from cdmpp_server.plan.routes import PlanKinds
-from cdmpp_server.plan.warm import REQUESTS
 from cdmpp_server.plan_limits import DEFAULTS
 from cdmpp_server.planners import Planners
 from cdmpp_server.problems import ProblemError
@@ -233,6 +233,14 @@ def test_description_links_a_submitted_job_to_its_operations(client: TestClient)
         assert {link["operationId"] for link in links.values()} <= ids and len(links) == 3
 
 
+def test_description_has_an_example_of_every_planner(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    bodies = {
+        name: paths[spec.path]["post"]["requestBody"]["content"]["application/json"] for name, spec in PLANNERS.items()
+    }
+    assert {name: body.get("example") for name, body in bodies.items()} == EXAMPLE_REQUESTS
+
+
 def test_removed_job_ends_and_frees_its_runner(post: Post, client: TestClient) -> None:
     running = post("pipeline", LONG).json()["job_id"]
     until(client, running, "running")
@@ -417,9 +425,9 @@ def test_failed_start_is_tried_again() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", [kind for kind in REQUESTS if kind not in ("replay", "simulate")])
+@pytest.mark.parametrize("kind", [kind for kind in PLANNERS if kind not in ("replay", "simulate")])
 def test_finished_plan_reports_its_objective_and_bound(kind: str) -> None:
-    body = json.dumps(REQUESTS[kind][0]).encode()
+    body = json.dumps(EXAMPLE_REQUESTS[kind]).encode()
     reply, text = work.solve(work.Reader(DEFAULTS), kind, body, b"", lambda _: None)
     answer = json.loads(text)
     assert reply["best"] >= reply["bound"] > 0

@@ -69,6 +69,25 @@ def test_one_key_cannot_take_all_places_of_jobs(client: TestClient) -> None:
     assert post(client, "first", "/pipeline/search", **SEARCH).status_code == 202
 
 
+def test_list_of_jobs_has_only_those_of_the_sender(client: TestClient) -> None:
+    def listed(sender: str, query: str = "") -> Any:
+        return client.get(f"/jobs{query}", headers={"authorization": f"Bearer {KEYS[sender][0]}"})
+
+    assert listed("second").json() == {"jobs": []}
+    ids = [
+        post(client, sender, "/pipeline/search", **SEARCH).json()["job_id"] for sender in ("first", "second", "first")
+    ]
+    newest, oldest = listed("first").json()["jobs"]
+    assert [newest["job_id"], oldest["job_id"]] == [ids[2], ids[0]]
+    assert [job["job_id"] for job in listed("second").json()["jobs"]] == [ids[1]]
+    assert listed("first", "?limit=1").json() == {"jobs": [newest]}
+    # A list entry equals the job without its answer. Another sender that has the id may read the job.
+    job = client.get(f"/jobs/{ids[2]}", headers={"authorization": f"Bearer {KEYS['second'][0]}"}).json()
+    assert job == {**newest, "answer": None, "error": None} and newest["state"] == "queued"
+    assert problem(listed("first", "?limit=1001"), 422, "invalid_request")["errors"][0]["path"] == "limit"
+    problem(client.get("/jobs"), 401, "unauthorized")
+
+
 def adapt(client: TestClient, sender: str, by: float) -> str:
     programs = [{**LINEAR, "k": k} for k in (256, 512, 1024)]
     items = [{"program": program, "device": DEVICE} for program in programs]

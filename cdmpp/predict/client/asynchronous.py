@@ -232,6 +232,10 @@ class AsyncPredictorClient:
         """State, progress, best value and bound of a job, and its answer or the best so far."""
         return await self._run(self._plans.job(job_id))
 
+    async def jobs(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Jobs of this client's key or address without their answers, newest first: at most ``limit``, up to 1,000."""
+        return await self._run(self._plans.jobs(limit))
+
     async def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job, which keeps its best answer; returns the job."""
         return await self._run(self._plans.cancel(job_id))

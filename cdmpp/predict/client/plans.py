@@ -59,6 +59,10 @@ class Plans:
         state: dict[str, Any] = content((yield Call("GET", f"/jobs/{_word(id)}", after_s=after_s)))
         return state
 
+    def jobs(self, limit: int) -> Steps[list[dict[str, Any]]]:
+        """``GET /jobs``."""
+        return list(listed(content((yield Call("GET", "/jobs", params=(("limit", str(limit)),)))), "jobs"))
+
     def cancel(self, id: str) -> Steps[dict[str, Any]]:
         """``POST /jobs/{id}/cancel``."""
         job: dict[str, Any] = content((yield Call("POST", f"/jobs/{_word(id)}/cancel")))

@@ -249,6 +249,10 @@ class PredictorClient(ModulePredictor):
         """State, progress, best value and bound of a job, and its answer or the best so far."""
         return self._run(self._plans.job(job_id))
 
+    def jobs(self, limit: int = 100) -> list[dict[str, Any]]:
+        """Jobs of this client's key or address without their answers, newest first: at most ``limit``, up to 1,000."""
+        return self._run(self._plans.jobs(limit))
+
     def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancel a job, which keeps its best answer; returns the job."""
         return self._run(self._plans.cancel(job_id))

@@ -1,4 +1,4 @@
-"""``GET`` and ``DELETE /jobs/{job_id}``, ``POST /jobs/{job_id}/cancel``, and the runners of jobs."""
+"""``GET /jobs``, ``GET`` and ``DELETE /jobs/{job_id}``, ``POST /jobs/{job_id}/cancel``, and the runners of jobs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 
 from cdmpp_server.body import JSON
 from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.runner import Runner
-from cdmpp_server.jobs.schema import ID_PATTERN, Job, Submitted
-from cdmpp_server.jobs.store import FullError, JobState, JobStore, QuotaError, to_json
+from cdmpp_server.jobs.schema import ID_PATTERN, Job, Jobs, JobSummary, Submitted
+from cdmpp_server.jobs.store import FullError, JobState, JobStore, QuotaError, summary_fields, to_json
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.openapi import add_answer, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
@@ -25,6 +25,8 @@ from cdmpp_server.settings import Settings
 
 router = APIRouter()
 T = TypeVar("T")
+#: Maximum number of jobs in one list, and the number without ``limit``.
+MAX_LISTED, LISTED = 1000, 100
 _MEANING = {
     404: "No such job: the id is wrong, or the job was removed (unknown_job).",
     503: "The database cannot be used (store_unavailable).",
@@ -81,6 +83,16 @@ async def submit(app: FastAPI, kind: str, body: bytes, prices: bytes, budget_s: 
     return Response(body_json, 202, headers={"location": f"/jobs/{id}"}, media_type=JSON)
 
 
+@router.get("/jobs", summary="Own jobs")
+async def own_jobs(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = LISTED) -> Jobs:
+    """List the jobs of the sender's key, or of its address without a key, newest first and without their answers."""
+    try:
+        listed = await run_sync(request.app.state.jobs.list_of, sender_id(), limit)
+    except StoreUnavailableError as error:
+        raise _unavailable(error) from None
+    return Jobs(jobs=[JobSummary(**summary_fields(job)) for job in listed])
+
+
 @router.get("/jobs/{job_id}", summary="State of a job", response_class=Response)
 async def job(job_id: str, request: Request) -> Response:
     """Return state, progress, best objective, bound, and the best answer so far or the final one."""
@@ -135,6 +147,7 @@ def _unavailable(error: StoreUnavailableError) -> ProblemError:
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add the responses and problems of the job endpoints to the OpenAPI document."""
     add_models(schemas, Job)
+    add_problems(document["paths"]["/jobs"]["get"], 503, meaning=_MEANING)
     job_path, cancelled = document["paths"]["/jobs/{job_id}"], document["paths"]["/jobs/{job_id}/cancel"]["post"]
     for operation in (job_path["get"], job_path["delete"], cancelled):
         for parameter in operation["parameters"]:

@@ -29,8 +29,8 @@ class JobError(_Answer):
     path: Annotated[str, Field(description="The invalid field of the request; may be empty.")]
 
 
-class Job(_Answer):
-    """A queued, running or finished search."""
+class JobSummary(_Answer):
+    """A queued, running or finished search without its answer."""
 
     job_id: Annotated[str, Field(pattern=ID_PATTERN)]
     kind: Annotated[str, Field(description="Name of the planner, as in `cdmpp plan`.")]
@@ -40,10 +40,21 @@ class Job(_Answer):
     progress: Annotated[float, Field(ge=0, le=1, description="Share of the work or of the budget.")]
     best: Annotated[float | None, Field(description="Objective of the best answer so far.")]
     bound: Annotated[float | None, Field(description="Its lower bound.")]
+    created_at: Annotated[float, Field(description="Seconds since 1970.")]
+    updated_at: Annotated[float, Field(description="Seconds since 1970.")]
+
+
+class Job(JobSummary):
+    """A queued, running or finished search."""
+
     answer: Annotated[
         dict[str, Any] | None,
         Field(description="The plan, as the planner's endpoint returns it; the best so far unless `done`."),
     ]
     error: Annotated[JobError | None, Field(description="Set if the state is `failed`.")]
-    created_at: Annotated[float, Field(description="Seconds since 1970.")]
-    updated_at: Annotated[float, Field(description="Seconds since 1970.")]
+
+
+class Jobs(_Answer):
+    """The newest jobs of one sender."""
+
+    jobs: Annotated[list[JobSummary], Field(description="Newest first; GET /jobs/{job_id} has the answer of each.")]

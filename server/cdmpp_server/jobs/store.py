@@ -27,23 +27,22 @@ DEFAULT_BUDGET_S = 600.0
 LEASE_S = 6.0
 #: A job fails after this many attempts whose process ended.
 MAX_ATTEMPTS = 3
-_SHOWN = (
+_LISTED = (
     jobs.c.id,
     jobs.c.kind,
     jobs.c.state,
     jobs.c.progress,
     jobs.c.best,
     jobs.c.bound,
-    jobs.c.answer,
-    jobs.c.error,
     jobs.c.created_at,
     jobs.c.updated_at,
 )
+_SHOWN = (*_LISTED, jobs.c.answer, jobs.c.error)
 
 
 @dataclass(frozen=True)
-class JobState:
-    """A job as a client sees it; ``answer`` and ``error`` are JSON texts."""
+class ListedJob:
+    """A job in the list of its sender, without its answer, which may be large."""
 
     id: str
     kind: str
@@ -51,10 +50,16 @@ class JobState:
     progress: float
     best: float | None
     bound: float | None
-    answer: str | None
-    error: str | None
     created_at: float
     updated_at: float
+
+
+@dataclass(frozen=True)
+class JobState(ListedJob):
+    """A job as a client sees it; ``answer`` and ``error`` are JSON texts."""
+
+    answer: str | None
+    error: str | None
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,14 @@ class JobStore:
         """Return the state of a job; None if the id is unknown."""
         row = self._store.read(lambda connection: connection.execute(_by_id(id)).first())
         return None if row is None else _state(row)
+
+    def list_of(self, sender: str, limit: int) -> list[ListedJob]:
+        """Return the jobs of one sender, newest first, at most ``limit``."""
+        query = (
+            select(*_LISTED).where(jobs.c.sender == sender).order_by(jobs.c.created_at.desc(), jobs.c.id).limit(limit)
+        )
+        rows = self._store.read(lambda connection: connection.execute(query).all())
+        return [ListedJob(**row._mapping) for row in rows]
 
     def cancel(self, id: str) -> JobState | None:
         """Cancel a queued or running job; a finished one stays unchanged. None if the id is unknown."""
@@ -259,9 +272,9 @@ def _state(row: Row[Any]) -> JobState:
     return JobState(**row._mapping)
 
 
-def to_json(job: JobState) -> bytes:
-    """Encode the response to a client; the answer is inserted as it was stored."""
-    fields = {
+def summary_fields(job: ListedJob) -> dict[str, Any]:
+    """Fields of :class:`cdmpp_server.jobs.schema.JobSummary`."""
+    return {
         "job_id": job.id,
         "kind": job.kind,
         "state": job.state,
@@ -271,5 +284,9 @@ def to_json(job: JobState) -> bytes:
         "created_at": job.created_at,
         "updated_at": job.updated_at,
     }
-    text = json.dumps(fields, allow_nan=False, separators=(",", ":"))
+
+
+def to_json(job: JobState) -> bytes:
+    """Encode the response to a client; the answer is inserted as it was stored."""
+    text = json.dumps(summary_fields(job), allow_nan=False, separators=(",", ":"))
     return f'{text[:-1]},"answer":{job.answer or "null"},"error":{job.error or "null"}}}'.encode()

@@ -14,7 +14,7 @@ from cdmpp_server.deadline import DESCRIPTION
 from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.schema import Submitted
 from cdmpp_server.openapi import BODY_PROBLEMS, REF, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.plan.warm import REQUESTS
+from cdmpp_server.plan.examples import EXAMPLE_REQUESTS
 from cdmpp_server.settings import Settings
 
 _MEANING = {
@@ -53,8 +53,7 @@ def describe_plan(document: Schema, schemas: Schema, settings: Settings) -> None
             f"{DESCRIPTION}"
         )
         operation["parameters"] = [dict(parameter) for parameter in _PARAMETERS]
-        example = next(iter(REQUESTS.get(spec.name, [])), None)
-        add_body(operation, _any_of([refs[model] for model in forms[spec.name]]), example)
+        add_body(operation, _any_of([refs[model] for model in forms[spec.name]]), EXAMPLE_REQUESTS[spec.name])
         add_answer(operation, _any_of([refs[model] for model in answers[spec.name]]), "The answer.")
         add_answer(operation, ref("Submitted"), "A job: see GET /jobs/{job_id}.", status=202)
         operation["responses"]["202"]["headers"] = {

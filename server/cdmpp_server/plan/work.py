@@ -21,7 +21,6 @@ from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.predict.requests.request import Answer, Plan, Request
-from cdmpp_server.plan.warm import REQUESTS
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
 from cdmpp_server.schema_errors import violations
 
@@ -238,8 +237,7 @@ def _objective(answer: Answer) -> dict[str, float]:
 
 def hint_of(kind: str) -> str:
     """Where the service itself has the fields of a planner, and an example."""
-    has = "the fields and an example" if kind in REQUESTS else "the fields"
-    return f"GET /openapi.json has {has} of {kind}, under POST {PLANNERS[kind].path}"
+    return f"GET /openapi.json has the fields and an example of {kind}, under POST {PLANNERS[kind].path}"
 
 
 def problem(error: Exception) -> dict[str, Any] | None:

@@ -104,6 +104,9 @@ def test_a_job_is_followed_to_its_end(asynchronous: bool) -> None:
     assert call(looks, asynchronous, "job", "a1")["state"] == "running"
     assert call(looks, asynchronous, "cancel", "a1")["answer"] == {"x": 1}
     assert looks.asked == [("GET", "/jobs/a1", None), ("POST", "/jobs/a1/cancel", None)]
+    lists = Service(httpx2.Response(200, json={"jobs": [{"job_id": "a1"}]}))
+    assert call(lists, asynchronous, "jobs") == [{"job_id": "a1"}]
+    assert lists.asked == [("GET", "/jobs", None)]
     gone = httpx2.Response(404, json={"code": "unknown_job", "detail": "no such job", "hint": ""})
     removes = Service(httpx2.Response(204), gone)
     assert call(removes, asynchronous, "remove", "a1") is None
