@@ -26,6 +26,7 @@ from cdmpp.utils.units import format_latency, format_si
         (180.0, "180 s"),
         (123456.0, "123456 s"),
         (0.0, "0 s"),
+        (6.94e-18, "0 s"),
     ],
 )
 def test_latency(seconds: float, text: str) -> None:

@@ -66,9 +66,14 @@ class OperatorSpec(BaseModel):
         elements = self.elements({name: float(size) for name, size in self.sizes().items()})
         if elements > MAX_ELEMENTS:
             raise InvalidProgramError(
-                f"{self.operator}: its largest tensor or loop nest has {elements:.3g} elements",
-                hint=f"at most 2^48 = {MAX_ELEMENTS:.3g}; check the sizes",
+                f"{self.operator}: its sizes are too large: a tensor or loop nest has {elements:.3g} elements",
+                hint=f"at most 2^48 = {MAX_ELEMENTS:.3g}; reduce one of " + ", ".join(self._largest_sizes()),
             )
+
+    def _largest_sizes(self) -> list[str]:
+        """The three largest sizes as ``name=value``."""
+        ordered = sorted(self.sizes().items(), key=lambda item: -item[1])
+        return [f"{name}={size}" for name, size in ordered[:3]]
 
     @classmethod
     def elements(cls, sizes: Mapping[str, Any]) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+#: Shorter durations are rounding errors of sums and differences: they are shown as 0 s.
+MIN_SHOWN_S = 5e-13
 _LATENCY_UNITS = ((1e-9, "ns"), (1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
 _DECIMAL_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -25,7 +27,7 @@ def _three_digits(value: float) -> str:
 
 
 def format_latency(seconds: float) -> str:
-    """Format a duration with three significant digits and the unit ns, µs, ms or s.
+    """Format a duration with three significant digits and the unit ns, µs, ms or s; below half a picosecond: "0 s".
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ def format_latency(seconds: float) -> str:
     """
     if not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"a latency must be finite and not negative, got {seconds!r}")
-    if seconds == 0:
+    if seconds < MIN_SHOWN_S:
         return "0 s"
     for scale, unit in _LATENCY_UNITS:
         # 999.5 of a unit and more would print as 1000: use 1.00 of the next unit.

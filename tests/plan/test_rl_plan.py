@@ -437,6 +437,10 @@ def test_example_is_predicted_rendered_and_plotted(predictor: LatencyPredictor, 
     assert len(plan.decode[0].seconds_per_token) == len(value["decode"]["batch"])
     assert any("linear:" in line and "%" in line for line in plan.explanation)
     assert any(line.startswith("assumed: a decode step") for line in plan.explanation)
+    loss = plan.tail_split.if_misses_any
+    assert loss is not None and loss < -0.01
+    longer = f"generation takes {-100 * loss:.1f} % longer than without a split: set ranker.misses"
+    assert any(longer in line for line in plan.explanation)
     text = render(plan.tables())
     assert "simulated" in text
     assert "tail" in text

@@ -142,6 +142,12 @@ def test_sizes_that_contradict_each_other(text: str, word: str) -> None:
     assert word in caught.value.message
 
 
+def test_a_program_that_is_too_large_names_the_sizes_to_reduce() -> None:
+    with pytest.raises(InvalidProgramError, match="linear: its sizes are too large") as caught:
+        parse_operator("linear:m=1048576,n=65536,k=2147483647")
+    assert "reduce one of k=2147483647, m=1048576, n=65536" in caught.value.hint
+
+
 def test_cached_keys_of_unequal_sequences_are_their_mean() -> None:
     decode = "attention_decode:heads=8,kv_heads=8,head_dim=64"
     assert parse_operator(f"{decode},batch=3,past_total=100") == parse_operator(f"{decode},batch=3,past_len=33")

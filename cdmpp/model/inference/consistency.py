@@ -43,8 +43,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: and the device's status, for which a prediction is not "in" the domain.
 BENT = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16}
 REASONS = {
-    1: "limited by the prediction of a protocol of {operator} that is closer to training",
-    2: "limited by the {half} prediction, whose peak is lower",
+    1: "adjusted to the prediction of another protocol of {operator}, which training covers better, so that "
+    "kernel <= graph <= eager",
+    2: "capped at the {half} prediction: the device computes {half} at a lower peak rate",
     4: "training had no such type of {operator}: the {half} prediction times the ratio of the rooflines",
     8: "the figures of the device are of a card that stands in for a board which its measurements do not name",
     16: "the device is unreleased: its figures are not final",

@@ -123,7 +123,7 @@ class AfdPlan(Plan):
             advice = [
                 f"recommended: colocated. {self.colocated.instances} instance{plural} of attention and FFN together, "
                 f"{self.colocated.batch} sequences on each: {format_latency(self.colocated.tpot_s)} between tokens, "
-                f"price x seconds per token {self.colocated.price_s_per_token:.4g}, "
+                f"{self.colocated.price_s_per_token:.4g} price-seconds per token, "
                 f"{100 * (1 - self.colocated.price_s_per_token / self.price_s_per_token):.1f} % less than the best "
                 "disaggregated choice:"
             ]
@@ -133,14 +133,18 @@ class AfdPlan(Plan):
             f"{format_latency(self.tpot_s)} between tokens"
         )
         price = (
-            f"price x seconds per token: {self.price_s_per_token:.4g}, {100 * self.gap:.1f} % above the lower bound "
-            "of disaggregated choices"
+            f"cost: {self.price_s_per_token:.4g} price-seconds per token (price of all instances x seconds), "
+            f"{100 * self.gap:.1f} % above the lower bound of disaggregated choices"
         )
         return [
             Table.lines(*advice, choice),
             Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
             Table.lines(price),
-            Table(("baseline", "price x s"), [(name, f"{v:.4g}") for name, v in self.baselines.items()], right=(1,)),
+            Table(
+                ("baseline", "price-seconds per token"),
+                [(name, f"{v:.4g}") for name, v in self.baselines.items()],
+                right=(1,),
+            ),
             Table.lines(*self.explanation),
         ]
 

@@ -66,8 +66,9 @@ def _split(result: SearchResult, split: SplitPart) -> Iterator[str]:
     yield f"tail split {'used' if split.used else 'not used'}: {split.reason}"
     if split.if_misses_any is not None and split.if_misses_any < -0.01:
         yield (
-            f"the split loses {-100 * split.if_misses_any:.1f} % if the ranker misses any of the longest samples with "
-            'equal chance; if yours may, raise "doubt" or set "misses": "any"'
+            "the plan assumes that the ranker misses only samples near the border of the longest; if it misses all "
+            f"long samples equally often, generation takes {-100 * split.if_misses_any:.1f} % longer than without a "
+            'split: set ranker.misses to "any" for such a ranker, or raise ranker.doubt if you are not sure'
         )
     guessed = result.dispatches.get("guesses")
     lead = 0.0 if guessed is None else 1.0 - float(guessed.step_s.mean()) / float(result.outcome.step_s.mean())

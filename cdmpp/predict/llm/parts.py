@@ -77,7 +77,9 @@ class StepBuilder:
             program = make_operator({"operator": operator, "dtype": self.types.dtype, **fields})
         except CdmppError as error:
             raise FieldError(
-                f"config: its {name} is impossible: {error.message}", path="config", hint=error.hint
+                f"config: cannot compute the model's part {name!r}: {error.message}",
+                path="config",
+                hint=f"{error.hint}. These sizes follow from the batch, the input length and config.json",
             ) from None
         self.parts.append(StepPart(name, program, self._count))
 

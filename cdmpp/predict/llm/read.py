@@ -175,8 +175,9 @@ def _quantised(value: Any, path: str) -> tuple[str | None, str | None]:
     bits = value.get("bits", value.get("w_bit", 4)) if isinstance(value, Mapping) else None
     if method in ("gptq", "awq") and bits == 4:
         return "int4", "block128"
+    width = f" with {str(bits)[:20]} bits" if method in ("gptq", "awq") else ""
     raise FieldError(
-        f"{path}: quant_method={str(method)[:80]!r} with {str(bits)[:20]} bits is not known",
+        f"{path}: quant_method={str(method)[:80]!r}{width} is not supported",
         path=path,
-        hint="known: fp8, and gptq and awq of 4 bits; or remove the field and state the type of the weights",
+        hint="supported: fp8, gptq with 4 bits, awq with 4 bits; or remove the field and state the type of the weights",
     )

@@ -83,6 +83,10 @@ __all__ = [
     "exactly_one",
     "instead_of",
 ]
+
+#: Relative differences up to this are rounding errors of sums.
+ROUNDING = 1e-12
+
 A = TypeVar("A", bound="Answer")
 
 
@@ -273,8 +277,9 @@ class Plan(Answer):
     @computed_field(description="Objective over its lower bound, less one.")  # type: ignore[prop-decorator]
     @property
     def gap(self) -> float:
-        """Objective over its lower bound, less one; 0 where the bound is 0."""
-        return self.objective_value / self.bound_value - 1 if self.bound_value > 0 else 0.0
+        """Objective over its lower bound, less one; 0 where the bound is 0 or the difference is a rounding error."""
+        gap = self.objective_value / self.bound_value - 1 if self.bound_value > 0 else 0.0
+        return gap if abs(gap) > ROUNDING else 0.0
 
     @model_validator(mode="after")
     def _finite_gap(self) -> Self:

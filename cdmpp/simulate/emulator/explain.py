@@ -63,8 +63,8 @@ def explain(
     if makespan_s <= 0:
         return ["no pass takes any time"]
     lines = [
-        f"{100 * step.bubble:.1f} % of the time of the ranks is waiting; the step takes {format_latency(makespan_s)}, "
-        f"and every order of the same passes at least {format_latency(same_passes_s)}",
+        f"the ranks wait {100 * step.bubble:.1f} % of the step of {format_latency(makespan_s)}; "
+        + _possible_saving("another order of the same passes", makespan_s, same_passes_s),
         _busiest_rank(step),
         _slowest_stage(stages),
     ]
@@ -74,13 +74,20 @@ def explain(
     if shorter:
         name = min(shorter, key=lambda name: shorter[name].makespan_s)
         needed, now = (format_si(float(s.peak_bytes.max()), "B") for s in (shorter[name], step))
-        above = 100 * (shorter[name].makespan_s / bound_s - 1) if bound_s > 0 else 0.0
+        step_s = shorter[name].makespan_s
+        memory = "the same peak memory" if needed == now else f"a peak memory of {needed} instead of {now} on a rank"
         lines.append(
-            f"{name} would take {100 * (1 - shorter[name].makespan_s / makespan_s):.1f} % less "
-            f"({above:.1f} % above the lower bound of all schedules), with "
-            + ("as much memory" if needed == now else f"up to {needed} on a rank instead of {now}")
+            f"with the schedule {name} the step takes {format_latency(step_s)}, "
+            f"{100 * (1 - step_s / makespan_s):.1f} % less, and {memory}; "
+            + _possible_saving("another schedule", step_s, bound_s)
         )
     return lines
+
+
+def _possible_saving(what: str, makespan_s: float, bound_s: float) -> str:
+    """How much shorter than ``makespan_s`` a step can be at most, rounded as it is shown."""
+    share = f"{100 * (1 - bound_s / makespan_s):.1f}"
+    return f"{what} cannot shorten it" if share in ("0.0", "-0.0") else f"{what} can shorten it by {share} % at most"
 
 
 def _busiest_rank(step: Step) -> str:

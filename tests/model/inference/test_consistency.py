@@ -146,6 +146,7 @@ def test_known_contradictory_predictions_agree(predictor: LatencyPredictor) -> N
     kernel, eager = ask(predictor, [Query(softmax, "l4", p) for p in ("kernel", "eager")])  # type: ignore[arg-type]
     assert kernel.latency_s is not None and eager.latency_s is not None and kernel.latency_s <= eager.latency_s
     assert eager.domain_reason is None and kernel.domain_reason is not None
+    assert "adjusted to the prediction of another protocol of softmax" in kernel.domain_reason
     int8, half = (f"linear:m=4096,n=4096,k=4096,dtype={dtype}" for dtype in ("int8", "float16"))
     fast, slow = ask(predictor, [Query(TensorProgram.from_operator(text), "h100-sxm") for text in (int8, half)])
     assert fast.latency_s is not None and slow.latency_s is not None and fast.latency_s <= slow.latency_s

@@ -225,6 +225,12 @@ def test_impossible_requests_are_errors(options: dict[str, Any], message: str, p
         estimate(LLAMA_8B, "h100-sxm", predictor=predictor, **options)
 
 
+def test_a_step_that_is_too_large_names_its_part_and_what_to_reduce() -> None:
+    with pytest.raises(FieldError, match=r"cannot compute the model's part '.*: its sizes are too large") as caught:
+        step_operators(read_config(LLAMA_8B), Layout(), Prefill([1 << 24] * 4))
+    assert "reduce one of" in caught.value.hint and "the batch, the input length and config.json" in caught.value.hint
+
+
 def test_learned_positions_limit_the_length(predictor: LatencyPredictor) -> None:
     with pytest.raises(FieldError, match="1024 and 128 output tokens exceed the model's 1024 positions"):
         estimate(EXAMPLES / "gpt2-xl.json", "h100-sxm", predictor=predictor)

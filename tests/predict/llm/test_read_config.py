@@ -173,7 +173,12 @@ def test_unknown_architecture_lists_the_known_ones() -> None:
         ({"tie_word_embeddings": "yes"}, r"config\.tie_word_embeddings: 'yes' is not allowed"),
         ({"model_type": None}, r"config\.model_type: missing"),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "3 exceeds num_local_experts=2"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes' with 4 bits is not known"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes' is not supported"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {}}}},
+            "'compressed-tensors' is not supported",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "'gptq' with 8 bits is not supported"),
         ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"]}, "one type per layer"),
         ({"model_type": "opt", "ffn_dim": 1, "word_embed_proj_dim": 512}, "512 differs from hidden_size=4096"),
     ],
