@@ -206,3 +206,9 @@ def test_an_unexpected_error_is_logged_and_hidden(caplog) -> None:
 def test_nothing_happens_at_import(app: FastAPI) -> None:
 
     assert not any(isinstance(value, FastAPI) for value in vars(cdmpp_server.app).values())
+
+
+def test_a_wrong_model_folder_is_one_error_without_a_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["--model", str(tmp_path / "nope"), "--port", "0"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ") and "is not a model folder" in error and hint.startswith("hint: ")
