@@ -40,8 +40,8 @@ GPU_JOB ?= gpu-job
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
 	@echo 'make demo          predictions, a plan and an adaptation for GPUs this machine does not have (all of it: VERBOSE=1)'
-	@echo 'make test          all tests but the nightly ones, and the notebooks (about 6 minutes on two cores)'
-	@echo 'make test-fast     tests that are not marked slow (about 90 seconds on two cores)'
+	@echo 'make test          all tests but the nightly ones, and the notebooks (about 7 minutes on two cores)'
+	@echo 'make test-fast     tests that are not marked slow (about 2 minutes on two cores)'
 	@echo 'make test-nightly  benchmarks on tiny sizes, random requests, all networks, Ray, load'
 	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
 	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
@@ -78,11 +78,11 @@ demo: $(READY)
 test test-fast test-nightly test-stress: export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 test: $(READY)
-	@echo 'all tests but the nightly ones, and the notebooks: about 6 minutes on two idle cores'
+	@echo 'all tests but the nightly ones, and the notebooks: about 7 minutes on two idle cores'
 	$(PYTEST) -m 'not nightly' tests --nbmake notebooks
 
 test-fast: $(READY)
-	@echo 'tests that are not marked slow: about 90 seconds on two idle cores'
+	@echo 'tests that are not marked slow: about 2 minutes on two idle cores'
 	$(PYTEST) -m 'not slow and not nightly' tests
 
 test-nightly: $(READY)
