@@ -42,7 +42,7 @@ help:
 	@echo 'make demo          predictions, a plan and an adaptation for GPUs this machine does not have (all of it: VERBOSE=1)'
 	@echo 'make test          all tests but the nightly ones, and the notebooks (about 7 minutes on two cores)'
 	@echo 'make test-fast     tests that are not marked slow (about 2 minutes on two cores)'
-	@echo 'make test-nightly  benchmarks on tiny sizes, random requests, all networks, Ray, load'
+	@echo 'make test-nightly  benchmarks on tiny sizes, random requests, all networks, Ray, load (about 2 minutes)'
 	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
 	@echo 'make test-native   tests that need a C compiler, a linker or nvcc'
 	@echo 'make test-browser  tests that need a browser'
