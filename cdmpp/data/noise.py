@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,14 @@ def spread(table: MeasurementTable) -> NDArray[np.float64]:
     result = np.full(len(table), np.nan)
     for row, repeats in enumerate([] if table.repeats_s is None else table.repeats_s.to_pylist()):
         if repeats is not None and len(repeats) >= MIN_REPEATS:
-            low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
-            result[row] = (high - low) / middle
+            result[row] = relative_spread(repeats)
     return result
+
+
+def relative_spread(repeats: Sequence[float]) -> float:
+    """Interquartile range / median of the repeats of one program."""
+    low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
+    return float((high - low) / middle)
 
 
 @dataclass(frozen=True)

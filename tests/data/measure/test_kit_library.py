@@ -164,7 +164,7 @@ def test_library_and_host_results_become_files(job: Path, results: list[Path], t
 def test_import_refuses_operators_faster_than_the_peak(
     job: Path, results: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdmpp.data.measure.kit.import_library._PEAK_SLACK", 1e-12)
+    monkeypatch.setattr("cdmpp.data.measure.kit.import_library.PEAK_SLACK", 1e-12)
     with pytest.raises(DataError, match="at its peak"):
         import_results(job, results, tmp_path / "records")
     assert not (tmp_path / "records").exists()

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
+from cdmpp.data.measure.kit.runtime import call_problems, library_calls
 from cdmpp.data.measure.kit.runtime.library_calls import CallError, Tensors, make_call, precision
 from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.programs.operators import OperatorSpec, lowered_operators, parse_operator
@@ -131,3 +132,8 @@ def test_every_operator_states_its_tensors() -> None:
 
     with pytest.raises(TypeError, match="tensor_bytes"):
         Nameless.model_validate({"operator": "nameless"})
+
+
+def test_operators_and_types_with_a_call_are_those_that_are_stated_without_torch() -> None:
+    assert set(library_calls._MAKERS) == call_problems.OPERATORS
+    assert set(library_calls._TORCH) == set(call_problems.TYPES)

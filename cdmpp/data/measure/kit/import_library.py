@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,9 @@ import numpy as np
 from cdmpp.data.arrow import pa, pq
 from cdmpp.data.measure.kit.limits import ImpossibleTimesError
 from cdmpp.data.measure.kit.parts import read_part
-from cdmpp.data.measure.kit.results import Results
+from cdmpp.data.measure.kit.results import PEAK_SLACK, Results, moment
 from cdmpp.data.measure.timing import TimingSettings
+from cdmpp.data.noise import relative_spread
 from cdmpp.data.physics import UNSTABLE, uses_matrix_units, work
 from cdmpp.data.records import Measurement
 from cdmpp.data.table import make_block
@@ -32,8 +32,8 @@ HOW = (
     "Products of float32 ran without TF32. Convolutions of float32 ran with PyTorch's default, which allows TF32.",
 )
 _HOST_NOTE = f"`{HOST}` has the host's time per call by case, with an idle GPU and behind a busy one, in seconds."
-#: Clocks may exceed the nominal boost clock by this factor; Winograd's convolutions save up to this many operations.
-_PEAK_SLACK, _WINOGRAD = 1.1, 4.0
+#: Winograd's convolutions need fewer operations, up to this factor.
+_WINOGRAD = 4.0
 
 
 def library_rows(folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec) -> list[Measurement]:
@@ -58,7 +58,7 @@ def library_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
             protocol=protocol,
             framework="pytorch",
             source=SOURCE,
-            excluded_reason=UNSTABLE if not failure and _spread(repeats) > TimingSettings().max_spread else "",
+            excluded_reason=UNSTABLE if not failure and relative_spread(repeats) > TimingSettings().max_spread else "",
             failure=failure,
             provenance=_provenance(item, result, file),
         )
@@ -131,7 +131,7 @@ def write_host(
                     "device_repeats_s": list(repeats.get("device", ())),
                     "failure": result["failure"],
                     "device": device.name,
-                    "measured_at": _moment(result),
+                    "measured_at": moment(result["at"]),
                 }
             )
     machines = [machine for file, _ in files for machine in file.machines]
@@ -187,7 +187,7 @@ def _impossible(spec: OperatorSpec, device: DeviceSpec, latency_s: float, protoc
     peak = device.peak(spec.dtype, matrix=matrix)
     if spec.operator == "conv2d":
         peak = _WINOGRAD * max(peak, device.peak("tfloat32", matrix=True) if spec.dtype == "float32" else 0.0)
-    least_s = flops / peak / _PEAK_SLACK if matrix else 0.0
+    least_s = flops / peak / PEAK_SLACK if matrix else 0.0
     if latency_s >= least_s:
         return ""
     return (
@@ -202,18 +202,9 @@ def _provenance(item: Mapping[str, Any], result: Mapping[str, Any], file: Result
         "origin": item["origin"],
         "measured_with": f"torch {machine.get('torch', '')}",
         "driver": str(machine.get("before", {}).get("driver_version", "")),
-        "measured_at": _moment(result),
+        "measured_at": moment(result["at"]),
     }
-
-
-def _moment(result: Mapping[str, Any]) -> str:
-    return datetime.datetime.fromtimestamp(result["at"], datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _median(repeats: Sequence[float] | None) -> float | None:
     return float(np.median(repeats)) if repeats else None
-
-
-def _spread(repeats: Sequence[float]) -> float:
-    low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
-    return float((high - low) / middle)

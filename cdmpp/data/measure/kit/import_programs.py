@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import numpy as np
 from cdmpp.data.measure.dataset import SOURCE
 from cdmpp.data.measure.kit.limits import ImpossibleTimesError
 from cdmpp.data.measure.kit.parts import HOME, read_part
-from cdmpp.data.measure.kit.results import Results
+from cdmpp.data.measure.kit.results import PEAK_SLACK, Results, moment
 from cdmpp.data.measure.kit.runtime.programs import ONCE_S
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.timing import TimingSettings
+from cdmpp.data.noise import relative_spread
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement
 from cdmpp.devices.spec import DeviceSpec
@@ -32,8 +32,6 @@ HOW = (
     "a write of twice the L2 cache.",
     f"A program whose run took more than {ONCE_S:g} s was run once (column `timed`).",
 )
-#: Clocks may exceed the nominal boost clock, and with it the peak, by this factor.
-_PEAK_SLACK = 1.1
 #: A flushed run may read only a part of an input (a stride): its bytes at the memory's peak rate, divided by this.
 _BYTES_SLACK = 4.0
 
@@ -89,7 +87,7 @@ def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
                 repeats_s=() if failure else tuple(warm),
                 failure=failure,
                 source=SOURCE,
-                excluded_reason=UNSTABLE if not failure and _spread(warm) > max_spread else "",
+                excluded_reason=UNSTABLE if not failure and relative_spread(warm) > max_spread else "",
                 provenance={
                     "task_name": program.task_name,
                     "networks": ";".join(program.networks),
@@ -99,7 +97,7 @@ def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
                     "affinity": "",
                     "timed": "" if failure else "once" if once else "repeatedly",
                     "tvm": facts["tvm"],
-                    "measured_at": _moment(result["at"]) if not failure else "",
+                    "measured_at": moment(result["at"]) if not failure else "",
                     "flushed_s": repr(float(np.median(flushed))) if not failure else "",
                     "flushed_repeats_s": " ".join(repr(float(s)) for s in flushed) if not failure else "",
                     "driver": str(machine.get("before", {}).get("driver_version", "")),
@@ -116,7 +114,7 @@ def _impossible(item: Mapping[str, Any], device: DeviceSpec, warm_s: float, flus
     """Return why the device cannot be so fast, or ""."""
     types = {dtype for _, dtype, _ in item["arguments"] if dtype.startswith(("float", "bfloat"))} or {"float32"}
     peak = max(device.peak(dtype, matrix=True) for dtype in types)
-    least_s = item["flops"] / peak / _PEAK_SLACK
+    least_s = item["flops"] / peak / PEAK_SLACK
     fastest_s = min(warm_s, flushed_s)
     if fastest_s < least_s:
         return (
@@ -130,12 +128,3 @@ def _impossible(item: Mapping[str, Any], device: DeviceSpec, warm_s: float, flus
             f"{read_s:.3g} s at {_BYTES_SLACK:g} times its peak bandwidth"
         )
     return ""
-
-
-def _spread(repeats: tuple[float, ...]) -> float:
-    low, middle, high = np.quantile(repeats, [0.25, 0.5, 0.75])
-    return float((high - low) / middle)
-
-
-def _moment(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import zipfile
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import DataError
+
+#: Clocks may exceed the nominal boost clock, and with it the peak, by this factor.
+PEAK_SLACK = 1.1
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,8 @@ def read_results(path: Path) -> Results:
         for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
     ]
     return Results(path, head, machines, items)
+
+
+def moment(seconds: float) -> str:
+    """Return a time in seconds since 1970 as UTC text."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
