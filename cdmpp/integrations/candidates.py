@@ -14,8 +14,7 @@ import numpy as np
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.ast import CompactAST
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.population import encode_many
+from cdmpp.features.encode import EncodedPrograms, encode_many
 from cdmpp.integrations.needed import tvm, tvm_ffi
 from cdmpp.integrations.object_walk import build_asts
 from cdmpp.integrations.online import summary

@@ -12,7 +12,7 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import commonest
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnknownDeviceError
-from cdmpp.model.adapter.adapter import Adapter
+from cdmpp.model.adapter import Adapter
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.config import NetworkConfig

@@ -10,9 +10,8 @@ import numpy as np
 
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.bindings import unbound
-from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite, unbound
+from cdmpp.model.nn.rows import ProgramStore
 from cdmpp.programs.quantisation import one_type, types_label
 from cdmpp.train.evaluation.cache import FeatureCache
 
@@ -47,7 +46,7 @@ class ProgramChunk:
     half : (programs,) int, optional
         As in :class:`cdmpp.model.nn.rows.QueryBatch`.
     unbound : set of int
-        Programs given as TIR that no GPU can run (:mod:`cdmpp.features.bindings`).
+        Programs given as TIR that no GPU can run (:mod:`cdmpp.features.encode`).
     """
 
     first: int

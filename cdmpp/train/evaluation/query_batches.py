@@ -10,7 +10,7 @@ import numpy as np
 
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.bindings import unbound_error
+from cdmpp.features.encode import unbound_error
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.evaluation.cache import FeatureCache

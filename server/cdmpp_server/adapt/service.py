@@ -11,7 +11,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from cdmpp.errors import CdmppError
-from cdmpp.model.artifact.adapted import ADAPTER, on_base, without_adapter
+from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.adapt.processes import AdaptProcesses
 from cdmpp_server.adapt.schema import AdaptRequest

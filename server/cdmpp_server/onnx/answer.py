@@ -7,7 +7,7 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Query
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.prediction_total import PredictionTotal

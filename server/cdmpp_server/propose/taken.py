@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from cdmpp.errors import CdmppError
-from cdmpp.model.artifact.adapted import ADAPTER, on_base, without_adapter
+from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.propose.store import Proposal, ProposalStore

@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import State
 
-from cdmpp.model.artifact.adapted import without_adapter
+from cdmpp.model.artifact.load import without_adapter
 from cdmpp_server.body import read_json_body
 from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.schema import ID_PATTERN

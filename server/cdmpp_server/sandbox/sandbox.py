@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.sandbox import replies
 from cdmpp_server.sandbox.frames import ONNX_KIND
