@@ -16,7 +16,7 @@ from benchmarks.unseen_devices.figures import Array, figures
 from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.adaptation.adapt import adapt, answers_after
 from cdmpp.train.adaptation.records import DeviceRecords, Survey, survey
 from cdmpp.train.baselines import fit_baselines
@@ -200,7 +200,7 @@ class Group:
 
     def _baselines(self, tables: list[QueryBatch]) -> None:
         """Fit the baselines on the network's training rows and evaluate them on the tables."""
-        inputs = Inputs(self.dataset.store, self.dataset.device_matrix)
+        inputs = NetworkInputs(self.dataset.store, self.dataset.device_matrix)
         index = training_rows(self.dataset, self.config)[0]
         fitted = fit_baselines(self.dataset, inputs, self.config, index, self.config.finish.baselines)
         for batch in tables:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.domain.score import parse_contexts
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.support_matrix import support_matrix
 from cdmpp.programs.operators import operator_types
@@ -16,10 +17,9 @@ def support(artifact: Artifact) -> dict[str, Any]:
 
     ``matrix`` is :func:`cdmpp.predict.support_matrix.support_matrix`: domain and error by operator, types and device.
     """
-    contexts = [c.split("|") for c in artifact.contexts if c.count("|") == 4]
     trained: dict[str, set[str]] = {}
-    for _, operator, dtype, protocol, backend in contexts:
-        trained.setdefault(operator, set()).add(f"{backend}/{protocol}/{dtype}")
+    for context in parse_contexts(artifact.contexts)[0]:
+        trained.setdefault(context.operator, set()).add(f"{context.backend}/{context.protocol}/{context.dtype}")
     return {
         "model_id": artifact.model_id,
         "operators": {

@@ -20,7 +20,7 @@ from cdmpp.errors import DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.peers import Peers
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
 from cdmpp.train.checkpoint import check_start
@@ -115,7 +115,7 @@ def train_model(
     network, summary = train(dataset, config, run, progress=progress, ranks=ranks)
     if not ranks.first:
         return {}
-    inputs = Inputs(dataset.store, dataset.device_matrix)
+    inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
     domain = fit_domain(dataset, index, config.seed)
     calibration = calibrate(network, inputs, dataset, config)

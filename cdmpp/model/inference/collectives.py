@@ -13,7 +13,7 @@ from cdmpp.errors import UnsupportedOperatorError
 from cdmpp.features.encode import EncodedProgram
 from cdmpp.model.artifact.folder import default_model
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.collectives.context import Context, collective_rows, context_of
+from cdmpp.model.collectives.context import CollectiveContext, collective_rows, context_of
 from cdmpp.model.collectives.model import CollectiveModel, CollectiveOutput
 from cdmpp.model.collectives.store import read_model
 from cdmpp.programs.collectives import Collective
@@ -63,7 +63,7 @@ def collectives_of(artifact: Artifact) -> CollectiveModel:
 
 def predict_collectives(model: CollectiveModel, queries: Sequence[CollectiveQuery]) -> CollectiveOutput:
     """Predict collectives, in their order; predictions do not depend on each other."""
-    numbers: dict[Context, int] = {}
+    numbers: dict[CollectiveContext, int] = {}
     context = [numbers.setdefault(_context(model, query), len(numbers)) for query in queries]
     bytes_ = np.array([float(query.operator.bytes) for query in queries])
     return model.predict(list(numbers), np.array(context), bytes_)
@@ -82,6 +82,6 @@ def predict_rows(
     return model.predict(found.contexts, found.context, found.bytes)
 
 
-def _context(model: CollectiveModel, query: CollectiveQuery) -> Context:
+def _context(model: CollectiveModel, query: CollectiveQuery) -> CollectiveContext:
     operator, device, protocol, framework = query
     return context_of(operator, device, protocol, model.known_as(device), framework or "")

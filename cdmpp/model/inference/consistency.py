@@ -30,7 +30,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.encode import TIR
 from cdmpp.model.domain.calibration import scale_quantiles
-from cdmpp.model.domain.evidence import NARROW, Evidence, Kind
+from cdmpp.model.domain.evidence import NARROW, Evidence, QueryKind
 from cdmpp.model.inference.output import NetworkOutput
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import floor_s, roofline_s, stack_devices
@@ -286,7 +286,7 @@ class Rules:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._recipes: dict[tuple[Kind, int, str, bool, bool], Recipe] = {}
+        self._recipes: dict[tuple[QueryKind, int, str, bool, bool], Recipe] = {}
 
     def plan(self, batch: QueryBatch, names: Sequence[str]) -> Plan | None:
         """Further predictions that the queries of a batch depend on; None if there are none.
@@ -306,7 +306,7 @@ class Rules:
         numbers = []
         for device, number, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
             operator, dtype = batch.kinds[number]
-            kind = Kind(names[device], operator, dtype, BACKENDS[backend])
+            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
             launcher = FRAMEWORKS[framework] if framework >= 0 else ""
             recipe = self._recipe(kind, protocol, launcher, batch.specs[device])
             numbers.append(recipes.setdefault(recipe, len(recipes)))
@@ -314,7 +314,7 @@ class Rules:
             return None
         return Plan(batch, list(recipes), np.array(numbers)[inverse])
 
-    def _recipe(self, kind: Kind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
+    def _recipe(self, kind: QueryKind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
         evidence, (name, operator, dtype, backend) = self._evidence, kind
         emulated = evidence.emulated(kind, device)
         half = "float32" if emulated else evidence.half_type(operator, backend, dtype)
@@ -322,7 +322,7 @@ class Rules:
         key = (kind, protocol, framework, faster, emulated)
         if key not in self._recipes:
             order = evidence.protocol_order(kind, framework)
-            half_order = evidence.protocol_order(Kind(name, operator, half, backend), framework)
+            half_order = evidence.protocol_order(QueryKind(name, operator, half, backend), framework)
             follows = emulated or evidence.follows(kind)
             limited = faster and operator != TIR and not evidence.was_trained_as(kind, PROTOCOLS[protocol], framework)
             self._recipes[key] = Recipe(

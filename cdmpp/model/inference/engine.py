@@ -23,12 +23,12 @@ from cdmpp.model.inference.output import NetworkOutput
 from cdmpp.model.nn.config import LEVELS, NetworkConfig
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.model.nn.positions import encode_positions
-from cdmpp.model.nn.rows import Bucket, QueryRows, RowInputs
+from cdmpp.model.nn.rows import LeafBucket, QueryRows, RowInputs
 from cdmpp.model.nn.weights import Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Programs of one leaf count, positions of rows, and the same padded to the chunk's size.
-Chunk = tuple[Bucket, Array, Array]
+Chunk = tuple[LeafBucket, Array, Array]
 
 #: Rows of a chunk with ``alone``, at least where a row's last digits depend on the shape, and at most elsewhere.
 CHUNK_ROWS, MOST_CHUNK_ROWS = 32, 128

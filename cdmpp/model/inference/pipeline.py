@@ -174,10 +174,7 @@ class InferencePipeline:
         [name] = self._evidence_names([adapter.device])
         features = adapter.process.features
         pairs = np.unique(np.stack([features.operator, features.setting], axis=1), axis=0).tolist()
-        return [
-            Context(name, *adapter.names.operators[operator].split("|"), *adapter.names.settings[setting].split("|"))
-            for operator, setting in pairs
-        ]
+        return [adapter.names.context(name, operator, setting) for operator, setting in pairs]
 
     def predict_base(self, batch: QueryBatch, *, details: bool = True) -> NetworkOutput:
         """Predict queries with network and peers, without the adapter.

@@ -32,7 +32,7 @@ def bucket_of(leaves: int) -> int:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LeafBucket:
     """Programs padded to one leaf count: leaves (n, size, width), positions and mask (n, size)."""
 
     leaves: Array
@@ -55,9 +55,9 @@ class ProgramStore:
         self.summary = np.zeros((count, len(SUMMARY_COLUMNS)), dtype=np.float32)
         self.bucket = np.zeros(count, dtype=np.int32)
         self.slot = np.zeros(count, dtype=np.int64)
-        self._parts: dict[int, list[Bucket]] = {}
+        self._parts: dict[int, list[LeafBucket]] = {}
         self._sizes: dict[int, int] = {}
-        self.buckets: dict[int, Bucket] = {}
+        self.buckets: dict[int, LeafBucket] = {}
 
     @classmethod
     def of(cls, encoded: Iterable[EncodedPrograms], width: int = WIDTH) -> ProgramStore:
@@ -71,13 +71,13 @@ class ProgramStore:
         store = cls(start, width)
         for group in groups.values():
             keys = [np.arange(first, first + len(item)) for item, first in group]
-            store.add(np.concatenate(keys), together := EncodedPrograms.join([item for item, _ in group]))
-            if together.structure:
+            store.add(np.concatenate(keys), joined := EncodedPrograms.join([item for item, _ in group]))
+            if joined.structure:
                 continue
             # Programs of several structural classes lose their own fields when they are joined.
-            for (item, _), own in zip(group, keys, strict=True):
+            for (item, _), item_keys in zip(group, keys, strict=True):
                 if item.structure:
-                    add_operator_columns(store.summary, own, item.structure, item.sizes)
+                    add_operator_columns(store.summary, item_keys, item.structure, item.sizes)
         store.finish()
         return store
 
@@ -94,7 +94,7 @@ class ProgramStore:
         mask[:, :real] = True
         start = self._sizes.get(size, 0)
         self._sizes[size] = start + count
-        self._parts.setdefault(size, []).append(Bucket(leaves, positions, mask))
+        self._parts.setdefault(size, []).append(LeafBucket(leaves, positions, mask))
         self.bucket[keys] = size
         self.slot[keys] = np.arange(start, start + count)
         self.summary[keys] = summarise(encoded)
@@ -106,7 +106,9 @@ class ProgramStore:
             self.buckets[size] = (
                 parts[0]
                 if len(parts) == 1
-                else Bucket(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("leaves", "positions", "mask")))
+                else LeafBucket(
+                    *(np.concatenate([getattr(p, f) for p in parts]) for f in ("leaves", "positions", "mask"))
+                )
             )
 
 

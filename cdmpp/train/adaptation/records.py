@@ -358,16 +358,16 @@ def protocol_warnings(protocols: Sequence[str]) -> list[Warning_]:
     ]
 
 
-def family_warnings(measured: Array, asked: Array) -> list[Warning_]:
+def family_warnings(measured: Array, queried: Array) -> list[Warning_]:
     """Families of operators with few measurements.
 
     Parameters
     ----------
-    measured, asked : int
+    measured, queried : int
         Family codes of the measured queries, and of all queries to predict.
     """
     sparse = []
-    for code in np.unique(asked).tolist():
+    for code in np.unique(queried).tolist():
         count = int((measured == code).sum())
         if count < FEW:
             sparse.append(f"{FAMILIES[code]} {count}")

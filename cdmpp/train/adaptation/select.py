@@ -32,7 +32,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Share of the device's memory that a program may take; bytes where its size is not known.
 MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
 #: Maximum programs of a pool; a larger pool is sampled with a seed.
-POOL_MOST = 20_000
+MAX_POOL = 20_000
 #: Programs with a longer predicted latency are not selected.
 LONGEST_S = 2.0
 #: Seconds per program besides its runs: allocating and filling tensors, selecting a kernel.
@@ -56,7 +56,7 @@ class Selection:
         Number of candidate programs.
     left_out : Counter of str
         Programs of the pool that could not be, by reason: "no PyTorch call" (only with ``framework="pytorch"``),
-        "memory", "not sampled" (of a pool larger than :data:`POOL_MOST`), "not predictable", "too long".
+        "memory", "not sampled" (of a pool larger than :data:`MAX_POOL`), "not predictable", "too long".
     """
 
     programs: tuple[OperatorSpec, ...]
@@ -153,9 +153,9 @@ def find_candidates(
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
     fitting = [spec for spec in measurable if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
     left_out = Counter({"no PyTorch call": len(pool) - len(measurable), "memory": len(measurable) - len(fitting)})
-    if len(fitting) > POOL_MOST:
-        sample = np.sort(np.random.default_rng(seed).choice(len(fitting), POOL_MOST, replace=False))
-        left_out["not sampled"] = len(fitting) - POOL_MOST
+    if len(fitting) > MAX_POOL:
+        sample = np.sort(np.random.default_rng(seed).choice(len(fitting), MAX_POOL, replace=False))
+        left_out["not sampled"] = len(fitting) - MAX_POOL
         fitting = [fitting[i] for i in sample.tolist()]
     if not fitting:
         raise DataError(
