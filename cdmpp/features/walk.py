@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.affine import LinearIndex, Num
+from cdmpp.features.affine import AffineRange, Num
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
 from cdmpp.features.expressions import Expressions, check_extents
 from cdmpp.programs.tvm_json import HINT, Nodes, find_prim_func
@@ -33,7 +33,7 @@ class Region:
     """A box of a buffer: lowest corner (over the loops) and extents."""
 
     buffer: Buffer
-    corner: list[LinearIndex]
+    corner: list[AffineRange]
     extents: list[Num]
 
     @property
@@ -107,7 +107,7 @@ def _access(region: Region, loops: dict[int, int]) -> Access:
         steps: dict[int, Num] = dict(corner.steps)
         if d in wide:
             steps |= dict.fromkeys([matched[wide.index(d)]] if matched else loops, 1)
-        indices.append(LinearIndex(corner.low, corner.high + extent - 1, steps, corner.indirect))
+        indices.append(AffineRange(corner.low, corner.high + extent - 1, steps, corner.indirect))
     return Access(region.buffer, indices)
 
 
@@ -239,13 +239,13 @@ class Walker(Expressions):
         shared = self._thread_loops.get(kind)
         if shared is not None:
             # The same hardware thread bound again inside: one loop, not a product of two.
-            self.env[var] = LinearIndex(start, start + loops[shared].extent - 1, {shared: 1})
+            self.env[var] = AffineRange(start, start + loops[shared].extent - 1, {shared: 1})
             self.statement(body)
             return
         check_extents([extent], f"loop {name[:40]!r}")
         me = len(loops)
         loops.append(Loop(name, extent, kind, unroll))
-        self.env[var] = LinearIndex(start, start + (extent - 1) * step, {me: step})
+        self.env[var] = AffineRange(start, start + (extent - 1) * step, {me: step})
         self.ast.outline.append((self._enter(), self._depth, me, None))
         self._path.append(me)
         if "Idx" in kind or "vthread" in kind:
@@ -274,7 +274,7 @@ class Walker(Expressions):
             bound.append((info["var"], self.expression(value), info["iter_type"]))
         self.block(block, bound, data["predicate"])
 
-    def block(self, block: dict[str, Any], bound: Iterable[tuple[int, LinearIndex, int]], predicate: int) -> None:
+    def block(self, block: dict[str, Any], bound: Iterable[tuple[int, AffineRange, int]], predicate: int) -> None:
         """A block, given the value and the type of each of its variables."""
         reduce_loops: set[int] = set()
         for var, value, iter_type in bound:
@@ -371,7 +371,7 @@ class Walker(Expressions):
         counts = [0] * len(OPERATIONS)
         given: list[Access] = []
         self.value(data["value"], counts, given)
-        accesses = given or [Access(Buffer(name, "float32", "global", [1], False), [LinearIndex(0, 0)])]
+        accesses = given or [Access(Buffer(name, "float32", "global", [1], False), [AffineRange(0, 0)])]
         self._leaf(accesses[0], accesses[1:], counts, "float32", intrinsic=name)
 
     def _region(self, index: int) -> Region:
@@ -467,7 +467,7 @@ _STATEMENTS: dict[str, Callable[[Walker, dict[str, Any]], None]] = {
 }
 
 
-def _same(a: list[LinearIndex], b: list[LinearIndex]) -> bool:
+def _same(a: list[AffineRange], b: list[AffineRange]) -> bool:
     """Whether two accesses of a buffer go to one address in every iteration."""
     if len(a) != len(b):
         return False
