@@ -11,7 +11,7 @@ from cdmpp.plan.formats.formats import Exported, Exporter
 from cdmpp.plan.formats.layer_symbols import Symbol, layout_text, symbol
 from cdmpp.plan.formats.shell import line
 from cdmpp.plan.formats.sizes import tensor_parallel
-from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
+from cdmpp.plan.multimodal.schema import MultimodalPlan
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Count, Request
 
