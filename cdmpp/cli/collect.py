@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, on_terminal, print_json
+from cdmpp.cli.reading import parse_sizes
 from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cdmpp.plan.base.batch_curve import interpolate
 from cdmpp.plan.rl.engine import Floats, GenerationEngine
-from cdmpp.predict.curves.isotonic import monotone_fit
+from cdmpp.predict.curves.points import monotone_fit
 
 
 def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
