@@ -77,7 +77,7 @@ class FeatureMaker:
         batch : QueryBatch
             n queries.
         peers, view : (n, trained devices), (n, VIEW_COLUMNS)
-            Fields of :class:`cdmpp.model.inference.output.NetworkOutput`.
+            Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`.
         """
         rows = batch.rows
         matrix = stack_devices(batch.specs)

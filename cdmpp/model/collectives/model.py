@@ -25,6 +25,7 @@ from cdmpp.model.collectives.monotone import rising
 from cdmpp.model.collectives.reasons import Reasons, describe
 from cdmpp.model.domain.score import label
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.utils.lru import Lru
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -38,8 +39,6 @@ RANK_GRID = np.array([1.0, 2.0, 3.0, 4.0])
 NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 #: Bytes of a cached curve.
 _CURVE_BYTES = 4 * len(KNOTS) * 8
-#: Weight of the interval's width (a natural logarithm) in the domain score.
-_SPREAD_STEP = 2.0
 
 
 #: Names of measured devices by data sheet.
@@ -76,30 +75,6 @@ class Curve:
     coverage: float
     sizes: tuple[float, float]
     reasons: Reasons
-
-
-@dataclass(frozen=True)
-class CollectiveOutput:
-    """Predictions of n collectives, as :class:`cdmpp.model.inference.output.NetworkOutput` has them of programs.
-
-    Attributes
-    ----------
-    point : (n,)
-        log of the predicted seconds.
-    levels : (n, len(LEVELS))
-        Log quantiles.
-    factor, coverage, score, roofline_s : (n,)
-    reason : (n,) bool
-        Training lacked something of the query (:meth:`CollectiveModel.explain`).
-    """
-
-    point: Array
-    levels: Array
-    factor: Array
-    coverage: Array
-    score: Array
-    roofline_s: Array
-    reason: Array
 
 
 @dataclass(frozen=True)
@@ -199,7 +174,7 @@ class CollectiveModel:
         devices = {**self.devices, sheet: self.devices.get(sheet, (device.name,))}
         return self._changed(devices=devices, corrections=(*self.corrections, correction))
 
-    def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> CollectiveOutput:
+    def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> RawPredictions:
         """Predict messages of ``bytes_`` in ``contexts[context]``, in order; rows do not depend on each other."""
         n = len(bytes_)
         size = np.log2(np.asarray(bytes_, dtype=np.float64))
@@ -217,8 +192,9 @@ class CollectiveModel:
             roofline[rows] = roofline_seconds(contexts[number], bytes_[rows])
         factor = np.array([self.calibration[label(x)] for x in coverage.tolist()])
         levels = point[:, None] + spread[:, None] * NORMAL
-        width = (NORMAL[LEVELS.index(0.9)] - NORMAL[LEVELS.index(0.1)]) * spread * factor
-        return CollectiveOutput(point, levels, factor, coverage, coverage + _SPREAD_STEP * width, roofline, reason)
+        return RawPredictions(
+            point, levels, factor=factor, distance=coverage, roofline_s=roofline, adjusted=reason.astype(np.int8)
+        )
 
     def explain(self, context: Context, bytes_: float) -> str:
         """What of a query training did not have; "" where it had everything."""

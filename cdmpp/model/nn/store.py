@@ -6,7 +6,6 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, add_operator_columns, summarise
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, summarise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,28 +56,6 @@ class ProgramStore:
         self._parts: dict[int, list[Bucket]] = {}
         self._sizes: dict[int, int] = {}
         self.buckets: dict[int, Bucket] = {}
-
-    @classmethod
-    def of(cls, encoded: Iterable[EncodedPrograms], width: int = WIDTH) -> ProgramStore:
-        """Programs in order, keys counting up."""
-        groups: dict[tuple[int, int, str, str], list[tuple[EncodedPrograms, int]]] = {}
-        start = 0
-        for item in encoded:
-            alike = (*item.leaves.shape[1:], item.dtype, item.family)
-            groups.setdefault(alike, []).append((item, start))
-            start += len(item)
-        store = cls(start, width)
-        for group in groups.values():
-            keys = [np.arange(first, first + len(item)) for item, first in group]
-            store.add(np.concatenate(keys), together := EncodedPrograms.join([item for item, _ in group]))
-            if together.structure:
-                continue
-            # Programs of several structural classes lose their own fields when they are joined.
-            for (item, _), own in zip(group, keys, strict=True):
-                if item.structure:
-                    add_operator_columns(store.summary, own, item.structure, item.sizes)
-        store.finish()
-        return store
 
     def add(self, keys: Array, encoded: EncodedPrograms) -> None:
         """Store programs under their keys, without columns from ``width`` on."""

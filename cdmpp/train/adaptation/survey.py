@@ -31,7 +31,7 @@ class Survey:
     query : (n,) int
         Query of each row.
     point, levels, factor, score : per query
-        Point, quantiles, factor and coverage of :class:`cdmpp.model.inference.output.NetworkOutput`, of the base.
+        Point, quantiles, factor and coverage of :class:`cdmpp.model.raw_predictions.RawPredictions`, of the base.
     roofline_s : per query
         max(arithmetic at peak, traffic at full bandwidth).
     features : AdapterFeatures

@@ -16,7 +16,7 @@ from cdmpp_server.deadline import Deadline
 from cdmpp_server.fields import Device, Program
 from cdmpp_server.plan.work import encode_prices
 from cdmpp_server.predict.batcher import Batcher
-from cdmpp_server.predict.programs import Known
+from cdmpp_server.predict.programs import ResolvedProgram
 from cdmpp_server.predict.service import PredictionService
 from cdmpp_server.schema_errors import violations
 
@@ -61,9 +61,12 @@ def _program(request: PriceRequest) -> dict[str, Any]:
 
 
 def _query(
-    request: PriceRequest, program: Known | CdmppError, service: PredictionService, predictor: LatencyPredictor
+    request: PriceRequest,
+    program: ResolvedProgram | CdmppError,
+    service: PredictionService,
+    predictor: LatencyPredictor,
 ) -> Query:
-    if not isinstance(program, Known):
+    if not isinstance(program, ResolvedProgram):
         raise _field_error(request, program.message, program.hint)
     try:
         _DEVICE.validate_python(request.device)

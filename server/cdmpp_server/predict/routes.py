@@ -20,6 +20,7 @@ from cdmpp_server.disconnect import cancel_on_disconnect
 from cdmpp_server.gc_tuning import infrequent_gc
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.answers import ROWS_SHARE
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.binary import MEDIA_TYPE, predict_features
 from cdmpp_server.predict.observed_programs import ObservedPrograms
@@ -39,7 +40,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state = app.state
     state.model_fingerprint = await run_sync(fingerprint, settings.model)
     try:
-        predictor = await run_sync(load_model, settings.model, Lru(settings.answer_cache_bytes))
+        predictor = await run_sync(load_model, settings.model, Lru(int(ROWS_SHARE * settings.answer_cache_bytes)))
     except CdmppError as error:
         state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
         raise
