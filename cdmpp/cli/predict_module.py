@@ -14,7 +14,7 @@ import typer
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.frontends.factory import is_factory
+from cdmpp.programs.frontends.torch_module import is_factory
 from cdmpp.programs.query_options import Framework, Protocol
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
 def predict_module(source: str, given: ModuleArguments) -> None:
     """Predict the module that a factory makes on every device."""
     from cdmpp.predict.prediction import DEFAULT_QUANTILES, check_quantiles
-    from cdmpp.programs.frontends.factory import load_factory, parse_inputs
+    from cdmpp.programs.frontends.torch_module import load_factory, parse_inputs
 
     levels = check_quantiles(given.levels or DEFAULT_QUANTILES)
     module, inputs = load_factory(source)

@@ -63,7 +63,7 @@ from cdmpp.predict.prediction import (
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.support import support
 from cdmpp.programs.collectives import Collective
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.quantisation import one_type

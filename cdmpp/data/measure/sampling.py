@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.programs.frontends.tvm_import import import_intrinsics
+from cdmpp.programs.frontends.imports import import_intrinsics
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
 logger = logging.getLogger(__name__)

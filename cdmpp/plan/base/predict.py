@@ -13,7 +13,7 @@ from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.requests.fields import PriceRequest
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 

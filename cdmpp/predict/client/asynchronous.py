@@ -24,8 +24,7 @@ from cdmpp.predict.modules.prediction import DEFAULT_PROTOCOL as MODULE_PROTOCOL
 from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions, module_predictions
 from cdmpp.predict.modules.predictor import ModuleOptions
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictions, Query, check_settings, device_list
-from cdmpp.programs.frontends.module_listing import Mode
-from cdmpp.programs.frontends.torch_module import list_module
+from cdmpp.programs.frontends.torch_module import Mode, list_module
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
 T = TypeVar("T")

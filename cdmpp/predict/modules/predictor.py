@@ -17,8 +17,7 @@ from cdmpp.predict.modules.prediction import (
     module_predictions,
 )
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictions, check_settings, device_list
-from cdmpp.programs.frontends.module_listing import Mode
-from cdmpp.programs.frontends.torch_module import list_module
+from cdmpp.programs.frontends.torch_module import Mode, list_module
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol
 

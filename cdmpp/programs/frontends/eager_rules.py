@@ -14,13 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.operators import BASIC_DTYPES, DTYPE_BYTES
 
 Fields = dict[str, Any]
-
-
-class NoRuleError(Exception):
-    """The call launches a kernel that no operator describes; the message gives the reason."""
 
 
 @dataclass(frozen=True)

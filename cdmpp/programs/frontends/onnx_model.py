@@ -1,7 +1,7 @@
 """Reading of ONNX models into a plain graph with static shapes; the bytes are untrusted.
 
 The weights' values are not needed for a latency and are not read: external data may be missing as
-long as no size depends on it.
+long as no size depends on it. :func:`static_model` writes a graph back for other importers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.programs.frontends.onnx_shapes import CHECK_HINT, first_line, infer_shapes, stripped_model
+from cdmpp.programs.frontends.onnx_shapes import CHECK_HINT, SMALL_TENSOR, first_line, infer_shapes, stripped_model
 from cdmpp.utils.files import read_bytes
 
 if TYPE_CHECKING:
     import onnx
+
 
 #: Protobuf itself ends at 2 GB; a model beyond it keeps its weights in external files.
 MAX_BYTES = (1 << 31) - 1
@@ -291,3 +292,65 @@ def _declared(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, Any]
         if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in info.type.tensor_type.shape.dim):
             declared[info.name] = info
     return declared
+
+
+#: bfloat16 constants are evaluated as float32, and would change the type of what reads them.
+_BFLOAT16 = 16
+
+
+def static_model(graph: OnnxGraph) -> Any:
+    """An ``onnx.ModelProto`` of the nodes that run: weights are inputs, small constants initializers.
+
+    Constants are computed beforehand, as a runtime would: a transposed weight is an input of the
+    transposed shape, a ``Gemm`` with ``transB`` on a weight reads it ready transposed.
+    """
+    onnx = import_onnx()
+    source = graph.model
+    model = onnx.ModelProto()
+    model.ir_version = source.ir_version
+    model.opset_import.extend(source.opset_import)
+    model.graph.name = source.graph.name
+    inputs = {i.name: i for i in source.graph.input}
+    model.graph.input.extend(i for name, i in inputs.items() if not graph.is_constant(name))
+    constants: dict[str, None] = {}
+    for node in source.graph.node:
+        if all(graph.is_constant(o) for o in node.output if o):
+            continue
+        copy = model.graph.node.add()
+        copy.CopyFrom(node)
+        if node.op_type == "Gemm" and not node.domain:
+            _transpose_weight(copy, graph, model, onnx)
+        constants.update((i, None) for i in copy.input if i and graph.is_constant(i))
+    for name in constants:
+        _constant(name, graph, model, onnx)
+    for output in source.graph.output:
+        if not graph.is_constant(output.name):
+            info = onnx.helper.make_tensor_value_info
+            elem_type, shape = graph.elem_type(output.name), graph.shape(output.name)
+            # ONNX's checker, which TVM's importer calls, refuses values without a shape.
+            named = shape if shape is not None else [f"{output.name}.dynamic"]
+            model.graph.output.append(info(output.name, elem_type, named) if elem_type else output)
+    return model
+
+
+def _transpose_weight(node: Any, graph: OnnxGraph, model: Any, onnx: Any) -> None:
+    flag = next((a for a in node.attribute if a.name == "transB"), None)
+    shape = graph.shape(node.input[1])
+    if flag is None or not flag.i or not shape or not graph.is_constant(node.input[1]):
+        return
+    name = f"{node.input[1]}.transposed"
+    if all(i.name != name for i in model.graph.input):
+        elem_type = graph.elem_type(node.input[1])
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, elem_type, [*reversed(shape)]))
+    node.input[1], flag.i = name, 0
+
+
+def _constant(name: str, graph: OnnxGraph, model: Any, onnx: Any) -> None:
+    elem_type = graph.elem_type(name)
+    value = graph.value(name, SMALL_TENSOR) if elem_type != _BFLOAT16 else None
+    # Floating-point vectors are weights; scalars may steer the importer (exponents, scales, epsilons).
+    if value is not None and (value.dtype.kind in "iub" or value.size == 1):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    else:
+        shape = graph.shape(name)
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, elem_type, shape))

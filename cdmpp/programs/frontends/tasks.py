@@ -116,7 +116,7 @@ def network_tasks(source: str | Path | Network | Any, dims: Mapping[str, int] | 
         return _tasks(source.name, source.text, _network_graph(source))
     kind = type(source).__name__
     if kind == "ExportedProgram":
-        from cdmpp.programs.frontends.torch_programs import torch_graph
+        from cdmpp.programs.frontends.relax_programs import torch_graph
 
         return _tasks("torch", kind, torch_graph(source))
     if kind == "IRModule":
@@ -138,8 +138,8 @@ def _read(path: Path, dims: Mapping[str, int] | None) -> ProgramGraph:
 
 
 def _network_graph(network: Network) -> ProgramGraph:
-    from cdmpp.programs.frontends.torch_import import import_torch
-    from cdmpp.programs.frontends.torch_programs import torch_graph
+    from cdmpp.programs.frontends.imports import import_torch
+    from cdmpp.programs.frontends.relax_programs import torch_graph
 
     torch = import_torch()
     return torch_graph(torch.export.export(network.module, network.inputs), network.text)

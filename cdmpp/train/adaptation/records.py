@@ -20,7 +20,7 @@ from cdmpp.data.unsealed import without_sealed
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS

@@ -18,7 +18,7 @@ from cdmpp.model.artifact.folder import MANIFEST
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.predictor import LatencyPredictor, Query
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.train.adaptation.records import measurement
 
 WorkerReply = tuple[dict[str, Any], bytes]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdmpp.programs.frontends.onnx_fold import MAX_ELEMENTS, NotFoldable, fold
+from cdmpp.programs.frontends.onnx_graph import MAX_ELEMENTS, NotFoldable, fold
 
 INT = np.array
 
@@ -62,6 +62,6 @@ def test_too_large_wrong_or_other_is_not_evaluated(op: str, inputs: list[Any], m
     def refuse(*_: Any) -> None:
         raise AssertionError("evaluated")
 
-    monkeypatch.setattr("cdmpp.programs.frontends.onnx_fold._evaluate", refuse)
+    monkeypatch.setattr("cdmpp.programs.frontends.onnx_graph._evaluate", refuse)
     with pytest.raises(NotFoldable):
         fold(op, 17, inputs, {"axis": 0} if op == "Gather" else {})

@@ -61,7 +61,7 @@ def test_exported_programs_and_relax_modules_give_the_tasks_of_their_network(tmp
     import tvm
 
     from cdmpp.programs.frontends.load import load_programs
-    from cdmpp.programs.frontends.torch_programs import relax_module
+    from cdmpp.programs.frontends.relax_programs import relax_module
     from cdmpp.programs.zoo import make_network
 
     network = make_network("bert-tiny", seq=8, layers=1)

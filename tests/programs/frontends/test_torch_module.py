@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.frontends.eager_foreach import BLOCKS, CHUNK, foreach
 from cdmpp.programs.frontends.eager_rules import Call
-from cdmpp.programs.frontends.module_listing import ModuleListing, paths_text
 from cdmpp.programs.frontends.torch_eager import eager_trace
-from cdmpp.programs.frontends.torch_module import list_module
+from cdmpp.programs.frontends.torch_module import ModuleListing, list_module, paths_text
 
 TOKENS = torch.zeros(2, 8, dtype=torch.int64)
 X, GROWN = torch.empty(8, 64), torch.empty(8, 64, requires_grad=True)

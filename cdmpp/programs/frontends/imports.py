@@ -1,10 +1,22 @@
-"""Import of TVM's tensor intrinsics, which parses some 250 TVMScript functions."""
+"""Imports of torch and of TVM's tensor intrinsics."""
 
 from __future__ import annotations
 
 import inspect
 from importlib import import_module
 from typing import Any
+
+from cdmpp.errors import MissingDependencyError, install_hint
+
+
+def import_torch() -> Any:
+    """The package torch with ``torch.export``; raises :class:`MissingDependencyError` where it is not installed."""
+    try:
+        import torch
+        import torch.export
+    except ImportError as error:
+        raise MissingDependencyError("torch programs need torch", hint=install_hint("torch")) from error
+    return torch
 
 
 def import_intrinsics(part: str = "") -> None:
