@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
-from cdmpp.programs.frontends.eager_foreach import BLOCKS, CHUNK, foreach
-from cdmpp.programs.frontends.eager_rules import Call
+from cdmpp.programs.frontends.eager_rules import BLOCKS, CHUNK, Call, foreach
 from cdmpp.programs.frontends.torch_eager import eager_trace
 from cdmpp.programs.frontends.torch_module import ModuleListing, list_module, paths_text
 
