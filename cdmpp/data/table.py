@@ -17,8 +17,8 @@ from cdmpp.data.device_specs import resolve
 from cdmpp.data.fields import flag_defaults, integer_fields
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.programs.elements import types_label
 from cdmpp.programs.operators import OperatorSpec, is_collective, make_operator
-from cdmpp.programs.quantisation import types_label
 
 Flag: TypeAlias = bool | int | str | None
 Flags: TypeAlias = Mapping[str, Flag]

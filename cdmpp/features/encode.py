@@ -21,8 +21,8 @@ from cdmpp.features.leaf import ast_matrix, positions
 from cdmpp.features.schedule import schedule_matrices
 from cdmpp.features.useful import useful_flops
 from cdmpp.features.walk import build_ast
+from cdmpp.programs.elements import NARROW_FIELDS, types_label
 from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family, read_value
-from cdmpp.programs.quantisation import NARROW_FIELDS, types_label
 from cdmpp.programs.templates import class_name, partition, size_names
 from cdmpp.programs.tvm_json import HINT, load
 
@@ -68,7 +68,7 @@ class EncodedPrograms:
 
     @property
     def types(self) -> str:
-        """Element types as one text (:func:`cdmpp.programs.quantisation.types_label`)."""
+        """Element types as one text (:func:`cdmpp.programs.elements.types_label`)."""
         return structure_types(self.structure, self.dtype)
 
     def narrow(self, width: int) -> EncodedPrograms:

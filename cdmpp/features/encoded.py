@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdmpp.features.encode import EncodedPrograms
+from cdmpp.programs.elements import LABEL_FIELDS, types_label
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import LABEL_FIELDS, types_label
 from cdmpp.programs.query_options import Backend
 
 #: :attr:`EncodedProgram.operator` of a program given as TIR.
@@ -53,7 +53,7 @@ def operator_name(program: TensorProgram | EncodedProgram) -> str:
 
 
 def element_types(program: TensorProgram | EncodedProgram) -> str:
-    """Element types of an operator as one text (:func:`cdmpp.programs.quantisation.types_label`); "" for TIR."""
+    """Element types of an operator as one text (:func:`cdmpp.programs.elements.types_label`); "" for TIR."""
     if isinstance(program, EncodedProgram):
         return program.features.types
     operator = program.operator

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from cdmpp.features.affine import Linear, Num
+from cdmpp.features.affine import AffineRange, Num
 from cdmpp.features.ast import Access, Buffer, Loop
 
 KIND = "tensorized"
@@ -23,7 +23,7 @@ class Region:
     """A box of a buffer: lowest corner (over the loops) and extents."""
 
     buffer: Buffer
-    corner: list[Linear]
+    corner: list[AffineRange]
     extents: list[Num]
 
     @property
@@ -97,7 +97,7 @@ def _access(region: Region, loops: dict[int, int]) -> Access:
         steps: dict[int, Num] = dict(corner.steps)
         if d in wide:
             steps |= dict.fromkeys([matched[wide.index(d)]] if matched else loops, 1)
-        indices.append(Linear(corner.low, corner.high + extent - 1, steps, corner.indirect))
+        indices.append(AffineRange(corner.low, corner.high + extent - 1, steps, corner.indirect))
     return Access(region.buffer, indices)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.affine import Linear, Num
+from cdmpp.features.affine import AffineRange, Num
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
 from cdmpp.features.expressions import MAX_STEPS, Expressions, check_extents
 from cdmpp.features.tensorized import Region, loop_nest
@@ -139,13 +139,13 @@ class Walker(Expressions):
         shared = self._thread_loops.get(kind)
         if shared is not None:
             # The same hardware thread bound again inside: one loop, not a product of two.
-            self.env[var] = Linear(start, start + loops[shared].extent - 1, {shared: 1})
+            self.env[var] = AffineRange(start, start + loops[shared].extent - 1, {shared: 1})
             self.statement(body)
             return
         check_extents([extent], f"loop {name[:40]!r}")
         me = len(loops)
         loops.append(Loop(name, extent, kind, unroll))
-        self.env[var] = Linear(start, start + (extent - 1) * step, {me: step})
+        self.env[var] = AffineRange(start, start + (extent - 1) * step, {me: step})
         self.ast.outline.append((self._enter(), self._depth, me, None))
         self._path.append(me)
         if "Idx" in kind or "vthread" in kind:
@@ -174,7 +174,7 @@ class Walker(Expressions):
             bound.append((info["var"], self.expression(value), info["iter_type"]))
         self.block(block, bound, data["predicate"])
 
-    def block(self, block: dict[str, Any], bound: Iterable[tuple[int, Linear, int]], predicate: int) -> None:
+    def block(self, block: dict[str, Any], bound: Iterable[tuple[int, AffineRange, int]], predicate: int) -> None:
         """A block, given the value and the type of each of its variables."""
         reduce_loops: set[int] = set()
         for var, value, iter_type in bound:
@@ -271,7 +271,7 @@ class Walker(Expressions):
         counts = [0] * len(OPERATIONS)
         given: list[Access] = []
         self.value(data["value"], counts, given)
-        accesses = given or [Access(Buffer(name, "float32", "global", [1], False), [Linear(0, 0)])]
+        accesses = given or [Access(Buffer(name, "float32", "global", [1], False), [AffineRange(0, 0)])]
         self._leaf(accesses[0], accesses[1:], counts, "float32", intrinsic=name)
 
     def _region(self, index: int) -> Region:
@@ -367,7 +367,7 @@ _STATEMENTS: dict[str, Callable[[Walker, dict[str, Any]], None]] = {
 }
 
 
-def _same(a: list[Linear], b: list[Linear]) -> bool:
+def _same(a: list[AffineRange], b: list[AffineRange]) -> bool:
     """Whether two accesses of a buffer go to one address in every iteration."""
     if len(a) != len(b):
         return False

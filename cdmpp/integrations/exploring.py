@@ -1,9 +1,9 @@
 """Optimistic latencies of a search's candidates: what is unlike all measured programs is worth a trial.
 
 A cost model only gives scores, and MetaSchedule measures the best of them, which are often near-duplicates.
-:class:`Spread` is the standard deviation of the residuals' smooth part (:mod:`cdmpp.integrations.online`), given the
-programs that are measured or picked. :func:`optimistic` picks candidates one by one, each as if the earlier picks
-were measured already (GP-BUCB: Desautels, Krause and Burdick, 2014).
+:class:`EnsembleSpread` is the standard deviation of the residuals' smooth part (:mod:`cdmpp.integrations.online`),
+given the programs that are measured or picked. :func:`optimistic` picks candidates one by one, each as if the earlier
+picks were measured already (GP-BUCB: Desautels, Krause and Burdick, 2014).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PICKS = 16
 
 
-class Spread:
+class EnsembleSpread:
     """Covariance of the residuals of candidates, given observed programs.
 
     Parameters
@@ -61,14 +61,14 @@ class Spread:
         return self._scales.amplitude**2 * matern(one, other, self._scales.length)
 
 
-def optimistic(log_s: Array, spread: Spread, explore: float, picks: int = PICKS) -> tuple[Array, list[int]]:
+def optimistic(log_s: Array, spread: EnsembleSpread, explore: float, picks: int = PICKS) -> tuple[Array, list[int]]:
     """Predicted latencies less a multiple of their spread.
 
     Parameters
     ----------
     log_s : (n,)
         Log of the expected seconds.
-    spread : Spread
+    spread : EnsembleSpread
         Of the n candidates; it is conditioned on the picks.
     explore : float
         Standard deviations that are subtracted.

@@ -22,7 +22,7 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.integrations.candidates import Candidate, CandidateEncoder
-from cdmpp.integrations.exploring import Spread, optimistic
+from cdmpp.integrations.exploring import EnsembleSpread, optimistic
 from cdmpp.integrations.needed import derived_object, ms
 from cdmpp.integrations.online import OnlineResiduals, read_state, write_state
 from cdmpp.integrations.sources import BulkPredictor, host_of, predictor_of
@@ -227,7 +227,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
             return log_s
         picked = self._picked.setdefault(task, [])
         observed = [part for part in (online.learned.features, *picked) if len(part)]
-        spread = Spread(rows, np.concatenate(observed) if observed else rows[:0], online.scales)
+        spread = EnsembleSpread(rows, np.concatenate(observed) if observed else rows[:0], online.scales)
         log_s, picks = optimistic(log_s, spread, self._explore)
         picked.append(rows[picks])
         return log_s

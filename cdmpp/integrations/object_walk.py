@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.affine import Linear
+from cdmpp.features.affine import AffineRange
 from cdmpp.features.ast import CompactAST
 from cdmpp.features.expressions import INTEGER, MAX_VALUE
 from cdmpp.features.walk import LOOP_KINDS, MAX_NESTING, UNROLLS, Walker
@@ -85,11 +85,11 @@ class _ObjectWalker(Walker):
         ]
         self.block(self.nodes[key(block)]["data"], bound, key(value.predicate))
 
-    def expression(self, index: int) -> Linear:
+    def expression(self, index: int) -> AffineRange:
         """Value of an index, extent or bound."""
         return self._of(self.nodes.value(index)) if type(index) is int else super().expression(index)
 
-    def _of(self, value: Any) -> Linear:
+    def _of(self, value: Any) -> AffineRange:
         """:meth:`expression` of an object."""
         kind = type(value)
         if kind is tvm.tirx.IntImm:
@@ -97,7 +97,7 @@ class _ObjectWalker(Walker):
             number = value.value
             if not -MAX_VALUE < number < MAX_VALUE:
                 raise InvalidProgramError("an integer is not a whole number, or too large", hint=HINT)
-            return Linear(number, number)
+            return AffineRange(number, number)
         operation = _OPERATIONS[kind]
         if operation:
             self.spend(1)

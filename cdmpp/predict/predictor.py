@@ -63,10 +63,10 @@ from cdmpp.predict.prediction import (
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.support import support
 from cdmpp.programs.collectives import Collective
+from cdmpp.programs.elements import one_type
 from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import one_type
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 from cdmpp.utils.lru import Lru
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cdmpp.programs.experts import Moe
 from cdmpp.programs.operators import DTYPE_BYTES, Attention, Binary, Conv2d, OperatorSpec
+from cdmpp.programs.products import Moe
 
 
 def needed_bytes(spec: OperatorSpec, *, gpu: bool = False) -> float:

@@ -14,10 +14,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from cdmpp.programs.dense import Layout
-from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.elements import DTYPE_BYTES, SCALINGS
 from cdmpp.programs.operators import derived_sizes, operator_family, operator_types
-from cdmpp.programs.quantisation import SCALINGS
+from cdmpp.programs.products import Layout
 from cdmpp.programs.templates import size_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,7 +40,7 @@ SIZES = (
     "tp",
     "ep",
 )
-#: Loads of the rank with most rows (:mod:`cdmpp.programs.routing`), as log2(1 + x); ``imbalance`` is log2 of the
+#: Loads of the rank with most rows (:mod:`cdmpp.programs.products`), as log2(1 + x); ``imbalance`` is log2 of the
 #: largest load over the mean load.
 LOADS = ("active_experts", "rows_per_expert", "tiles", "tile_rows", "imbalance")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from cdmpp.plan.afd.schema import SideForm
 from cdmpp.predict.requests.memory import check_fits, memory_limit
-from cdmpp.programs.operators import make_operator
-from cdmpp.programs.resident import resident_bytes
+from cdmpp.programs.operators import make_operator, resident_bytes
 
 
 def side_bytes(form: SideForm, path: str, layers: int) -> tuple[float, float]:

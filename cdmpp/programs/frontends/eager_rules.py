@@ -21,7 +21,7 @@ Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Call:
+class AtenCall:
     """One dispatched call: the ATen name without its overload, arguments, and what it returned."""
 
     name: str
@@ -51,7 +51,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Launches:
     """Fields of the operators that a call launches, in order; none for a call that launches nothing."""
 
     launches: tuple[Fields, ...] = ()
@@ -113,12 +113,12 @@ def over(operator: str, tensor: Any, **more: Any) -> Fields:
     return {"operator": operator, "dtype": number_type(tensor), **rows_cols(tensor), **more}
 
 
-def one(fields: Fields, remark: str = "") -> Outcome:
+def one(fields: Fields, remark: str = "") -> Launches:
     """An outcome of one launch."""
-    return Outcome((fields,), remark)
+    return Launches((fields,), remark)
 
 
-def moves(call: Call, moved: float, like: Any) -> Outcome:
+def moves(call: AtenCall, moved: float, like: Any) -> Launches:
     """A call by the bytes that it moves, as :func:`traffic`."""
     return one(traffic(moved, like), f"aten.{call.name} as relu: the same bytes moved")
 
@@ -126,7 +126,7 @@ def moves(call: Call, moved: float, like: Any) -> Outcome:
 # --- element by element -------------------------------------------------------------------------------
 
 
-def streamed(call: Call) -> Outcome:
+def streamed(call: AtenCall) -> Launches:
     """Every tensor argument read, every result written once."""
     # Written in place, the result is the first argument: it is read and written all the same.
     moved = sum(size_bytes(t) for t in (*call.tensors, *call.results))
@@ -134,23 +134,23 @@ def streamed(call: Call) -> Outcome:
     return moves(call, moved, largest)
 
 
-def unary(operator: str) -> Callable[[Call], Outcome]:
+def unary(operator: str) -> Callable[[AtenCall], Launches]:
     """A function of each element; in 16 bit by its bytes, since large ones were measured in float32 only."""
 
-    def rule(call: Call) -> Outcome:
+    def rule(call: AtenCall) -> Launches:
         result = call.results[0]
         return one(over(operator, result)) if dtype_of(result) == "float32" else streamed(call)
 
     return rule
 
 
-def binary(operator: str) -> Callable[[Call], Outcome]:
+def binary(operator: str) -> Callable[[AtenCall], Launches]:
     """Two tensors of one size, or one and a scalar; a smaller one that is broadcast costs nothing to read.
 
     Other types than float32 by their bytes, as :func:`unary`.
     """
 
-    def rule(call: Call) -> Outcome:
+    def rule(call: AtenCall) -> Launches:
         result = call.results[0]
         full = [t for t in call.tensors[:2] if 2 * t.numel() > result.numel()]
         if {dtype_of(t) for t in (result, *full)} != {"float32"}:
@@ -164,22 +164,22 @@ def binary(operator: str) -> Callable[[Call], Outcome]:
     return rule
 
 
-def small_or(rule: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
+def small_or(rule: Callable[[AtenCall], Launches]) -> Callable[[AtenCall], Launches]:
     """Nothing for what is computed on the host: scalars wrapped as tensors without a device of their own."""
-    return lambda call: Outcome() if all(not t.shape for t in call.tensors) else rule(call)
+    return lambda call: Launches() if all(not t.shape for t in call.tensors) else rule(call)
 
 
 # --- rows ---------------------------------------------------------------------------------------------
 
 
-def softmax(call: Call) -> Outcome:
+def softmax(call: AtenCall) -> Launches:
     x, axis = call.tensors[0], call.arg(1)
     cols = x.shape[axis]
     return one({"operator": "softmax", "dtype": number_type(call.results[0]), "rows": x.numel() // cols, "cols": cols})
 
 
-def layernorm(operator: str) -> Callable[[Call], Outcome]:
-    def rule(call: Call) -> Outcome:
+def layernorm(operator: str) -> Callable[[AtenCall], Launches]:
+    def rule(call: AtenCall) -> Launches:
         x, cols = call.tensors[0], math.prod(call.arg(1))
         fields = {"operator": operator, "dtype": number_type(x), "rows": x.numel() // cols, "cols": cols}
         return one(fields)
@@ -187,21 +187,21 @@ def layernorm(operator: str) -> Callable[[Call], Outcome]:
     return rule
 
 
-def layernorm_backward(call: Call) -> Outcome:
+def layernorm_backward(call: AtenCall) -> Launches:
     """The gradient of the input (reads two tensors, writes one), and one more reading for the weights'."""
     gradient = call.tensors[0]
     data = over("mul", gradient)
     weights = traffic(2 * size_bytes(gradient), gradient)
-    return Outcome((data, weights), "two passes by their bytes")
+    return Launches((data, weights), "two passes by their bytes")
 
 
-def reduce_to(call: Call) -> Outcome:
+def reduce_to(call: AtenCall) -> Launches:
     """A sum or mean over some axes."""
     x, result = call.tensors[0], call.results[0]
     return moves(call, size_bytes(x) + size_bytes(result), x)
 
 
-def batch_norm(call: Call) -> Outcome:
+def batch_norm(call: AtenCall) -> Launches:
     """Evaluation: one pass. Training: the same kernel reads for the statistics first."""
     x = call.tensors[0]
     transform = traffic(2 * size_bytes(x), x)
@@ -211,7 +211,7 @@ def batch_norm(call: Call) -> Outcome:
     return one(traffic(3 * size_bytes(x), x), "one kernel that reads twice, by its bytes")
 
 
-def batch_norm_backward(call: Call) -> Outcome:
+def batch_norm_backward(call: AtenCall) -> Launches:
     """One kernel that reads the input and the gradient twice and writes one tensor."""
     gradient = call.tensors[0]
     return one(traffic(5 * size_bytes(gradient), gradient), "one kernel that reads twice, by its bytes")
@@ -220,7 +220,7 @@ def batch_norm_backward(call: Call) -> Outcome:
 # --- products -----------------------------------------------------------------------------------------
 
 
-def mm(call: Call) -> Outcome:
+def mm(call: AtenCall) -> Launches:
     a, b = call.tensors[:2]
     b_cols = 1 if len(b.shape) == 1 else b.shape[1]
     if len(a.shape) == 1:
@@ -228,15 +228,15 @@ def mm(call: Call) -> Outcome:
     return one({"operator": "linear", "dtype": number_type(a), "m": a.shape[0], "n": b_cols, "k": a.shape[1]})
 
 
-def addmm(call: Call) -> Outcome:
+def addmm(call: AtenCall) -> Launches:
     bias, a, b = call.tensors[:3]
     fields = {"operator": "linear", "dtype": number_type(a), "m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
     if len(bias.shape) <= 1:
         return one({**fields, "bias": True})
-    return Outcome((fields, over("add", call.results[0])), "the added matrix is a pass of its own")
+    return Launches((fields, over("add", call.results[0])), "the added matrix is a pass of its own")
 
 
-def bmm(call: Call) -> Outcome:
+def bmm(call: AtenCall) -> Launches:
     a, b = (t for t in call.tensors if len(t.shape) == 3 and t is not None)
     sizes = {"batch": a.shape[0], "m": a.shape[1], "n": b.shape[2], "k": a.shape[2]}
     return one({"operator": "bmm", "dtype": number_type(a), **sizes})
@@ -266,14 +266,14 @@ def _conv_fields(
     }
 
 
-def convolution(call: Call) -> Outcome:
+def convolution(call: AtenCall) -> Launches:
     x, w, bias, stride, pad, dilation, transposed, _, groups = (call.arg(i) for i in range(9))
     if transposed:  # computed as the gradient of the convolution that goes the other way
         return one(_conv_fields(call.results[0], w, stride, pad, dilation, groups, "bwd_data"))
     return one(_conv_fields(x, w, stride, pad, dilation, groups, "fwd", bias=bias is not None))
 
 
-def convolution_backward(call: Call) -> Outcome:
+def convolution_backward(call: AtenCall) -> Launches:
     gradient, x, w, _, stride, pad, dilation, transposed, _, groups, wanted = (call.arg(i) for i in range(11))
     launches = []
     if wanted[0]:
@@ -286,26 +286,26 @@ def convolution_backward(call: Call) -> Outcome:
         launches.append(_conv_fields(inner, w, stride, pad, dilation, groups, "bwd_weight"))
     if wanted[2]:
         launches.append(traffic(size_bytes(gradient), gradient))
-    return Outcome(tuple(launches))
+    return Launches(tuple(launches))
 
 
 # --- the rest -----------------------------------------------------------------------------------------
 
 
-def embedding(call: Call) -> Outcome:
+def embedding(call: AtenCall) -> Launches:
     table, indices = call.tensors[:2]
     sizes = {"rows": indices.numel(), "cols": table.shape[1], "table_rows": table.shape[0]}
     return one({"operator": "embedding", "dtype": number_type(table), **sizes})
 
 
-def embedding_backward(call: Call) -> Outcome:
+def embedding_backward(call: AtenCall) -> Launches:
     """A table of zeros is written, then the rows are added to it."""
     gradient, table = call.tensors[0], call.results[0]
-    return Outcome((traffic(size_bytes(table), table), over("add", gradient)), "zeros and added rows, by their bytes")
+    return Launches((traffic(size_bytes(table), table), over("add", gradient)), "zeros and added rows, by their bytes")
 
 
-def pool(operator: str) -> Callable[[Call], Outcome]:
-    def rule(call: Call) -> Outcome:
+def pool(operator: str) -> Callable[[AtenCall], Launches]:
+    def rule(call: AtenCall) -> Launches:
         x, window = call.tensors[0], call.arg(1)
         stride, pad = call.arg(2, "stride") or window, call.arg(3, "padding", [0, 0])
         if len(x.shape) != 4:
@@ -318,7 +318,7 @@ def pool(operator: str) -> Callable[[Call], Outcome]:
     return rule
 
 
-def copied(call: Call) -> Outcome:
+def copied(call: AtenCall) -> Launches:
     """Copies without arithmetic: a clone, a cast, a concatenation, the copy of a permutation."""
     result = call.results[0]
     sources = call.tensors[1:] if call.name == "copy" else call.tensors
@@ -326,19 +326,19 @@ def copied(call: Call) -> Outcome:
     return moves(call, moved, result)
 
 
-def filled(call: Call) -> Outcome:
+def filled(call: AtenCall) -> Launches:
     """A tensor that is filled without reading one."""
     result = call.results[0]
     return moves(call, size_bytes(result), result)
 
 
-def gradient_of_view(call: Call) -> Outcome:
+def gradient_of_view(call: AtenCall) -> Launches:
     """Zeros of the whole tensor, and the piece copied into them."""
     whole, piece = call.results[0], call.tensors[0]
     return moves(call, size_bytes(whole) + 2 * size_bytes(piece), whole)
 
 
-def grouped_mm(call: Call) -> Outcome:
+def grouped_mm(call: AtenCall) -> Launches:
     """Rows of groups with a weight each, or the gradient of these weights."""
     a, b, result = call.tensors[0], call.tensors[1], call.results[0]
     if len(a.shape) == 2 and len(b.shape) == 3:
@@ -351,13 +351,13 @@ def grouped_mm(call: Call) -> Outcome:
     return one(fields, "rows are spread evenly over the groups")
 
 
-def picked(call: Call) -> Outcome:
+def picked(call: AtenCall) -> Launches:
     """Elements at indices: only those that are picked move."""
     result = call.results[0]
     return moves(call, 2 * size_bytes(result), result)
 
 
-def put(call: Call) -> Outcome:
+def put(call: AtenCall) -> Launches:
     """Elements written at indices: only those that are written move; a result of its own is a copy first."""
     result = call.results[0]
     values = call.arg(2)
@@ -365,17 +365,17 @@ def put(call: Call) -> Outcome:
     return moves(call, moved, result)
 
 
-def group_norm(call: Call) -> Outcome:
+def group_norm(call: AtenCall) -> Launches:
     """One kernel reads for the statistics, one reads and writes."""
     size = size_bytes(call.tensors[0])
-    return Outcome((traffic(size, call.tensors[0]), traffic(2 * size, call.tensors[0])), "two passes by their bytes")
+    return Launches((traffic(size, call.tensors[0]), traffic(2 * size, call.tensors[0])), "two passes by their bytes")
 
 
-def group_norm_backward(call: Call) -> Outcome:
+def group_norm_backward(call: AtenCall) -> Launches:
     """The sums of the gradient and its product with the input, then the gradient of the input."""
     size = size_bytes(call.tensors[0])
     like = call.tensors[0]
-    return Outcome((traffic(2 * size, like), traffic(3 * size, like)), "two passes by their bytes")
+    return Launches((traffic(2 * size, like), traffic(3 * size, like)), "two passes by their bytes")
 
 
 # --- lists of tensors ---------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 COLUMNS = 4096
 
 
-def foreach(call: Call) -> Outcome:
+def foreach(call: AtenCall) -> Launches:
     """Element-wise passes over lists of tensors, which optimizers make on GPUs: every list is read, the result written.
 
     A launch takes a limited number of tensors and of blocks of 65,536 elements
@@ -395,7 +395,7 @@ def foreach(call: Call) -> Outcome:
     """
     lists = [value for value in call.args if isinstance(value, list | tuple) and value and is_tensor(value[0])]
     if not lists or lists[0][0].device.type == "cpu":  # step counters are on the host
-        return Outcome()
+        return Launches()
     results = lists[0] if call.name.endswith("_") else call.results
     written = [] if call.name.endswith("_") or not results else [results]
     groups = list(zip(*lists, *written, strict=False))
@@ -418,7 +418,7 @@ def foreach(call: Call) -> Outcome:
                 moved, tensors, blocks = 0.0, int(remaining > 0), 0
     if moved:
         launches.append(_pass(moved, COLUMNS))
-    return Outcome(tuple(launches), "a pass over lists of tensors as relu: the same bytes moved")
+    return Launches(tuple(launches), "a pass over lists of tensors as relu: the same bytes moved")
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ _WRITTEN = """
     """
 
 #: ATen name, without the overload and without the underscore of in-place forms -> rule.
-RULES: dict[str, Callable[[Call], Outcome]] = {
+RULES: dict[str, Callable[[AtenCall], Launches]] = {
     **{name: unary(name) for name in _UNARY},
     **{name: small_or(binary(name)) for name in _BINARY},
     **dict.fromkeys(_STREAMED.split(), small_or(streamed)),
@@ -491,7 +491,7 @@ _FURTHER_STREAMED = """
 #: Calls that rename memory.
 _VIEWS = ("view_as_complex", "view_as_real")
 #: ATen name as it is called, with the underscore of in-place forms -> rule.
-FURTHER_RULES: dict[str, Callable[[Call], Outcome]] = {
+FURTHER_RULES: dict[str, Callable[[AtenCall], Launches]] = {
     "_grouped_mm": grouped_mm,
     "index": picked,
     "index_put": put,
@@ -499,11 +499,11 @@ FURTHER_RULES: dict[str, Callable[[Call], Outcome]] = {
     "native_group_norm": group_norm,
     "native_group_norm_backward": group_norm_backward,
     **dict.fromkeys(_FURTHER_STREAMED.split(), streamed),
-    **dict.fromkeys(_VIEWS, lambda call: Outcome()),
+    **dict.fromkeys(_VIEWS, lambda call: Launches()),
 }
 
 
-def outcome(call: Call) -> Outcome:
+def outcome(call: AtenCall) -> Launches:
     """Operators that a call launches.
 
     Raises
@@ -512,16 +512,16 @@ def outcome(call: Call) -> Outcome:
         No rule exists for the call.
     """
     if call.name in FREE:
-        return Outcome()
+        return Launches()
     name = call.name if call.name in RULES else call.name.removesuffix("_")
     if name in FREE or not call.results or not any(t.numel() for t in call.results):
-        return Outcome()
+        return Launches()
     if name not in RULES:
         raise NoRuleError("no rule for this call")
-    return RULES[name](Call(name, call.args, call.kwargs, call.out))
+    return RULES[name](AtenCall(name, call.args, call.kwargs, call.out))
 
 
-def further_outcome(call: Call, *, one_pass: bool) -> Outcome:
+def further_outcome(call: AtenCall, *, one_pass: bool) -> Launches:
     """Operators that a call launches, by the further rules, then by :func:`outcome`.
 
     Parameters

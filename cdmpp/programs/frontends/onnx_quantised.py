@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.programs.elements import combinations
 from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.programs.frontends.onnx_rules import (
@@ -43,7 +44,6 @@ from cdmpp.programs.frontends.onnx_rules import (
     rows_cols,
     shape_of,
 )
-from cdmpp.programs.quantisation import combinations
 
 #: ONNX element type -> element type of a specification. Signed and unsigned integers take the same time.
 NARROW = {

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import Call, Fields, further_outcome
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, further_outcome
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
@@ -35,7 +35,7 @@ Phase = Literal["forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True)
-class Launch:
+class EagerLaunch:
     """One kernel.
 
     Attributes
@@ -64,7 +64,7 @@ class EagerTrace:
 
     Attributes
     ----------
-    launches : tuple of Launch
+    launches : tuple of EagerLaunch
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
@@ -75,12 +75,12 @@ class EagerTrace:
         how many of ``launches`` come before. A parameter that several modules share has its first name.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[EagerLaunch, ...]
     unsupported: tuple[Unsupported, ...] = ()
     gradients: tuple[tuple[str, int], ...] = ()
     incomplete: frozenset[Phase] = frozenset()
 
-    def of(self, phase: Phase) -> list[Launch]:
+    def of(self, phase: Phase) -> list[EagerLaunch]:
         """The launches of one pass."""
         return [launch for launch in self.launches if launch.phase == phase]
 
@@ -209,7 +209,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase: Phase = "forward"
         self._module = module
-        self._launches: list[Launch] = []
+        self._launches: list[EagerLaunch] = []
         self._unsupported: Counter[tuple[str, str]] = Counter()
         self._incomplete: set[Phase] = set()
         self._stack: list[str] = [""]
@@ -222,11 +222,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self._quiet:
-            call = Call(func.overloadpacket.__name__, args, kwargs or {}, out)
+            call = AtenCall(func.overloadpacket.__name__, args, kwargs or {}, out)
             self.add(call, one_pass=not _ONE_PASS.isdisjoint(func.tags))
         return out
 
-    def add(self, call: Call, *, one_pass: bool) -> None:
+    def add(self, call: AtenCall, *, one_pass: bool) -> None:
         """Take down what a call launches; ``one_pass``: as in :func:`further_outcome`."""
         try:
             operators = further_outcome(call, one_pass=one_pass)
@@ -238,11 +238,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.missing(call.name, error.message)
             return
         where = self._where()
-        self._launches += [Launch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
+        self._launches += [EagerLaunch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
 
     def launch(self, call: str, fields: Fields, remark: str = "") -> None:
         """Take down a kernel that PyTorch would launch on a GPU, but not on ``meta``."""
-        self._launches.append(Launch(make_operator(fields), call, self._where(), self.phase, remark))
+        self._launches.append(EagerLaunch(make_operator(fields), call, self._where(), self.phase, remark))
 
     def missing(self, call: str, reason: str) -> None:
         """Take down a kernel that has no operator."""

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from cdmpp.errors import InvalidProgramError
 
+#: What the builder of a network returns: the module and its inputs.
+Built = tuple[nn.Module, tuple[Tensor, ...]]
+
 
 class ConvNorm(nn.Module):
     """Convolution, batch normalisation and activation: one fused program."""

@@ -13,7 +13,7 @@ from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.features.bindings import unbound
 from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite
 from cdmpp.model.nn.store import ProgramStore
-from cdmpp.programs.quantisation import one_type, types_label
+from cdmpp.programs.elements import one_type, types_label
 from cdmpp.train.evaluation.cache import FeatureCache
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -37,7 +37,7 @@ from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, configurations
 from cdmpp.data.records import read_records
 from cdmpp.errors import DataError, InvalidDeviceError, MissingDependencyError
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from tests.data.measure.stand_in_driver import STAND_IN_S
 
 pytestmark = pytest.mark.tvm
@@ -92,7 +92,7 @@ def job(
     quick: CollectSettings,
 ) -> Job:
     folder = tmp_path_factory.mktemp("kit") / "job"
-    tasks = tuple(Task(f"fused_{i}", f"{i}" * 64, text, 1) for i, text in enumerate(tiny_programs[:2]))
+    tasks = tuple(TuningTask(f"fused_{i}", f"{i}" * 64, text, 1) for i, text in enumerate(tiny_programs[:2]))
     with Store(folder / HOME) as store:
         store.add_network("tiny", TaskList("tiny", tasks))
         for task, programs in zip(tasks, schedules, strict=True):

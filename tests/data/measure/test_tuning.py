@@ -15,7 +15,7 @@ from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.tuning import begin
 from cdmpp.data.measure.worker import WorkerSettings
 from cdmpp.errors import MissingDependencyError
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from tests.data.measure import work
 from tests.data.measure.test_sampling import matmul
 
@@ -27,7 +27,7 @@ def test_programs_of_a_search_are_stored(tmp_path: Path, quick: CollectSettings,
     text, digest = matmul()
     settings = quick.model_copy(update={"schedules": 4, "tune": 8, "repeat_share": 0.0})
     with Store(tmp_path) as store:
-        store.add_network("one", TaskList("one", (Task("matmul", digest, text, 1),)))
+        store.add_network("one", TaskList("one", (TuningTask("matmul", digest, text, 1),)))
     collect(["one"], [one_thread], tmp_path, settings)
     with Store(tmp_path) as store:
         programs = list(store.all_programs())
@@ -42,7 +42,7 @@ def test_programs_of_a_search_are_stored(tmp_path: Path, quick: CollectSettings,
 
 def test_search_does_not_replace_sampled_programs(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.add_network("one", TaskList("one", (Task("t", "task", "text", 1),)))
+        store.add_network("one", TaskList("one", (TuningTask("t", "task", "text", 1),)))
         store.add_programs("task", [SampledProgram("p0", "0", "default")], 0)
         store.add_programs("task", [SampledProgram("p9", "9", "tuned")], None)
         assert [d for d, _, _ in store.unsampled(3)] == ["task"]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import Call, NoRuleError, outcome, size_bytes
+from cdmpp.programs.frontends.eager_rules import AtenCall, outcome, size_bytes
+from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.frontends.torch_eager import EagerTrace, eager_trace
 
 
@@ -130,7 +131,7 @@ def test_autocast_multiplies_in_half_and_normalises_in_float() -> None:
 
 def test_streaming_calls_move_the_same_number_of_bytes() -> None:
     x, mask = torch.empty(4, 1024, device="meta"), torch.empty(4, 1024, dtype=torch.bool, device="meta")
-    result = outcome(Call("native_dropout", (x, 0.1, True), {}, (x, mask)))
+    result = outcome(AtenCall("native_dropout", (x, 0.1, True), {}, (x, mask)))
     assert [launch["operator"] for launch in result.launches] == ["relu"]
     rows, cols = result.launches[0]["rows"], result.launches[0]["cols"]
     assert 2 * 4 * rows * cols == pytest.approx(4 * 1024 * (4 + 4 + 1), rel=0.2)  # whole rows
@@ -140,14 +141,14 @@ def test_streaming_calls_move_the_same_number_of_bytes() -> None:
 
 def test_passes_in_16_bit_are_those_of_float32_over_the_same_bytes() -> None:
     x = torch.empty(8, 64, dtype=torch.float16, device="meta")
-    for call in (Call("add", (x, x), {}, x), Call("cat", ([x, x],), {}, torch.cat([x, x]))):
+    for call in (AtenCall("add", (x, x), {}, x), AtenCall("cat", ([x, x],), {}, torch.cat([x, x]))):
         (fields,) = outcome(call).launches
         moved = sum(size_bytes(t) for t in (*call.tensors, *call.results))
         assert (fields["operator"], fields["dtype"]) == ("relu", "float32")
         assert 2 * 4 * fields["rows"] * fields["cols"] == moved
     # Added to a float32 tensor, the 16-bit one is read at its own size.
     wide = torch.empty(8, 64, device="meta")
-    (fields,) = outcome(Call("add", (wide, x), {}, wide)).launches
+    (fields,) = outcome(AtenCall("add", (wide, x), {}, wide)).launches
     assert 2 * 4 * fields["rows"] * fields["cols"] == 8 * 64 * (4 + 2 + 4)
 
 
@@ -160,7 +161,7 @@ def test_unknown_calls_are_named() -> None:
     assert [(launch.operator, launch.count) for launch in trace.unsupported] == [("aten.linalg_inv_ex", 2)]
     x = torch.empty(3, device="meta")
     with pytest.raises(NoRuleError):
-        outcome(Call("no_such_call", (x,), {}, x))
+        outcome(AtenCall("no_such_call", (x,), {}, x))
 
 
 def test_modules_that_look_at_values_are_refused() -> None:

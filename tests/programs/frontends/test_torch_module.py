@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import BLOCKS, CHUNK, Call, foreach
+from cdmpp.programs.frontends.eager_rules import BLOCKS, CHUNK, AtenCall, foreach
 from cdmpp.programs.frontends.torch_eager import eager_trace
 from cdmpp.programs.frontends.torch_module import ModuleListing, list_module, paths_text
 
@@ -189,14 +189,14 @@ def test_an_optimizer_may_be_a_callable() -> None:
 def test_a_call_on_lists_is_as_many_launches_as_pytorch_makes() -> None:
     def launches(*sizes: int) -> list[float]:
         tensors = [torch.empty(size, device="meta") for size in sizes]
-        result = foreach(Call("_foreach_mul_", (tensors, 2.0), {}, None))
+        result = foreach(AtenCall("_foreach_mul_", (tensors, 2.0), {}, None))
         return [f["rows"] * f["cols"] * 8 for f in result.launches]
 
     full = BLOCKS * CHUNK
     assert launches(100, 200) == [2 * 4 * 300]  # read and written once
     assert launches(*[2048] * 111) == [2 * 4 * 2048 * 110, 2 * 4 * 2048]
     assert launches(3 * full) == [2 * 4 * full] * 3
-    assert foreach(Call("_foreach_add_", ([torch.zeros(())], 1), {}, None)).launches == ()  # counters of the host
+    assert foreach(AtenCall("_foreach_add_", ([torch.zeros(())], 1), {}, None)).launches == ()  # counters of the host
 
 
 def test_attention_in_training_is_fused_both_ways() -> None:
