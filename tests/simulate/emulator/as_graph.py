@@ -17,7 +17,7 @@ def to_graph(structure: Structure, duration_s: Floats, lag_s: Floats) -> Graph:
     ----------
     structure : Structure
     duration_s, lag_s : float64
-        As :func:`cdmpp.simulate.emulator.arrays.durations` gives them.
+        As :func:`cdmpp.simulate.emulator.emulate.durations` gives them.
 
     Returns
     -------
