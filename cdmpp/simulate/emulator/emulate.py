@@ -10,10 +10,21 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import FieldError
-from cdmpp.simulate.emulator.evaluate import Floats, Ints, evaluate, peaks
-from cdmpp.simulate.emulator.frames import Frames
+from cdmpp.simulate.emulator.evaluate import Frames, evaluate, peaks
 from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
-from cdmpp.simulate.emulator.stages import BACKWARD, OUT, WEIGHT, Stage, Table, column, grid, on_grid, table
+from cdmpp.simulate.emulator.stages import (
+    BACKWARD,
+    OUT,
+    WEIGHT,
+    Floats,
+    Ints,
+    Stage,
+    Table,
+    column,
+    grid,
+    on_grid,
+    table,
+)
 from cdmpp.simulate.emulator.structure import Structure, build, deadlock
 
 _NOTHING = object()

@@ -13,10 +13,9 @@ from cdmpp.predict.requests.memory import IGNORE_HINT
 from cdmpp.predict.requests.pricing import Cost, Part, cost_of
 from cdmpp.predict.requests.request import Interval
 from cdmpp.simulate.emulator.emulate import Emulator, Step, lower_bound
-from cdmpp.simulate.emulator.evaluate import Ints
 from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
 from cdmpp.simulate.emulator.schema import CacheUse, RankUse, SimulatePlan, SimulateRequest, StageForm, TimelinePass
-from cdmpp.simulate.emulator.stages import PassCost, Stage
+from cdmpp.simulate.emulator.stages import Ints, PassCost, Stage
 from cdmpp.utils.units import format_latency, format_si
 
 SERIAL = "one_at_a_time"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdmpp.simulate.emulator.evaluate import Floats
+from cdmpp.simulate.emulator.stages import Floats
 from cdmpp.simulate.emulator.structure import Structure
 from cdmpp.simulate.replay.graph import Graph, Node
 
