@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app as command_line
 from cdmpp.errors import OverloadedError
-from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.base.solve import predict_prices
 from cdmpp.plan.registry import PLANNERS, make_plan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.render import render

@@ -339,7 +339,7 @@ class PrecisionRequest(Request[PrecisionPlan]):
 
     def price_requests(self) -> list[PriceRequest]:
         """Programs of the operators whose costs are not given, in each type of each device."""
-        requests: list[PriceRequest] = self.sibling("solver").price_requests(self)
+        requests: list[PriceRequest] = self.sibling("tables").price_requests(self)
         return requests + collect(self)
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:

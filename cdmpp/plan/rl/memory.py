@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.base.language_model import LanguageModelForm
+from cdmpp.plan.base.batch_curve import BatchCurve, LanguageModelForm
 from cdmpp.plan.rl.engine import UNLIMITED
 from cdmpp.plan.rl.pool_schema import DecodeForm, KvForm, PoolForm
 from cdmpp.predict.llm.memory import TRAINING_BYTES

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cdmpp.plan.split.stages import Split
 from cdmpp.plan.split.table import LayerTable, Rank
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.simulate.emulator.evaluate import Floats
+from cdmpp.simulate.emulator.stages import Floats
 
 
 class UnfinishedError(Exception):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.simulate.emulator.evaluate import Floats
-from cdmpp.simulate.emulator.stages import grid, on_grid
+from cdmpp.simulate.emulator.stages import Floats, grid, on_grid
 
 
 @dataclass(frozen=True)

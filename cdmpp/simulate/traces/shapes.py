@@ -16,8 +16,7 @@ from cdmpp.errors import CdmppError
 from cdmpp.programs.frontends.eager_rules import FREE, RULES, AtenCall, Fields, outcome
 from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.operators import OperatorSpec, make_operator
-from cdmpp.simulate.traces.collectives import dtype_bytes, dtype_name
-from cdmpp.simulate.traces.records import Arguments, TraceEvent
+from cdmpp.simulate.traces.records import Arguments, TraceEvent, dtype_bytes, dtype_name
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention",

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.plan.base.predict import check_price
+from cdmpp.plan.base.solve import check_price
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Query
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.request import PriceRequest
