@@ -1,4 +1,4 @@
-"""Latencies of a step's parts: their queries, the step made of the predictions, and the host time beyond its kernels."""
+"""Latencies of a step: queries for its parts, the priced step, and the host time beyond its kernels."""
 
 from __future__ import annotations
 
