@@ -2,7 +2,7 @@
 
 A planner is a folder with three modules. ``schema`` has the request (:class:`cdmpp.predict.requests.request.Request`)
 and the plan, ``solver`` has ``solve(request, control)``, and ``view`` has ``draw(request, plan)``. A new planner needs
-these, an entry here, and an example in ``cdmpp_server.plan.examples``.
+these, an entry here, and an example in ``cdmpp_server.plan.routes``.
 """
 
 from __future__ import annotations

@@ -14,15 +14,16 @@ from typing import Any, Self
 
 import cdmpp
 from cdmpp.errors import OverloadedError
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
-from cdmpp_server.sandbox.supervised import SupervisedWorker, WorkerPool
 from cdmpp_server.sandbox.worker import (
     OnProgress,
     Program,
+    SupervisedWorker,
     Worker,
     WorkerDiedError,
     WorkerMemoryError,
+    WorkerPool,
     WorkerReply,
     WorkerTimeoutError,
 )

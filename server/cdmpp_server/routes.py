@@ -12,8 +12,7 @@ from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.support_matrix import known_operator, selected
 from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
-from cdmpp_server.feature import Schema
-from cdmpp_server.openapi import add_problems
+from cdmpp_server.openapi import Schema, add_problems
 from cdmpp_server.predict.service import PredictionService
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, select
 
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.app import create_app
-from cdmpp_server.database_url import database_url
+from cdmpp_server.database import database_url
 from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.settings import Settings

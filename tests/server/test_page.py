@@ -18,7 +18,7 @@ from cdmpp.cli.demo import Server, running_server
 from cdmpp.predict.curves.expressions import Expression, exact
 from cdmpp.programs.operators import operator_types, parse_operator
 from cdmpp.utils.units import format_latency
-from cdmpp_server.page.routes import FOLDER, SWAGGER, files
+from cdmpp_server.page import FOLDER, SWAGGER, files
 from tests.server.conftest import LINEAR, problem
 from tests.waiting import PATIENCE_S
 

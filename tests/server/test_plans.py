@@ -25,15 +25,13 @@ from cdmpp.plan.registry import PLANNERS, make_plan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.render import render
 from cdmpp.predict.requests.request import Request as PlanRequest
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.plan import work
-from cdmpp_server.plan.examples import EXAMPLE_REQUESTS
-from cdmpp_server.plan.routes import PlanKinds
+from cdmpp_server.plan.routes import EXAMPLE_REQUESTS, PlanKinds
 from cdmpp_server.plan_limits import DEFAULTS
 from cdmpp_server.planners import Planners
 from cdmpp_server.problems import ProblemError
-from cdmpp_server.sandbox.supervised import SupervisedWorker
-from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+from cdmpp_server.sandbox.worker import SupervisedWorker, Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
 from tests.server.conftest import JSON, LINEAR, problem
 from tests.waiting import run_in_virtual_time, wait_until
 

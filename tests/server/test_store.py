@@ -18,14 +18,11 @@ from sqlalchemy import create_engine, select, text
 
 from cdmpp.errors import MissingDependencyError
 from cdmpp.model.artifact.folder import default_model
-from cdmpp_server.database_url import database_url, default_database
+from cdmpp_server.database import database_url, default_database
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
-from cdmpp_server.observe.outage import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError
-from cdmpp_server.observe.records import Observation
-from cdmpp_server.observe.store import Store
-from cdmpp_server.observe.tables import observations
-from cdmpp_server.observe.writer import FullError, Writer
+from cdmpp_server.observe.store import FullError, Observation, Store, Writer
+from cdmpp_server.observe.tables import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError, observations
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow

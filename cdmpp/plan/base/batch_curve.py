@@ -10,10 +10,10 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.curves.template import Grid, Template
+from cdmpp.predict.llm.estimate import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE, Layout, Types
 from cdmpp.predict.llm.memory import part_memory
 from cdmpp.predict.llm.operators import Decode, Prefill, step_operators
-from cdmpp.predict.llm.plan import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction

@@ -10,8 +10,7 @@ from cdmpp.errors import InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve, LanguageModelForm
 from cdmpp.plan.rl.engine import UNLIMITED
 from cdmpp.plan.rl.pool_schema import DecodeForm, KvForm, PoolForm
-from cdmpp.predict.llm.memory import TRAINING_BYTES
-from cdmpp.predict.llm.parameters import parameter_count
+from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.requests.memory import does_not_fit, memory_limit
 

@@ -10,14 +10,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from cdmpp.errors import OverloadedError
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.problems import ProblemError, internal_error
-from cdmpp_server.sandbox.supervised import SupervisedWorker, WorkerPool
 from cdmpp_server.sandbox.worker import (
     Program,
+    SupervisedWorker,
     Worker,
     WorkerDiedError,
     WorkerMemoryError,
+    WorkerPool,
     WorkerReply,
     WorkerTimeoutError,
 )

@@ -11,12 +11,59 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    Row,
+    String,
+    Table,
+    Text,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.engine import Connection
 
-from cdmpp_server.database_clock import now_s
-from cdmpp_server.jobs.tables import jobs
+from cdmpp_server.database import now_s
 from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.tables import metadata
+
+jobs = Table(
+    "cdmpp_jobs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    # The body as sent and the prices of its programs (JSON): enough to repeat the search.
+    Column("request", LargeBinary, nullable=False),
+    Column("prices", LargeBinary, nullable=False),
+    Column("budget_s", Double),
+    Column("progress", Double, nullable=False),
+    Column("best", Double),
+    Column("bound", Double),
+    # JSON: the best answer so far, at the end the final one.
+    Column("answer", Text),
+    # JSON: the reason of a failure.
+    Column("error", Text),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    # The runner that executes the job, and the time at which its lease ends unless it is renewed.
+    Column("owner", String(32)),
+    Column("lease_until", Double),
+    Column("attempts", Integer, nullable=False),
+    # Who submitted the job, and its place in the order between senders.
+    Column("sender", String(32), nullable=False, server_default=""),
+    Column("turn", Double, nullable=False, server_default="0"),
+)
+Index("cdmpp_jobs_state", jobs.c.state, jobs.c.created_at)
+
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 OPEN: tuple[State, ...] = ("queued", "running")
@@ -87,7 +134,7 @@ _SUBMISSION_LOCK = 0x6A6F6273
 
 
 class JobStore:
-    """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.outage.StoreUnavailableError`.
+    """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.tables.StoreUnavailableError`.
 
     Parameters
     ----------
@@ -273,7 +320,7 @@ def _state(row: Row[Any]) -> JobState:
 
 
 def summary_fields(job: ListedJob) -> dict[str, Any]:
-    """Fields of :class:`cdmpp_server.jobs.schema.JobSummary`."""
+    """Fields of :class:`cdmpp_server.jobs.routes.JobSummary`."""
     return {
         "job_id": job.id,
         "kind": job.kind,

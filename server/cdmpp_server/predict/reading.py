@@ -16,8 +16,8 @@ from cdmpp.errors import CdmppError
 from cdmpp.predict.prediction import ErrorInfo
 from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
+from cdmpp_server.body import check, parse_json
 from cdmpp_server.fields import program_value
-from cdmpp_server.parse import check, parse_json
 from cdmpp_server.predict.answers import answer_key, find_answer, work_of
 from cdmpp_server.predict.devices import Devices, KnownDevice
 from cdmpp_server.predict.item_errors import item_error, item_refusal, sent_id

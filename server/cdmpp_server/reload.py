@@ -1,4 +1,9 @@
-"""``SIGHUP``, and ``POST /models/reload`` for administrators."""
+"""Replacement of the model without a failed request: load, test, swap.
+
+``SIGHUP`` to the service, or ``POST /models/reload`` by an administrator, loads the configured folder again, with the
+proposal that was taken. A model that cannot be loaded or fails the golden prediction is refused, and the old model
+stays.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -16,22 +22,97 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import State
 
+from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.adapted import without_adapter
-from cdmpp_server.body import read_json_body
-from cdmpp_server.feature import Schema
-from cdmpp_server.jobs.schema import ID_PATTERN
-from cdmpp_server.observe.outage import StoreUnavailableError
-from cdmpp_server.openapi import add_body, add_models, add_problems, ref
+from cdmpp.predict.predictor import CachedRow, LatencyPredictor
+from cdmpp.utils.lru import Lru
+from cdmpp_server.body import parse, read_json_body
+from cdmpp_server.jobs.routes import ID_PATTERN
+from cdmpp_server.models import Fingerprint, Models, fingerprint, load_model
+from cdmpp_server.observe.tables import StoreUnavailableError
+from cdmpp_server.openapi import Schema, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import require_administrator
-from cdmpp_server.parse import parse
+from cdmpp_server.predict.service import check_golden
 from cdmpp_server.problems import ProblemError
-from cdmpp_server.reload.reloader import Reloader, ReloadRefusedError
-from cdmpp_server.reload.worker_status import WorkerStatus, WorkerStatuses
+from cdmpp_server.proposals import Proposal, with_proposal
 from cdmpp_server.sandbox.confine import die_with_parent
 from cdmpp_server.settings import Settings
+from cdmpp_server.workers import WorkerStatus, WorkerStatuses
+
+_log = logging.getLogger(__name__)
+
+
+class ReloadRefusedError(Exception):
+    """The folder has no working model; the message is the reason. The old model stays."""
+
+
+class Reloader:
+    """Replaces the base model by the current content of the model folder, with the proposal that was taken.
+
+    Parameters
+    ----------
+    state : State
+        State of the application, with ``models``, ``proposals``, ``metrics`` and ``not_ready``.
+    folder : Path, optional
+        The configured model folder; None: the model in the package.
+    loaded : Fingerprint
+        Fingerprint of the folder, taken before the present model was loaded.
+    taken : str, optional
+        Job of the proposal that was loaded.
+    """
+
+    def __init__(self, state: State, folder: Path | None, loaded: Fingerprint, taken: str | None) -> None:
+        self._state, self._folder, self._loaded = state, folder, (loaded, taken)
+        self._lock = asyncio.Lock()
+
+    async def reload(self) -> str:
+        """Load, test and swap the model; requests that have begun keep the old model.
+
+        Returns
+        -------
+        str
+            ``model_id`` of the base model from now on. An unchanged folder is not loaded again.
+
+        Raises
+        ------
+        ReloadRefusedError
+        """
+        async with self._lock:
+            models: Models = self._state.models
+            before = models.base.model_id
+            try:
+                taken = await run_sync(self._state.proposals.taken)
+            except StoreUnavailableError as error:
+                raise ReloadRefusedError(f"{error}: it holds the proposal that was taken") from None
+            seen = await run_sync(fingerprint, self._folder), None if taken is None else taken.job_id
+            if seen == self._loaded and not self._state.not_ready:
+                _log.info("the model folder and the proposal are unchanged: %s stays", before)
+                return before
+            try:
+                predictor = await run_sync(_load, self._folder, models.base.cache, taken)
+            except ReloadRefusedError as error:
+                _log.error("the model was not reloaded: %s; %s stays", error, self._state.models.base.model_id)
+                raise
+            models.replace(predictor)
+            self._state.metrics.model(predictor.model_id)
+            self._state.not_ready = ""
+            self._loaded = seen
+            _log.info("the model was reloaded: %s replaces %s", predictor.model_id, before)
+            return predictor.model_id
+
+
+def _load(folder: Path | None, cache: Lru[CachedRow], taken: Proposal | None) -> LatencyPredictor:
+    try:
+        predictor = with_proposal(load_model(folder, cache), taken)
+    except (CdmppError, OSError) as error:
+        raise ReloadRefusedError(str(error).replace("\n", " ")) from None
+    reason = check_golden(predictor)
+    if reason:
+        raise ReloadRefusedError(f"the golden prediction of {predictor.model_id} failed: {reason}")
+    return predictor
+
 
 router = APIRouter()
-_log = logging.getLogger(__name__)
 #: Time limit for all workers together; loading a model takes a second or two.
 _TIMEOUT_S = 60.0
 _PATH = "/models/reload"

@@ -1,4 +1,4 @@
-"""The URL of the service's database, from its setting."""
+"""The database of the service: its URL, from the setting, and its clock."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, Double, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
 
 from cdmpp.model.artifact.folder import default_model
 
@@ -66,3 +69,21 @@ def check_database(database: str | None) -> str | None:
     if database is not None:
         database_url(database)
     return database
+
+
+class now_s(GenericFunction[float]):  # noqa: N801  # a SQL function
+    """Seconds since 1970 by the database's clock, to the millisecond at least."""
+
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(now_s, "postgresql")
+def _postgresql(element: now_s, compiler: Any, **options: Any) -> str:
+    # Not now(), which is the beginning of the transaction: it may have waited for a lock since.
+    return "extract(epoch FROM clock_timestamp())::double precision"
+
+
+@compiles(now_s, "sqlite")
+def _sqlite(element: now_s, compiler: Any, **options: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"

@@ -1,18 +1,51 @@
-"""Proposals in the database: any worker can make one, and all workers load the one that was taken."""
+"""Proposals: adapted models that a job has made. An administrator may take one; all workers then load it.
+
+They are in the database, so any worker can make one.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import secrets
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, String, Table, Text, delete, select, update
 from sqlalchemy.engine import Connection
 
+from cdmpp.errors import CdmppError
+from cdmpp.model.artifact.adapted import ADAPTER, on_base, without_adapter
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.observe.figures import RECENT
 from cdmpp_server.observe.store import Store
-from cdmpp_server.propose.tables import proposals
+from cdmpp_server.observe.tables import StoreUnavailableError, metadata
+
+#: At most one proposal of each model on each device.
+proposals = Table(
+    "cdmpp_proposals",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("device", Text, nullable=False),
+    Column("device_digest", String(16), nullable=False),
+    # The served model, whose predictions were observed.
+    Column("model_id", Text, nullable=False),
+    # Observations of that model on the device when the job was submitted.
+    Column("number", BigInteger, nullable=False),
+    Column("job_id", String(32)),
+    # The adapted model: its base, and the contents of its two files.
+    Column("base_model_id", Text),
+    Column("manifest", Text),
+    Column("adapter", LargeBinary),
+    # When an administrator took it; null again when another one or none was taken.
+    Column("taken_at", Double),
+    Column("created_at", Double, nullable=False),
+)
+Index("cdmpp_proposals_key", proposals.c.device, proposals.c.device_digest, proposals.c.model_id, unique=True)
+Index("cdmpp_proposals_job", proposals.c.job_id)
+
 
 #: Maximum number of proposals that were not taken; the oldest are removed first.
 MAX_KEPT = 100
@@ -37,7 +70,7 @@ class Proposal:
 
 
 class ProposalStore:
-    """Access to the proposals. Calls block and raise :class:`cdmpp_server.observe.outage.StoreUnavailableError`.
+    """Access to the proposals. Calls block and raise :class:`cdmpp_server.observe.tables.StoreUnavailableError`.
 
     Parameters
     ----------
@@ -150,3 +183,42 @@ def _proposal(row: Any) -> Proposal | None:
     if row is None or row.adapter is None:
         return None
     return Proposal(row.job_id, row.base_model_id, row.manifest, row.adapter)
+
+
+_log = logging.getLogger(__name__)
+
+
+def with_taken(predictor: LatencyPredictor, proposals: ProposalStore) -> tuple[LatencyPredictor, str | None]:
+    """A loaded model with the proposal that was taken, and the proposal's job, at the start of the service.
+
+    The service starts without the proposal if that cannot be read or applied; the log has the reason.
+    """
+    try:
+        proposal = proposals.taken()
+    except StoreUnavailableError:
+        _log.error("the database is unavailable: a proposal that was taken is not loaded")
+        return predictor, None
+    job_id = None if proposal is None else proposal.job_id
+    try:
+        return with_proposal(predictor, proposal), job_id
+    except CdmppError as error:
+        _log.error("the proposal of job %s cannot be loaded: %s", job_id, error)
+        return predictor, job_id
+
+
+def with_proposal(predictor: LatencyPredictor, proposal: Proposal | None) -> LatencyPredictor:
+    """A loaded model with a proposal instead of its adapter; the model itself if the proposal is for another base.
+
+    Raises
+    ------
+    ArtifactError
+        The proposal was made by another version of the service.
+    """
+    if proposal is None:
+        return predictor
+    base = without_adapter(predictor.artifact)
+    if base.model_id != proposal.base_model_id:
+        _log.warning("job %s proposed a model on %s: not loaded", proposal.job_id, proposal.base_model_id)
+        return predictor
+    adapted = on_base(base, proposal.adapter, json.loads(proposal.manifest), Path(ADAPTER))
+    return LatencyPredictor(adapted, cache=predictor.cache)
