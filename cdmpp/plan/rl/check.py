@@ -22,7 +22,7 @@ from cdmpp.plan.rl.pools import PoolForm
 from cdmpp.plan.rl.problem import CostFigure, PipelineSchedule, RlProblem, make_problem, pool_costs, schedules
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.training import MOST_BATCHES, TrainingCost
-from cdmpp.plan.rl.weights import LinkForm
+from cdmpp.plan.rl.weights import SiteLinkForm
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import SearchControl
 
@@ -304,7 +304,7 @@ class _Checker:
             longest = max(longest, seconds)
         return longest
 
-    def _link_s(self, name: str, link: LinkForm | None) -> tuple[float, float]:
+    def _link_s(self, name: str, link: SiteLinkForm | None) -> tuple[float, float]:
         """Seconds of a copy over a link, and of each further hop."""
         form = self.request.weights.transfer
         assert form is not None and link is not None

@@ -146,7 +146,7 @@ class CopyForm(CollectiveOptions):
     ranks: Ranks = 2
 
 
-class LinkForm(Closed):
+class SiteLinkForm(Closed):
     """A link within a site or between sites: its bandwidth, or a collective that predicts a copy."""
 
     bandwidth_bytes_per_s: Annotated[PositiveBytes | None, Field(description="Of one connection.")] = None
@@ -191,7 +191,7 @@ class LinkForm(Closed):
         ]
 
 
-class SitesForm(LinkForm):
+class SitesForm(SiteLinkForm):
     """A link between two sites, in both directions."""
 
     sites: Annotated[list[Site], Field(min_length=2, max_length=2)]
@@ -203,9 +203,9 @@ class TransferForm(Priced):
     bytes: Annotated[PositiveBytes, Field(description="One copy of the weights, as generation needs them.")]
     ranks: Annotated[Count, Field(description="Connections in parallel; each sends an equal part.")] = 1
     same_site: Annotated[
-        LinkForm | None, Field(description="Within a site; also distributes a copy that came from another site.")
+        SiteLinkForm | None, Field(description="Within a site; also distributes a copy that came from another site.")
     ] = None
-    cross_site: Annotated[LinkForm | None, Field(description="Between sites without a link in `links`.")] = None
+    cross_site: Annotated[SiteLinkForm | None, Field(description="Between sites without a link in `links`.")] = None
     links: Annotated[list[SitesForm], Field(description="Links between two sites.")] = Field(default_factory=list)
 
     #: Predicted copy and latency of each link that has a collective, by path.
@@ -255,17 +255,17 @@ class TransferForm(Priced):
         """Whether weights can go from one site to another, or within a site."""
         return (self.same_site if source == target else self.link_between(source, target)) is not None
 
-    def link_between(self, source: str, target: str) -> LinkForm | None:
+    def link_between(self, source: str, target: str) -> SiteLinkForm | None:
         """The link between two sites; None if there is none."""
         return next((form for form in self.links if {source, target} == set(form.sites)), self.cross_site)
 
-    def _links(self) -> list[tuple[str, LinkForm]]:
+    def _links(self) -> list[tuple[str, SiteLinkForm]]:
         """Path and form of each link."""
         named = [("same_site", self.same_site), ("cross_site", self.cross_site)]
         between = [(f"links.{i}", form) for i, form in enumerate(self.links)]
         return [(name, form) for name, form in named if form is not None] + between
 
-    def _link(self, name: str, form: LinkForm, figure: Figure) -> AnySiteLink:
+    def _link(self, name: str, form: SiteLinkForm, figure: Figure) -> AnySiteLink:
         if form.collective is None:
             return form.link()
         return PredictedSiteLink(*self.predicted_s(name, figure))
