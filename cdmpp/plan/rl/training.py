@@ -1,4 +1,4 @@
-"""Step times from the times at which samples are ready: streamed and off-policy training.
+"""Cost of training, and step times from the times at which samples are ready: streamed and off-policy training.
 
 StreamRL (section 4): synchronous training starts on the samples that are ready (dynamic-batch pipelining).
 Asynchronous training uses samples of earlier steps and overlaps the transfer of the weights.
@@ -11,12 +11,87 @@ from typing import Literal
 
 import numpy as np
 
-from cdmpp.plan.rl.costs import TrainingCost
-from cdmpp.plan.rl.engine import Floats, Ints
+from cdmpp.plan.rl.generation import Floats, Ints
 
 Mode = Literal["sync", "async"]
 #: Largest number of batches of a streamed step.
 MOST_BATCHES = 32
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """Seconds of training on the samples of a step.
+
+    Attributes
+    ----------
+    per_sample_s, per_token_s : float
+        Seconds on one unit, per sample and per token of prompt and response.
+    fixed_s : float
+        Seconds added once per step, for any number of units: optimizer, synchronisation.
+    efficiency : float
+        Share of the ideal speed-up that remains at each doubling of the units, in (0.5, 1].
+    batch_overhead_s : float
+        Seconds added per batch of a streamed step.
+    inference_s : float
+        Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
+    run_s : float
+        Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines.
+    run_samples, run_units : int
+        Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
+    memory_units : int
+        Fewest units whose memory holds weights, gradients and optimizer states.
+    """
+
+    per_sample_s: float = 0.0
+    per_token_s: float = 0.0
+    fixed_s: float = 0.0
+    efficiency: float = 1.0
+    batch_overhead_s: float = 0.0
+    inference_s: float = 0.0
+    run_s: float = 0.0
+    run_samples: int = 1
+    run_units: int = 1
+    memory_units: int = 1
+
+    @property
+    def least_units(self) -> int:
+        """Fewest units that can train."""
+        return -(-self.memory_units // self.run_units) * self.run_units
+
+    def speedup(self, units: Floats | float) -> Floats:
+        """Speed-up of ``units`` over one unit."""
+        count = np.asarray(units, dtype=np.float64)
+        speed: Floats = count * self.efficiency ** np.log2(count)
+        return speed
+
+    def work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
+        """Seconds of work on samples and tokens, without pipelines, ``fixed_s`` and ``batch_overhead_s``."""
+        on_one_unit = self.per_sample_s * samples + self.per_token_s * np.asarray(tokens)
+        count = np.asarray(units, dtype=np.float64)
+        work: Floats = on_one_unit / self.speedup(count) + self.inference_s * samples / count
+        return work
+
+    def pipelines(self, units: Floats | float) -> Floats:
+        """Number of pipelines on ``units`` units; at least 1."""
+        count: Floats = np.maximum(np.asarray(units, dtype=np.float64) // self.run_units, 1.0)
+        return count
+
+    def runs(self, samples: Floats | float, units: Floats | float) -> Floats:
+        """Runs of the pipeline schedule, one after the other, that train on ``samples`` samples."""
+        count: Floats = np.ceil(np.asarray(samples) / (self.pipelines(units) * self.run_samples))
+        return count
+
+    def runs_s(self, samples: Floats | float, units: Floats | float) -> Floats:
+        """Seconds of the pipelines for one batch of samples; 0 without pipelines."""
+        slowdown = self.efficiency ** np.log2(self.pipelines(units))
+        seconds: Floats = self.run_s * self.runs(samples, units) / slowdown
+        return seconds
+
+    def whole_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
+        """Seconds of a step's training in one batch."""
+        work = self.work_s(samples, tokens, units) + self.runs_s(samples, units)
+        whole: Floats = work + self.batch_overhead_s + self.fixed_s
+        return whole
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM as ``split`` and ``simulate`` requests."""
+"""Megatron-LM: its arguments as ``split`` and ``simulate`` requests, and plans as its pipeline layout."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.formats.formats import Imported, Importer
-from cdmpp.plan.formats.layer_symbols import parse_layout
-from cdmpp.plan.formats.shell import Arguments, options
-from cdmpp.plan.formats.training_import import Job, micro_batch_count
-from cdmpp.plan.formats.transformer import Training
+from cdmpp.plan.formats.layers import Symbol, layout_text, parse_layout, symbol, tensor_parallel
+from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
+from cdmpp.plan.formats.text import CommandOptions, line, options
+from cdmpp.plan.formats.transformer import Training, TrainingJob, micro_batch_count
+from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
+from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.requests.request import Count, DeviceForm
+from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 
 #: Parts of Megatron that change the costs and that no request of these planners has.
 _REFUSED = {
@@ -28,7 +29,7 @@ _FP8_SCALINGS = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "bloc
 _IMPLIED = ("bf16", "max-position-embeddings", "use-mcore-models", "position-embedding-type")
 
 
-class MegatronImporter(Importer):
+class MegatronImporter(RequestImporter):
     """Reads the text of a shell line, a script or a file of arguments."""
 
     kinds = ("split", "simulate")
@@ -41,7 +42,7 @@ class MegatronImporter(Importer):
 
     def read(self, text: str, kind: str) -> Imported:
         """A request with predicted costs on ``device``."""
-        args = Arguments({name.replace("_", "-"): value for name, value in options(text).items()})
+        args = CommandOptions({name.replace("_", "-"): value for name, value in options(text).items()})
         for name, meaning in _REFUSED.items():
             if name in args.remaining:
                 raise FieldError(
@@ -76,7 +77,7 @@ class MegatronImporter(Importer):
             notes.append("no --global-batch-size: one micro-batch for each copy, as in Megatron")
         micro_batches = 1 if batch is None else micro_batch_count(batch, run.micro_batch, dp, "--global-batch-size")
         stages, virtual = _stages(args, model.layers, pp)
-        job = Job(
+        job = TrainingJob(
             model,
             run,
             pp,
@@ -92,7 +93,7 @@ class MegatronImporter(Importer):
             args.text(name)
         return job.imported(kind, args.ignored(), notes)
 
-    def _model(self, args: Arguments, tp: int, notes: list[str]) -> LLMConfig:
+    def _model(self, args: CommandOptions, tp: int, notes: list[str]) -> LLMConfig:
         hidden, heads = _needed(args, "hidden-size"), _needed(args, "num-attention-heads")
         gated = args.flag("swiglu")
         groups = args.whole("num-query-groups", 1) or 1
@@ -120,7 +121,7 @@ class MegatronImporter(Importer):
             gated=gated,
         )
 
-    def _copies(self, args: Arguments, ranks: int, notes: list[str]) -> int:
+    def _copies(self, args: CommandOptions, ranks: int, notes: list[str]) -> int:
         processes = args.whole("nproc-per-node")
         machines = args.whole("nnodes", 1) or 1
         if self.dp is not None:
@@ -138,14 +139,14 @@ class MegatronImporter(Importer):
         return processes * machines // ranks
 
 
-def _needed(args: Arguments, name: str) -> int:
+def _needed(args: CommandOptions, name: str) -> int:
     value = args.whole(name)
     if value is None:
         raise FieldError(f"--{name}: missing", path=f"--{name}", hint="add it to the arguments")
     return value
 
 
-def _fp8_scaling(args: Arguments, notes: list[str]) -> str | None:
+def _fp8_scaling(args: CommandOptions, notes: list[str]) -> str | None:
     """Scaling of the FP8 products; None where the arguments have no FP8 format."""
     file_format, recipe = args.text("fp8-format"), args.text("fp8-recipe", next(iter(_FP8_SCALINGS)))
     if file_format is None:
@@ -165,7 +166,7 @@ def _fp8_scaling(args: Arguments, notes: list[str]) -> str | None:
     return _FP8_SCALINGS[str(recipe)]
 
 
-def _stages(args: Arguments, layers: int, pp: int) -> tuple[list[dict[str, int]] | None, int]:
+def _stages(args: CommandOptions, layers: int, pp: int) -> tuple[list[dict[str, int]] | None, int]:
     """Parts of each stage, where a layout gives them, and the stages on each rank."""
     layout = args.text("pipeline-model-parallel-layout")
     virtual = args.whole("num-virtual-stages-per-pipeline-rank", 1) or 1
@@ -195,3 +196,97 @@ def _stages(args: Arguments, layers: int, pp: int) -> tuple[list[dict[str, int]]
         {"embedding": stage.count("E"), "block": stage.count("t"), "head": stage.count("L")} for stage in symbols
     ]
     return parts, len(symbols) // pp
+
+
+class MegatronLayoutExporter(PlanExporter):
+    """Writes arguments, one on each line."""
+
+    kinds = ("split", "pipeline")
+
+    tp: Annotated[
+        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
+    ] = None
+    symbols: Annotated[
+        dict[str, Symbol],
+        Field(default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."),
+    ]
+
+    def export(self, request: Request[Any], plan: Answer) -> Exported:
+        """Sizes and layout; the number of stages divided by the ranks is the virtual size."""
+        if isinstance(plan, MultimodalPlan):
+            stages, ranks, notes = _segments(plan)
+        elif isinstance(plan, SplitPlan) and isinstance(request, SplitRequest):
+            stages, ranks, notes = self._stages(request, plan)
+        else:
+            raise FieldError(
+                "models: a fused pipeline has equal stages without layers",
+                path="models",
+                hint="a split plan, or a pipeline plan of one module, has layers",
+            )
+        tp, more = (self.tp, []) if self.tp is not None else tensor_parallel(request)
+        flat = "".join(stages)
+        text = line(
+            [
+                ("tensor-model-parallel-size", tp),
+                ("pipeline-model-parallel-size", ranks),
+                ("num-layers", flat.count("t")),
+                ("mtp-num-layers", flat.count("m") or None),
+                ("pipeline-model-parallel-layout", layout_text(stages)),
+            ]
+        )
+        virtual = len(stages) // ranks
+        sizes = f"tp {tp}, pp {ranks}, vp {virtual}: Megatron derives vp from the {len(stages)} stages of the layout"
+        return Exported(text, (sizes, *more, *notes))
+
+    def _stages(self, request: SplitRequest, plan: SplitPlan) -> tuple[list[str], int, list[str]]:
+        names = [layer.name for layer in request.layers for _ in range(layer.count)]
+        symbols = [symbol(name, self.symbols) for name in names]
+        while symbols[:2] == ["E", "E"] and plan.stages[0].last_layer >= 1:  # token and position embedding
+            symbols[:2] = ["", "E"]
+        stages = ["".join(symbols[stage.first_layer : stage.last_layer + 1]) for stage in plan.stages]
+        flat, notes = "".join(stages), []
+        left_out = sorted({name for name, letter in zip(names, symbols, strict=True) if not letter and name})
+        if left_out:
+            notes.append(f"not in the layout: {', '.join(left_out)}; Megatron places them with E or with the last t")
+        if "E" not in flat:
+            stages[0] = "E" + stages[0]
+            notes.append("no layer is called an embedding: E is added to the first stage")
+        if "L" not in flat:
+            stages[-1] += "L"
+            notes.append("no layer is called a head: L is added to the last stage")
+        _check_order("".join(stages), names)
+        if [stage.rank for stage in plan.stages] != list(range(len(stages))):
+            order = ", ".join(f"{stage.stage} on {stage.rank}" for stage in plan.stages)
+            notes.append(f"Megatron runs stage i on rank i; the plan has stages on other ranks of the request: {order}")
+        return stages, len(stages), notes
+
+
+def _check_order(flat: str, names: list[str]) -> None:
+    """Raise FieldError unless a layout is E, decoder layers, m, L."""
+    if flat.strip("E").rstrip("L").strip("m").strip("t") or flat.count("E") != 1 or flat.count("L") != 1:
+        raise FieldError(
+            f"layers: Megatron's layout is E, decoder layers, L; these layers give {layout_text([flat])}",
+            path="layers",
+            hint='give the symbol of each name, such as symbols={"' + next(iter(names), "") + '": "t"}',
+        )
+
+
+def _segments(plan: MultimodalPlan) -> tuple[list[str], int, list[str]]:
+    modules = {entry.module for entry in plan.layout}
+    if len(modules) > 1:
+        raise FieldError(
+            f"modules: a layout has the layers of one decoder, the plan has {', '.join(sorted(modules))}",
+            path="modules",
+            hint="plan one module",
+        )
+    ranks = 1 + max(entry.rank for entry in plan.layout)
+    if [entry.rank for entry in plan.layout] != [i % ranks for i in range(len(plan.layout))]:
+        order = " ".join(str(entry.rank) for entry in plan.layout)
+        raise FieldError(
+            f"layout: Megatron places stage i on rank i modulo {ranks}; the plan has ranks {order}",
+            path="layout",
+            hint="plan with fewer segments",
+        )
+    stages = ["t" * entry.layers for entry in plan.layout]
+    stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
+    return stages, ranks, ["the plan has no embedding and no head: E is in the first stage, L in the last one"]

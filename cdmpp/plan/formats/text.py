@@ -1,19 +1,22 @@
-"""Command lines of shell scripts as options and their values."""
+"""Texts of other frameworks: command lines of shell scripts as options and their values, and YAML."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
-from cdmpp.errors import FieldError
+from cdmpp.errors import FieldError, MissingDependencyError, install_hint
 from cdmpp.predict.requests.fields import MAX_COUNT
 
 #: Option without a value.
 FLAG = True
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
 Value = str | bool | list[str]
+#: Values of a file, with those that an alias repeats; configurations have a few hundred.
+MAX_VALUES = 100_000
 
 
 def words(text: str) -> list[str]:
@@ -78,7 +81,7 @@ def line(values: Iterable[tuple[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-class Arguments:
+class CommandOptions:
     """Options of a file, of which a reader takes those that it knows.
 
     Attributes
@@ -124,3 +127,59 @@ class Arguments:
     def ignored(self) -> tuple[str, ...]:
         """Options that were not taken, as they are in the file."""
         return tuple(f"--{name}" for name in self.remaining)
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a YAML text; no objects of Python are made.
+
+    Raises
+    ------
+    FieldError
+        The text is not YAML, it has more than :data:`MAX_VALUES` values, or a value contains itself.
+    MissingDependencyError
+        PyYAML is not installed.
+    """
+    yaml = _yaml()
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        place = " ".join(str(error).split())
+        raise FieldError(f"the file is not YAML: {place[:200]}", hint="check the file") from None
+    _check_size(value)
+    return value
+
+
+def _check_size(value: Any) -> None:
+    """Aliases repeat a value without a copy: a short text may stand for any number of values, or for an endless one."""
+    remaining, count = [value], 0
+    while remaining:
+        last = remaining.pop()
+        items = list(last.values()) if isinstance(last, Mapping) else last if isinstance(last, list) else ()
+        remaining += items
+        count += len(items)
+        if count > MAX_VALUES:
+            raise FieldError(
+                f"the file has more than {MAX_VALUES:,} values, or a value that contains itself",
+                hint="check its anchors (&) and aliases (*)",
+            )
+
+
+def write_yaml(value: Any) -> str:
+    """A value of JSON as YAML, keys in their order.
+
+    Raises
+    ------
+    MissingDependencyError
+        PyYAML is not installed.
+    """
+    text: str = _yaml().safe_dump(value, sort_keys=False)
+    return text
+
+
+def _yaml() -> ModuleType:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise MissingDependencyError("YAML files need PyYAML", hint=install_hint("plan")) from None
+    module: ModuleType = yaml
+    return module

@@ -1,18 +1,171 @@
-"""Memory of RL plans: units that hold the training state, and tokens that a generation instance holds."""
+"""Parts of the RL request about pools: units, decoding, training costs, and the memory that both stages need."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
+from typing import Annotated, Self
 
-from cdmpp.errors import InfeasibleError
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+
+from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve, LanguageModelForm
-from cdmpp.plan.rl.engine import UNLIMITED
-from cdmpp.plan.rl.pool_schema import DecodeForm, KvForm, PoolForm
+from cdmpp.plan.fused.schema import FusedRequest
+from cdmpp.plan.rl.generation import UNLIMITED
+from cdmpp.plan.rl.sizes import Stage
 from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.requests.memory import does_not_fit, memory_limit
+from cdmpp.predict.requests.pricing import Cost, CostField, PredictedCost
+from cdmpp.predict.requests.request import (
+    Closed,
+    Count,
+    DeviceForm,
+    Interval,
+    Name,
+    PositiveBytes,
+    PositiveSeconds,
+    Seconds,
+    exactly_one,
+)
+
+
+def within(error: FieldError, path: str) -> FieldError:
+    """The error of a nested request, with the path of its field in the outer request."""
+    path = f"{path}.{error.path}".rstrip(".")
+    return type(error)(f"{path}: {error.message.removeprefix(error.path + ': ')}", hint=error.hint, path=path)
+
+
+class PipelineAnswer(Closed):
+    """The answer of ``cdmpp plan pipeline``. Fields that are not listed here are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    makespan_s: PositiveSeconds
+    interval: Annotated[Interval | None, Field(description="With all predictions at their bounds.")] = None
+
+
+class PipelineForm(Closed):
+    """Training by a pipeline schedule, such as RLHFuse's fused pipelines of actor and critic.
+
+    Each run of the schedule trains on ``samples`` samples. The samples of a step, or of a streamed batch, are divided
+    between the pipelines; each runs its schedule as often as it takes. Either ``request`` or ``answer``.
+    """
+
+    request: Annotated[
+        FusedRequest | None,
+        Field(description="The schedule is searched, within its own budget_s and at most a quarter of this request's."),
+    ] = None
+    answer: PipelineAnswer | None = None
+    samples: Annotated[Count, Field(description="Samples of one run: those of all its micro-batches.")]
+    units: Annotated[
+        Count, Field(description="Units of the pool that one pipeline occupies: its ranks, if a unit is one device.")
+    ] = 1
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        return exactly_one(self, "request", "answer")
+
+    def schedule_request(self, ignore_memory: bool) -> FusedRequest | None:
+        """The request, without memory limits where the outer request ignores them."""
+        if self.request is None or not ignore_memory:
+            return self.request
+        return self.request.model_copy(update={"ignore_memory": True})
+
+
+class TrainingForm(Closed):
+    """Cost of training on one unit; the given costs are added. At least one of the first five."""
+
+    step_s: Annotated[PositiveSeconds | None, Field(description="For all samples of a step.")] = None
+    seconds_per_sample: PositiveSeconds | None = None
+    seconds_per_token: Annotated[
+        PositiveSeconds | None, Field(description="For each token of prompt and response.")
+    ] = None
+    sample: Annotated[PredictedCost | None, Field(description="Predicted, for each sample.")] = None
+    pipeline: Annotated[PipelineForm | None, Field(description="Training by a pipeline schedule.")] = None
+    fixed_s: Annotated[Seconds, Field(description="Once per step, for any number of units: optimizer.")] = 0.0
+    efficiency: Annotated[
+        float, Field(gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units.")
+    ] = 1.0
+    batch_overhead_s: Annotated[Seconds, Field(description="Added for each batch of a streamed step.")] = 0.0
+    state_bytes: Annotated[
+        PositiveBytes | None,
+        Field(
+            description="Weights, gradients and optimizer states of the whole model, divided among the devices that "
+            "train. Default: 18 bytes for each weight of the language model that `decode` names."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        given = (self.step_s, self.seconds_per_sample, self.seconds_per_token, self.sample, self.pipeline)
+        if all(cost is None for cost in given):
+            raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample or pipeline")
+        return self
+
+
+class DecodeLine(Closed):
+    """Seconds of one decoding step: ``a_s + b_s * batch``."""
+
+    a_s: PositiveSeconds
+    b_s: Seconds = 0.0
+
+    def points(self) -> tuple[np.ndarray, list[Cost]]:
+        """Batch sizes and costs at both ends of the line, beyond the largest batch of any request."""
+        sizes = np.array([1.0, 2.0**14])
+        return sizes, [Cost.given(self.a_s + self.b_s * size) for size in sizes.tolist()]
+
+
+DecodeForm = DecodeLine | BatchCurve
+
+
+class KvForm(Closed):
+    """Limits of the batch of one instance: KV-cache memory and number of samples."""
+
+    bytes_per_token: Annotated[
+        PositiveBytes | None,
+        Field(description="Keys and values of one token. Default: those of the language model of `decode`."),
+    ] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None,
+        Field(description="KV-cache memory of one instance. Default: what the weights leave of its devices, if known."),
+    ] = None
+    max_batch: Count = 256
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if self.memory_bytes is not None and self.bytes_per_token is None:
+            raise ValueError("memory_bytes needs bytes_per_token")
+        return self
+
+
+class PoolForm(Closed):
+    """Equal units at one site: each is a generation instance or a data-parallel training unit.
+
+    Costs that a pool does not have are those of the request.
+    """
+
+    name: Name
+    units: Count
+    price_per_hour: Annotated[float, Field(ge=0, le=1e9, description="Of one unit.")] = 0.0
+    site: Annotated[str, Field(max_length=200)] = ""
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=2, json_schema_extra={"uniqueItems": True})] = Field(
+        default=["generation", "training"]
+    )
+    device: Annotated[DeviceForm | None, Field(description="For decode programs that name none.")] = None
+    decode: Annotated[DecodeForm | None, Field(description="Replaces the request's.")] = None
+    prefill: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
+    inference: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
+    training: Annotated[TrainingForm | None, Field(description="Replaces the request's.")] = None
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Replaces the request's.")] = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.stages)) != len(self.stages):
+            raise ValueError("a stage is named twice")
+        return self
 
 
 def _language_model(decode: DecodeForm | None) -> LanguageModelForm | None:
