@@ -29,8 +29,7 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.nn.network import NetworkConfig
 from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
 from cdmpp.train.dataset import make_dataset
-from cdmpp.train.evaluation.metrics import measure
-from cdmpp.train.evaluation.ranking import MIN_PROGRAMS, rank
+from cdmpp.train.evaluation.metrics import MIN_PROGRAMS, measure, rank
 from cdmpp.train.evaluation.tables import evaluate
 from cdmpp.train.loop import Inputs, predict_rows, train
 from cdmpp.train.parts import choose_parts

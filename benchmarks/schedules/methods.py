@@ -18,8 +18,7 @@ from cdmpp.train.baselines import TreeBaseline, roofline_log
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
 from cdmpp.train.draw import training_rows
-from cdmpp.train.evaluation.metrics import measure
-from cdmpp.train.evaluation.ranking import rank
+from cdmpp.train.evaluation.metrics import measure, rank
 from cdmpp.train.loop import predict_rows, train
 from cdmpp.train.reference.train import ReferenceModel
 

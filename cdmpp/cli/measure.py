@@ -12,7 +12,7 @@ import typer
 from cdmpp.cli.collect import print_summary, progress_bars
 from cdmpp.cli.export_library import ExportRequest, run_export
 from cdmpp.cli.output import JsonOption, ModelOption, print_json
-from cdmpp.cli.steps import steps
+from cdmpp.cli.progress import steps
 
 
 def measure(

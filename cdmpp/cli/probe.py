@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, print_json, print_table
-from cdmpp.cli.steps import steps
+from cdmpp.cli.progress import steps
 from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:

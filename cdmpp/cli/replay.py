@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, ModelOption
 from cdmpp.cli.plan import FigureOption, UrlOption, check_figure, prefix_with_file, show, solve
-from cdmpp.cli.reading import read_json
+from cdmpp.cli.reading import parse_sizes, read_json
 from cdmpp.cli.replay_trace import (
     FromOption,
     IterationOption,

@@ -21,12 +21,13 @@ import numpy as np
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError
+from cdmpp.features.encoded import TIR
 from cdmpp.integrations.candidates import Candidate, CandidateEncoder
 from cdmpp.integrations.exploring import EnsembleSpread, optimistic
 from cdmpp.integrations.needed import derived_object, ms
 from cdmpp.integrations.online import OnlineResiduals, read_state, write_state
 from cdmpp.integrations.sources import BulkPredictor, host_of, predictor_of
-from cdmpp.predict.bulk import TIR, FeaturePart, FeatureQueries
+from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 
 logger = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.features.bindings import unbound, unbound_error
 from cdmpp.features.encode import EncodedPrograms, encode_as, finite, overflow, structure_types
+from cdmpp.features.encoded import TIR
 from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.domain.score import THRESHOLDS
 from cdmpp.model.inference.pipeline import InferencePipeline
@@ -22,7 +23,7 @@ from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import roofline_s, stack_devices
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.model.nn.store import ProgramStore
-from cdmpp.predict.bulk import TIR, FeatureAnswers, FeatureQueries
+from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.programs.query_options import BACKENDS
 from cdmpp.programs.templates import size_names
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdmpp.devices import DeviceSpec, known
 from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.predict.support_matrix import known_operator, selected
+from cdmpp.predict.support import known_operator, selected
 from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
 from cdmpp_server.openapi import Schema, add_problems
 from cdmpp_server.predict.service import PredictionService

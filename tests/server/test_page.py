@@ -15,7 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.cli.demo import Server, running_server
-from cdmpp.predict.curves.expressions import Expression, exact
+from cdmpp.predict.curves.template import Expression, exact
 from cdmpp.programs.operators import operator_types, parse_operator
 from cdmpp.utils.units import format_latency
 from cdmpp_server.page import FOLDER, SWAGGER, files

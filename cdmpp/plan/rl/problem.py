@@ -20,7 +20,7 @@ from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import Objective, Pool, SizingProblem
 from cdmpp.plan.rl.training import TrainingCost
 from cdmpp.plan.rl.weights import WEIGHT_COSTS
-from cdmpp.predict.curves.isotonic import monotone_fit
+from cdmpp.predict.curves.points import monotone_fit
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost, cost_of
 from cdmpp.predict.requests.request import Interval

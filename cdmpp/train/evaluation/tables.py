@@ -23,10 +23,9 @@ from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.inference.collectives import collectives_of, predict_rows
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.train.evaluation.cache import FeatureCache
-from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.metrics import measure, rank
 from cdmpp.train.evaluation.parts import CODES, row_parts, trained_on
 from cdmpp.train.evaluation.query_batches import QueryPart, query_parts
-from cdmpp.train.evaluation.ranking import rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Source, device, operator, element types.
@@ -120,7 +119,7 @@ def evaluate(
     -------
     dict
         ``overall``: the figures of :func:`cdmpp.train.evaluation.metrics.measure` over all predicted rows, each row of
-        equal weight, and of :func:`cdmpp.train.evaluation.ranking.rank` where programs are schedules of tasks;
+        equal weight, and of :func:`cdmpp.train.evaluation.metrics.rank` where programs are schedules of tasks;
         ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as the file names them, and ``dtype``,
         the element types ("float8_e4m3+block128", "" for TIR); ``parts``: predicted rows in the training, validation
         and test part of the model's split (:mod:`cdmpp.train.evaluation.parts`), and how many of them it was trained

@@ -27,9 +27,8 @@ from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.predict.answers import find_answer, keep_answer, work_of
 from cdmpp_server.predict.batcher import Batcher
-from cdmpp_server.predict.devices import Devices
 from cdmpp_server.predict.lane import Ticket
-from cdmpp_server.predict.programs import Known, Programs
+from cdmpp_server.predict.programs import Devices, Known, Programs
 from cdmpp_server.predict.reading import OpenItem, Reader, Reading
 from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, failure, response, result
 from cdmpp_server.predict.resolver import ProgramResolver, stored_form
