@@ -8,6 +8,7 @@ specification is a plain value: it has its sizes, its canonical text (``linear:m
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
@@ -85,6 +86,7 @@ __all__ = [
     "operator_types",
     "output_hw",
     "parse_operator",
+    "read_operator",
     "read_value",
     "structural_flags",
     "unknown_operator",
@@ -243,6 +245,15 @@ def parse_operator(text: str) -> OperatorSpec:
         As :func:`make_operator`; also when the text is not ``name:key=value,...``.
     """
     return make_operator(operator_fields(text))
+
+
+def read_operator(text: str) -> OperatorSpec:
+    """Read an operator from its text or from the JSON of its fields; raises as :func:`make_operator`."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    return make_operator(fields) if isinstance(fields, dict) else parse_operator(text)
 
 
 def operator_fields(text: str, read: Callable[[str], Any] | None = None) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from cdmpp.data.networks import network_names, networks_of, without_sizes
 from cdmpp.data.splits import assert_disjoint
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.ceilings import Ceilings
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.sustained import TYPICAL
+from cdmpp.devices.limits import TYPICAL
+from cdmpp.devices.spec import Ceilings, DeviceSpec
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.encode import encode_shapes
 from cdmpp.features.encoded import TIR

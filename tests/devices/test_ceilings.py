@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdmpp.devices import DeviceSpec, from_mapping, lookup
-from cdmpp.devices.ceilings import FAMILIES, Ceilings, flops_field
+from cdmpp.devices.spec import FAMILIES, Ceilings, flops_field
 from cdmpp.errors import InvalidDeviceError
 from cdmpp.programs.elements import BASIC_DTYPES
 from cdmpp.programs.query_options import PROTOCOLS

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.devices import bandwidth, host
-from cdmpp.devices.cores import NEEDED_FLAGS, USUAL_LANES, find_core
-from cdmpp.devices.cpuinfo import CpuInfo, read_linux, read_macos
+from cdmpp.devices import host
+from cdmpp.devices.cpuinfo import NEEDED_FLAGS, USUAL_LANES, CpuInfo, find_core, read_linux, read_macos
 from cdmpp.devices.host import describe, host_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError
@@ -243,7 +242,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec.mem_bandwidth_bytes_per_s == 12.5e9
     assert "bandwidth given" in spec.source
     assert host_device(1, isa, 12.5e9).digest() == spec.digest()
-    monkeypatch.setattr(bandwidth, "LEAST_BYTES", 2**22)
+    monkeypatch.setattr(host, "LEAST_BYTES", 2**22)
     monkeypatch.setattr(host, "copy_bytes", lambda _: 2**22)
     affinity = os.sched_getaffinity(0)
     measured = host_device(1, isa)
@@ -261,18 +260,18 @@ def test_the_copy_is_larger_than_the_cache_and_smaller_than_the_memory(monkeypat
     pages = {"SC_AVPHYS_PAGES": 2**21, "SC_PAGE_SIZE": 4096}  # 8 GiB free
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert bandwidth.copy_bytes(2.0**28) == 2**30
-    assert bandwidth.copy_bytes(2.0**20) == bandwidth.copy_bytes(None) == 2**28
-    assert bandwidth.copy_bytes(2.0**30) == 2**31
+    assert host.copy_bytes(2.0**28) == 2**30
+    assert host.copy_bytes(2.0**20) == host.copy_bytes(None) == 2**28
+    assert host.copy_bytes(2.0**30) == 2**31
     pages["SC_AVPHYS_PAGES"] = 0
-    assert bandwidth.copy_bytes(2.0**30) == 2**26
+    assert host.copy_bytes(2.0**30) == 2**26
 
 
 def test_a_failing_thread_is_an_error_not_a_wait() -> None:
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("threads are not pinned here")
     with pytest.raises(OSError):
-        bandwidth.measure_copy([99_999], 2**20)
+        host.measure_copy([99_999], 2**20)
 
 
 @pytest.mark.timeout(60)
@@ -287,7 +286,7 @@ def test_ctrl_c_ends_a_bandwidth_measurement(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(threading, "Barrier", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        bandwidth.measure_copy([min(os.sched_getaffinity(0))], 2**20)
+        host.measure_copy([min(os.sched_getaffinity(0))], 2**20)
 
 
 def test_every_instruction_set_has_lanes() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.devices import SPECIFICATION_EXAMPLE, from_mapping, load_device, lookup, native
+from cdmpp.devices import SPECIFICATION_EXAMPLE, from_mapping, host, load_device, lookup
 from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
 
 
@@ -33,10 +33,10 @@ def test_a_name_is_looked_up() -> None:
 
 def test_native_is_this_cpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     names = {1: "xeon-platinum-8124m", 2: "not-known"}
-    monkeypatch.setattr(native, "available_cores", lambda: (0, 1))
-    monkeypatch.setattr(native, "_widest", lambda threads: (names[threads], "avx2"))
+    monkeypatch.setattr(host, "available_cores", lambda: (0, 1))
+    monkeypatch.setattr(host, "_widest", lambda threads: (names[threads], "avx2"))
     measured = lookup("t4").model_copy(update={"name": "not-known"})
-    monkeypatch.setattr(native, "host_device", lambda threads, isa: measured)
+    monkeypatch.setattr(host, "host_device", lambda threads, isa: measured)
     assert load_device("native@1") == lookup("xeon-platinum-8124m")
     assert load_device("native", {"not-known": lookup("l4")}.__getitem__) == lookup("l4")
     assert not caplog.messages

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from cdmpp.devices import DeviceSpec, lookup
-from cdmpp.devices.table import table
+from cdmpp.devices.registry import table
 
 MINIMAL = {
     "name": "x",

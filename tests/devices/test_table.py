@@ -9,7 +9,7 @@ import pytest
 
 from cdmpp.devices import DeviceSpec, known, lookup, sources
 from cdmpp.devices.links import LINKS
-from cdmpp.devices.table import COLUMNS
+from cdmpp.devices.registry import COLUMNS
 
 ROWS = list(csv.DictReader(files("cdmpp.devices").joinpath("table.csv").read_text("utf-8").splitlines()))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cdmpp.devices import known, load_device, lookup
-from cdmpp.devices.ceilings import Ceilings
-from cdmpp.devices.writing import specification_toml
+from cdmpp.devices.loading import specification_toml
+from cdmpp.devices.spec import Ceilings
 
 
 def test_every_known_device(tmp_path: Path) -> None:

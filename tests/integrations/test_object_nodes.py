@@ -45,8 +45,7 @@ def test_objects_and_json_give_one_ast(tvm: Any, arguments: Callable[[], list[An
     from tvm.s_tir import dlight
 
     from cdmpp.data.measure.sampling import tune_context
-    from cdmpp.integrations.object_nodes import ObjectNodes
-    from cdmpp.integrations.object_walk import build_asts
+    from cdmpp.integrations.object_walk import ObjectNodes, build_asts
 
     untuned = te.create_prim_func(arguments()).with_attr("global_symbol", "main")
     context, spaces = tune_context(str(tvm.ir.save_json(untuned)), TARGET, 3)
@@ -78,7 +77,7 @@ def test_programs_that_cannot_be_encoded_are_errors_in_their_place(tvm: Any, dra
 
 
 def test_candidates_share_nodes(draw: Callable[..., Any]) -> None:
-    from cdmpp.integrations.object_nodes import ObjectNodes
+    from cdmpp.integrations.object_walk import ObjectNodes
 
     functions = [candidate.sch.mod["main"] for candidate in draw(4)[1]]
     alone = []

@@ -16,8 +16,7 @@ from cdmpp.data.ceilings import CeilingWarning, check_ceilings, derive_ceilings
 from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement, from_measurements
-from cdmpp.devices.ceilings import Ceilings
-from cdmpp.devices.spec import DeviceSpec
+from cdmpp.devices.spec import Ceilings, DeviceSpec
 from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator
 
 #: Memory limit of one program: bytes, or a share of the device's memory; and a share of the free memory.

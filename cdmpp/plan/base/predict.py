@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.interface import Predictor
@@ -36,7 +36,7 @@ def predict_prices(requests: Sequence[PriceRequest], predictor: Predictor) -> li
     positions: list[int] = []
     for request in requests:
         program = _read_once(programs, (request.program, request.backend), request.path, partial(_program, request))
-        device = _read_once(devices, request.device, request.path, partial(_device, request.device))
+        device = _read_once(devices, request.device, request.path, partial(resolve_device, request.device, str))
         key = (id(program), id(device), request.protocol, request.framework)
         if key not in numbers:
             numbers[key] = len(queries)
@@ -78,10 +78,6 @@ def _program(request: PriceRequest) -> TensorProgram:
         )
     backend: Backend | None = request.backend
     return program_from_request(request.program, backend)
-
-
-def _device(device: str | Mapping[str, Any]) -> DeviceSpec | str:
-    return device if isinstance(device, str) else from_mapping(device)
 
 
 def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) -> V:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.devices import DeviceSpec, from_mapping
+from cdmpp.devices import DeviceSpec
+from cdmpp.devices.loading import resolve_device
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.utils.lru import Lru
 from cdmpp_server.predict.programs import exact_key
@@ -49,7 +50,7 @@ class Devices:
         known = self.known(sent, artifact)
         if known is None:
             # By name and never load_device: a client's text must not be used as a path on this machine.
-            spec = artifact.device(sent) if isinstance(sent, str) else from_mapping(sent)
+            spec = resolve_device(sent, artifact.device)
             known = KnownDevice(spec, spec.digest(), spec.cache_key())
             self._cache.put(_key(sent, artifact), known, _DEVICE_BYTES)
         return known
