@@ -17,8 +17,9 @@ from cdmpp.data.fields import flag_defaults, integer_fields
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
-from cdmpp.programs.operators import OperatorSpec, is_collective, make_operator
+from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Flag: TypeAlias = bool | int | str | None
 Flags: TypeAlias = Mapping[str, Flag]

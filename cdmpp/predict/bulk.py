@@ -27,7 +27,8 @@ from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
 from cdmpp.predict.bulk_answers import DOMAINS, FeatureAnswers
-from cdmpp.programs.operators import MAX_EXTENT, operator_family, operator_types
+from cdmpp.programs.elements import MAX_EXTENT
+from cdmpp.programs.operators import operator_family, operator_types
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 from cdmpp.programs.templates import is_class, size_names
 

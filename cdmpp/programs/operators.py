@@ -19,20 +19,9 @@ from pydantic_core import ErrorDetails
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError, violation_text
 from cdmpp.programs.attention import Attention, AttentionMixed, LatentAttention
 from cdmpp.programs.collectives import Collective, SendRecv, is_collective
-from cdmpp.programs.elements import (
-    BASIC_DTYPES,
-    DTYPE_ALIASES,
-    DTYPE_BYTES,
-    MAX_ELEMENTS,
-    MAX_EXTENT,
-    MAX_PROGRAM_TEXT,
-    MAX_SHOWN,
-    DType,
-    DTypeName,
-    canonical_dtype,
-)
+from cdmpp.programs.elements import DTYPE_BYTES, MAX_SHOWN
 from cdmpp.programs.products import BatchMatmul, GroupedGemm, Linear, Moe
-from cdmpp.programs.spec import OperatorSpec
+from cdmpp.programs.spec import OperatorSpec as OperatorSpec
 from cdmpp.programs.vectors import (
     BatchNorm,
     Binary,
@@ -48,49 +37,7 @@ from cdmpp.programs.vectors import (
     Scalar,
     SiluAndMul,
     Unary,
-    output_hw,
 )
-
-__all__ = [
-    "BASIC_DTYPES",
-    "DTYPE_ALIASES",
-    "DTYPE_BYTES",
-    "MAX_ELEMENTS",
-    "MAX_EXTENT",
-    "MAX_PROGRAM_TEXT",
-    "MAX_SHOWN",
-    "Attention",
-    "BatchMatmul",
-    "BatchNorm",
-    "Binary",
-    "Collective",
-    "Conv2d",
-    "Copy",
-    "DType",
-    "DTypeName",
-    "Embedding",
-    "Linear",
-    "OperatorSpec",
-    "Pool2d",
-    "RowWise",
-    "Scalar",
-    "SiluAndMul",
-    "Unary",
-    "canonical_dtype",
-    "derived_sizes",
-    "is_collective",
-    "lowered_operators",
-    "make_operator",
-    "operator_family",
-    "operator_fields",
-    "operator_types",
-    "output_hw",
-    "parse_operator",
-    "read_operator",
-    "read_value",
-    "structural_flags",
-    "unknown_operator",
-]
 
 PRODUCT_ALIASES = ("matmul", "gemm", "mm")
 

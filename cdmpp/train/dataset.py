@@ -24,8 +24,8 @@ from cdmpp.features.schema import WIDTH
 from cdmpp.model.nn.inputs import stack_devices
 from cdmpp.model.nn.rows import QueryRows
 from cdmpp.model.nn.store import ProgramStore
+from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
-from cdmpp.programs.operators import is_collective
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.config import DataConfig
 from cdmpp.train.parts import choose_parts, parts_of_rows

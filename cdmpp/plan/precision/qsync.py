@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 
 from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, uniform
-from cdmpp.programs.operators import BASIC_DTYPES
+from cdmpp.programs.elements import BASIC_DTYPES
 
 
 def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:

@@ -14,7 +14,7 @@ from cdmpp.plan.precision.search import JobSolution, search, total
 from cdmpp.plan.precision.tables import DeviceTables, build_tables
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.request import PriceRequest
-from cdmpp.programs.operators import BASIC_DTYPES
+from cdmpp.programs.elements import BASIC_DTYPES
 
 
 def price_requests(request: PrecisionRequest) -> list[PriceRequest]:

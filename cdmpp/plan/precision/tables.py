@@ -18,7 +18,7 @@ from cdmpp.plan.precision.programs import OperatorCosts, backward_dtype, operato
 from cdmpp.plan.precision.schema import CastSource, DeviceLine, PrecisionRequest
 from cdmpp.predict.requests.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.elements import DTYPE_BYTES
 
 #: Bytes of a float32 master weight and its gradient.
 _MASTER_BYTES = 8.0
