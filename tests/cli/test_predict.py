@@ -12,7 +12,7 @@ from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
 from tests.cli.conftest import LINEAR, ROOT, Run
-from tests.programs.frontends.test_metaschedule_db import write_database
+from tests.programs.frontends.test_load import write_database
 
 pytestmark = pytest.mark.slow
 
