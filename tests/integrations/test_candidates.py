@@ -13,13 +13,19 @@ from cdmpp.features.walk import build_ast
 from cdmpp.programs.tvm_json import load
 from tests.integrations.conftest import TARGET, Draw
 
-pytestmark = pytest.mark.tvm
 pytest.importorskip("tvm")
+
+from tvm import te, topi
+
+from cdmpp.data.measure.sampling import tune_context
+from cdmpp.errors import InvalidProgramError
+from cdmpp.integrations.candidates import CandidateEncoder
+from cdmpp.integrations.object_walk import ObjectNodes, build_asts
+
+pytestmark = pytest.mark.tvm
 
 
 def test_features_are_those_of_the_programs_text(tvm: Any, draw: Draw) -> None:
-    from cdmpp.integrations.candidates import CandidateEncoder
-
     _, candidates = draw(6)
     found = CandidateEncoder().encode([c.sch.mod for c in candidates])
     for each, candidate in zip(found, candidates, strict=True):
@@ -31,8 +37,6 @@ def test_features_are_those_of_the_programs_text(tvm: Any, draw: Draw) -> None:
 
 
 def test_equal_programs_are_encoded_once_and_the_oldest_forgotten(draw: Draw) -> None:
-    from cdmpp.integrations.candidates import CandidateEncoder
-
     modules = [c.sch.mod for c in draw(4)[1]]
     # The same draw again: other objects of the same structure.
     again = [c.sch.mod for c in draw(4)[1]]
@@ -45,35 +49,25 @@ def test_equal_programs_are_encoded_once_and_the_oldest_forgotten(draw: Draw) ->
 
 def convolution() -> list[Any]:
     """Padding makes conditions, and strides make indices of several terms."""
-    from tvm import te, topi
-
     data, weight = te.placeholder((1, 4, 9, 9), name="data"), te.placeholder((6, 4, 3, 3), name="weight")
     return [data, weight, topi.nn.relu(topi.nn.conv2d_nchw(data, weight, 2, 1, 1))]
 
 
 def softmax() -> list[Any]:
     """Reductions, library calls and several stages."""
-    from tvm import te, topi
-
     a = te.placeholder((12, 20), name="A")
     return [a, topi.nn.softmax(a, axis=-1)]
 
 
 def gather() -> list[Any]:
     """An index that is loaded from memory."""
-    from tvm import te, topi
-
     table, rows = te.placeholder((30, 8), name="table"), te.placeholder((5,), name="rows", dtype="int32")
     return [table, rows, topi.take(table, rows, axis=0)]
 
 
 @pytest.mark.parametrize("arguments", [convolution, softmax, gather])
 def test_objects_and_json_give_one_ast(tvm: Any, arguments: Callable[[], list[Any]]) -> None:
-    from tvm import te
     from tvm.s_tir import dlight
-
-    from cdmpp.data.measure.sampling import tune_context
-    from cdmpp.integrations.object_walk import ObjectNodes, build_asts
 
     untuned = te.create_prim_func(arguments()).with_attr("global_symbol", "main")
     context, spaces = tune_context(str(tvm.ir.save_json(untuned)), TARGET, 3)
@@ -90,11 +84,6 @@ def test_objects_and_json_give_one_ast(tvm: Any, arguments: Callable[[], list[An
 
 
 def test_programs_that_cannot_be_encoded_are_errors_in_their_place(tvm: Any, draw: Callable[..., Any]) -> None:
-    from tvm import te
-
-    from cdmpp.errors import InvalidProgramError
-    from cdmpp.integrations.object_walk import build_asts
-
     size = te.var("n")
     a = te.placeholder((size,), name="a")
     symbolic = te.create_prim_func([a, te.compute((size,), lambda i: a[i] + 1, name="b")])
@@ -105,8 +94,6 @@ def test_programs_that_cannot_be_encoded_are_errors_in_their_place(tvm: Any, dra
 
 
 def test_candidates_share_nodes(draw: Callable[..., Any]) -> None:
-    from cdmpp.integrations.object_walk import ObjectNodes
-
     functions = [candidate.sch.mod["main"] for candidate in draw(4)[1]]
     alone = []
     for function in functions:

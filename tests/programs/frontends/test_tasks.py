@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.errors import InvalidProgramError
+from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
 from cdmpp.programs.frontends.tasks import network_tasks
 from cdmpp.programs.program import TensorProgram
 
@@ -92,8 +92,6 @@ def test_dynamic_shapes_are_unsupported_by_name() -> None:
 
 def test_normalisation_is_folded_and_refused_in_training_mode() -> None:
     import torch
-
-    from cdmpp.errors import UnsupportedOperatorError
 
     module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4))
     inputs = (torch.randn(1, 3, 8, 8),)
