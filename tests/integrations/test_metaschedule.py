@@ -14,12 +14,15 @@ from cdmpp.errors import ArtifactError, DataError, InvalidDeviceError
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from tests.integrations.conftest import Draw, Simple
+from tests.predict.client.conftest import Serve, serve
 
 pytest.importorskip("tvm")
 
 from tvm.s_tir import meta_schedule as ms
 
 from cdmpp.integrations.metaschedule import CdmppCostModel
+
+__all__ = ["serve"]  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.tvm]
 
@@ -221,3 +224,18 @@ def test_a_search_reports_on_stderr_by_default(
     printed = capsys.readouterr()
     assert "ranks the candidates of a new task" in printed.err
     assert printed.out == ""
+
+
+def test_a_server_gives_the_scores_of_the_model_in_this_process(
+    draw: Draw, predictor: LatencyPredictor, device: DeviceSpec, serve: Serve
+) -> None:
+    context, candidates = draw(40)
+    remote, local = (model(source, device, "fine-tune") for source in (serve(deadline_s=60), predictor))
+    np.testing.assert_array_equal(remote.predict(context, candidates), local.predict(context, candidates))
+    assert remote.model_id == predictor.model_id
+    # What is learned from runs is learned on this side.
+    for made in (remote, local):
+        made.update(context, candidates[:16], results([1e-6 * (1 + i % 7) for i in range(16)]))
+    np.testing.assert_array_equal(remote.predict(context, candidates), local.predict(context, candidates))
+    remote.close()
+    local.close()  # nothing to end
