@@ -17,9 +17,10 @@ from cdmpp.model.domain.evidence import Evidence, Kind
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.elements import DTYPE_BYTES
 from cdmpp.programs.frontends.eager_rules import AtenCall, outcome
 from cdmpp.programs.frontends.torch_eager import EagerLaunch, EagerTrace, eager_trace
-from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator, parse_operator
+from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.query_options import Protocol
 from cdmpp.simulate.replay import Graph, Node, replay
 

@@ -162,13 +162,13 @@ def _predict(
     devices: Sequence[DeviceSpec | str],
 ) -> list[ModulePrediction]:
     """One answer per device; none without a device."""
-    from cdmpp.devices import is_local, load_device
+    from cdmpp.devices import local_device
     from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK, DEFAULT_PROTOCOL
 
     if not devices:
         return []
     # The service knows the names of devices, but not this machine and its files.
-    read = [load_device(d) if isinstance(d, str) and is_local(d) else d for d in devices]
+    read = [local_device(d) if isinstance(d, str) else d for d in devices]
     answers = predictor.predict_module(
         module,
         inputs,

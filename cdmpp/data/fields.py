@@ -14,7 +14,9 @@ import annotated_types
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.programs.operators import MAX_ELEMENTS, operator_types, output_hw
+from cdmpp.programs.elements import MAX_ELEMENTS
+from cdmpp.programs.operators import operator_types
+from cdmpp.programs.vectors import output_hw
 
 Sizes = Mapping[str, NDArray[np.int64]]
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.programs.operators import DTYPE_BYTES, derived_sizes
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.operators import derived_sizes
 
 Float64 = NDArray[np.float64]
 Flags = Mapping[str, bool | int | str | None]

@@ -17,7 +17,9 @@ from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.narrow_work import expert_weight_bytes, experts_work, latent_attention_work, product_work
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.collectives import is_collective, link_seconds
-from cdmpp.programs.operators import DTYPE_BYTES, operator_family, output_hw
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.operators import operator_family
+from cdmpp.programs.vectors import output_hw
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable, OperatorBlock

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa
-from cdmpp.data.device_specs import resolve
 from cdmpp.data.fields import flag_defaults, integer_fields
 from cdmpp.data.labels import Labels, Mask
+from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
-from cdmpp.programs.operators import OperatorSpec, is_collective, make_operator
+from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Flag: TypeAlias = bool | int | str | None
 Flags: TypeAlias = Mapping[str, Flag]
@@ -220,7 +221,7 @@ class MeasurementTable:
         UnknownDeviceError
             cdmpp does not know the name, and no record brings its specification.
         """
-        return resolve(name, self.device_specs)
+        return lookup(name, self.device_specs)
 
     @cached_property
     def specs(self) -> tuple[OperatorBlock, ...]:

@@ -75,13 +75,9 @@ LINKS: dict[str, LinkSpec] = {
         LinkSpec("shared-memory", "host", 10 * _GB),
     )
 }
-#: Other spellings, in the form of :func:`_plain`; the longest that a text starts with counts.
+#: Other spellings than the names of :data:`LINKS`, in the form of :func:`_plain`; the longest that a text starts with
+#: counts.
 _ALIASES = {
-    "nvlink1": "nvlink1",
-    "nvlink2": "nvlink2",
-    "nvlink3": "nvlink3",
-    "nvlink4": "nvlink4",
-    "nvlink5": "nvlink5",
     "nvlinkinpairs": "nvlink-pairs",
     "nvlinkpairs": "nvlink-pairs",
     "xgmi": "xgmi3",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.programs.operators import output_hw
+from cdmpp.programs.vectors import output_hw
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

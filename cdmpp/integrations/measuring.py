@@ -25,7 +25,7 @@ from cdmpp.data.measure.store import FIRST, Store, StoredMeasurement
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers
 from cdmpp.data.measure.worker import Outcome
-from cdmpp.devices.native import available_cores
+from cdmpp.devices.host import available_cores
 from cdmpp.errors import MeasurementError
 from cdmpp.integrations.needed import derived_object, ms, tvm
 

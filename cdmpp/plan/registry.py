@@ -183,4 +183,5 @@ def make_plan(
 
     if kind not in PLANNERS:
         raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(PLANNERS))
-    return solve_request(PLANNERS[kind].read(with_configs(request)), predictor, control).to_json()
+    answer: dict[str, Any] = solve_request(PLANNERS[kind].read(with_configs(request)), predictor, control).to_json()
+    return answer

@@ -8,6 +8,7 @@ specification is a plain value: it has its sizes, its canonical text (``linear:m
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
@@ -18,20 +19,9 @@ from pydantic_core import ErrorDetails
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError, violation_text
 from cdmpp.programs.attention import Attention, AttentionMixed, LatentAttention
 from cdmpp.programs.collectives import Collective, SendRecv, is_collective
-from cdmpp.programs.elements import (
-    BASIC_DTYPES,
-    DTYPE_ALIASES,
-    DTYPE_BYTES,
-    MAX_ELEMENTS,
-    MAX_EXTENT,
-    MAX_PROGRAM_TEXT,
-    MAX_SHOWN,
-    DType,
-    DTypeName,
-    canonical_dtype,
-)
+from cdmpp.programs.elements import DTYPE_BYTES, MAX_SHOWN
 from cdmpp.programs.products import BatchMatmul, GroupedGemm, Linear, Moe
-from cdmpp.programs.spec import OperatorSpec
+from cdmpp.programs.spec import OperatorSpec as OperatorSpec
 from cdmpp.programs.vectors import (
     BatchNorm,
     Binary,
@@ -47,48 +37,7 @@ from cdmpp.programs.vectors import (
     Scalar,
     SiluAndMul,
     Unary,
-    output_hw,
 )
-
-__all__ = [
-    "BASIC_DTYPES",
-    "DTYPE_ALIASES",
-    "DTYPE_BYTES",
-    "MAX_ELEMENTS",
-    "MAX_EXTENT",
-    "MAX_PROGRAM_TEXT",
-    "MAX_SHOWN",
-    "Attention",
-    "BatchMatmul",
-    "BatchNorm",
-    "Binary",
-    "Collective",
-    "Conv2d",
-    "Copy",
-    "DType",
-    "DTypeName",
-    "Embedding",
-    "Linear",
-    "OperatorSpec",
-    "Pool2d",
-    "RowWise",
-    "Scalar",
-    "SiluAndMul",
-    "Unary",
-    "canonical_dtype",
-    "derived_sizes",
-    "is_collective",
-    "lowered_operators",
-    "make_operator",
-    "operator_family",
-    "operator_fields",
-    "operator_types",
-    "output_hw",
-    "parse_operator",
-    "read_value",
-    "structural_flags",
-    "unknown_operator",
-]
 
 PRODUCT_ALIASES = ("matmul", "gemm", "mm")
 
@@ -243,6 +192,15 @@ def parse_operator(text: str) -> OperatorSpec:
         As :func:`make_operator`; also when the text is not ``name:key=value,...``.
     """
     return make_operator(operator_fields(text))
+
+
+def read_operator(text: str) -> OperatorSpec:
+    """Read an operator from its text or from the JSON of its fields; raises as :func:`make_operator`."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    return make_operator(fields) if isinstance(fields, dict) else parse_operator(text)
 
 
 def operator_fields(text: str, read: Callable[[str], Any] | None = None) -> dict[str, Any]:

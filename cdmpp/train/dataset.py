@@ -13,9 +13,8 @@ from cdmpp.data.networks import network_names, networks_of, without_sizes
 from cdmpp.data.splits import assert_disjoint
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.ceilings import Ceilings
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.sustained import TYPICAL
+from cdmpp.devices.limits import TYPICAL
+from cdmpp.devices.spec import Ceilings, DeviceSpec
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.encode import encode_shapes
 from cdmpp.features.encoded import TIR
@@ -25,8 +24,8 @@ from cdmpp.features.schema import WIDTH
 from cdmpp.model.nn.inputs import stack_devices
 from cdmpp.model.nn.rows import QueryRows
 from cdmpp.model.nn.store import ProgramStore
+from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
-from cdmpp.programs.operators import is_collective
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.config import DataConfig
 from cdmpp.train.parts import choose_parts, parts_of_rows

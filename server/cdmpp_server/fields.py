@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from cdmpp.programs.operators import MAX_PROGRAM_TEXT
+from cdmpp.programs.elements import MAX_PROGRAM_TEXT
 from cdmpp.programs.program import PROGRAM_FORMS
 
 #: Bounds on texts and numbers of fields, far above what real requests need.

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from cdmpp.devices import DeviceSpec, from_mapping
+from cdmpp.devices import DeviceSpec
+from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
@@ -292,7 +293,7 @@ def _plans(request: Body, artifact: Artifact, most: int) -> list[EstimatePlan | 
 
 def _device(device: str | dict[str, Any], artifact: Artifact) -> DeviceSpec:
     # By name and never load_device: a client's text must not be used as a path on this machine.
-    return artifact.device(device) if isinstance(device, str) else from_mapping(device)
+    return resolve_device(device, artifact.device)
 
 
 def _name(device: str | dict[str, Any]) -> str:

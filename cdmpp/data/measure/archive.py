@@ -27,8 +27,8 @@ from cdmpp.data.measure.store import Store, StoredProgram
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
 from cdmpp.data.measure.worker import Outcome
+from cdmpp.devices.host import available_cores
 from cdmpp.devices.loading import from_mapping, load_device
-from cdmpp.devices.native import available_cores
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 
 FORMAT = 1

@@ -29,7 +29,7 @@ from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
 from cdmpp.data.measure.tuning import begin, continue_search, prepare_search
 from cdmpp.data.measure.worker import Outcome, WorkerSettings
-from cdmpp.devices.native import available_cores
+from cdmpp.devices.host import available_cores
 from cdmpp.errors import CdmppError, DataError, MeasurementError
 from cdmpp.programs.frontends.tasks import is_file, network_name, network_tasks
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from cdmpp.programs.operators import DTYPE_BYTES, Attention, Binary, Conv2d, OperatorSpec
+from cdmpp.programs.attention import Attention
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.products import Moe
+from cdmpp.programs.vectors import Binary, Conv2d
 
 
 def needed_bytes(spec: OperatorSpec, *, gpu: bool = False) -> float:

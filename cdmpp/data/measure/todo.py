@@ -11,10 +11,10 @@ from typing import Any
 
 from cdmpp.data.device_specs import parse_spec, spec_text
 from cdmpp.data.folder import DEVICE
-from cdmpp.devices.registry import lookup
+from cdmpp.devices.loading import specification_toml
+from cdmpp.devices.registry import find_known
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.writing import specification_toml
-from cdmpp.errors import CdmppError, DataError, UnknownDeviceError
+from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.query_options import PROTOCOLS
 from cdmpp.utils.files import MAX_CONFIG_BYTES, MAX_REQUEST_BYTES, read_bytes
@@ -111,7 +111,7 @@ def _readme(todo: Todo, folder: Path) -> str:
         "kernel": "the time of the kernels only",
     }[todo.protocol]
     model = todo.about.get("model", "models/base")
-    file = "" if todo.device == _known(todo.device.name) else f" --device {folder / DEVICE}"
+    file = "" if todo.device == find_known(todo.device.name) else f" --device {folder / DEVICE}"
     return f"""# {len(todo.programs)} programs to measure on {todo.device.name}
 
 According to the model, measuring them with `cdmpp measure` takes about {format_latency(todo.estimate_s)}.
@@ -131,13 +131,6 @@ Correct the columns `protocol` and `framework` if your tool uses another definit
 """
 
 
-def _known(name: str) -> DeviceSpec | None:
-    try:
-        return lookup(name)
-    except UnknownDeviceError:
-        return None
-
-
 def read_todo(folder: Path) -> Todo:
     """Read a folder of :func:`write_todo`; the CSV may have fewer or additional programs.
 
@@ -147,7 +140,7 @@ def read_todo(folder: Path) -> Todo:
         A file cannot be read, or a row is not a program (rows are counted from 1, without the header).
     """
     # Imported late: it needs pyarrow, which a machine that only times a job may lack.
-    from cdmpp.data.program_csv import read_program
+    from cdmpp.programs.operators import read_operator
 
     try:
         about = json.loads(read_bytes(folder / ABOUT, MAX_CONFIG_BYTES))
@@ -164,7 +157,7 @@ def read_todo(folder: Path) -> Todo:
     programs, expected = [], []
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
         try:
-            programs.append(read_program((row.get("program") or "").strip()))
+            programs.append(read_operator((row.get("program") or "").strip()))
             expected.append(float(row.get("expected_latency_s") or "nan"))
         except CdmppError as error:
             raise DataError(f"{folder / PROGRAMS}, row {number}: {error.message}", hint=error.hint) from None

@@ -10,7 +10,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.model.collectives.context import Context, context_of_fields
-from cdmpp.programs.operators import is_collective
+from cdmpp.programs.collectives import is_collective
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable

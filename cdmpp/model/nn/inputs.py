@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.ceilings import FAMILIES as RATED
+from cdmpp.devices.limits import bandwidth_share, matrix_share, power_share
+from cdmpp.devices.spec import FAMILIES as RATED
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.sustained import bandwidth_share, matrix_share, power_share
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMN
 from cdmpp.model.nn.operator_inputs import OPERATOR_COLUMNS, operator_columns
@@ -173,7 +173,7 @@ def device_numbers(device: DeviceSpec) -> Array:
 
     Matrix peak per dtype, vector peak, bandwidth, cache bytes (NaN: not published), compute units, 1 for a GPU,
     clock in Hz; then the sustained shares of vector peak, of bandwidth, and of each matrix peak by family
-    (:mod:`cdmpp.devices.sustained`).
+    (:mod:`cdmpp.devices.limits`).
     """
     return np.array(
         [

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError, InfeasibleError
 from cdmpp.model.domain.score import worst as worst_domain
@@ -180,7 +180,7 @@ def predict_prices(requests: Sequence[PriceRequest], predictor: Predictor) -> li
     positions: list[int] = []
     for request in requests:
         program = _read_once(programs, (request.program, request.backend), request.path, partial(_program, request))
-        device = _read_once(devices, request.device, request.path, partial(_device, request.device))
+        device = _read_once(devices, request.device, request.path, partial(resolve_device, request.device, str))
         key = (id(program), id(device), request.protocol, request.framework)
         if key not in numbers:
             numbers[key] = len(queries)
@@ -213,10 +213,6 @@ def _program(request: PriceRequest) -> TensorProgram:
         )
     backend: Backend | None = request.backend
     return program_from_request(request.program, backend)
-
-
-def _device(device: str | Mapping[str, Any]) -> DeviceSpec | str:
-    return device if isinstance(device, str) else from_mapping(device)
 
 
 def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) -> V:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.programs.operators import BASIC_DTYPES
+from cdmpp.programs.elements import BASIC_DTYPES
 
 Levels = list[int]
 

@@ -24,7 +24,7 @@ from cdmpp.plan.precision.schema import (
 from cdmpp.plan.precision.search import JobSolution, search, total
 from cdmpp.plan.precision.tables import DeviceTables, build_tables
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.programs.operators import BASIC_DTYPES
+from cdmpp.programs.elements import BASIC_DTYPES
 from cdmpp.utils.units import format_latency, format_si
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
@@ -475,7 +475,7 @@ def _casts(line: DeviceLine, path: str) -> tuple[Mapping[tuple[str, str], CastCo
     if line.device is None:
         return MEASURED, "measured on a CPU"
     try:
-        spec = lookup(line.device) if isinstance(line.device, str) else from_mapping(line.device)
+        spec = resolve_device(line.device, lookup)
     except CdmppError as error:
         raise FieldError(f"{path}.device: {error.message}", path=f"{path}.device", hint=error.hint) from None
     return scaled(spec, line.protocol), "measured on a CPU, scaled by memory bandwidth"

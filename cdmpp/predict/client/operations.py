@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
 from cdmpp.predict.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
 from cdmpp.predict.client.answers import (
@@ -31,7 +32,6 @@ from cdmpp.predict.client.queries import (
     Observation,
     ProgramLike,
     Texts,
-    as_device,
     device_fields,
     file_bytes,
     observation_fields,
@@ -105,7 +105,7 @@ class Operations:
         if isinstance(programs, str):
             raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
         check_settings(protocol, framework)
-        specs = [as_device(device) for device in device_list(device)]
+        specs = [resolve_device(device, str) for device in device_list(device)]
         texts = Texts()
         readable: list[tuple[Item, ...] | Failed] = []
         kept = []  # Texts identifies objects by id, so they must stay alive.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
-from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.encoded import EncodedProgram
@@ -16,6 +15,7 @@ from cdmpp.predict.client.answers import ServedPrediction
 from cdmpp.predict.curves import Template
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.prediction import ErrorInfo, Prediction
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.files import MAX_REQUEST_BYTES, read_bytes
@@ -137,13 +137,9 @@ def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
     InvalidProgramError, UnsupportedOperatorError
         The program is invalid; operators are checked here.
     """
-    if isinstance(program, TensorProgram):
-        return program
-    if isinstance(program, str | OperatorSpec):
-        return TensorProgram.from_operator(program)
     if isinstance(program, Mapping) and set(program) in ({"tvmscript"}, {"hash"}):
         return dict(program)
-    return TensorProgram.from_request(program)
+    return program_from_request(program)
 
 
 def program_fields(program: TensorProgram | EncodedProgram | dict[str, Any]) -> dict[str, Any]:
@@ -198,15 +194,6 @@ def to_json(value: Any) -> str:
         return _encode(value)
     except (TypeError, ValueError) as error:
         raise InvalidProgramError(f"a value has no JSON form: {str(error)[:100]}") from None
-
-
-def as_device(device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec | str:
-    """A device's name or specification; raises :class:`InvalidDeviceError`."""
-    if isinstance(device, str | DeviceSpec):
-        return device
-    if isinstance(device, Mapping):
-        return from_mapping(device)
-    raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
 
 
 def template_fields(programs: Programs) -> dict[str, Any]:

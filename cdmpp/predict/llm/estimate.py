@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping, load_device
+from cdmpp.devices.loading import load_device, resolve_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
@@ -432,13 +432,8 @@ def shipped_predictor() -> Predictor:
 
 def resolved_device(device: DeviceSpec | Mapping[str, Any] | str, predictor: Predictor) -> DeviceSpec:
     """The specification of a device: a name that the predictor knows, a file, or fields."""
-    if isinstance(device, DeviceSpec):
-        return device
-    if isinstance(device, Mapping):
-        return from_mapping(dict(device))
-    if device.lower().endswith((".toml", ".json")):
+    if isinstance(device, str) and device.lower().endswith((".toml", ".json")):
         return load_device(device)
     # A model may know further devices: those of its records, and one that it was adapted to.
     artifact = getattr(predictor, "artifact", None)
-    found: DeviceSpec = lookup(device) if artifact is None else artifact.device(device)
-    return found
+    return resolve_device(device, lookup if artifact is None else artifact.device)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cdmpp.programs.elements import BASIC_DTYPES, DTYPE_BYTES
 from cdmpp.programs.frontends.graph import NoRuleError
-from cdmpp.programs.operators import BASIC_DTYPES, DTYPE_BYTES
 
 Fields = dict[str, Any]
 

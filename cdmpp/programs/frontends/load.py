@@ -165,12 +165,12 @@ def _folder(path: Path, backend: Backend) -> ProgramGraph:
 
 
 def program_from_request(program: Any, backend: Backend | None = None) -> TensorProgram:
-    """Make a program from an operator object, its text, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
+    """Make a program from an operator, its fields, its text, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
 
     Parameters
     ----------
     program : object
-        As JSON gives it.
+        As JSON gives it, or an object of Python; a :class:`TensorProgram` is returned as it is.
     backend : {"library", "tvm"}, optional
         What runs the program. Default: "library" for an operator, "tvm" for TIR.
 
@@ -181,6 +181,8 @@ def program_from_request(program: Any, backend: Backend | None = None) -> Tensor
     MissingDependencyError
         TVMScript, and TVM is not installed; the other forms do not need it.
     """
+    if isinstance(program, TensorProgram):
+        return program
     if isinstance(program, Mapping) and set(program) == {"tvmscript"}:
         text = program["tvmscript"]
         if isinstance(text, str):

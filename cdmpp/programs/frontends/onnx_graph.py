@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +24,11 @@ Array = npt.NDArray[Any]
 #: Largest number of elements of a constant that is evaluated: a causal mask of 2048 x 2048.
 MAX_ELEMENTS = 1 << 22
 
-#: TensorProto.DataType -> numpy name, for the types that constants are computed in.
-NUMPY_TYPES = {
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-    16: "float32",  # numpy has no bfloat16; float32 holds its values exactly
-}
+#: Types that constants are computed in; bfloat16 as float32, which holds its values exactly.
+_COMPUTED = frozenset(
+    {"float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool", "float16", "float64", "uint32", "uint64"}
+    | {"bfloat16"}
+)
 
 
 class NotFoldable(Exception):  # noqa: N818 - an outcome, not an error
@@ -169,45 +159,19 @@ _BOUNDS: dict[str, Callable[[Sequence[Array | None], Mapping[str, Any]], int]] =
 }
 
 
-#: TensorProto.DataType -> name, for the types that programs may have, and the others by their ONNX name.
-TYPE_NAMES = {
-    0: "unknown",
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    8: "string",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-    14: "complex64",
-    15: "complex128",
-    16: "bfloat16",
-    17: "float8e4m3fn",
-    18: "float8e4m3fnuz",
-    19: "float8e5m2",
-    20: "float8e5m2fnuz",
-    21: "uint4",
-    22: "int4",
-    23: "float4e2m1",
-}
+@cache
+def type_name(number: int) -> str:
+    """Numpy's name of an element type of ``TensorProto.DataType``, else ONNX's; ``"unknown"`` where it is not given."""
+    import onnx
+
+    names = {kind: name.lower() for name, kind in onnx.TensorProto.DataType.items()}
+    return {0: "unknown", 1: "float32", 11: "float64"}.get(number) or names.get(number, "unknown")
+
 
 #: Operators whose result differs from run to run, and ones that a runtime does not fold away.
 _NEVER_CONSTANT = {
-    "RandomNormal",
-    "RandomUniform",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Bernoulli",
-    "Multinomial",
-    "DequantizeLinear",
-    "QuantizeLinear",
-    "DynamicQuantizeLinear",
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"),
+    *("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"),
 }
 
 
@@ -296,7 +260,7 @@ class OnnxGraph:
 
     def dtype(self, value: str) -> str:
         """Element type by its numpy-style name, ``"unknown"`` when it is not known."""
-        return TYPE_NAMES.get(self.elem_type(value), "unknown")
+        return type_name(self.elem_type(value))
 
     def is_constant(self, value: str) -> bool:
         """Whether the value is the same in every run (a weight, or computed from weights and shapes)."""
@@ -388,14 +352,9 @@ class OnnxGraph:
         return fold(node.op, node.opset, inputs, attrs, len(node.outputs))
 
     def _constant_node(self, node: OnnxNode) -> Array:
-        for key, kind in (
-            ("value_float", np.float32),
-            ("value_floats", np.float32),
-            ("value_int", np.int64),
-            ("value_ints", np.int64),
-        ):
+        for key in ("value_float", "value_floats", "value_int", "value_ints"):
             if key in node.attrs:
-                return np.asarray(node.attrs[key], dtype=kind)
+                return np.asarray(node.attrs[key], dtype=np.float32 if "float" in key else np.int64)
         if "value" not in node.attrs:
             raise NotFoldable("Constant")
         return self._decode(node.attrs["value"], node.id)
@@ -412,7 +371,8 @@ class OnnxGraph:
         from onnx import external_data_helper, numpy_helper
 
         elements = math.prod(tensor.dims)
-        if elements > MAX_ELEMENTS or tensor.data_type not in NUMPY_TYPES:
+        kind = type_name(tensor.data_type)
+        if elements > MAX_ELEMENTS or kind not in _COMPUTED:
             raise NotFoldable(name)
         try:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -421,7 +381,8 @@ class OnnxGraph:
                 tensor = onnx.TensorProto.FromString(tensor.SerializeToString())
                 # Refuses paths that lead out of the model's folder.
                 external_data_helper.load_external_data_for_tensor(tensor, str(self.folder))
-            value: Array = numpy_helper.to_array(tensor).astype(NUMPY_TYPES[tensor.data_type], copy=False)
+            kind = "float32" if kind == "bfloat16" else kind
+            value: Array = numpy_helper.to_array(tensor).astype(kind, copy=False)
             return value
         except Exception as error:
             external = tensor.data_location == onnx.TensorProto.EXTERNAL

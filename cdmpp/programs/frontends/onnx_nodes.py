@@ -22,6 +22,7 @@ from cdmpp.programs.frontends.onnx_rules import (
     constant_ints,
     dtype_of,
     over,
+    rowwise,
     shape_of,
 )
 
@@ -104,16 +105,14 @@ def _softmax(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     # Before operator set 13 everything from the axis on was one row.
     cols = shape[axis] if node.opset >= 13 else math.prod(shape[axis:])
     remark = "log-softmax timed as softmax" if node.op == "LogSoftmax" else ""
-    fields = {"operator": "softmax", "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols}
-    return NodeLaunch(fields, remark)
+    return NodeLaunch(rowwise("softmax", dtype, shape, cols), remark)
 
 
 def _norm(operator: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
     def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
         shape = shape_of(graph, node.inputs[0])
         cols = math.prod(shape[int(node.attrs.get("axis", -1)) :])
-        dtype = dtype_of(graph, node.outputs[0])
-        return NodeLaunch({"operator": operator, "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols})
+        return NodeLaunch(rowwise(operator, dtype_of(graph, node.outputs[0]), shape, cols))
 
     return rule
 
@@ -126,8 +125,7 @@ def _reduce_mean(graph: OnnxGraph, node: OnnxNode) -> Outcome:
             return Free("free: reduces over no axis")
         axes = list(range(len(shape)))
     cols = math.prod(shape[axis] for axis in {a % len(shape) for a in axes})
-    dtype = dtype_of(graph, node.outputs[0])
-    return NodeLaunch({"operator": "reduce_mean", "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols})
+    return NodeLaunch(rowwise("reduce_mean", dtype_of(graph, node.outputs[0]), shape, cols))
 
 
 # -- data movement ----------------------------------------------------------------------------
@@ -176,15 +174,8 @@ def _gather(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     if graph.is_constant(node.inputs[1]) and math.prod(indices) == 1:
         return NodeLaunch(over(graph, "copy", node.outputs[0]), "selects one slice")
     outer = math.prod(data[:axis])
-    return NodeLaunch(
-        {
-            "operator": "embedding",
-            "dtype": dtype_of(graph, node.outputs[0]),
-            "rows": outer * math.prod(indices),
-            "cols": math.prod(data[axis + 1 :]),
-            "table_rows": outer * data[axis],
-        }
-    )
+    sizes = {"rows": outer * math.prod(indices), "cols": math.prod(data[axis + 1 :]), "table_rows": outer * data[axis]}
+    return NodeLaunch({"operator": "embedding", "dtype": dtype_of(graph, node.outputs[0]), **sizes})
 
 
 def _dropout(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -202,15 +193,10 @@ def attention_fields(
         raise NoRuleError(f"attention of {q_len} queries over only {k_len} keys")
     past = k_len - q_len
     kind = "decode" if q_len == 1 and past else "prefill" if causal else "encoder"
+    sizes = {"batch": batch, "q_len": q_len, "past_len": past}
     return {
-        "operator": f"attention_{kind}",
-        "dtype": dtype,
-        "batch": batch,
-        "q_len": q_len,
-        "past_len": past,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
+        **{"operator": f"attention_{kind}", "dtype": dtype, **sizes},
+        **{"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
     }
 
 

@@ -25,6 +25,7 @@ from cdmpp.programs.frontends.onnx_rules import (
     match_at,
     matmul_fields,
     over,
+    rowwise,
     shape_of,
 )
 
@@ -215,8 +216,7 @@ def _norm(graph: OnnxGraph, sqrt: OnnxNode) -> Found | None:
             members, x = [wide, *members], wide.inputs[0]
     shape = shape_of(graph, x)
     cols = math.prod(shape[axes[0] :])
-    fields = {"operator": operator, "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols}
-    return members, fields, ""
+    return members, rowwise(operator, dtype, shape, cols), ""
 
 
 def _normalise(graph: OnnxGraph, sqrt: OnnxNode, centred: str) -> list[OnnxNode] | None:

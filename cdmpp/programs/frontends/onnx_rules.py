@@ -72,6 +72,11 @@ def rows_cols(shape: Shape) -> Fields:
     return {"rows": math.prod(shape[:-1]), "cols": shape[-1] if shape else 1}
 
 
+def rowwise(operator: str, dtype: str, shape: Shape, cols: int) -> Fields:
+    """Fields of an operator along rows of ``cols`` elements of a tensor."""
+    return {"operator": operator, "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols}
+
+
 def over(graph: OnnxGraph, operator: str, value: str, **more: Any) -> Fields:
     """Fields of an operator on all elements of ``value``."""
     return {"operator": operator, "dtype": dtype_of(graph, value), **rows_cols(shape_of(graph, value)), **more}

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.elements import MAX_ELEMENTS
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
 from cdmpp.programs.frontends.onnx_quantised import contrib_types
-from cdmpp.programs.operators import MAX_ELEMENTS
 
 if TYPE_CHECKING:
     import onnx
@@ -21,6 +21,11 @@ SMALL_TENSOR = 4096
 MAX_RANK = 64
 
 CHECK_HINT = "check the model with onnx.checker.check_model(path, full_check=True)"
+
+
+def refused(model: object, problem: str, hint: str = CHECK_HINT) -> InvalidProgramError:
+    """The error for a model that cannot be read."""
+    return InvalidProgramError(f"{model}: {problem}", hint=hint)
 
 
 def stripped_model(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
@@ -105,7 +110,7 @@ def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str
         except Exception as error:
             # Behind a node that nothing is known of there is no rule to break.
             if all(inputs[name].WhichOneof("value") for name in node.inputs if name):
-                raise InvalidProgramError(f"{graph.name}: {first_line(error)}", hint=CHECK_HINT) from None
+                raise refused(graph.name, first_line(error)) from None
             inferred = {}
         for name, (elem_type, shape) in contrib_types(graph, node).items():
             inferred = {**inferred, name: onnx.helper.make_tensor_type_proto(elem_type, list(shape))}
@@ -120,15 +125,14 @@ def _check_size(model: str, name: str, shape: tuple[int, ...] | None) -> None:
     if shape is None:
         return
     if len(shape) > MAX_RANK:
-        raise InvalidProgramError(
-            f"{model}: tensor {name!r} has {len(shape)} dimensions", hint=f"at most {MAX_RANK} are read"
-        )
+        raise refused(model, f"tensor {name!r} has {len(shape)} dimensions", f"at most {MAX_RANK} are read")
     if min(shape, default=0) < 0:
-        raise InvalidProgramError(f"{model}: tensor {name!r} has a negative size", hint=CHECK_HINT)
+        raise refused(model, f"tensor {name!r} has a negative size")
     if (elements := math.prod(shape)) > MAX_ELEMENTS:
-        raise InvalidProgramError(
-            f"{model}: tensor {name!r} has 2^{math.log2(elements):.1f} elements",
-            hint="at most 2^48 elements are believed; check the sizes",
+        raise refused(
+            model,
+            f"tensor {name!r} has 2^{math.log2(elements):.1f} elements",
+            "at most 2^48 elements are believed; check the sizes",
         )
 
 

@@ -12,14 +12,17 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph, Unsupported
 from cdmpp.programs.frontends.imports import import_torch
 from cdmpp.programs.program import TensorProgram
+
+if TYPE_CHECKING:
+    from cdmpp.programs.frontends.torch_eager import EagerLaunch
 
 Mode = Literal["inference", "training"]
 #: Parts of a run: the forward pass; in training also the backward pass, and the update if it is asked for.
@@ -166,25 +169,13 @@ def list_module(
             optimizer=_optimizer(torch, optimizer),
             **types,
         )
-    groups = ProgramGroups()
-    for launch in trace.launches:
-        groups.add(TensorProgram.from_operator(launch.spec), launch.call, launch.phase, launch.module, launch.remark)
     phases = PHASES[:1] if mode == "inference" else PHASES[: 2 if optimizer is None else 3]
     name = type(module).__name__
     if not trace.launches and not trace.unsupported:
         raise InvalidProgramError(f"{name} launches no kernel", hint="its forward pass computes nothing on tensors")
     names = {key: None if value is None else str(value).removeprefix("torch.") for key, value in types.items()}
-    return ModuleListing(
-        name,
-        mode,
-        names["dtype"],
-        names["autocast"],
-        phases,
-        groups.programs(),
-        groups.rows(),
-        trace.unsupported,
-        trace.incomplete,
-    )
+    listed = (*_grouped(trace.launches), trace.unsupported, trace.incomplete)
+    return ModuleListing(name, mode, names["dtype"], names["autocast"], phases, *listed)
 
 
 def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
@@ -262,40 +253,24 @@ def _optimizer(torch: Any, optimizer: str | Callable[..., Any] | None) -> Callab
     return lambda parameters: kind(parameters, lr=1e-3, foreach=True)
 
 
-#: Program, call, phase, pattern of the module's name, remark.
-_Key = tuple[int, str, str, tuple[str, ...], str]
+def _grouped(launches: Iterable[EagerLaunch]) -> tuple[tuple[TensorProgram, ...], tuple[ListedProgram, ...]]:
+    """Distinct programs and their rows, both in the order of their first launch.
 
-
-@dataclass
-class ProgramGroups:
-    """Collects launches into rows: equal programs and calls of a phase whose modules differ only in numbers."""
-
-    _programs: dict[str, int] = field(default_factory=dict)
-    _listed: list[TensorProgram] = field(default_factory=list)
-    _counts: dict[_Key, int] = field(default_factory=dict)
-    _modules: dict[_Key, dict[str, None]] = field(default_factory=dict)
-
-    def add(self, program: TensorProgram, call: str, phase: str, module: str, remark: str) -> None:
-        """Count one launch."""
-        index = self._programs.setdefault(program.hash, len(self._listed))
-        if index == len(self._listed):
-            self._listed.append(program)
-        pattern = tuple("#" if part.isdecimal() else part for part in module.split("."))
-        key = (index, call, phase, pattern, remark)
-        self._counts[key] = self._counts.get(key, 0) + 1
-        self._modules.setdefault(key, {})[module] = None
-
-    def programs(self) -> tuple[TensorProgram, ...]:
-        """The distinct programs."""
-        return tuple(self._listed)
-
-    def rows(self) -> tuple[ListedProgram, ...]:
-        """The rows, in the order of their first launch."""
-        rows = []
-        for key, count in self._counts.items():
-            program, call, phase, _, remark = key
-            rows.append(ListedProgram(program, call, phase, tuple(self._modules[key]), count, remark))
-        return tuple(rows)
+    A row has equal programs and calls of a phase whose modules differ only in numbers.
+    """
+    programs: dict[str, TensorProgram] = {}
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for launch in launches:
+        program = TensorProgram.from_operator(launch.spec)
+        programs.setdefault(program.hash, program)
+        pattern = tuple("#" if part.isdecimal() else part for part in launch.module.split("."))
+        key = (program.hash, launch.call, launch.phase, pattern, launch.remark)
+        rows.setdefault(key, []).append(launch.module)
+    index = {digest: i for i, digest in enumerate(programs)}
+    return tuple(programs.values()), tuple(
+        ListedProgram(index[digest], call, phase, tuple(dict.fromkeys(modules)), len(modules), remark)
+        for (digest, call, phase, _, remark), modules in rows.items()
+    )
 
 
 def paths_text(paths: Sequence[str]) -> str:

@@ -78,8 +78,7 @@ class _Points(nn.Module):
         y = self.local(x)
         together = nn.functional.max_pool1d(y, y.shape[2]).expand(-1, -1, y.shape[2])
         y = torch.relu(self.wide(torch.cat((y, together), 1)))
-        scores: Tensor = self.head(y.mean(2))
-        return scores
+        return self.head(y.mean(2))
 
 
 @network("points")

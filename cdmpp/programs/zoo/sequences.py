@@ -70,8 +70,7 @@ class _WaveNet(nn.Module):
             residual, skip = out(torch.tanh(a) * torch.sigmoid(b)).chunk(2, 1)
             x = x + residual
             skips.append(skip)
-        y: Tensor = torch.log_softmax(self.head(torch.relu(sum(skips, start=skips[0] * 0))), 1)
-        return y
+        return torch.log_softmax(self.head(torch.relu(sum(skips, start=skips[0] * 0))), 1)
 
 
 @network("wavenet")
@@ -140,8 +139,7 @@ class _LinearAttention(nn.Module):
         q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
         context = torch.matmul(k.transpose(-1, -2), v)
         scale = 1 / (torch.matmul(q, k.sum(-2)[..., None]) + 1e-6)
-        y: Tensor = x + self.out(merge_heads(torch.matmul(q, context) * scale))
-        return y
+        return x + self.out(merge_heads(torch.matmul(q, context) * scale))
 
 
 @network("linear-attention")
@@ -170,8 +168,7 @@ class _CrossBlock(nn.Module):
         k, v = (split_heads(part, self.heads) for part in self.kv(encoded).chunk(2, -1))
         x = x + self.out2(merge_heads(attend(split_heads(self.q(self.norm2(x)), self.heads), k, v)))
         y = self.norm3(x)
-        z: Tensor = x + self.down(nn.functional.gelu(self.gate(y)) * self.up(y))
-        return z
+        return x + self.down(nn.functional.gelu(self.gate(y)) * self.up(y))
 
 
 @network("t5-decoder")
@@ -207,8 +204,7 @@ class _Dit3d(nn.Module):
         x = x + parts[2] * self.out(merge_heads(attend(q, k, v)))
         k, v = (split_heads(part, self.heads) for part in self.cross_kv(text).chunk(2, -1))
         x = x + self.cross_out(merge_heads(attend(split_heads(self.cross_q(x), self.heads), k, v)))
-        y: Tensor = x + parts[5] * self.mlp(modulate(self.norm(x), parts[3], parts[4]))
-        return y
+        return x + parts[5] * self.mlp(modulate(self.norm(x), parts[3], parts[4]))
 
 
 @network("dit-3d")
@@ -227,8 +223,7 @@ class _CausalConv3d(nn.Module):
         self.conv = nn.Conv3d(inputs, outputs, 3, stride, (0, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(nn.functional.pad(x, (0, 0, 0, 0, 2, 0)))
-        return y
+        return self.conv(nn.functional.pad(x, (0, 0, 0, 0, 2, 0)))
 
 
 class _VaeStage(nn.Module):
@@ -244,8 +239,7 @@ class _VaeStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv1(self.act(self.norm1(x)))
         x = x + self.conv2(self.act(self.norm2(y)))
-        z: Tensor = self.down(x) + self.shortcut(self.pool(x))
-        return z
+        return self.down(x) + self.shortcut(self.pool(x))
 
 
 @network("vae-3d")
@@ -301,8 +295,7 @@ class _AudioEncoder(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:
         x = self.act(self.conv2(self.act(self.conv1(mel)))).transpose(1, 2) + self.positions
         x = self.norm(self.layer(x))
-        y: Tensor = self.pool(x.transpose(1, 2))
-        return y
+        return self.pool(x.transpose(1, 2))
 
 
 @network("audio-encoder")
@@ -445,8 +438,7 @@ class _Mfa(nn.Module):
         y = self.norm(x)
         q = split_heads(self.up(self.rank_norm(self.down(y))), self.heads)
         k, v = torch.cat((keys, self.key(y)), 1), torch.cat((values, self.value(y)), 1)
-        z: Tensor = x + self.out(merge_heads(attend(q, k[:, None], v[:, None])))
-        return z
+        return x + self.out(merge_heads(attend(q, k[:, None], v[:, None])))
 
 
 @network("step3-attention")

@@ -38,8 +38,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = (split_heads(part(x), self.heads) for part in (self.query, self.key, self.value))
-        out: Tensor = self.out(merge_heads(attend(q, k, v, mask)))
-        return out
+        return self.out(merge_heads(attend(q, k, v, mask)))
 
 
 def feed_forward(width: int, hidden: int) -> nn.Sequential:
@@ -57,8 +56,7 @@ class BertLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = self.norm(x + self.attention(x, mask))
-        y: Tensor = self.mlp_norm(x + self.mlp(x))
-        return y
+        return self.mlp_norm(x + self.mlp(x))
 
 
 class PreNormLayer(nn.Module):
@@ -71,8 +69,7 @@ class PreNormLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = x + self.attention(self.norm(x), mask)
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class _Bert(nn.Module):
@@ -118,8 +115,7 @@ class _Vit(nn.Module):
         x = torch.cat((self.token.expand(x.shape[0], -1, -1), x), 1) + self.positions
         for layer in self.layers:
             x = layer(x)
-        scores: Tensor = self.head(self.norm(x)[:, 0])
-        return scores
+        return self.head(self.norm(x)[:, 0])
 
 
 @network("vit")
@@ -148,8 +144,7 @@ class _Gpt2(nn.Module):
         # A single query is the last token: it sees all keys, and the mask would be all zero.
         mask: Tensor | None = self.mask if x.shape[1] > 1 else None  # type: ignore[assignment]
         x = x + self.out(merge_heads(attend(q, k, v, mask)))
-        y: Tensor = x + self.mlp(self.mlp_norm(x))
-        return y
+        return x + self.mlp(self.mlp_norm(x))
 
 
 @network("gpt2-prefill")
@@ -196,8 +191,7 @@ class LlamaBlock(nn.Module):
         mask: Tensor | None = self.mask if queries > 1 else None  # type: ignore[assignment]
         attended = attend(q, k[:, :, None], v[:, :, None], mask)
         x = x + self.out(merge_heads(attended.reshape(batch, self.heads, queries, self.dim)))
-        z: Tensor = x + self.mlp(self.mlp_norm(x))
-        return z
+        return x + self.mlp(self.mlp_norm(x))
 
 
 @network("llama-block")
@@ -229,8 +223,7 @@ class _FlowBlock(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(condition).chunk(3, -1)
-        y: Tensor = x + gate * self.mlp(modulate(self.norm(x), shift, scale))
-        return y
+        return x + gate * self.mlp(modulate(self.norm(x), shift, scale))
 
 
 class _NextStep(nn.Module):
@@ -294,8 +287,7 @@ class _Packed(nn.Module):
             attended.append(merge_heads(attend(*heads))[0])
             start += size
         x = self.layer.norm(x + part.out(torch.cat(attended, 0)))
-        y: Tensor = self.layer.mlp_norm(x + self.layer.mlp(x))
-        return y
+        return self.layer.mlp_norm(x + self.layer.mlp(x))
 
 
 @network("bert-padded")

@@ -53,8 +53,7 @@ class _ResNet(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.stages(self.stem(x)).mean((2, 3)))
-        return scores
+        return self.head(self.stages(self.stem(x)).mean((2, 3)))
 
 
 @network("resnet18")
@@ -195,8 +194,7 @@ class _ConvNeXtBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.spatial(x).permute(0, 2, 3, 1)
         y = self.scale * self.mlp(self.norm(y))
-        out: Tensor = x + y.permute(0, 3, 1, 2)
-        return out
+        return x + y.permute(0, 3, 1, 2)
 
 
 @network("convnext")
@@ -332,8 +330,7 @@ class _Window(nn.Module):
         y = self.out(merge_heads(attend(q, k, v, self.bias)))
         y = y.reshape(batch, count, count, self.window, self.window, width).transpose(2, 3)
         x = x + y.reshape(batch, side, side, width)
-        z: Tensor = x + self.mlp(x)
-        return z
+        return x + self.mlp(x)
 
 
 @network("swin")
@@ -356,8 +353,7 @@ class _Mixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.over_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        y: Tensor = x + self.over_channels(self.norm2(x))
-        return y
+        return x + self.over_channels(self.norm2(x))
 
 
 @network("mixer")
@@ -409,8 +405,7 @@ class _SuperResolution(nn.Module):
         y = y.reshape(batch, channels // self.scale**2, self.scale, self.scale, height, width)
         y = y.permute(0, 1, 4, 2, 5, 3)
         y = y.reshape(batch, channels // self.scale**2, height * self.scale, width * self.scale)
-        out: Tensor = y.clamp(0, 1)
-        return out
+        return y.clamp(0, 1)
 
 
 @network("super-resolution")
@@ -448,8 +443,7 @@ class _ResNorm(nn.Module):
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         y = self.conv1(self.act(self.norm1(x)))
         y = y + self.time(self.act(time))[:, :, None, None]
-        z: Tensor = self.conv2(self.act(self.norm2(y))) + self.shortcut(x)
-        return z
+        return self.conv2(self.act(self.norm2(y))) + self.shortcut(x)
 
 
 class _UNet(nn.Module):
@@ -468,8 +462,7 @@ class _UNet(nn.Module):
         kept = self.down(x, time)
         y = self.inner(self.shrink(kept), time)
         y = self.up(nn.functional.interpolate(y, scale_factor=2.0, mode="nearest"))
-        z: Tensor = self.merge(torch.cat((y, kept), 1), time)
-        return z
+        return self.merge(torch.cat((y, kept), 1), time)
 
 
 @network("unet-block")
@@ -496,8 +489,7 @@ class _Stream(nn.Module):
 
     def after(self, x: Tensor, attended: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
         x = x + parts[2] * self.out(attended)
-        y: Tensor = x + parts[5] * self.mlp(modulate(self.norm2(x), parts[3], parts[4]))
-        return y
+        return x + parts[5] * self.mlp(modulate(self.norm2(x), parts[3], parts[4]))
 
 
 class _Step1X(nn.Module):
@@ -525,8 +517,7 @@ class _Step1X(nn.Module):
         joint = self.wide(modulate(self.norm(x), shift, scale))
         q, k, v = (split_heads(part, self.heads) for part in joint[..., : 3 * self.width].chunk(3, -1))
         hidden = nn.functional.gelu(joint[..., 3 * self.width :], approximate="tanh")
-        y: Tensor = x + gate * self.narrow(torch.cat((merge_heads(attend(q, k, v)), hidden), -1))
-        return y
+        return x + gate * self.narrow(torch.cat((merge_heads(attend(q, k, v)), hidden), -1))
 
 
 @network("step1x-dit")

@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from cdmpp.devices.links import canonical_link, link_of_name
-from cdmpp.devices.registry import commonest, lookup
+from cdmpp.devices.loading import resolve_device
+from cdmpp.devices.registry import find_known, lookup_board
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, FieldError, UnknownDeviceError
+from cdmpp.errors import CdmppError, FieldError
 from cdmpp.model.domain.score import worst
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction, Query
@@ -147,8 +148,8 @@ def device_of_trace(graph: TraceGraph, given: DeviceSpec | str | None) -> Device
         The trace does not name a known device, or names several.
     """
     if given is not None:
-        return _device(given)
-    known = {spec.name: spec for name in graph.device_names if (spec := _recognised(name)) is not None}
+        return resolve_device(given, lookup_board)
+    known = {spec.name: spec for name in graph.device_names if (spec := find_known(name)) is not None}
     if len(known) == 1:
         return next(iter(known.values()))
     named = ", ".join(graph.device_names) or "no device"
@@ -159,26 +160,6 @@ def device_of_trace(graph: TraceGraph, given: DeviceSpec | str | None) -> Device
     )
 
 
-def _recognised(name: str) -> DeviceSpec | None:
-    """The board of a marketing name such as "NVIDIA H100 80GB HBM3"."""
-    try:
-        return lookup(name)
-    except UnknownDeviceError:
-        return None
-
-
-def _device(given: DeviceSpec | str) -> DeviceSpec:
-    if isinstance(given, DeviceSpec):
-        return given
-    try:
-        return lookup(given)
-    except UnknownDeviceError:
-        board = commonest(given)
-        if board is None:
-            raise
-        return board
-
-
 def _by_model(graph: TraceGraph, changes: Changes, predictor: Predictor | None) -> list[tuple[str, Ratios]]:
     if not changes.predicts:
         return []
@@ -186,7 +167,7 @@ def _by_model(graph: TraceGraph, changes: Changes, predictor: Predictor | None) 
     if changes.device is not None:
         if predictor is None:
             raise FieldError("another device must be predicted", path="device", hint="pass a predictor")
-        old, new = device_of_trace(graph, changes.from_device), _device(changes.device)
+        old, new = device_of_trace(graph, changes.from_device), resolve_device(changes.device, lookup_board)
         ratios = device_ratios(graph.nodes, predictor, old, new, host=not graph.on_device)
         found.append((f"device {old.name} -> {new.name}", ratios))
     if changes.ranks is not None and changes.ranks < 2:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.as_device import as_device
-from cdmpp.data.device_specs import resolve
 from cdmpp.data.load import load_table
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.data.table import MeasurementTable
 from cdmpp.data.unsealed import without_sealed
+from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.artifact.model import Artifact
@@ -154,13 +154,7 @@ def _measurement(position: int, pair: Any, protocol: str, framework: str | None)
         program, latency_s = pair
         if isinstance(latency_s, bool) or not np.isfinite(latency_s) or latency_s <= 0:
             raise DataError(f"latency_s {latency_s!r} is no time", hint="seconds, above 0")
-        if not isinstance(program, TensorProgram):
-            program = (
-                TensorProgram.from_operator(program)
-                if isinstance(program, str | OperatorSpec)
-                else program_from_request(program)
-            )
-        return measurement(program, float(latency_s), protocol, framework)
+        return measurement(program_from_request(program), float(latency_s), protocol, framework)
     except CdmppError as error:
         raise DataError(f"record {position}: {error.message}", hint=error.hint) from None
     except (TypeError, ValueError):
@@ -181,7 +175,7 @@ def _of_device(
         if not counts:
             raise DataError("the records do not say their device", hint="say which: --device NAME|FILE")
         name = next(iter(counts))
-        spec = resolve(name, {**artifact.device_specs, **table.device_specs})
+        spec = lookup(name, {**artifact.device_specs, **table.device_specs})
         return spec, table.device.is_(name)
     spec = artifact.device(device) if isinstance(device, str) else device
     mask = rows_of(table, {spec.name, *spec.aliases})

@@ -11,7 +11,7 @@ from typing import Any
 
 import cdmpp.train.adaptation.adapt  # noqa: F401 - imported before the memory of the process is limited
 from cdmpp.data.records import Measurement
-from cdmpp.devices import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import ArtifactError, CdmppError, DataError
 from cdmpp.model.artifact.adapted import ADAPTER, without_adapter
 from cdmpp.model.artifact.folder import MANIFEST
@@ -83,7 +83,7 @@ def _adapt(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
     device = request["device"]
     adapted = base.adapt(
         measurements(request["records"]),
-        base.artifact.device(device) if isinstance(device, str) else from_mapping(device),
+        resolve_device(device, base.artifact.device),
         k=request["k"],
         sampler=request["sampler"],
         seed=request["seed"],
