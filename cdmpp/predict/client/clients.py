@@ -31,7 +31,7 @@ def _blocking(operation: Callable[Concatenate[Operations, P], Steps[T]]) -> Call
     def method(self: PredictorClient, /, *arguments: P.args, **options: P.kwargs) -> T:
         return self._run(operation(self._operations, *arguments, **options))
 
-    _document(method, operation)
+    _document(method, operation, "PredictorClient")
     return method
 
 
@@ -43,16 +43,16 @@ def _coroutine(
     async def method(self: AsyncPredictorClient, /, *arguments: P.args, **options: P.kwargs) -> T:
         return await self._run(operation(self._operations, *arguments, **options))
 
-    _document(method, operation)
+    _document(method, operation, "AsyncPredictorClient")
     return method
 
 
-def _document(method: Callable[..., Any], operation: Callable[..., Any]) -> None:
+def _document(method: Callable[..., Any], operation: Callable[..., Any], owner: str) -> None:
     """Give a method the name, text and signature of its operation, for ``help()`` and the documentation."""
     signature = inspect.signature(operation)
     result = str(signature.return_annotation).removeprefix("Steps[").removesuffix("]")
     method.__name__, method.__doc__ = operation.__name__, operation.__doc__
-    method.__qualname__ = operation.__qualname__
+    method.__qualname__ = f"{owner}.{operation.__name__}"
     method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
 
 

@@ -74,7 +74,7 @@ _ASYNC = (("prefer", "respond-async"),)
 
 
 class Operations:
-    """Steps of every operation; stores the service's limits, model and planners as they become known.
+    """Operations of both clients; stores the service's limits, model and planners as they become known.
 
     Parameters
     ----------
