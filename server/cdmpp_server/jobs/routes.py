@@ -18,8 +18,8 @@ from cdmpp_server.jobs.store import FullError, JobState, JobStore, QuotaError, s
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.openapi import Schema, add_answer, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
-from cdmpp_server.planners import planning
 from cdmpp_server.problems import ProblemError
+from cdmpp_server.processes import planning
 from cdmpp_server.settings import Settings
 
 ID_PATTERN = "^[0-9a-f]{32}$"

@@ -16,8 +16,8 @@ from cdmpp.errors import OverloadedError
 from cdmpp_server.jobs.store import DEFAULT_BUDGET_S, MAX_ATTEMPTS, JobStore, LeasedJob, State
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.planners import run_job
 from cdmpp_server.problems import ProblemError, internal_error
+from cdmpp_server.processes import run_job
 from cdmpp_server.sandbox.worker import SupervisedWorker, Worker
 
 _log = logging.getLogger(__name__)
