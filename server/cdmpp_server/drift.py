@@ -21,7 +21,7 @@ from cdmpp.errors import CdmppError
 from cdmpp.train.adaptation.observed import current
 from cdmpp_server.adapt.work import header_for, unpack
 from cdmpp_server.concurrency import background
-from cdmpp_server.jobs.store import FullError, JobStore, LeasedJob, QuotaError
+from cdmpp_server.jobs.store import FullError, JobStore, LeasedJob
 from cdmpp_server.models import Models
 from cdmpp_server.observe.figures import Figures
 from cdmpp_server.observe.routes import list_observations
@@ -77,7 +77,7 @@ class ProposalJob:
         """
         try:
             return await self._propose(json.loads(job.request)["proposal"])
-        except (ProblemError, StoreUnavailableError):
+        except ProblemError:
             raise
         except Exception:
             _log.exception("a proposal failed")
@@ -248,7 +248,7 @@ class DriftWatch:
             return False
         try:
             job_id = self._jobs.add(KIND, json.dumps({"proposal": id}).encode(), b"", LIMIT_S)
-        except (FullError, QuotaError) as error:
+        except FullError as error:
             _log.warning("no proposal for %s: %s", key.device, error)
             self._proposals.release(id)
             self._checked.pop(key, None)

@@ -133,6 +133,8 @@ class Runner:
         if job.kind in self._handlers:
             try:
                 return "done", {"answer": await self._handlers[job.kind](job)}
+            except StoreUnavailableError:
+                raise
             except ProblemError as error:
                 return "failed", {"error": _error(error)}
         try:
