@@ -79,7 +79,7 @@ class Deadline:
         except TimeoutError:
             raise self.exceeded() from None
         except OverloadedError as error:
-            raise ProblemError(error.code, error.message, error.hint, headers={"retry-after": "1"}) from None
+            raise ProblemError(error.code, error.message, error.hint) from None
 
     def left_s(self) -> float:
         """Seconds left, from any thread; negative after the deadline."""
@@ -128,7 +128,6 @@ class ConcurrencyLimiter:
                 "overloaded",
                 f"{self._calls} requests are being worked on or wait",
                 "retry after a second, or send fewer requests with more items",
-                headers={"retry-after": "1"},
             )
         self._calls += 1
         try:

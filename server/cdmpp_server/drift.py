@@ -10,27 +10,28 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
 
-from cdmpp.errors import CdmppError, OverloadedError
+from cdmpp.errors import CdmppError
 from cdmpp.train.adaptation.observed import current
-from cdmpp_server.adapt.processes import adapting, check
 from cdmpp_server.adapt.work import header_for, unpack
 from cdmpp_server.concurrency import background
-from cdmpp_server.jobs.store import FullError, JobStore, LeasedJob, QuotaError
+from cdmpp_server.jobs.store import FullError, JobStore, LeasedJob
 from cdmpp_server.models import Models
 from cdmpp_server.observe.figures import Figures
 from cdmpp_server.observe.routes import list_observations
 from cdmpp_server.observe.store import Store, Summary
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.problems import ProblemError, internal_error
+from cdmpp_server.processes import ADAPTING, adapting
 from cdmpp_server.proposals import Key, ProposalStore
 from cdmpp_server.sandbox.sandbox import Sandbox
-from cdmpp_server.sandbox.worker import SupervisedWorker, Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+from cdmpp_server.sandbox.worker import SupervisedWorker, Worker
 from cdmpp_server.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ LIMIT_S = 60.0
 #: Every so many of the different queries are held back; the smallest number of them.
 HELD_BACK = 4
 Row = dict[str, Any]
+_PROPOSING = replace(
+    ADAPTING, memory="the observations need more memory than is allowed", hint="raise adapt_memory_bytes"
+)
 
 
 class ProposalJob:
@@ -73,7 +77,7 @@ class ProposalJob:
         """
         try:
             return await self._propose(json.loads(job.request)["proposal"])
-        except (ProblemError, StoreUnavailableError):
+        except ProblemError:
             raise
         except Exception:
             _log.exception("a proposal failed")
@@ -96,20 +100,13 @@ class ProposalJob:
         base = self._models.base.artifact
         worker = SupervisedWorker(self._make)
         try:
-            reply, data = await worker.run({**header_for(base), "do": "propose"}, json.dumps(request).encode(), LIMIT_S)
-        except OverloadedError as error:
-            raise ProblemError(error.code, error.message, error.hint) from None
-        except WorkerTimeoutError:
-            raise ProblemError("deadline_exceeded", f"the adaptation did not end within {LIMIT_S:g} s") from None
-        except WorkerMemoryError:
-            message = "the observations need more memory than is allowed"
-            raise ProblemError("data_error", message, "raise adapt_memory_bytes", status=409) from None
-        except WorkerDiedError:
-            _log.warning("two adapting processes died with a proposal of %s", key)
-            raise internal_error() from None
+            late = ProblemError("deadline_exceeded", f"the adaptation did not end within {LIMIT_S:g} s")
+            with _PROPOSING.problems(key, late):
+                header = {**header_for(base), "do": "propose"}
+                reply, data = await worker.run(header, json.dumps(request).encode(), LIMIT_S)
         finally:
             await worker.stop()
-        check(reply)
+        _PROPOSING.raise_refusal(reply)
         answer, manifest, adapter = unpack(reply, data)
         if answer["proposed"]:
             text = json.dumps(manifest)
@@ -251,7 +248,7 @@ class DriftWatch:
             return False
         try:
             job_id = self._jobs.add(KIND, json.dumps({"proposal": id}).encode(), b"", LIMIT_S)
-        except (FullError, QuotaError) as error:
+        except FullError as error:
             _log.warning("no proposal for %s: %s", key.device, error)
             self._proposals.release(id)
             self._checked.pop(key, None)

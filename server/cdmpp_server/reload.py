@@ -216,17 +216,14 @@ async def reload_model(request: Request) -> Reloaded:
     chosen = await _chosen(request)
     if chosen is None:
         return await _reload(request)
+    before = await run_sync(state.proposals.taken)
+    await run_sync(_take, state, chosen.proposal)
     try:
-        before = await run_sync(state.proposals.taken)
-        await run_sync(_take, state, chosen.proposal)
-        try:
-            return await _reload(request)
-        except ProblemError as problem:
-            if problem.problem.code == "reload_refused":
-                await run_sync(state.proposals.take, None if before is None else before.job_id)
-            raise
-    except StoreUnavailableError as error:
-        raise ProblemError("store_unavailable", str(error), "retry after some seconds") from None
+        return await _reload(request)
+    except ProblemError as problem:
+        if problem.problem.code == "reload_refused":
+            await run_sync(state.proposals.take, None if before is None else before.job_id)
+        raise
 
 
 async def _chosen(request: Request) -> ReloadRequest | None:

@@ -147,7 +147,7 @@ async def readyz(request: Request) -> Ready:
     """Respond 200 once the loaded model has computed the golden prediction, else 503."""
     reason = request.app.state.not_ready
     if reason:
-        raise ProblemError("not_ready", reason, "retry after a few seconds", headers={"retry-after": "1"})
+        raise ProblemError("not_ready", reason, "retry after a few seconds")
     return Ready(
         model_id=_service(request).predictor.model_id,
         observations="ready" if request.app.state.store_up else "unavailable",

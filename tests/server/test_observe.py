@@ -194,7 +194,7 @@ def test_invented_prediction_is_refused(client: TestClient) -> None:
         invented.receipts(1)[0] + invented.content(forged, "0" * 16),
         genuine[:28] + invented.content(forged, "0" * 16),
         genuine[:-1] + ("A" if genuine[-1] != "A" else "Q"),
-        "B" + genuine[1:],
+        ("B" if genuine[0] != "B" else "C") + genuine[1:],
     ]
     results = observe(client, *((token, 1e-6) for token in tokens))
     assert [result["error"]["code"] for result in results] == ["invalid_prediction_id"] * len(tokens)

@@ -20,7 +20,6 @@ from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.train.adaptation.samplers import Sampler
 from cdmpp.train.evaluation.tables import BELIEVABLE_S
-from cdmpp_server.adapt.processes import AdaptProcesses, adapting
 from cdmpp_server.adapt.work import header_for, unpack
 from cdmpp_server.body import JSON, parse, read_json_body
 from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
@@ -31,6 +30,7 @@ from cdmpp_server.operate.access import sender_id
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError
+from cdmpp_server.processes import ADAPTING, Processes, adapting
 from cdmpp_server.sandbox.sandbox import Sandbox
 from cdmpp_server.settings import Settings
 
@@ -136,7 +136,7 @@ class AdaptResponse(BaseModel):
 
 
 async def adapt_model(
-    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, processes: AdaptProcesses, deadline: Deadline
+    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, processes: Processes, deadline: Deadline
 ) -> bytes:
     """Adapt the base model to a device, keep the adapted model, and return the response body.
 
@@ -207,7 +207,7 @@ router = APIRouter()
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep adapting processes; each starts when it is first needed."""
     make = adapting(settings.adapt_memory_bytes)
-    async with AdaptProcesses(settings.adapt_workers, make, settings.max_queued) as processes:
+    async with Processes(ADAPTING, settings.adapt_workers, make, settings.max_queued) as processes:
         app.state.adapting = processes
         yield
 

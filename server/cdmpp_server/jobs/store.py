@@ -34,6 +34,7 @@ from sqlalchemy.engine import Connection
 from cdmpp_server.database import now_s
 from cdmpp_server.observe.store import Store
 from cdmpp_server.observe.tables import metadata
+from cdmpp_server.problems import ProblemError
 
 jobs = Table(
     "cdmpp_jobs",
@@ -121,12 +122,19 @@ class LeasedJob:
     attempts: int
 
 
-class FullError(Exception):
-    """The limit of queued and running jobs is reached."""
+class FullError(ProblemError):
+    """The limit of queued and running jobs is reached (503), or that of one sender (429)."""
+
+    def __init__(self, detail: str, code: str = "overloaded", hint: str = "retry when some jobs have ended") -> None:
+        super().__init__(code, detail, hint, headers={"retry-after": "10"})
 
 
 class QuotaError(FullError):
     """The sender has as many queued and running jobs as one sender may have."""
+
+    def __init__(self, detail: str) -> None:
+        hint = "retry when some of them have ended, or remove them: DELETE /jobs/{id}"
+        super().__init__(detail, "quota_exceeded", hint)
 
 
 #: Key of PostgreSQL's advisory lock around the submission of a job; any constant.

@@ -24,12 +24,11 @@ from cdmpp_server.concurrency import Deadline, background
 from cdmpp_server.database import default_database
 from cdmpp_server.fields import MAX_DEVICE_TEXT, Device, Program, program_value, with_max_items
 from cdmpp_server.observe.ids import MAX_ID, Signer
-from cdmpp_server.observe.store import FullError, Observation, Store, Stored, Summary, Writer
+from cdmpp_server.observe.store import Observation, Store, Stored, Summary, Writer
 from cdmpp_server.observe.tables import StoreUnavailableError, observations
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
 from cdmpp_server.operate.middleware import count_items, is_administrator
-from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 _CLOSED = ConfigDict(extra="forbid", strict=True)
@@ -260,11 +259,8 @@ async def observe(request: Request) -> Response:
 
 
 async def _signer(state: Any) -> Signer:
-    try:
-        if state.store.signer is None:
-            await run_sync(state.store.check)
-    except StoreUnavailableError as error:
-        raise _unavailable(error) from None
+    if state.store.signer is None:
+        await run_sync(state.store.check)
     signer: Signer = state.store.signer
     return signer
 
@@ -285,11 +281,8 @@ def _outcome(observation: Observation, stored: Stored) -> dict[str, Any]:
 async def get_observed(request: Request) -> ObservedErrors:
     """Running error and drift of every model on every device, over all workers of the database."""
     state = request.app.state
-    try:
-        summaries = await run_sync(state.store.summaries)
-        jobs = await run_sync(state.proposals.jobs)
-    except StoreUnavailableError as error:
-        raise _unavailable(error) from None
+    summaries = await run_sync(state.store.summaries)
+    jobs = await run_sync(state.proposals.jobs)
     return ObservedErrors(devices=[_device_error(summary, jobs) for summary in summaries])
 
 
@@ -366,22 +359,11 @@ async def _write(state: Any, observations: list[Observation], deadline: Deadline
     try:
         async with deadline.limit():
             stored: list[Stored] = await state.observations.write(observations)
-    except StoreUnavailableError as error:
+    except StoreUnavailableError:
         _set_up(state, False)
-        raise _unavailable(error) from None
-    except FullError as error:
-        raise ProblemError("overloaded", str(error), "retry after a second", headers={"retry-after": "1"}) from None
+        raise
     _set_up(state, True)
     return stored
-
-
-def _unavailable(error: StoreUnavailableError) -> ProblemError:
-    return ProblemError(
-        "store_unavailable",
-        str(error),
-        "nothing of this request was stored; retry after some seconds",
-        headers={"retry-after": "5"},
-    )
 
 
 def _device_error(summary: Summary, jobs: Mapping[tuple[str, str, str], str]) -> DeviceError:
@@ -512,9 +494,6 @@ async def get_observations(
     state = request.app.state
     sender = sender_id() if state.settings.api_key_hashes and not is_administrator(request) else None
     work = partial(list_observations, state.store, device, digest, sender=sender, before=before, limit=limit)
-    try:
-        rows = await run_sync(work)
-    except StoreUnavailableError as error:
-        raise ProblemError("store_unavailable", str(error), "retry after some seconds") from None
+    rows = await run_sync(work)
     following = rows[-1]["observation_id"] if len(rows) == limit else None
     return ListedObservations(observations=[ListedObservation(**row) for row in rows], next=following)

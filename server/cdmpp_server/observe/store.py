@@ -39,6 +39,7 @@ from cdmpp_server.observe.tables import (
     programs,
     running,
 )
+from cdmpp_server.problems import ProblemError
 
 #: Maximum number of devices and models with a running error; beyond it, the least recently observed of the sender with
 #: most are removed.
@@ -436,10 +437,6 @@ def _execute(statement: Update, connection: Connection) -> None:
 MAX_ROWS = 20_000
 
 
-class FullError(Exception):
-    """The queue of observations is full."""
-
-
 class Writer:
     """A thread that writes all waiting observations in one transaction.
 
@@ -465,8 +462,8 @@ class Writer:
 
         Raises
         ------
-        FullError
-            Too many observations wait.
+        ProblemError
+            503: too many observations wait.
         StoreUnavailableError
             The database cannot be written; none of the observations was stored.
         """
@@ -475,7 +472,8 @@ class Writer:
             if self._closed:
                 raise StoreUnavailableError("the service is being stopped")
             if self._rows and self._rows + len(observed) > self._max_waiting:
-                raise FullError(f"{self._rows} observations wait to be written")
+                detail = f"{self._rows} observations wait to be written"
+                raise ProblemError("overloaded", detail, "retry after a second")
             self._waiting.append((observed, future))
             self._rows += len(observed)
             self._changed.notify()

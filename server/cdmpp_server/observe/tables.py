@@ -43,6 +43,7 @@ from sqlalchemy.schema import CreateColumn
 
 from cdmpp.errors import MissingDependencyError
 from cdmpp_server.observe.figures import RATIO_LIMIT
+from cdmpp_server.problems import ProblemError
 
 SCHEMA_VERSION = 2
 #: Time limit for a connection or a lock, in seconds.
@@ -255,8 +256,11 @@ _log = logging.getLogger(__name__)
 SAY_AGAIN_S = 60.0
 
 
-class StoreUnavailableError(Exception):
-    """The database cannot be reached, read or written; nothing of the call was stored."""
+class StoreUnavailableError(ProblemError):
+    """The database cannot be reached, read or written; nothing of the call was stored (503)."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("store_unavailable", detail, "nothing of this request was stored; retry after some seconds")
 
 
 class AsUnavailable:

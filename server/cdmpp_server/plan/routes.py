@@ -29,11 +29,11 @@ from cdmpp_server.openapi import BODY_PROBLEMS, REF, Schema, add_answer, add_bod
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.plan.warm import REQUESTS
 from cdmpp_server.plan.work import encode_prices
-from cdmpp_server.planners import Planners, planning
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.programs import Known
 from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.processes import PLANNING, Processes, planning
 from cdmpp_server.schema_errors import violations
 from cdmpp_server.settings import Settings
 
@@ -106,7 +106,7 @@ _WARM_AFTER_S = 0.5
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep planning processes. The first one starts early, so that no request waits for it."""
     make = planning("inline", settings.plan_memory_bytes, settings.plan_limits)
-    async with Planners(settings.plan_workers, make, settings.max_queued, settings.deadline_s) as planners:
+    async with Processes(PLANNING, settings.plan_workers, make, settings.max_queued, settings.deadline_s) as planners:
         app.state.planners = planners
         warm = asyncio.create_task(_warm(planners)) if settings.warm_plans else None
         try:
@@ -118,7 +118,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
                     await warm
 
 
-async def _warm(planners: Planners) -> None:
+async def _warm(planners: Processes) -> None:
     await asyncio.sleep(_WARM_AFTER_S)
     planners.start()
 

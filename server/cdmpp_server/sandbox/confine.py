@@ -125,31 +125,26 @@ def keep_to_code() -> bool:
     return confine_files(code_folders())
 
 
-def confine(memory_bytes: int) -> bool:
+def confine(memory_bytes: int, max_open_files: int = MAX_OPEN_FILES, *, writes: bool = False) -> bool:
     """Limit memory and files of this process permanently.
 
     Parameters
     ----------
     memory_bytes : int
         Address space beyond what is mapped now, so that the libraries do not count.
+    max_open_files : int
+    writes : bool
+        Whether the process may write files.
 
     Returns
     -------
     bool
         Whether memory is limited; False if the size of the mapped memory is unknown.
     """
-    # No core file, which could contain a client's program, and no other written file.
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-    ):
+    # No core file, which could contain a client's program.
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: max_open_files}
+    for limit, value in limits.items() if writes else {**limits, resource.RLIMIT_FSIZE: 0}.items():
         resource.setrlimit(limit, (value, value))
-    return limit_memory(memory_bytes)
-
-
-def limit_memory(memory_bytes: int) -> bool:
-    """Limit the address space beyond what is mapped now; False if the mapped size is unknown."""
     mapped = _mapped_bytes()
     if mapped is None:
         return False

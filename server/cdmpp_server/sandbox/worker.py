@@ -155,7 +155,11 @@ class Worker:
             The process has ended after each of these.
         """
         message = frames.pack({**header, "timeout_s": timeout_s}, payload)
-        reply, data = await self._exchange(message, timeout_s, on_progress)
+        try:
+            reply, data = await self._exchange(message, timeout_s, on_progress)
+        except WorkerDiedError as error:
+            _log.warning("a %s died: %s: %s", self.program.name, error, self.stderr_tail)
+            raise
         if reply.get("memory"):
             await self.stop()
             raise WorkerMemoryError
@@ -355,8 +359,7 @@ class SupervisedWorker:
                 self.restarts += 1
                 self.start()
                 raise
-            except WorkerDiedError as error:
-                _log.warning("a %s died: %s: %s", worker.program.name, error, worker.stderr_tail)
+            except WorkerDiedError:
                 await self.replace()
                 if last:
                     raise
