@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.afd import Link, Side, size
-from cdmpp.plan.afd.memory import side_bytes
 from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
+from cdmpp.plan.afd.solver import side_bytes
 from cdmpp.plan.afd.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import SearchControl

@@ -11,7 +11,7 @@ from cdmpp.plan.formats.layers import Symbol, layout_text, parse_layout, symbol,
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, line, options
 from cdmpp.plan.formats.transformer import Training, TrainingJob, micro_batch_count
-from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
+from cdmpp.plan.multimodal.schema import MultimodalPlan
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
-from cdmpp.plan.multimodal.plan_schema import LayoutEntry, MultimodalPlan
-from cdmpp.plan.multimodal.schema import MultimodalRequest
+from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Request
 from cdmpp.simulate.emulator.orders import one_f_one_b

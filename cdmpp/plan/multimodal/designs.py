@@ -1,23 +1,233 @@
-"""Search for the design of one or several steps: cuts of the layers, and numbers of sub-micro-batches."""
+"""Evaluation of designs of a step: quick schedules, and knobs that make them fit the memory.
+
+Search for the design of one or several steps: cuts of the layers, and numbers of sub-micro-batches."""
 
 from __future__ import annotations
 
 import bisect
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cdmpp.plan.multimodal.candidates import segment_placements
-from cdmpp.plan.multimodal.evaluate import Evaluated, StepDesigns
+from cdmpp.plan.multimodal.candidates import (
+    micro_batch_counts,
+    one_f_one_b_orders,
+    segment_placements,
+    split_micro_batches,
+    task_count,
+)
+from cdmpp.plan.multimodal.exact import ROUNDING, shorten
+from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
 from cdmpp.plan.multimodal.modules import split_evenly
-from cdmpp.plan.multimodal.placement import move_layer
-from cdmpp.plan.multimodal.space import Cuts, Items, cuts_of, layer_seconds, most_segments, place
+from cdmpp.plan.multimodal.placement import Cuts, Items, Placement, cuts_of, move_layer, place
+from cdmpp.plan.multimodal.schedule import (
+    ALTERNATE_RULE,
+    FIRST_RULES,
+    Schedule,
+    data_order_key,
+    initial_keys,
+    least_memory_orders,
+    list_schedule,
+    schedule_orders,
+    sequence_by,
+)
+from cdmpp.plan.multimodal.task_graph import DispatchRule
+from cdmpp.plan.multimodal.tasks import StepSettings, Tasks
+from cdmpp.predict.requests.budget import SearchControl
+
+_MEMORY_RULES = FIRST_RULES[:2]
+#: A design whose first schedules are longer than the best by less than this share gets further ones.
+_NEAR, _CLOSE = 0.1, 0.03
+#: Nodes of branch and bound for a small design.
+_NODES = 2000
+#: Tasks of a design from which on its time is measured: one that would take longer than the budget is left out.
+_LARGE = 2000
+#: Seconds to describe a task in the answer, and what that may take: seconds, and share of the budget.
+_TASK_S, _ANSWER_S, _ANSWER_SHARE = 1e-5, 0.5, 0.1
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A design that was evaluated: its best schedule, and its tasks with each choice of knobs to search."""
+
+    schedule: Schedule
+    variants: tuple[Tasks, ...]
+
+
+class StepDesigns:
+    """Designs of one step, each evaluated once.
+
+    Attributes
+    ----------
+    bound_s : float
+        Least lower bound of the designs whose tasks were made, in seconds.
+    least_bytes : dict
+        Least memory that an evaluated order needs, by placement; computed until a design is found.
+    steps : int
+        Orders that were evaluated.
+    found : bool
+        Whether there is a plan: designs that would take longer than the rest of the budget are left out.
+    """
+
+    def __init__(self, step: StepSettings, control: SearchControl) -> None:
+        self.step, self._control = step, control
+        self.bound_s = math.inf
+        self.least_bytes: dict[object, float] = {}
+        self.steps = 0
+        self.found = False
+        self._known: set[int] = set()
+        self._seconds_per_task = 0.0
+
+    def evaluate(self, placement: Placement, items: Items, cutoff_s: float = math.inf) -> Evaluated | None:
+        """Quick schedules of a design; None if it is known, cannot be below ``cutoff_s``, or does not fit."""
+        key = hash((placement.chunks, items))
+        if key in self._known or (self.found and not self._affordable(placement, items)):
+            return None
+        self._known.add(key)
+        if quick_bound_s(self.step, placement, items) >= cutoff_s * (1 - ROUNDING):
+            return None
+        with self._timed(task_count(placement, items)):
+            tasks = self._tasks(placement, items)
+            if tasks.bound_s >= cutoff_s * (1 - ROUNDING):
+                return None
+            return self._limited(tasks, cutoff_s) if tasks.limited else self._unlimited(tasks, cutoff_s)
+
+    def one_f_one_b(self, placement: Placement) -> tuple[Schedule, int] | None:
+        """1F1B of a contiguous placement with the best number of micro-batches; None where none fits."""
+        best: tuple[Schedule, int] | None = None
+        for count in micro_batch_counts(self.step.batch[self.step.links.samples]):
+            items, micro_batches = split_micro_batches(self.step.batch, count, self.step.links)
+            if best is not None and not self._affordable(placement, items):
+                break
+            with self._timed(task_count(placement, items)):
+                tasks = self._tasks(placement, items)
+                schedule = self.fit(tasks, one_f_one_b_orders(tasks, micro_batches))
+            if schedule is not None and (best is None or schedule.makespan_s < best[0].makespan_s):
+                best = schedule, count
+        return best
+
+    def segments_1f1b(self, placement: Placement, items: Sequence[Sequence[int]]) -> Schedule | None:
+        """1F1B of segments in data order; None where it does not fit, or takes too long to compute."""
+        if self.found and not self._affordable(placement, items):
+            return None
+        with self._timed(task_count(placement, items)):
+            tasks = self._tasks(placement, items)
+            sequence = sequence_by(tasks, data_order_key(tasks))
+            return self.fit(tasks, list_schedule(tasks, sequence, ALTERNATE_RULE, limited=False).orders)
+
+    def fit(self, tasks: Tasks, orders: list[list[int]]) -> Schedule | None:
+        """Schedule of orders with the knobs that they need, or None where none fit."""
+        if tasks.limited:
+            knobs = choose_knobs(tasks, orders)
+            if knobs is None:
+                if not self.found:
+                    chunks = tasks.placement.chunks
+                    self.least_bytes[chunks] = min(self.least_bytes.get(chunks, math.inf), least_bytes(tasks, orders))
+                return None
+            self.least_bytes[tasks.placement.chunks] = tasks.memory.limit_bytes
+            tasks = tasks.with_knobs(knobs)
+        return schedule_orders(tasks, orders)
+
+    def _tasks(self, placement: Placement, items: Sequence[Sequence[int]]) -> Tasks:
+        tasks = self.step.tasks(placement, items)
+        self.bound_s = min(self.bound_s, tasks.bound_s)
+        return tasks
+
+    @contextmanager
+    def _timed(self, tasks: int) -> Iterator[None]:
+        """Measure how long large designs take."""
+        began = time.monotonic()
+        yield
+        if tasks >= _LARGE:
+            self._seconds_per_task = max(self._seconds_per_task, (time.monotonic() - began) / tasks)
+
+    def _affordable(self, placement: Placement, items: Sequence[Sequence[int]]) -> bool:
+        """Whether the rest of the budget is enough to evaluate a design, and the answer not too long to describe."""
+        tasks, budget_s = task_count(placement, items), self._control.budget_s
+        if budget_s is not None and _TASK_S * tasks > _ANSWER_S + _ANSWER_SHARE * budget_s:
+            return False
+        return self._seconds_per_task * tasks <= self._control.left_s
+
+    def _unlimited(self, tasks: Tasks, cutoff_s: float) -> Evaluated:
+        by_share, *others = initial_keys(tasks)
+        best = self._list(tasks, by_share, _MEMORY_RULES)
+        if best.makespan_s < cutoff_s * (1 + _NEAR) and best.makespan_s > tasks.bound_s * (1 + ROUNDING):
+            best = min(best, self._list(tasks, by_share, FIRST_RULES[2:]), key=lambda schedule: schedule.makespan_s)
+        if best.makespan_s < cutoff_s * (1 + _CLOSE) and best.makespan_s > tasks.bound_s * (1 + ROUNDING):
+            for key in others:
+                best = min(best, self._list(tasks, key, FIRST_RULES), key=lambda schedule: schedule.makespan_s)
+            best, _ = shorten(best, cutoff_s, _NODES)
+        return Evaluated(best, (tasks,))
+
+    def _list(self, tasks: Tasks, key: np.ndarray, rules: Sequence[DispatchRule]) -> Schedule:
+        """The best schedule of an order of segments under these rules; under the first one, once the time is over."""
+        sequence = sequence_by(tasks, key)
+        schedules: list[Schedule] = []
+        for rule in rules:
+            if not (schedules and self._control.expired):
+                schedules.append(list_schedule(tasks, sequence, rule))
+        self.steps += len(schedules)
+        return min(schedules, key=lambda schedule: schedule.makespan_s)
+
+    def _limited(self, tasks: Tasks, cutoff_s: float) -> Evaluated | None:
+        """Quick schedules with the knobs that they need; orders that are too long without knobs are left out."""
+        sequence = sequence_by(tasks, data_order_key(tasks))
+        orders = [list_schedule(tasks, sequence, rule, limited=False).orders for rule in _MEMORY_RULES]
+        knobs = [tasks.uniform_knobs(knob) for knob in tasks.memory.knobs]
+        schedules = []
+        for candidate in [*orders, least_memory_orders(tasks)]:
+            self.steps += 1
+            if self.found and schedule_orders(tasks, candidate).makespan_s >= cutoff_s:
+                continue
+            schedule = self.fit(tasks, candidate)
+            if schedule is not None:
+                schedules.append(schedule)
+                if schedule.tasks.knobs not in knobs:
+                    knobs.append(schedule.tasks.knobs)
+        if not schedules:
+            return None
+        best = min(schedules, key=lambda schedule: schedule.makespan_s)
+        return Evaluated(best, tuple(tasks.with_knobs(choice) for choice in knobs))
+
+
+def variants_of(schedule: Schedule) -> tuple[Tasks, ...]:
+    """Tasks of a schedule with each choice of knobs to search: the same for all chunks, and the schedule's."""
+    tasks = schedule.tasks
+    if not tasks.limited:
+        return (tasks,)
+    knobs = dict.fromkeys([*(tasks.uniform_knobs(knob) for knob in tasks.memory.knobs), tasks.knobs])
+    return tuple(tasks.with_knobs(choice) for choice in knobs)
+
+
+def quick_bound_s(step: StepSettings, placement: Placement, items: Items) -> float:
+    """Lower bound of a design without its tasks: for each rank its work, and the shortest way to it and back."""
+    load, head, tail = [0.0] * step.ranks, [math.inf] * step.ranks, [math.inf] * step.ranks
+    for module, chunks, units in zip(step.modules, placement.chunks, items, strict=True):
+        if not units:
+            continue
+        sizes = set(units)
+        work_s = module.units_s(units)
+        forward_s = min(module.layer_s(n)[0] for n in sizes)
+        backward_s = min(module.layer_s(n)[1] for n in sizes)
+        before = 0.0
+        for chunk in chunks:
+            rank = chunk.rank
+            weight = sum(module.layers[chunk.first : chunk.first + chunk.layers])
+            load[rank] += weight * work_s
+            head[rank] = min(head[rank], before * forward_s)
+            tail[rank] = min(tail[rank], before * backward_s)
+            before += weight
+    return max(h + w + t for h, w, t in zip(head, load, tail, strict=True) if w > 0)
+
 
 #: Best designs that are kept; the search continues from these.
 POOL = 12
 #: Numbers of sub-micro-batches beside the present one that are tried first.
-_NEAR = (1, -1, 2, -2, 3, -3)
+_COUNT_STEPS = (1, -1, 2, -2, 3, -3)
 #: A random change continues from the n-th best design with this share of the probability of the one before it.
 _RANK_SHARE = 0.7
 #: Changes in a row that give nothing new, after which the search ends.
@@ -51,7 +261,6 @@ class DesignSearch:
     ----------
     steps : sequence of StepDesigns
         They share modules and ranks.
-    rng : numpy.random.Generator
     over : callable
         Whether to end.
     on_best : callable
@@ -151,7 +360,7 @@ class DesignSearch:
 
     def _scan_segments(self, i: int) -> bool:
         improved = False
-        for count in range(1, most_segments(self.modules[i], self.ranks) + 1):
+        for count in range(1, self.modules[i].most_segments(self.ranks) + 1):
             if self._over():
                 break
             segments = self._segments(self.pool[0].design)
@@ -187,7 +396,7 @@ class DesignSearch:
             return self._rebalanced(design)
         segments = self._segments(design)
         i = int(self._rng.integers(len(segments)))
-        most = most_segments(self.modules[i], self.ranks)
+        most = self.modules[i].most_segments(self.ranks)
         segments[i] = int(np.clip(segments[i] + self._rng.choice((-1, 1)), 1, most))
         choices = self._balanced(design, segments)
         return replace(design, cuts=choices[int(self._rng.integers(len(choices)))])
@@ -203,7 +412,7 @@ class DesignSearch:
         factor = float(np.exp(0.5 * self._rng.standard_normal()))
         for i in chosen:
             count = len(design.items[at][i])
-            step = int(self._rng.choice(_NEAR)) if self._rng.random() < 0.6 else round(count * factor) - count
+            step = int(self._rng.choice(_COUNT_STEPS)) if self._rng.random() < 0.6 else round(count * factor) - count
             count = min(max(aligned or count + step, 1), batch[i])
             design = _with_units(design, at, i, split_evenly(batch[i], count))
         return design
@@ -235,7 +444,7 @@ class DesignSearch:
         """Seconds of work of each rank in all steps."""
         load = np.zeros(self.ranks)
         for module, cuts, units in zip(self.modules, design.cuts, self._all_units(design), strict=True):
-            layer_s = layer_seconds(module, units)
+            layer_s = module.units_s(units)
             weights = np.diff(np.concatenate([[0.0], np.cumsum(module.layers)])[list(cuts)])
             load += layer_s * weights.reshape(-1, self.ranks).sum(axis=0)
         return load
@@ -250,7 +459,7 @@ def _with_units(design: Design, at: int, i: int, units: tuple[int, ...]) -> Desi
 
 def _counts(items: int, now: int) -> Iterator[int]:
     """Numbers of sub-micro-batches to try beside ``now``, near ones first."""
-    near = [now + step for step in _NEAR]
+    near = [now + step for step in _COUNT_STEPS]
     if items <= _MAX_SCAN:
         tried = [*near, *range(1, items + 1)]
     else:
