@@ -17,8 +17,7 @@ from cdmpp.data.measure.targets import configurations
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError, InvalidProgramError
 from cdmpp.features.ast import CompactAST
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.population import encode_many
+from cdmpp.features.encode import EncodedPrograms, encode_many
 from cdmpp.integrations.needed import tvm, tvm_ffi
 from cdmpp.integrations.object_walk import build_asts
 from cdmpp.integrations.online import summary

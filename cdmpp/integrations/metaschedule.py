@@ -21,10 +21,11 @@ import numpy as np
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError
+from cdmpp.features.encode import TIR
 from cdmpp.integrations.candidates import BulkPredictor, Candidate, CandidateEncoder, host_of, predictor_of
 from cdmpp.integrations.needed import derived_object, ms
 from cdmpp.integrations.online import OnlineResiduals, ResidualSpread, optimistic, read_state, write_state
-from cdmpp.predict.bulk import TIR, FeaturePart, FeatureQueries
+from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.features.class_features import PROGRAM_COLUMNS
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR, EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_HASHES, SCHEDULE_WIDTHS
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write

@@ -19,13 +19,9 @@ import numpy as np
 from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
-from cdmpp.features.bindings import binding_error
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
-from cdmpp.model.artifact.adapted import save_adapted
-from cdmpp.model.artifact.collectives import save_corrected
+from cdmpp.features.encode import EncodedProgram, EncodedPrograms, binding_error, element_types, operator_name
 from cdmpp.model.artifact.folder import default_model
-from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.load import load_artifact, save_adapted, save_corrected
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.domain.calibration import read_interval
@@ -41,8 +37,7 @@ from cdmpp.model.inference.encoder import ProgramEncoder
 from cdmpp.model.inference.engine import CHUNK_ROWS
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.inputs import roofline_s, stack_devices
-from cdmpp.model.nn.rows import QueryBatch, QueryRows
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
 from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.predict.bulk_pipeline import predict_features
 from cdmpp.predict.modules.predictor import ModulePredictor

@@ -20,15 +20,16 @@ from cdmpp.errors import DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.peers import Peers
+from cdmpp.model.nn.batch import Inputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
+from cdmpp.train.checkpoint import check_start
 from cdmpp.train.config import TrainConfig
-from cdmpp.train.coverage import with_training_rows
 from cdmpp.train.dataset import make_dataset
-from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample
-from cdmpp.train.loop import Inputs, Progress, train, training_rows
+from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample, with_training_rows
+from cdmpp.train.loop import Progress, train
 from cdmpp.train.ranks import ALONE, Ranks
-from cdmpp.train.start import check_start
+from cdmpp.train.step import training_rows
 
 
 def load_training_table(
@@ -105,7 +106,7 @@ def train_model(
     check_start(config, sealed)
     table = load_training_table(config, public_data, records)
     if config.reference is not None:
-        from cdmpp.train.reference.run import train_reference
+        from cdmpp.train.reference.train import train_reference
 
         if ranks.size > 1:
             raise DataError("[reference] trains in one process", hint="start it without torchrun")

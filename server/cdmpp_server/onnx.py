@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.prediction_total import PredictionTotal

@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, String, T
 from sqlalchemy.engine import Connection
 
 from cdmpp.errors import CdmppError
-from cdmpp.model.artifact.adapted import ADAPTER, on_base, without_adapter
+from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.observe.figures import RECENT
 from cdmpp_server.observe.store import Store

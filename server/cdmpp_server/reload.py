@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import State
 
 from cdmpp.errors import CdmppError
-from cdmpp.model.artifact.adapted import without_adapter
+from cdmpp.model.artifact.load import without_adapter
 from cdmpp.predict.predictor import CachedRow, LatencyPredictor
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import parse, read_json_body

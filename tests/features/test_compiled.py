@@ -10,8 +10,8 @@ from cdmpp.features.addresses import LINE_BYTES, SETS, moves, places
 from cdmpp.features.affine import AffineRange
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
 from cdmpp.features.leaf_tables import tables
-from cdmpp.features.schedule_columns import ORDER
-from cdmpp.features.schedule_columns import columns as schedule_columns
+from cdmpp.features.schedule import ORDER
+from cdmpp.features.schedule import columns as schedule_columns
 
 PLAIN = "serial"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup_board
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.model.adapter.adapter import Adapter
+from cdmpp.model.adapter import Adapter
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.config import NetworkConfig

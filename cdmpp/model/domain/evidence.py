@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context
 from cdmpp.model.nn.rows import distinct_rows
 from cdmpp.programs.elements import base_type

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context, Domain
 from cdmpp.model.nn.rows import QueryRows
 from cdmpp.programs.elements import base_type

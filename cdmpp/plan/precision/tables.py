@@ -28,7 +28,7 @@ from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.predict.requests.request import PriceRequest, Work
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.programs.elements import DTYPE_BYTES
 from cdmpp.programs.query_options import FLOOR_S, Protocol
 from cdmpp.simulate.replay.build import read_link
 from cdmpp.simulate.replay.links import Algorithm, collective_s

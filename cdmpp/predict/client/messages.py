@@ -11,7 +11,7 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidDeviceError, InvalidProgramError, ServiceError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.predict.client.transport import Answer
 from cdmpp.predict.curves import Template
 from cdmpp.predict.curves.plan import Programs

@@ -11,10 +11,8 @@ import numpy as np
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.bindings import unbound, unbound_error
-from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite
-from cdmpp.model.nn.rows import QueryBatch, QueryRows
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite, unbound, unbound_error
+from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
 from cdmpp.programs.elements import one_type, types_label
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.evaluation.cache import FeatureCache

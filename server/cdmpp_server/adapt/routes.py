@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.errors import CdmppError
-from cdmpp.model.artifact.adapted import ADAPTER, on_base, without_adapter
+from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol

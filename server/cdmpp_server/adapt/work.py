@@ -13,9 +13,8 @@ import cdmpp.train.adaptation.adapt  # noqa: F401 - imported before the memory o
 from cdmpp.data.records import Measurement
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import ArtifactError, CdmppError, DataError
-from cdmpp.model.artifact.adapted import ADAPTER, without_adapter
 from cdmpp.model.artifact.folder import MANIFEST
-from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.load import ADAPTER, load_artifact, without_adapter
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.frontends.load import program_from_request

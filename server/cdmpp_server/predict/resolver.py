@@ -10,7 +10,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from cdmpp.errors import CdmppError, OverloadedError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from fastapi import FastAPI
 
 from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.sandbox import replies
 from cdmpp_server.sandbox.frames import ONNX_KIND

@@ -1,21 +1,150 @@
-"""Correction of the model by a few measurements of one device or link.
+"""Baseline and learned residual of a collective, and its correction by a few measurements.
 
-The measurements condition the residual process on the components that training could not know of their place. What
-training knows of operators, libraries and kinds of links stays as it is, apart from a common offset.
+Baseline: latency and bandwidth from the link's specification. ``t = (L^p + T^p)^(1/p)`` with
+``L = base + hop * hops(operator, ranks)`` and ``T = traffic / (bandwidth * efficiency)``. ``traffic`` is what one rank
+sends. ``base``, ``hop`` and ``efficiency`` are fitted per kind of link, ``p`` over all. With ``p`` below 1 the parts
+add up to more than their sum, as with the protocols for short messages (LL, LL128), which send flags with the data.
+
+Residual: log(measured / baseline) is a sum of smooth functions. Each component has one function for every value of its
+key, so contexts with equal keys share it, and a context whose key training did not have goes without. A new device
+keeps what operators, libraries and kinds of links have in common.
+
+Correction: the measurements of one device or link condition the residual process on the components that training could
+not know of their place. What training knows of operators, libraries and kinds of links stays as it is, apart from a
+common offset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from cdmpp.model.collectives.components import COMPONENTS, RANKS_SCALE, Key
+from cdmpp.devices.links import KINDS
 from cdmpp.model.collectives.context import Context
+from cdmpp.programs.collectives import traffic_factor
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Columns of the baseline's parameters, per kind of link: log base, log hop (seconds), log efficiency.
+COLUMNS = ("base", "hop", "efficiency")
+#: Parameters that are not per kind: log of the seconds of a call from the host, log p.
+SHARED = ("call", "power")
+#: Bandwidth that measurements may exceed the nominal link by; the largest in the table is 1.05.
+OVER_NOMINAL = 1.06
+
+
+def hops(operator: str, ranks: int) -> float:
+    """Steps that follow each other for a short message: trees for all-reduce, rings and direct sends grow alike."""
+    steps = float(np.log2(ranks))
+    return 2.0 * steps if operator == "all_reduce" else steps
+
+
+def least_seconds(context: Context, bytes_: Array) -> Array:
+    """Lower bound: the traffic at :data:`OVER_NOMINAL` of the nominal link."""
+    factor = traffic_factor(context.operator, context.ranks)
+    return np.asarray(bytes_ * factor / (OVER_NOMINAL * context.bandwidth))
+
+
+def roofline_seconds(context: Context, bytes_: Array) -> Array:
+    """Traffic over the nominal link: the roofline that reports compare with."""
+    return np.asarray(bytes_ * traffic_factor(context.operator, context.ranks) / context.bandwidth)
+
+
+class Baseline:
+    """Fitted parameters of the formula.
+
+    Parameters
+    ----------
+    kinds : (len(KINDS), 3)
+        Logarithms, columns :data:`COLUMNS`.
+    shared : (2,)
+        Logarithms, :data:`SHARED`.
+    """
+
+    def __init__(self, kinds: Array, shared: Array) -> None:
+        self.kinds, self.shared = kinds, shared
+
+    def parts(self, context: Context) -> tuple[float, float]:
+        """Seconds of an empty message, and seconds per byte."""
+        base, hop, efficiency = np.exp(self.kinds[KINDS.index(context.kind)])
+        latency = base + hop * hops(context.operator, context.ranks)
+        if context.called:
+            latency += np.exp(self.shared[0])
+        rate = context.bandwidth * efficiency
+        return float(latency), float(traffic_factor(context.operator, context.ranks) / rate)
+
+    def log_seconds(self, context: Context, log2_bytes: Array) -> Array:
+        """log of the seconds at some sizes."""
+        latency, slope = self.parts(context)
+        power = np.exp(self.shared[1])
+        transfer = np.log(slope) + np.log(2.0) * log2_bytes
+        return np.asarray(np.logaddexp(power * np.log(latency), power * transfer) / power)
+
+    def relative_size(self, context: Context, log2_bytes: Array) -> Array:
+        """log2 of (transfer time / latency): the axis on which contexts of different links resemble each other."""
+        latency, slope = self.parts(context)
+        return np.asarray(log2_bytes + np.log2(slope / latency))
+
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Component:
+    """One set of functions.
+
+    Attributes
+    ----------
+    name : str
+    key : callable
+        Contexts with equal keys share a function.
+    axis : {"relative", "bytes"}
+        ``relative``: log2 of transfer time over latency, on which links of any speed bend at one place.
+        ``bytes``: log2 of the bytes.
+    over_ranks : bool
+        The function also varies smoothly with log2 of the ranks.
+    place : bool
+        The key holds the device, so a new device or link has no function.
+    """
+
+    name: str
+    key: Callable[[Context], Key]
+    axis: Literal["relative", "bytes"]
+    over_ranks: bool = True
+    place: bool = False
+
+
+def _exact(c: Context) -> Key:
+    return (*c.place, c.kind, c.operator, c.ranks, c.per_node, c.library, c.mode)
+
+
+COMPONENTS: tuple[Component, ...] = (
+    Component("all", lambda c: (), "relative"),
+    Component("operator", lambda c: (c.operator,), "relative"),
+    Component("mode", lambda c: (c.mode,), "relative"),
+    Component("library", lambda c: (c.library,), "relative"),
+    Component("stack", lambda c: (c.library, c.mode), "relative"),
+    Component("kind", lambda c: (c.kind,), "relative"),
+    Component("kind_operator", lambda c: (c.kind, c.operator), "relative"),
+    Component("kind_stack", lambda c: (c.kind, c.library, c.mode), "relative"),
+    Component("kind_stack_operator", lambda c: (c.kind, c.library, c.mode, c.operator), "relative"),
+    Component("generation", lambda c: (c.generation, c.kind), "relative"),
+    Component("generation_stack", lambda c: (c.generation, c.kind, c.library, c.mode), "relative"),
+    Component("generation_operator", lambda c: (c.generation, c.kind, c.library, c.mode, c.operator), "relative"),
+    Component("wire", lambda c: (c.kind, c.bandwidth), "bytes"),
+    Component("device", lambda c: (c.device, c.kind), "bytes", place=True),
+    Component("place", lambda c: (*c.place, c.kind), "bytes", place=True),
+    Component("place_operator", lambda c: (*c.place, c.kind, c.operator), "bytes", place=True),
+    Component("place_stack", lambda c: (*c.place, c.kind, c.library, c.mode), "bytes", place=True),
+    Component("exact", _exact, "bytes", over_ranks=False, place=True),
+    Component("exact_width", lambda c: (*_exact(c), c.narrow), "bytes", over_ranks=False, place=True),
+)
+#: Length scale over log2 of the ranks.
+RANKS_SCALE = 1.5
+
 
 #: Share of a place component's variance that stays uncertain where training had measurements of it.
 KNOWN_SHARE = 0.1

@@ -1,24 +1,33 @@
-"""Gaussian process on the log residuals of one device.
+"""The adapter: correction of a model's predictions for one device, fitted to k measurements (numpy only).
 
 The network does not change. Its log residuals (log of measured over predicted) on k measured programs are modelled
-as samples of a smooth function of program and device. The function is a sum of a constant, offsets per operator
-family, operator and measuring protocol, a part that follows the program's sizes, and a part that is linear in the
-known devices' efficiencies for the same program. All computations are in closed form: k = 40 takes milliseconds and
-k = 1000 about a second.
+as samples of a Gaussian process: a smooth function of program and device. The function is a sum of a constant, offsets
+per operator family, operator and measuring protocol, a part that follows the program's sizes, and a part that is linear
+in the known devices' efficiencies for the same program. All computations are in closed form: k = 40 takes milliseconds
+and k = 1000 about a second.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS, query_inputs, stack_devices
+from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch
+from cdmpp.model.nn.weights import Tuned, Weights
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Rows of a kernel matrix that are computed together; bounds the memory.
-BLOCK_ROWS = 4096
+KERNEL_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -222,8 +231,8 @@ class ResidualProcess:
         matrix products, which are faster for many queries.
         """
         mean, variance = np.empty(len(features)), np.empty(len(features))
-        for start in range(0, len(features), BLOCK_ROWS):
-            part = features.take(np.arange(start, min(start + BLOCK_ROWS, len(features))))
+        for start in range(0, len(features), KERNEL_ROWS):
+            part = features.take(np.arange(start, min(start + KERNEL_ROWS, len(features))))
             rows = slice(start, start + len(part))
             cross = np.ascontiguousarray(kernel(part, self.features, self.settings))
             mean[rows] = (cross * self._weight).sum(axis=1)
@@ -253,3 +262,193 @@ class ResidualProcess:
         """Inverse of :meth:`tensors` and :meth:`manifest`."""
         features = AdapterFeatures(*(tensors[name] for name in AdapterFeatures.__dataclass_fields__))
         return cls(features, tensors["residual"], ResidualSettings.of(manifest))
+
+
+#: Inputs of the network that define the distance between two queries on one device.
+NUMERIC = (
+    "flops",
+    "bytes",
+    "output_elements",
+    "batch",
+    "m",
+    "n",
+    "k",
+    "spatial_0",
+    "spatial_1",
+    "spatial_2",
+    "reduce_0",
+    "log_compute_us",
+    "log_memory_us",
+    "cache_ratio",
+    "outputs_per_unit",
+)
+_COLUMNS = [(*SUMMARY_COLUMNS, *QUERY_COLUMNS).index(name) for name in NUMERIC]
+_FIRST_FAMILY = SUMMARY_COLUMNS.index(f"family_{FAMILIES[0]}")
+
+
+@dataclass(frozen=True)
+class Names:
+    """Texts by code: operator with dtype, and protocol with backend and framework."""
+
+    operators: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+
+
+class FeatureMaker:
+    """Makes :class:`AdapterFeatures`.
+
+    Parameters
+    ----------
+    weights : Weights
+        Weights that hold the mean and spread of every numeric feature in the training set.
+    names : Names, optional
+        Texts by code; an unknown text has the code -1. Without ``names``, new texts get new codes, which
+        :attr:`names` lists.
+    """
+
+    def __init__(self, weights: Weights, names: Names | None = None) -> None:
+        self._weights, self._grows = weights, names is None
+        known = names or Names()
+        self._operators = {name: i for i, name in enumerate(known.operators)}
+        self._settings = {name: i for i, name in enumerate(known.settings)}
+
+    @property
+    def names(self) -> Names:
+        """Texts by code."""
+        return Names(tuple(self._operators), tuple(self._settings))
+
+    def features(self, batch: QueryBatch, peers: Array, view: Array) -> AdapterFeatures:
+        """Features of queries.
+
+        Parameters
+        ----------
+        batch : QueryBatch
+            n queries.
+        peers, view : (n, trained devices), (n, VIEW_COLUMNS)
+            Fields of :class:`cdmpp.model.inference.output.NetworkOutput`.
+        """
+        rows = batch.rows
+        matrix = stack_devices(batch.specs)
+        numeric = np.empty((len(rows), len(NUMERIC)), dtype=np.float32)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
+            inputs = query_inputs(
+                batch.store.summary[part.program], matrix[part.device], part.backend, part.protocol, part.framework
+            )[0]
+            numeric[start : start + len(part)] = self._weights.standardise(inputs)[:, _COLUMNS]
+        one_hot = batch.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
+        return AdapterFeatures(
+            numeric=numeric,
+            operator=self._operator(batch)[rows.program],
+            family=one_hot.argmax(axis=1).astype(np.int32)[rows.program],
+            setting=self._setting(rows.protocol, rows.backend, rows.framework),
+            peers=peers.astype(np.float32),
+            view=view,
+        )
+
+    def _operator(self, batch: QueryBatch) -> Array:
+        """Operator code per program key."""
+        used = np.unique(batch.kind[batch.rows.program])
+        table = np.full(len(batch.kinds), -1, dtype=np.int32)
+        for kind in used.tolist():
+            table[kind] = self._code(self._operators, "|".join(batch.kinds[kind]))
+        return table[batch.kind]
+
+    def _setting(self, protocol: Array, backend: Array, framework: Array) -> Array:
+        distinct, inverse = np.unique(np.stack([protocol, backend, framework], axis=1), axis=0, return_inverse=True)
+        codes = [self._code(self._settings, setting_text(p, b, f)) for p, b, f in distinct.astype(int).tolist()]
+        return np.array(codes, dtype=np.int32)[inverse.reshape(-1)]
+
+    def _code(self, table: dict[str, int], name: str) -> int:
+        return table.setdefault(name, len(table)) if self._grows else table.get(name, -1)
+
+
+def setting_text(protocol: int, backend: int, framework: int) -> str:
+    """Protocol, backend and framework of a query as one text."""
+    launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+    return "|".join((PROTOCOLS[protocol], BACKENDS[backend], launcher))
+
+
+def family_names(codes: Sequence[int]) -> list[str]:
+    """Names of family codes."""
+    return [FAMILIES[code] for code in codes]
+
+
+_MEDIAN = LEVELS.index(0.5)
+_NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Correction of a base model's predictions for one device.
+
+    Attributes
+    ----------
+    device : DeviceSpec
+        The adapted device. Queries on devices with other figures keep the base's predictions.
+    process : ResidualProcess
+    names : Names
+        Texts of the codes in the process's features.
+    weight : float
+        Share of the correction that is applied, from cross-validation: 1 all of it, 0 the base's predictions.
+    width : float
+        Factor on the width of the adapted intervals, from cross-validation.
+    tuned : dict of arrays, optional
+        Tuned weights (:meth:`cdmpp.model.nn.weights.Weights.tuned`).
+    report : dict
+        Report of the adaptation (:mod:`cdmpp.train.adaptation`).
+    scheduled : bool
+        Whether it corrects the model's part for programs of backend ``tvm``, in place of the model itself.
+    """
+
+    device: DeviceSpec
+    process: ResidualProcess
+    names: Names
+    weight: float
+    width: float
+    tuned: Tuned | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    scheduled: bool = False
+
+    def apply(
+        self, point: Array, levels: Array, features: AdapterFeatures, *, one_by_one: bool = False
+    ) -> tuple[Array, Array, Array]:
+        """Adapted predictions of queries.
+
+        Parameters
+        ----------
+        point, levels : (n,), (n, len(LEVELS))
+            The base's log latencies, with the shift of the tuned weights.
+        features : AdapterFeatures, n rows
+        one_by_one : bool
+            See :meth:`ResidualProcess.mean_and_variance`.
+
+        Returns
+        -------
+        point, levels
+            Adapted values; :attr:`width` still has to scale ``levels``.
+        unsure : (n,)
+            Posterior over prior standard deviation: near 0 next to a measured query, 1 far from all. A
+            :attr:`weight` below 1 moves it towards 1.
+        """
+        mean, variance = self.process.mean_and_variance(features, one_by_one=one_by_one)
+        adapted, spread = centre_and_spread(self.process, point, levels, mean, variance, self.weight)
+        unsure = np.sqrt(np.minimum(variance / prior_variance(features, self.process.settings), 1.0))
+        return adapted, spread, unsure + (1.0 - self.weight) * (1.0 - unsure)
+
+
+def centre_and_spread(
+    process: ResidualProcess, point: Array, levels: Array, mean: Array, variance: Array, weight: float = 1.0
+) -> tuple[Array, Array]:
+    """Point and quantiles of queries, given mean and variance (without noise) of their residuals.
+
+    The median is the base's point plus ``weight`` times the mean residual. Each quantile keeps the network's
+    distance from the median, which depends on the program. The process's standard deviation and the part of the
+    mean residual that is not applied are added in quadrature.
+    """
+    s = process.settings
+    median = point + weight * mean
+    away = levels - levels[:, _MEDIAN : _MEDIAN + 1]
+    unsure = variance + ((1.0 - weight) * mean) ** 2
+    widened = np.sign(_NORMAL) * np.sqrt(away**2 + _NORMAL**2 * unsure[:, None])
+    return median - weight * s.shift * (variance + s.noise**2), median[:, None] + widened
