@@ -75,7 +75,7 @@ def check_start(config: TrainConfig, sealed: Sequence[str]) -> None:
     ----------
     config : TrainConfig
     sealed : sequence of str
-        Networks that the run's data seal (:mod:`cdmpp.data.sealed`).
+        Networks that the run's data seal (:mod:`cdmpp.data.networks`).
 
     Raises
     ------

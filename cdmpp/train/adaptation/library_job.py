@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.data.measure.kit.library_variants import Variant, extra_variants, new_sizes, variants_of
+from cdmpp.data.measure.kit.export_library import Variant, extra_variants, new_sizes, variants_of
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
