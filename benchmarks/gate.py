@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from benchmarks.report.results import rounded, write_result
 from cdmpp.data.folder import records_file
 from cdmpp.data.load import load_table
+from cdmpp.data.split_file import without_sealed
 from cdmpp.data.table import MeasurementTable
-from cdmpp.data.unsealed import without_sealed
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.nn.batch import Inputs, predict_rows

@@ -43,7 +43,7 @@ def read_program_csv(path: Path) -> MeasurementTable:
     one of ``latency_us``, ``latency_ms``, ``latency_s``, empty where nothing was measured; where present
     ``device`` (a known name), ``backend`` (an empty cell or no column: library), ``protocol`` (kernel),
     ``framework`` (not known). All others are never read. Without a device, rows are ``unknown_device`` until
-    :func:`cdmpp.data.as_device.as_device` gives them one.
+    :func:`cdmpp.data.records.as_device` gives them one.
 
     Raises
     ------

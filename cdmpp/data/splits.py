@@ -13,8 +13,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.data.distinct import U64, hash_rows, splitmix64
-from cdmpp.data.labels import Mask
+from cdmpp.data.labels import U64, Mask, hash_rows, splitmix64
 from cdmpp.data.table import MeasurementTable, OperatorBlock
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec

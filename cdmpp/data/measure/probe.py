@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cdmpp.data.ceilings import CeilingWarning, check_ceilings, derive_ceilings
-from cdmpp.data.measure.needed_bytes import needed_bytes
-from cdmpp.data.physics import UNSTABLE
+from cdmpp.data.physics import UNSTABLE, needed_bytes
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.devices.spec import Ceilings, DeviceSpec
 from cdmpp.programs.elements import DTYPE_BYTES
@@ -83,7 +82,7 @@ def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: fl
     dtypes : tuple of str
         Element types of matrix programs, "float32" among them.
     memory_bytes : float
-        Memory limit of a program (:func:`cdmpp.data.measure.needed_bytes.needed_bytes`).
+        Memory limit of a program (:func:`cdmpp.data.physics.needed_bytes`).
     """
     large_s = _LARGE_S[device.kind]
     specs: list[OperatorSpec] = []

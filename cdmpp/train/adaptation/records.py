@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.as_device import as_device
 from cdmpp.data.load import load_table
-from cdmpp.data.records import Measurement, from_measurements
+from cdmpp.data.records import Measurement, as_device, from_measurements
+from cdmpp.data.split_file import without_sealed
 from cdmpp.data.table import MeasurementTable
-from cdmpp.data.unsealed import without_sealed
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError

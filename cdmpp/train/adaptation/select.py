@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.measure.kit.library_variants import Variant, extra_variants, new_sizes, variants_of
+from cdmpp.data.measure.kit.export_library import Variant, extra_variants, new_sizes, variants_of
 from cdmpp.data.measure.kit.runtime.call_problems import call_problem
-from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import TimingSettings
+from cdmpp.data.physics import needed_bytes
 from cdmpp.data.records import Measurement
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError

@@ -18,12 +18,12 @@ import pytest
 
 from cdmpp.data.load import load_table
 from cdmpp.data.measure.collect import LOG, Collector, collect
+from cdmpp.data.measure.pools import Outcome
 from cdmpp.data.measure.sampling import SampledProgram
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import FILE, FIRST, Store, StoredMeasurement
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timers import LocalTimers
-from cdmpp.data.measure.worker import Outcome
 from cdmpp.data.summary import info
 from cdmpp.devices import load_device, lookup
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError, MeasurementError

@@ -22,11 +22,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cdmpp.cli.main import app
-from cdmpp.data.measure.cuda import require_nvcc
+from cdmpp.data.measure.building import require_nvcc
 from cdmpp.data.measure.kit import runtime
-from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs, nvcc_flags
+from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs, launches, nvcc_flags, work
 from cdmpp.data.measure.kit.import_results import import_results
-from cdmpp.data.measure.kit.launches import launches, work
 from cdmpp.data.measure.kit.parts import HOME, Entry, read_part, write_parts
 from cdmpp.data.measure.kit.runtime import driver
 from cdmpp.data.measure.kit.runtime.programs import Kind, compare, nvcc, random_bytes

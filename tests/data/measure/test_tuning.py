@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from cdmpp.data.measure.collect import collect
-from cdmpp.data.measure.pools import WorkerPool
-from cdmpp.data.measure.sampling import SampledProgram
+from cdmpp.data.measure.pools import WorkerPool, WorkerSettings
+from cdmpp.data.measure.sampling import SampledProgram, begin_search
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration
-from cdmpp.data.measure.tuning import begin
-from cdmpp.data.measure.worker import WorkerSettings
 from cdmpp.errors import MissingDependencyError
 from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from tests.data.measure import work
@@ -62,5 +60,5 @@ def test_search_without_xgboost_has_an_installation_hint(tmp_path: Path) -> None
         WorkerPool(1, WorkerSettings(), work.search_without, (str(tmp_path),)) as pool,
         pytest.raises(MissingDependencyError, match="xgboost") as caught,
     ):
-        pool.call(begin, "", "", {}, 1, 0)
+        pool.call(begin_search, "", "", {}, 1, 0)
     assert "'.[measure]'" in caught.value.hint
