@@ -14,7 +14,6 @@ import typer
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.frontends.torch_module import is_factory
 from cdmpp.programs.query_options import Framework, Protocol
 
 if TYPE_CHECKING:
@@ -97,6 +96,9 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
     DataError
         A module with other arguments, or an option of modules without one.
     """
+    # Imported late: the help of a command loads no operators.
+    from cdmpp.programs.frontends.torch_module import is_factory
+
     modules = [program for program in programs if is_factory(program)]
     if modules and len(programs) > 1:
         raise DataError(
