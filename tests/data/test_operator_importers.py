@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cdmpp.data.importers import IMPORTERS
-from cdmpp.data.importers.element_types import EXPERTS, LINEAR
+from cdmpp.data.importers.base import EXPERTS, LINEAR
 from cdmpp.data.load import load_table
 from cdmpp.data.physics import table_roofline_s, work
 from cdmpp.data.public import find_public_tables, load_public
