@@ -231,7 +231,7 @@ def _chooser(configuration: Configuration, good: int, active: int, pool: int, mo
     import numpy as np
 
     from cdmpp.data.measure.choosing import EnsembleChooser, Member
-    from cdmpp.features.encoded import TIR
+    from cdmpp.features.encode import TIR
     from cdmpp.predict.bulk import FeaturePart, FeatureQueries
     from cdmpp.predict.predictor import LatencyPredictor
 

@@ -74,7 +74,7 @@ def probe(
 def _write(result: ProbeResult, out: Path) -> None:
     from cdmpp.data.folder import DEVICE, RECORDS
     from cdmpp.data.records import from_measurements, write_records
-    from cdmpp.devices.writing import specification_toml
+    from cdmpp.devices.loading import specification_toml
     from cdmpp.errors import DataError
     from cdmpp.utils.writing import replacing
 

@@ -171,7 +171,7 @@ def replay(
         save(save_graph, {**request, "nodes": as_json(request.get("nodes"))})
     if trace is not None:
         request["trace"] = True
-    from cdmpp.simulate.replay.collector import paused_collector
+    from cdmpp.simulate.replay.records import paused_collector
 
     with paused_collector():
         try:
@@ -194,7 +194,7 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 def _read(path: Path) -> Any:
     if path.suffix.lower() != ".parquet":
-        from cdmpp.simulate.replay.collector import paused_collector
+        from cdmpp.simulate.replay.records import paused_collector
 
         with paused_collector():
             return read_json(path)

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.features.class_features import PROGRAM_COLUMNS
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR, EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_HASHES, SCHEDULE_WIDTHS
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
 from cdmpp.model.domain.score import LABELS
-from cdmpp.programs.operators import MAX_EXTENT, operator_family, operator_types
+from cdmpp.programs.elements import MAX_EXTENT
+from cdmpp.programs.operators import operator_family, operator_types
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 from cdmpp.programs.templates import is_class, size_names
 
@@ -459,7 +459,7 @@ def _devices(value: Any) -> tuple[DeviceSpec | str, ...]:
     named = isinstance(value, list) and len(value) <= MAX_DEVICES
     if not named or not all(isinstance(d, dict) or (isinstance(d, str) and len(d) <= MAX_NAME) for d in value):
         raise DataError(f"metadata 'devices' is not a list of at most {MAX_DEVICES} names or specifications")
-    return tuple(d if isinstance(d, str) else from_mapping(d) for d in value)
+    return tuple(resolve_device(d, str) for d in value)
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.model.domain.calibration import DEFAULT_INTERVAL, interval_levels
 from cdmpp.model.domain.score import Label
 from cdmpp.model.nn.config import LEVELS

@@ -17,9 +17,16 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.bindings import binding_error, unbound, unbound_error
-from cdmpp.features.encode import EncodedPrograms, overflow
-from cdmpp.features.encoded import TIR, EncodedProgram, operator_name
+from cdmpp.features.encode import (
+    TIR,
+    EncodedProgram,
+    EncodedPrograms,
+    binding_error,
+    operator_name,
+    overflow,
+    unbound,
+    unbound_error,
+)
 from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.domain.score import THRESHOLDS
 from cdmpp.model.inference.encoder import BatchBuilder, HalfType, ProgramEncoder

@@ -13,9 +13,9 @@ from cdmpp.model.domain.score import LABELS, Context, Label, label
 from cdmpp.model.inference.collectives import collectives_of
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.programs.collectives import COLLECTIVES, Collective
-from cdmpp.programs.experts import GroupedGemm, Moe
+from cdmpp.programs.elements import combinations, types_label
 from cdmpp.programs.operators import PRODUCT_ALIASES, lowered_operators, operator_types, unknown_operator
-from cdmpp.programs.quantisation import combinations, types_label
+from cdmpp.programs.products import GroupedGemm, Moe
 from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, PROTOCOLS
 
 #: The least distance of a program to those of training: a label is the best that a query of a cell can have.

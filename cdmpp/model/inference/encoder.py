@@ -10,11 +10,18 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.encode import EncodedPrograms, encode_as, encode_operators, encode_tvm_json, finite, overflow
-from cdmpp.features.encoded import TIR, EncodedProgram
+from cdmpp.features.encode import (
+    TIR,
+    EncodedProgram,
+    EncodedPrograms,
+    encode_as,
+    encode_operators,
+    encode_tvm_json,
+    finite,
+    overflow,
+)
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.nn.rows import QueryBatch, QueryRows
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.lru import Lru
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.domain.score import worst
@@ -143,18 +143,12 @@ def _along(grid: Grid, monotone: Sequence[str] | None) -> list[str]:
 
 
 def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> _Device | Failed:
-    if isinstance(device, str) and find is None:
-        return _Device(device, device)
     try:
-        if isinstance(device, str):
-            assert find is not None
-            device = find(device)
-        elif isinstance(device, Mapping):
-            device = from_mapping(device)
+        spec: DeviceSpec | str = resolve_device(device, str if find is None else find)
     except CdmppError as error:
         name = device if isinstance(device, str) else device.get("name", "")  # type: ignore[union-attr]
         return Failed(str(name)[:100], error)
-    return _Device(device.name, device)
+    return _Device(spec if isinstance(spec, str) else spec.name, spec)
 
 
 def _failed(device: _Device | Failed, point: _Point | Failed) -> CurvePoint:

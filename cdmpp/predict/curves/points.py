@@ -11,6 +11,7 @@ import numpy as np
 from cdmpp.model.domain.score import Label
 from cdmpp.predict.curves.template import Value
 from cdmpp.predict.prediction import ErrorInfo
+from cdmpp.utils.isotonic import pool_adjacent_violators
 
 
 @dataclass(frozen=True)
@@ -155,21 +156,6 @@ def _project(grid: Array, axis: int) -> Array:
     for line in np.flatnonzero(falls.any(axis=1)):
         result[line, known[line]] = pool_adjacent_violators(flat[line, known[line]])
     return np.moveaxis(result.reshape(lines.shape), -1, axis)
-
-
-def pool_adjacent_violators(values: Array) -> Array:
-    """Nearest non-decreasing sequence by least squares, (n,)."""
-    means: list[float] = []
-    counts: list[int] = []
-    for value in values.tolist():
-        mean, count = value, 1
-        while means and means[-1] > mean:
-            before = counts.pop()
-            mean = (means.pop() * before + mean * count) / (before + count)
-            count += before
-        means.append(mean)
-        counts.append(count)
-    return np.repeat(np.array(means), counts)
 
 
 def _running_maximum(grid: Array) -> Array:

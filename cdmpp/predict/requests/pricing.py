@@ -1,7 +1,7 @@
 """Costs in requests: given in seconds, without an interval, or predicted from programs.
 
 :func:`collect` walks a request and lists the programs of all its costs;
-:func:`cdmpp.plan.base.predict.predict_prices` predicts them; :func:`fill` returns a copy of the request whose costs
+:func:`cdmpp.plan.base.solve.predict_prices` predicts them; :func:`fill` returns a copy of the request whose costs
 are resolved.
 """
 

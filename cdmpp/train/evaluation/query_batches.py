@@ -11,9 +11,7 @@ import numpy as np
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.bindings import unbound, unbound_error
-from cdmpp.features.encode import encode_shapes, encode_tvm_json, finite
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR, encode_shapes, encode_tvm_json, finite, unbound, unbound_error
 from cdmpp.model.inference.encoder import BatchBuilder, HalfType
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS

@@ -15,9 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.registry import lookup
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import DataError, UnknownDeviceError
+from cdmpp.devices.registry import find_known, lookup
+from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.inference.collectives import collectives_of, predict_rows
@@ -138,9 +137,9 @@ def evaluate(
     if part is not None and part not in CODES:
         raise DataError(f"unknown part {part!r}", hint="one of: " + ", ".join(CODES))
     artifact = model if isinstance(model, Artifact) else model.artifact
-    wanted = None if devices is None else {*devices, *(d.name for d in map(_known, devices) if d)}
+    wanted = None if devices is None else {*devices, *(d.name for d in map(find_known, devices) if d)}
     scores, kept = _Scores(), cache or FeatureCache(schedule=artifact.reads_schedules)
-    unmatched = {name for name in devices or () if _known(name) is None}
+    unmatched = {name for name in devices or () if find_known(name) is None}
     for table in tables:
         unmatched -= set(table.device_name.names)
         _evaluate_table(artifact, table, wanted, part, kept, scores, progress or (lambda _: None))
@@ -240,13 +239,6 @@ def overall(table: MeasurementTable, rows: Array, point: Array, levels: Array, f
     _score(scores, table, rows, point, levels, factor)
     figures: dict[str, Any] = scores.result()["overall"]
     return figures
-
-
-def _known(name: str) -> DeviceSpec | None:
-    try:
-        return lookup(name)
-    except UnknownDeviceError:
-        return None
 
 
 def rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:

@@ -24,7 +24,7 @@ import numpy as np
 
 from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.predict.prediction import Prediction, Query
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.operate.access import current_sender
 from cdmpp_server.predict.admission import AdmissionQueue, Batch, RefusedError
 from cdmpp_server.predict.lane import Ticket

@@ -14,7 +14,7 @@ from typing import Any
 
 from cdmpp.devices import DeviceSpec, from_mapping
 from cdmpp.errors import CdmppError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend

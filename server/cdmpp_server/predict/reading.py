@@ -17,8 +17,8 @@ from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgr
 from cdmpp.predict.prediction import ErrorInfo
 from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
+from cdmpp_server.body import check, parse_json
 from cdmpp_server.fields import program_value
-from cdmpp_server.parse import check, parse_json
 from cdmpp_server.predict.admission import CACHED_WORK
 from cdmpp_server.predict.answers import AnswerCache
 from cdmpp_server.predict.programs import Devices, Programs, ResolvedDevice, ResolvedProgram, exact_key
