@@ -18,14 +18,13 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.batch import Inputs
 from cdmpp.train.adaptation.adapt import adapt, answers_after
-from cdmpp.train.adaptation.records import DeviceRecords
-from cdmpp.train.adaptation.survey import Survey, survey
+from cdmpp.train.adaptation.records import DeviceRecords, Survey, survey
 from cdmpp.train.baselines import fit_baselines
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset
-from cdmpp.train.draw import training_rows
 from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.evaluation.query_batches import query_parts
+from cdmpp.train.step import training_rows
 
 #: Relative error beyond which a prediction is off, for the domain score.
 OFF = 0.3
@@ -220,7 +219,7 @@ class Group:
         index = index[np.argsort(rows.program[index], kind="stable")]
         columns = []
         for part in query_parts(self.study.table, index, self.cache, half_type=self._pipeline.half_type):
-            output = self._pipeline.predict(part.batch)
+            output = self._pipeline.forward(part.batch)
             same = (c[part.position] for c in (output.point, output.levels, output.factor, output.score))
             columns.append((index[part.index], *same))
         chosen, point, levels, factor, score = (np.concatenate(c) for c in zip(*columns, strict=True))

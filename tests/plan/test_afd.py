@@ -107,11 +107,6 @@ def test_the_example_is_answered_from_predictions(predictor: LatencyPredictor, t
     draw(request, plan).savefig(tmp_path / "afd.png")
 
 
-def test_the_old_name_of_the_search_control_works_and_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="control"):
-        assert make_plan("afd", GIVEN, watch=SearchControl(1.0)) == make_plan("afd", GIVEN, control=SearchControl(1.0))
-
-
 @pytest.mark.parametrize("goal", [{}, {"tokens_per_s": 2e7}, {"tpot_s": 0.031}])
 def test_many_instances_are_sized_in_bounded_memory(goal: dict[str, Any]) -> None:
     many = {**GIVEN, **goal} | {name: {**GIVEN[name], "instances": 100_000} for name in ("attention", "ffn")}

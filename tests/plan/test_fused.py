@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.plan.base.solve import solve_priced, to_json
+from cdmpp.plan.base.solve import predict_prices, solve_priced
 from cdmpp.plan.fused import FusedProblem, Model, lower_bound_s, search
 from cdmpp.plan.fused.check import check
 from cdmpp.plan.fused.list_scheduling import list_schedule, serial_1f1b
@@ -428,7 +427,7 @@ def test_interval_of_predicted_costs_is_simulated_again(predictor: LatencyPredic
     models = [{**first, "forward_s": None, "forward": PREDICTED}, {**second, "forward_s": 1e-4}]
     request = FusedRequest.model_validate({**CHECKED, "models": models})
     prices = predict_prices(request.price_requests(), predictor)
-    answer = to_json(solve_priced(request, prices))
+    answer = solve_priced(request, prices).to_json()
     assert check(request, answer, prices) == []
     for name in ("lower_s", "upper_s"):
         wrong = {**answer, "interval": {**answer["interval"], name: 0.5 * answer["interval"][name]}}

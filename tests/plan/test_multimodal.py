@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.plan.multimodal import Module
 from cdmpp.plan.multimodal.check import check
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes, peak_bytes

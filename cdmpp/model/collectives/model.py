@@ -3,7 +3,7 @@
 A curve is the baseline times the exponential of the components' residuals, at sizes a quarter of a power of two apart.
 It is then made monotone, and limited by the nominal bandwidth of the link. Between the sizes it is interpolated in
 logarithms, so that latencies never fall with the bytes, and no figure exceeds the link's bandwidth by more than
-:data:`cdmpp.model.collectives.baseline.OVER_NOMINAL`.
+:data:`cdmpp.model.collectives.residual.OVER_NOMINAL`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import numpy as np
 
 from cdmpp.devices.paths import link_of_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.model.collectives.baseline import Baseline, least_seconds, roofline_seconds
-from cdmpp.model.collectives.components import COMPONENTS, Key
-from cdmpp.model.collectives.context import Context
-from cdmpp.model.collectives.correction import Correction
-from cdmpp.model.collectives.monotone import rising
-from cdmpp.model.collectives.reasons import Reasons, describe
+from cdmpp.model.collectives.context import Context, Reasons, describe
+from cdmpp.model.collectives.residual import COMPONENTS, Baseline, Correction, Key, least_seconds, roofline_seconds
 from cdmpp.model.domain.score import label
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.raw_predictions import RawPredictions
+from cdmpp.utils.isotonic import pool_adjacent_violators
 from cdmpp.utils.lru import Lru
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -38,8 +36,6 @@ RANK_GRID = np.array([1.0, 2.0, 3.0, 4.0])
 NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 #: Bytes of a cached curve.
 _CURVE_BYTES = 4 * len(KNOTS) * 8
-#: Weight of the interval's width (a natural logarithm) in the domain score.
-_SPREAD_STEP = 2.0
 
 
 #: Names of measured devices by data sheet.
@@ -76,30 +72,6 @@ class Curve:
     coverage: float
     sizes: tuple[float, float]
     reasons: Reasons
-
-
-@dataclass(frozen=True)
-class CollectiveOutput:
-    """Predictions of n collectives, as :class:`cdmpp.model.inference.output.NetworkOutput` has them of programs.
-
-    Attributes
-    ----------
-    point : (n,)
-        log of the predicted seconds.
-    levels : (n, len(LEVELS))
-        Log quantiles.
-    factor, coverage, score, roofline_s : (n,)
-    reason : (n,) bool
-        Training lacked something of the query (:meth:`CollectiveModel.explain`).
-    """
-
-    point: Array
-    levels: Array
-    factor: Array
-    coverage: Array
-    score: Array
-    roofline_s: Array
-    reason: Array
 
 
 @dataclass(frozen=True)
@@ -199,7 +171,7 @@ class CollectiveModel:
         devices = {**self.devices, sheet: self.devices.get(sheet, (device.name,))}
         return self._changed(devices=devices, corrections=(*self.corrections, correction))
 
-    def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> CollectiveOutput:
+    def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> RawPredictions:
         """Predict messages of ``bytes_`` in ``contexts[context]``, in order; rows do not depend on each other."""
         n = len(bytes_)
         size = np.log2(np.asarray(bytes_, dtype=np.float64))
@@ -217,8 +189,9 @@ class CollectiveModel:
             roofline[rows] = roofline_seconds(contexts[number], bytes_[rows])
         factor = np.array([self.calibration[label(x)] for x in coverage.tolist()])
         levels = point[:, None] + spread[:, None] * NORMAL
-        width = (NORMAL[LEVELS.index(0.9)] - NORMAL[LEVELS.index(0.1)]) * spread * factor
-        return CollectiveOutput(point, levels, factor, coverage, coverage + _SPREAD_STEP * width, roofline, reason)
+        return RawPredictions(
+            point, levels, factor=factor, distance=coverage, roofline_s=roofline, adjusted=reason.astype(np.int8)
+        )
 
     def explain(self, context: Context, bytes_: float) -> str:
         """What of a query training did not have; "" where it had everything."""
@@ -279,7 +252,9 @@ class CollectiveModel:
         log_s = self.baseline.log_seconds(context, KNOTS) + residual
         weights = np.where((sizes[0] <= KNOTS) & (sizes[1] >= KNOTS), 1.0, 1e-3)
         bound = np.log(least_seconds(context, 2.0**KNOTS))
-        log_s = np.maximum(rising(log_s, weights), bound)
+        if (np.diff(log_s) < 0).any():
+            log_s = np.maximum.accumulate(pool_adjacent_violators(log_s, weights))
+        log_s = np.maximum(log_s, bound)
         coverage, reasons = self._coverage(context, known is not None)
         return Curve(log_s, spread, np.zeros(len(KNOTS)), coverage, sizes, reasons)
 

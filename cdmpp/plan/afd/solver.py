@@ -24,8 +24,7 @@ from cdmpp.plan.afd.size import (
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import check_fits, memory_limit
 from cdmpp.predict.requests.pricing import Cost
-from cdmpp.programs.operators import make_operator
-from cdmpp.programs.resident import resident_bytes
+from cdmpp.programs.operators import make_operator, resident_bytes
 from cdmpp.utils.units import format_latency, format_si
 
 

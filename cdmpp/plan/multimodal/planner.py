@@ -17,15 +17,7 @@ from cdmpp.plan.multimodal.candidates import (
     segment_placements,
     split_batch,
 )
-from cdmpp.plan.multimodal.designs import (
-    Design,
-    DesignSearch,
-    Evaluated,
-    EvaluatedDesign,
-    StepDesigns,
-    StepSettings,
-    variants_of,
-)
+from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
 from cdmpp.plan.multimodal.exact import MAX_TASKS, solve_exactly, try_all
 from cdmpp.plan.multimodal.knobs import choose_knobs
 from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
@@ -33,6 +25,7 @@ from cdmpp.plan.multimodal.placement import Items, Placement, contiguous_at, con
 from cdmpp.plan.multimodal.request_bound import request_bound_s
 from cdmpp.plan.multimodal.schedule import Schedule, schedule_orders
 from cdmpp.plan.multimodal.search import CacheCounts, search
+from cdmpp.plan.multimodal.tasks import StepSettings
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
 

@@ -24,7 +24,7 @@ from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
 from cdmpp.predict.requests.request import Answer
 from cdmpp.simulate.emulator.emulate import Emulator
-from cdmpp.simulate.emulator.evaluate import Floats
+from cdmpp.simulate.emulator.stages import Floats
 
 Join = Callable[[Floats, Floats, Floats, int], Floats]
 Goal = Literal["slowest", "step"]

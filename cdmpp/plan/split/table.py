@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.simulate.emulator.emulate import Emulator, Step
-from cdmpp.simulate.emulator.evaluate import Floats
 from cdmpp.simulate.emulator.orders import ScheduleName
-from cdmpp.simulate.emulator.stages import Stage, grid, on_grid
+from cdmpp.simulate.emulator.stages import Floats, Stage, grid, on_grid
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Choice of the operators of a library job (``cdmpp measure --export-library``)."""
+"""Choice of the operators of a library job (``cdmpp measure --export-library``). Needs torch, as the job does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.data.measure.kit.library_variants import Variant, extra_variants, new_sizes, variants_of
+from cdmpp.data.measure.kit.export_library import Variant, extra_variants, new_sizes, variants_of
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
@@ -21,6 +21,8 @@ from cdmpp.train.adaptation.select import (
     selection_points,
 )
 
+#: Operators with a longer predicted latency are not chosen: thousands must fit into half an hour.
+LONGEST_S = 0.05
 #: Share of operators without a specification.
 EXTRA_SHARE = 0.2
 #: Shares of attention by forced backends, and of composed and compiled forms, of operators with a specification. The
@@ -28,8 +30,6 @@ EXTRA_SHARE = 0.2
 _FORCED_SHARE, _MODULE_SHARE = 0.15, 0.2
 #: New sizes that are drawn for each operator of the pool.
 _DRAWS = 3
-#: Operators with a longer predicted latency are not chosen: thousands must fit into half an hour.
-LONGEST_S = 0.05
 
 
 @dataclass(frozen=True)

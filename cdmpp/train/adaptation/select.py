@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.measure.kit.runtime.call_problems import call_problem
-from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import TimingSettings
+from cdmpp.data.physics import needed_bytes
 from cdmpp.data.records import Measurement
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
-from cdmpp.model.adapter.residuals import ResidualSettings, kernel
+from cdmpp.model.adapter import ResidualSettings, kernel
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.programs.operators import OperatorSpec
-from cdmpp.train.adaptation.records import device_records
+from cdmpp.train.adaptation.records import Survey, device_records, survey
 from cdmpp.train.adaptation.samplers import choose
-from cdmpp.train.adaptation.survey import Survey, survey
 from cdmpp.train.evaluation.cache import FeatureCache
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,12 +29,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
 #: Maximum programs of a pool; a larger pool is sampled with a seed.
 POOL_MOST = 20_000
-#: Programs with a longer predicted latency are not selected.
-LONGEST_S = 2.0
 #: Seconds per program besides its runs: allocating and filling tensors, selecting a kernel.
 _OVERHEAD_S = 0.15
 #: Share of programs that are timed in a second round.
 _AGAIN = 0.3
+#: Programs with a longer predicted latency are not selected.
+LONGEST_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def select(
 ) -> Selection:
     """Choose k programs of a pool to measure on a device.
 
-    The selection uses the same data as adaptation (:func:`cdmpp.train.adaptation.survey.survey`), except latencies.
+    The selection uses the same data as adaptation (:func:`cdmpp.train.adaptation.records.survey`), except latencies.
 
     Raises
     ------

@@ -14,9 +14,10 @@ from cdmpp.features.encode import encode_operator
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.score import Context, Domain
-from cdmpp.model.nn.inputs import DEVICE_LOGS, query_inputs, stack_devices
-from cdmpp.model.nn.network import INPUT_WIDTH, LatencyNetwork, NetworkConfig
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.model.nn.config import NetworkConfig
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, query_inputs, stack_devices
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.rows import ProgramStore
 from cdmpp.train.config import OptimiserConfig, TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
 from tests.features.shapes import random_specs
@@ -53,7 +54,10 @@ def random_inputs(rows: int, leaves: int, seed: int = 0) -> dict[str, torch.Tens
 def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
     """Random operators on three devices; the latency is twice the reference, with noise."""
     rng = np.random.default_rng(seed)
-    store = ProgramStore.of([encode_operator(s) for s in random_specs(programs, seed)])
+    store = ProgramStore(programs)
+    for key, spec in enumerate(random_specs(programs, seed)):
+        store.add(np.array([key]), encode_operator(spec))
+    store.finish()
     devices = tuple(lookup(name) for name in DEVICES)
     program, device = rng.integers(0, programs, rows), rng.integers(0, len(devices), rows).astype(np.int32)
     names = ("backend", "protocol", "framework", "source", "op")
