@@ -180,7 +180,7 @@ def interval_bounds(pipeline: InferencePipeline, table: MeasurementTable, rows: 
     bounds = np.full((len(rows), 2), np.nan)
     cache = FeatureCache(schedule=pipeline.artifact.reads_schedules)
     for part in query_parts(table, rows, cache, half_type=pipeline.half_type):
-        output = pipeline.predict(part.batch)
+        output = pipeline.forward(part.batch)
         levels = read_quantiles(output.levels, output.factor, INTERVAL)
         low = np.minimum(levels[:, 0], output.point)
         high = np.maximum(levels[:, 1], output.point)

@@ -17,8 +17,7 @@ from cdmpp.model.nn.network import LatencyNetwork, parameter_count
 from cdmpp.train.baselines import TreeBaseline, roofline_log
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
-from cdmpp.train.evaluation.metrics import measure
-from cdmpp.train.evaluation.ranking import rank
+from cdmpp.train.evaluation.metrics import measure, rank
 from cdmpp.train.loop import train
 from cdmpp.train.reference.train import ReferenceModel
 from cdmpp.train.step import training_rows

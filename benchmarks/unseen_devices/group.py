@@ -219,7 +219,7 @@ class Group:
         index = index[np.argsort(rows.program[index], kind="stable")]
         columns = []
         for part in query_parts(self.study.table, index, self.cache, half_type=self._pipeline.half_type):
-            output = self._pipeline.predict(part.batch)
+            output = self._pipeline.forward(part.batch)
             same = (c[part.position] for c in (output.point, output.levels, output.factor, output.score))
             columns.append((index[part.index], *same))
         chosen, point, levels, factor, score = (np.concatenate(c) for c in zip(*columns, strict=True))

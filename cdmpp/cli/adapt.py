@@ -147,8 +147,8 @@ def _observed(
 
 def _records(path: Path, device: str | None, artifact: Artifact) -> DeviceRecords:
     """Records of a device; its specification in the records precedes what can be found out about this machine."""
+    from cdmpp.devices.host import is_native, native_name
     from cdmpp.devices.loading import is_local
-    from cdmpp.devices.native import is_native, native_name
     from cdmpp.errors import UnknownDeviceError
     from cdmpp.train.adaptation.records import device_records
 

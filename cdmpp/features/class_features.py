@@ -17,9 +17,9 @@ from cdmpp.features.leaf import LINEAR_MASK, element_bytes, leaf_values, positio
 from cdmpp.features.schema import COLUMN, WIDTH
 from cdmpp.features.tape import Tape
 from cdmpp.features.walk import build_ast
-from cdmpp.programs.operators import output_hw
 from cdmpp.programs.templates import template_json
 from cdmpp.programs.tvm_json import Nodes, load
+from cdmpp.programs.vectors import output_hw
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

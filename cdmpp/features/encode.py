@@ -32,9 +32,9 @@ from cdmpp.features.leaf_tables import PARTS
 from cdmpp.features.schedule import schedule_matrices
 from cdmpp.features.schema import COLUMN
 from cdmpp.features.walk import build_ast
+from cdmpp.programs.elements import LABEL_FIELDS, NARROW_FIELDS, types_label
 from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family, read_value
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import LABEL_FIELDS, NARROW_FIELDS, types_label
 from cdmpp.programs.query_options import Backend
 from cdmpp.programs.templates import class_name, partition, size_names
 from cdmpp.programs.tvm_json import HINT, Nodes, load
@@ -81,7 +81,7 @@ class EncodedPrograms:
 
     @property
     def types(self) -> str:
-        """Element types as one text (:func:`cdmpp.programs.quantisation.types_label`)."""
+        """Element types as one text (:func:`cdmpp.programs.elements.types_label`)."""
         return structure_types(self.structure, self.dtype)
 
     def narrow(self, width: int) -> EncodedPrograms:

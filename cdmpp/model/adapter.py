@@ -329,7 +329,7 @@ class FeatureMaker:
         batch : QueryBatch
             n queries.
         peers, view : (n, trained devices), (n, VIEW_COLUMNS)
-            Fields of :class:`cdmpp.model.inference.output.NetworkOutput`.
+            Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`.
         """
         rows, inputs = batch.rows, RowInputs(batch.store, stack_devices(batch.specs))
         numeric = np.empty((len(rows), len(NUMERIC)), dtype=np.float32)

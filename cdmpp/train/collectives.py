@@ -25,11 +25,12 @@ from cdmpp.errors import DataError
 from cdmpp.model.collectives.context import collective_rows
 from cdmpp.model.collectives.few import informative_rows
 from cdmpp.model.collectives.fit import MeasuredCollectives, ResidualFit
-from cdmpp.model.collectives.model import CollectiveModel, CollectiveOutput
+from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.residual import Correction
 from cdmpp.model.collectives.store import HEADER, TENSORS, device_sheets, model_files
 from cdmpp.model.domain.calibration import fit_factor
 from cdmpp.model.domain.score import label
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.collectives import COLLECTIVES
 from cdmpp.utils.writing import replacing
 
@@ -58,12 +59,12 @@ class Rows:
         self.devices = sorted({c.device for c in rows.contexts})
 
 
-def relative_error(output: CollectiveOutput, measured: MeasuredCollectives) -> Array:
+def relative_error(output: RawPredictions, measured: MeasuredCollectives) -> Array:
     """abs(predicted / measured - 1) of each row."""
     return np.asarray(np.abs(np.expm1(output.point - measured.log_s)))
 
 
-def predict(model: CollectiveModel, measured: MeasuredCollectives) -> CollectiveOutput:
+def predict(model: CollectiveModel, measured: MeasuredCollectives) -> RawPredictions:
     """Predictions of measured rows."""
     return model.predict(measured.contexts, measured.context, measured.bytes)
 
@@ -110,7 +111,7 @@ def finish(rows: Rows, fit: ResidualFit, report: Callable[[str], None]) -> Colle
     report(f"validation: {100 * relative_error(inside, validation).mean():.2f} %")
     factors = {"in": fit_factor(validation.log_s, inside.levels)}
     left: dict[str, dict[str, Any]] = {}
-    far: list[tuple[CollectiveOutput, MeasuredCollectives]] = []
+    far: list[tuple[RawPredictions, MeasuredCollectives]] = []
     for name in rows.devices:
         fitted = fit.model(device_sheets(set(rows.devices) - {name}), without=[name])
         held = rows.measured.take(rows.device == name)

@@ -15,17 +15,16 @@ from cdmpp.data.networks import assert_tasks_apart, network_names, network_parts
 from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, VALIDATION, assert_disjoint, program_parts
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.ceilings import Ceilings
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.sustained import TYPICAL
+from cdmpp.devices.limits import TYPICAL
+from cdmpp.devices.spec import Ceilings, DeviceSpec
 from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.features.encode import TIR, encode_many, encode_shapes
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.nn.inputs import stack_devices
 from cdmpp.model.nn.rows import ProgramStore, QueryRows
-from cdmpp.programs.operators import is_collective
-from cdmpp.programs.quantisation import types_label
+from cdmpp.programs.collectives import is_collective
+from cdmpp.programs.elements import types_label
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.config import DataConfig
 

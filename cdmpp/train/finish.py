@@ -20,8 +20,7 @@ from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.baselines import Baseline
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
-from cdmpp.train.evaluation.metrics import measure
-from cdmpp.train.evaluation.ranking import RANKING, rank
+from cdmpp.train.evaluation.metrics import RANKING, measure, rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -186,7 +185,7 @@ def error_table(
         ``types``: errors by operator, types and device (:func:`cdmpp.train.finish.errors_by_types`).
         ``overall``, ``by_source``, ``tables`` (source, device) and ``groups`` (source, device, op); each entry
         has the metrics of the model, and under ``baselines`` the mape and median_ape of each baseline; where
-        programs are schedules of tasks, all with the figures of :func:`cdmpp.train.evaluation.ranking.rank`. The entry
+        programs are schedules of tasks, all with the figures of :func:`cdmpp.train.evaluation.metrics.rank`. The entry
         ``neusight_filtered`` of ``by_source`` has the rows that pass NeuSight's own filter;
         ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23 %.
     """

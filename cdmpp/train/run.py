@@ -11,11 +11,10 @@ import numpy as np
 
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.load import load_table
-from cdmpp.data.merge import concat
 from cdmpp.data.pool import POOL, pool_of
 from cdmpp.data.public import load_public
-from cdmpp.data.table import MeasurementTable
-from cdmpp.data.unsealed import sealed_networks, without_sealed
+from cdmpp.data.split_file import sealed_networks, without_sealed
+from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.trained import save_artifact
@@ -46,7 +45,7 @@ def load_training_table(
         Further tables.
     keep_sealed : bool
         Keep programs that ``splits.parquet`` beside the records seals. Only the benchmark that evaluates the sealed
-        networks sets it, and it trains on none of them (:mod:`cdmpp.data.unsealed`).
+        networks sets it, and it trains on none of them (:mod:`cdmpp.data.split_file`).
 
     Raises
     ------

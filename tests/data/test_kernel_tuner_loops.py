@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cdmpp.data.importers.kernel_tuner import dedispersion, pnpoly
+from cdmpp.data.importers.kernel_tuner import loops
 from cdmpp.features.ast import CompactAST
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.tvm_json import load
@@ -49,50 +49,50 @@ def run(program, *arrays: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("strides", [(0, 1), (1, 0)])
 def test_dedispersion_launches_the_configured_threads(strides):
     parameters = TILED | {"tile_stride_x": strides[0], "tile_stride_y": strides[1]}
-    ast, launch = lowered(dedispersion.build(parameters)), dedispersion.launch(parameters)
+    ast, launch = lowered(loops.dedispersion_program(parameters)), loops.dedispersion_launch(parameters)
     assert extents(ast, "blockIdx") == {"blockIdx.x": launch.grid[0], "blockIdx.y": launch.grid[1]}
     assert launch.grid == (math.ceil(25_000 / 24), math.ceil(2_048 / 192), 1)
     assert extents(ast, "threadIdx") == {"threadIdx.x": 8, "threadIdx.y": 96}
     assert launch.block == (8, 96, 1) and launch.shared_bytes == 0
     # A delay, and one sum at a time.
-    assert local_elements(ast) == [1, dedispersion.KERNEL.accumulators(parameters)]
+    assert local_elements(ast) == [1, loops.DEDISPERSION.accumulators(parameters)]
 
 
 def test_stride_decides_which_samples_a_thread_computes():
     for stride, (thread, item) in ((0, (3, 1)), (1, (1, 8))):
-        ast = lowered(dedispersion.build(TILED | {"tile_stride_x": stride}))
+        ast = lowered(loops.dedispersion_program(TILED | {"tile_stride_x": stride}))
         steps = ast.leaves[-1].store.indices[1].steps
         by_kind = {ast.loops[p].kind: step for p, step in steps.items()}
         assert by_kind == {"blockIdx.x": 24, "threadIdx.x": thread, "serial": item}
 
 
 def test_dedispersion_sums_the_delayed_channels():
-    sizes = dedispersion.Sizes(samples=50, measures=20, channels=6, longest_delay=40)
+    sizes = loops.DedispersionSizes(samples=50, measures=20, channels=6, longest_delay=40)
     rng = np.random.default_rng(0)
     samples = rng.integers(0, 255, (6, 90)).astype("uint8")
     factors = rng.uniform(0, 80, 6).astype("float32")
     expected = np.zeros((20, 50), "float32")
     for measure in range(20):
         for channel in range(6):
-            delay = int(np.float32(measure) * np.float32(dedispersion.STEP) * factors[channel])
+            delay = int(np.float32(measure) * np.float32(loops.STEP) * factors[channel])
             expected[measure] += samples[channel, delay : delay + 50]
     small = {"block_size_x": 4, "block_size_y": 3, "tile_size_x": 3}
     for changes in ({}, {"tile_stride_x": 0, "tile_stride_y": 1, "loop_unroll_factor_channel": 3}):
-        program = dedispersion.program(TILED | small | changes, sizes, bound=False)
+        program = loops.dedispersion_program(TILED | small | changes, sizes, bound=False)
         np.testing.assert_array_equal(run(program, samples, factors, np.full((20, 50), -1, "float32")), expected)
 
 
 def test_pnpoly_launches_the_configured_threads_and_keeps_a_tile_in_registers():
-    ast, launch = lowered(pnpoly.build(POLYGON)), pnpoly.launch(POLYGON)
+    ast, launch = lowered(loops.pnpoly_program(POLYGON)), loops.pnpoly_launch(POLYGON)
     assert extents(ast, "blockIdx") == {"blockIdx.x": launch.grid[0]} == {"blockIdx.x": 78_125}
     assert extents(ast, "threadIdx") == {"threadIdx.x": 64} and launch.block == (64, 1, 1)
     # A slope and a comparison; counters and coordinates of four points.
-    assert local_elements(ast) == [1, 1, pnpoly.KERNEL.accumulators(POLYGON), 8]
+    assert local_elements(ast) == [1, 1, loops.PNPOLY.accumulators(POLYGON), 8]
 
 
 @pytest.mark.parametrize("method", range(3))
 def test_pnpoly_finds_the_points_inside(method):
-    sizes = pnpoly.Sizes(points=1_000, vertices=12)
+    sizes = loops.PolygonSizes(points=1_000, vertices=12)
     angle = np.linspace(0, 2 * np.pi, 12, endpoint=False)
     polygon = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype("float32")
     points = np.random.default_rng(0).normal(size=(1_000, 2)).astype("float32")
@@ -103,12 +103,12 @@ def test_pnpoly_finds_the_points_inside(method):
         expected ^= ((one[1] > y) != (other[1] > y)) & left
     for between in (method, 3):
         parameters = POLYGON | {"between_method": between, "block_size_x": 32, "use_method": method}
-        program = pnpoly.program(parameters, sizes, bound=False)
+        program = loops.pnpoly_program(parameters, sizes, bound=False)
         np.testing.assert_array_equal(run(program, points, polygon, np.full(1_000, -1, "int32")), expected)
 
 
 def test_configurations_that_cannot_be_expressed_give_a_reason():
-    assert dedispersion.inexpressible(TILED) == "" and pnpoly.inexpressible(POLYGON) == ""
-    assert "block_size_z" in dedispersion.inexpressible(TILED | {"block_size_z": 2})
-    assert "unroll" in dedispersion.inexpressible(TILED | {"loop_unroll_factor_channel": 7})
-    assert "between_method" in pnpoly.inexpressible(POLYGON | {"between_method": 4})
+    assert loops.DEDISPERSION.inexpressible(TILED) == "" and loops.PNPOLY.inexpressible(POLYGON) == ""
+    assert "block_size_z" in loops.DEDISPERSION.inexpressible(TILED | {"block_size_z": 2})
+    assert "unroll" in loops.DEDISPERSION.inexpressible(TILED | {"loop_unroll_factor_channel": 7})
+    assert "between_method" in loops.PNPOLY.inexpressible(POLYGON | {"between_method": 4})

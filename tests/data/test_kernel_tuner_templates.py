@@ -11,9 +11,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from cdmpp.data.importers.kernel_tuner import convolution, gemm
-from cdmpp.data.importers.kernel_tuner.blocks import Builder
-from cdmpp.data.importers.kernel_tuner.check import check_program, lowered_work
-from cdmpp.data.importers.kernel_tuner.template import Launch
+from cdmpp.data.importers.kernel_tuner.template import Builder, LaunchShape, check_program, lowered_work
 from cdmpp.errors import DataError
 from cdmpp.features.ast import OPERATIONS, Leaf
 from cdmpp.features.walk import build_ast
@@ -34,16 +32,15 @@ CONVOLUTION = {
 
 
 def test_launch_of_gemm() -> None:
-    assert gemm.launch(GEMM) == Launch((64, 128, 1), (16, 8, 1), 32 * 64 * 4)
+    assert gemm.launch(GEMM) == LaunchShape((64, 128, 1), (16, 8, 1), 32 * 64 * 4)
     assert gemm.launch({**GEMM, "SB": 1}).shared_bytes == 32 * (64 + 32) * 4
-    assert gemm.launch(GEMM).work_items == (4096 // 4) ** 2
     assert gemm.accumulators(GEMM) == 4 * 4
 
 
 def test_launch_of_convolution() -> None:
     # 20 x 110 inputs; rows of 48 threads would conflict, and 2 columns of padding bring the next row to bank 16.
     assert convolution.padding_columns(CONVOLUTION) == 2
-    assert convolution.launch(CONVOLUTION) == Launch((43, 683, 1), (48, 2, 1), 20 * 112 * 4)
+    assert convolution.launch(CONVOLUTION) == LaunchShape((43, 683, 1), (48, 2, 1), 20 * 112 * 4)
     assert convolution.launch({**CONVOLUTION, "use_padding": 0}).shared_bytes == 20 * 110 * 4
     assert convolution.launch({**CONVOLUTION, "use_shmem": 0}).shared_bytes == 0
     assert convolution.accumulators(CONVOLUTION) == 6

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from cdmpp.data.importers import IMPORTERS
-from cdmpp.data.importers.element_types import EXPERTS, LINEAR
+from cdmpp.data.importers.base import EXPERTS, LINEAR
 from cdmpp.data.load import load_table
 from cdmpp.data.physics import table_roofline_s, work
 from cdmpp.data.public import find_public_tables, load_public
 from cdmpp.data.splits import split_by_shape
 from cdmpp.data.summary import summarise
+from cdmpp.programs.elements import combinations
 from cdmpp.programs.operators import make_operator, parse_operator
-from cdmpp.programs.quantisation import combinations
 from tests.data.operator_layouts import LAYOUTS
 
 

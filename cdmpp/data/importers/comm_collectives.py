@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.importers.base import Importer, always, column_set
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
 from cdmpp.devices.links import canonical_link
@@ -51,11 +51,7 @@ def _mode(raw: RawTable) -> Labels:
     return raw.labels("mode", "kernel").map(lambda name: _MODES.get(name, name or "kernel"))
 
 
-def _groups(raw: RawTable, op: Labels) -> list[Group]:
-    return list(_each_group(raw, op))
-
-
-def _each_group(raw: RawTable, op: Labels) -> Iterator[Group]:
+def _groups(raw: RawTable, op: Labels) -> Iterator[Group]:
     """Rows of one operator that share library, mode, link and ranks of a node."""
     sizes = {"bytes": raw.ints("message_bytes"), "ranks": raw.ints("ranks")}
     per_node = raw.ints("ranks_per_node")
@@ -87,9 +83,9 @@ IMPORTER = Importer(
     licence="Apache-2.0, Apache-2.0, MIT",
     protocol="kernel",
     protocol_of=_mode,
-    needs=frozenset({"op", "device", "message_bytes", "ranks"}),
-    lacks=frozenset({"m", "n", "k", "batch", "rows", "q_len", "c_in", "program"}),
-    reads=frozenset({"dtype", "library", "mode", "link", "ranks_per_node"}),
+    needs=column_set("op device message_bytes ranks"),
+    lacks=column_set("m n k batch rows q_len c_in program"),
+    reads=column_set("dtype library mode link ranks_per_node"),
     groups=_groups,
     framework=always(""),
     dtype=lambda raw: raw.labels("dtype", "float16"),

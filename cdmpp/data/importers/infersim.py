@@ -28,14 +28,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import NOT_SERVING, Importer
+from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
 _FP8 = "float8_e4m3"
 _BLOCK = {"scaling": "block128"}
-_GEMM = frozenset({"m", "n", "k"})
-_GROUPED = frozenset({"num_local_experts", "tokens_per_expert", "hidden_size", "intermediate_size"})
+_GEMM = column_set("m n k")
+_GROUPED = column_set("num_local_experts tokens_per_expert hidden_size intermediate_size")
 
 
 def _numbers(config: str) -> list[int] | None:
@@ -148,11 +148,10 @@ IMPORTER = Importer(
     origin="bench_data",
     licence="Apache-2.0",
     protocol="kernel",
-    needs=frozenset({"op", "device", "cfg"}),
-    one_of=(_GEMM, _GROUPED, frozenset({"phase", "kv_len"}), frozenset({"phase", "seq_len"})),
-    lacks=NOT_SERVING
-    | {"n_out", "token", "protocol", "layer", "n_embd", "hidden_dim", "n_q_head", "prefill_chunk", "n_decode"},
-    reads=frozenset({"phase", "dtype", "kv_dtype", "batch_size", "q_len", "kv_len", "seq_len"}),
+    needs=column_set("op device cfg"),
+    one_of=(_GEMM, _GROUPED, column_set("phase kv_len"), column_set("phase seq_len")),
+    lacks=NOT_SERVING | column_set("n_out token protocol layer n_embd hidden_dim n_q_head prefill_chunk n_decode"),
+    reads=column_set("phase dtype kv_dtype batch_size q_len kv_len seq_len"),
     groups=_groups,
     framework=_framework,
     protocol_of=_protocol,

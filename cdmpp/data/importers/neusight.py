@@ -19,32 +19,14 @@ from __future__ import annotations
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.importers.base import Importer, always, column_set
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
 VECTOR = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-    "maximum",
-    "minimum",
-    "add_scalar",
-    "mul_scalar",
-    "div_scalar",
-    "pow_scalar",
-    "relu",
-    "gelu",
-    "tanh",
-    "sigmoid",
-    "silu",
-    "exp",
-    "sqrt",
-    "softmax",
-    "layernorm",
-    "rmsnorm",
+    *("add", "sub", "mul", "div", "pow", "maximum", "minimum"),
+    *("add_scalar", "mul_scalar", "div_scalar", "pow_scalar"),
+    *("relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt", "softmax", "layernorm", "rmsnorm"),
 )
 
 
@@ -83,10 +65,10 @@ IMPORTER = Importer(
     origin="scripts/asplos/data/dataset*/{train,test}",
     licence="MIT",
     protocol="eager",
-    needs=frozenset({"op", "device", "dtype"}),
-    one_of=(frozenset({"batch", "m", "n", "k"}), frozenset({"rows", "cols"}), frozenset({"in_hw", "kernel_hw"})),
-    lacks=frozenset({"framework", "precision", "q_len", "direction", "family", "trans_a", "protocol"}),
-    reads=frozenset({"c_in", "c_out", "stride", "pad"}),
+    needs=column_set("op device dtype"),
+    one_of=(column_set("batch m n k"), column_set("rows cols"), column_set("in_hw kernel_hw")),
+    lacks=column_set("framework precision q_len direction family trans_a protocol"),
+    reads=column_set("c_in c_out stride pad"),
     groups=_groups,
     framework=always("pytorch"),
     row_filter="neusight_filter",

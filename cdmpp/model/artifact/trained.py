@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load, save
 
+from cdmpp.devices.registry import table
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.table import table
 from cdmpp.errors import ArtifactError, CdmppError
 from cdmpp.features.schedule import SCHEDULE_HASHES
 from cdmpp.features.schema import SCHEMA_HASH

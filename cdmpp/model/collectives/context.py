@@ -16,8 +16,7 @@ import numpy as np
 from cdmpp.devices.links import link_of_name
 from cdmpp.devices.paths import devices_together, link_of_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.collectives import LIBRARIES, Collective, collective_path
-from cdmpp.programs.operators import is_collective
+from cdmpp.programs.collectives import LIBRARIES, Collective, collective_path, is_collective
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable

@@ -21,6 +21,7 @@ from cdmpp.model.collectives.context import CollectiveContext, Reasons, describe
 from cdmpp.model.collectives.residual import COMPONENTS, Correction, Key, LinkBaseline, min_seconds, roofline_seconds
 from cdmpp.model.domain.score import label
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.utils.isotonic import pool_adjacent_violators
 from cdmpp.utils.lru import Lru
 
@@ -35,8 +36,6 @@ RANK_GRID = np.array([1.0, 2.0, 3.0, 4.0])
 NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 #: Bytes of a cached curve.
 _CURVE_BYTES = 4 * len(KNOTS) * 8
-#: Weight of the interval's width (a natural logarithm) in the domain score.
-_SPREAD_STEP = 2.0
 
 
 #: Names of measured devices by data sheet.
@@ -73,30 +72,6 @@ class CollectiveCurve:
     coverage: float
     sizes: tuple[float, float]
     reasons: Reasons
-
-
-@dataclass(frozen=True)
-class CollectiveOutput:
-    """Predictions of n collectives, as :class:`cdmpp.model.inference.output.NetworkOutput` has them of programs.
-
-    Attributes
-    ----------
-    point : (n,)
-        log of the predicted seconds.
-    levels : (n, len(LEVELS))
-        Log quantiles.
-    factor, coverage, score, roofline_s : (n,)
-    reason : (n,) bool
-        Training lacked something of the query (:meth:`CollectiveModel.explain`).
-    """
-
-    point: Array
-    levels: Array
-    factor: Array
-    coverage: Array
-    score: Array
-    roofline_s: Array
-    reason: Array
 
 
 @dataclass(frozen=True)
@@ -165,7 +140,7 @@ class CollectiveModel:
         devices = {**self.devices, sheet: self.devices.get(sheet, (device.name,))}
         return replace(self, devices=devices, corrections=(*self.corrections, correction))
 
-    def predict(self, contexts: Sequence[CollectiveContext], context: Array, bytes_: Array) -> CollectiveOutput:
+    def predict(self, contexts: Sequence[CollectiveContext], context: Array, bytes_: Array) -> RawPredictions:
         """Predict messages of ``bytes_`` in ``contexts[context]``, in order; rows do not depend on each other."""
         n = len(bytes_)
         size = np.log2(np.asarray(bytes_, dtype=np.float64))
@@ -183,8 +158,9 @@ class CollectiveModel:
             roofline[rows] = roofline_seconds(contexts[number], bytes_[rows])
         factor = np.array([self.calibration[label(x)] for x in coverage.tolist()])
         levels = point[:, None] + spread[:, None] * NORMAL
-        width = (NORMAL[LEVELS.index(0.9)] - NORMAL[LEVELS.index(0.1)]) * spread * factor
-        return CollectiveOutput(point, levels, factor, coverage, coverage + _SPREAD_STEP * width, roofline, reason)
+        return RawPredictions(
+            point, levels, factor=factor, distance=coverage, roofline_s=roofline, adjusted=reason.astype(np.int8)
+        )
 
     def explain(self, context: CollectiveContext, bytes_: float) -> str:
         """What of a query training did not have; "" where it had everything."""

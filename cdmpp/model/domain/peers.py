@@ -19,7 +19,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context, Domain, parse_contexts
 from cdmpp.model.nn.rows import QueryRows
-from cdmpp.programs.quantisation import base_type
+from cdmpp.programs.elements import base_type
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

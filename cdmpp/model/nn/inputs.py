@@ -19,15 +19,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from cdmpp.devices.ceilings import FAMILIES as RATED
+from cdmpp.devices.limits import bandwidth_share, matrix_share, power_share
+from cdmpp.devices.spec import FAMILIES as RATED
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.sustained import bandwidth_share, matrix_share, power_share
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMN
-from cdmpp.programs.dense import Layout
-from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
+from cdmpp.programs.elements import DTYPE_BYTES, SCALINGS, canonical_dtype
 from cdmpp.programs.operators import derived_sizes, operator_family, operator_types
-from cdmpp.programs.quantisation import SCALINGS
+from cdmpp.programs.products import Layout
 from cdmpp.programs.query_options import BACKENDS, FLOOR_S, FRAMEWORKS, PROTOCOLS
 from cdmpp.programs.templates import size_names
 
@@ -334,7 +333,7 @@ def device_numbers(device: DeviceSpec) -> Array:
 
     Matrix peak per dtype, vector peak, bandwidth, cache bytes (NaN: not published), compute units, 1 for a GPU,
     clock in Hz; then the sustained shares of vector peak, of bandwidth, and of each matrix peak by family
-    (:mod:`cdmpp.devices.sustained`).
+    (:mod:`cdmpp.devices.limits`).
     """
     return np.array(
         [

@@ -6,7 +6,7 @@ leaf count, so a prediction does not depend on the other programs of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, add_operator_columns, query_inputs, summarise
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, query_inputs, summarise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,28 +58,6 @@ class ProgramStore:
         self._parts: dict[int, list[LeafBucket]] = {}
         self._sizes: dict[int, int] = {}
         self.buckets: dict[int, LeafBucket] = {}
-
-    @classmethod
-    def of(cls, encoded: Iterable[EncodedPrograms], width: int = WIDTH) -> ProgramStore:
-        """Programs in order, keys counting up."""
-        groups: dict[tuple[int, int, str, str], list[tuple[EncodedPrograms, int]]] = {}
-        start = 0
-        for item in encoded:
-            alike = (*item.leaves.shape[1:], item.dtype, item.family)
-            groups.setdefault(alike, []).append((item, start))
-            start += len(item)
-        store = cls(start, width)
-        for group in groups.values():
-            keys = [np.arange(first, first + len(item)) for item, first in group]
-            store.add(np.concatenate(keys), joined := EncodedPrograms.join([item for item, _ in group]))
-            if joined.structure:
-                continue
-            # Programs of several structural classes lose their own fields when they are joined.
-            for (item, _), item_keys in zip(group, keys, strict=True):
-                if item.structure:
-                    add_operator_columns(store.summary, item_keys, item.structure, item.sizes)
-        store.finish()
-        return store
 
     def add(self, keys: Array, encoded: EncodedPrograms) -> None:
         """Store programs under their keys, without columns from ``width`` on."""

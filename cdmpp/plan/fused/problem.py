@@ -1,7 +1,8 @@
-"""Models of a fused pipeline, their replicas on the ranks, and the tasks as arrays."""
+"""Models of a fused pipeline, their replicas on the ranks, the tasks as arrays, and the times of a given order."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from cdmpp.errors import FieldError, InfeasibleError
 
 Direction = Literal["down", "up"]
+Pass = Literal["F", "B"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,6 @@ class Model:
 
     Attributes
     ----------
-    stages : int
     micro_batches : int
         Number of micro-batches of each replica.
     forward_s, backward_s : float
@@ -40,7 +41,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Problem:
+class FusedProblem:
     """Models to schedule on the same ranks.
 
     A model with fewer stages than ranks has ``ranks / stages`` equal replicas side by side. Stage ``s`` of replica
@@ -49,8 +50,6 @@ class Problem:
 
     Parameters
     ----------
-    ranks : int
-    models : sequence of Model
     max_activations : float, optional
         Memory limit of each rank, in the unit of ``Model.activation``.
 
@@ -98,9 +97,9 @@ class Problem:
         return [(m, c) for m, model in enumerate(self.models) for c in range(self.ranks // model.stages)]
 
     @cached_property
-    def tasks(self) -> Tasks:
+    def tasks(self) -> TaskArrays:
         """The tasks as arrays."""
-        return Tasks(self)
+        return TaskArrays(self)
 
 
 class GroupArrays(NamedTuple):
@@ -137,8 +136,8 @@ class GroupArrays(NamedTuple):
     activation: np.ndarray
 
 
-class Tasks:
-    """Groups of tasks as arrays, one entry per group; see :class:`Problem` and :class:`GroupArrays`.
+class TaskArrays:
+    """Groups of tasks as arrays, one entry per group; see :class:`FusedProblem` and :class:`GroupArrays`.
 
     Attributes
     ----------
@@ -156,7 +155,7 @@ class Tasks:
         Number of the task that takes a task's place when time is reversed.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: FusedProblem) -> None:
         rows: list[tuple[float, ...]] = []
         before: list[int] = []
         for replica, (m, copy) in enumerate(problem.replicas()):
@@ -240,3 +239,95 @@ class Tasks:
                 for numbers in self.by_rank()
             ]
         )
+
+
+class FusedTask(NamedTuple):
+    """A forward or backward pass of one micro-batch through one stage of a model's replica."""
+
+    model: int
+    copy: int
+    stage: int
+    way: Pass
+    micro_batch: int
+
+
+def all_tasks(problem: FusedProblem) -> list[list[FusedTask]]:
+    """Tasks of each rank, in no particular order."""
+    tasks: list[list[FusedTask]] = [[] for _ in range(problem.ranks)]
+    ways: tuple[Pass, Pass] = ("F", "B")
+    for m, copy in problem.replicas():
+        model = problem.models[m]
+        for stage in range(model.stages):
+            tasks[problem.rank_of(model, copy, stage)] += [
+                FusedTask(m, copy, stage, way, i) for way in ways for i in range(model.micro_batches)
+            ]
+    return tasks
+
+
+def predecessor(problem: FusedProblem, task: FusedTask) -> FusedTask | None:
+    """The task that must end before this one starts; None for the first stage's forward pass."""
+    last = problem.models[task.model].stages - 1
+    if task.way == "F":
+        return task._replace(stage=task.stage - 1) if task.stage else None
+    return task._replace(way="F") if task.stage == last else task._replace(stage=task.stage + 1)
+
+
+def duration_s(problem: FusedProblem, task: FusedTask) -> float:
+    """Duration of a task in seconds."""
+    model = problem.models[task.model]
+    return model.forward_s if task.way == "F" else model.backward_s
+
+
+def run_order(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> dict[FusedTask, tuple[float, float]]:
+    """Start and end of every task in seconds when each rank runs its tasks in order, as early as possible.
+
+    Parameters
+    ----------
+    order : sequence of sequence of FusedTask
+        Tasks of each rank.
+
+    Raises
+    ------
+    FieldError
+        Deadlock: each rank waits for another.
+    """
+    times: dict[FusedTask, tuple[float, float]] = {}
+    position = [0] * len(order)
+    free_s = [0.0] * len(order)
+    remaining = sum(map(len, order))
+    while remaining:
+        before = remaining
+        for rank, row in enumerate(order):
+            while position[rank] < len(row):
+                task = row[position[rank]]
+                earlier = predecessor(problem, task)
+                if earlier is not None and earlier not in times:
+                    break
+                start_s = max(free_s[rank], times[earlier][1] if earlier is not None else 0.0)
+                free_s[rank] = start_s + duration_s(problem, task)
+                times[task] = (start_s, free_s[rank])
+                position[rank] += 1
+                remaining -= 1
+        if remaining == before:
+            rank = next(r for r, row in enumerate(order) if position[r] < len(row))
+            path = f"order.{rank}.{position[rank]}"
+            raise FieldError(f"{path}: never starts: the orders of the ranks are in a deadlock", path=path)
+    return times
+
+
+def peaks(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> list[float]:
+    """Peak memory of each rank when it runs its tasks in order."""
+    result = []
+    for row in order:
+        held = peak = 0.0
+        for task in row:
+            size = problem.models[task.model].activation
+            held += size if task.way == "F" else -size
+            peak = max(peak, held)
+        result.append(peak)
+    return result
+
+
+def makespan_s(times: Mapping[FusedTask, tuple[float, float]]) -> float:
+    """End of the last task, in seconds."""
+    return max(end for _, end in times.values())

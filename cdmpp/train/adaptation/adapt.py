@@ -327,21 +327,21 @@ def _compare(
     surveyed = (known.point, known.levels, known.factor), answers_after(made, known)
     figures = []
     for artifact, columns in zip((base, made), surveyed, strict=True):
-        again = _predict_dependent(InferencePipeline(artifact), records, rows, cache)
+        again = _consistent(InferencePipeline(artifact), records, rows, cache)
         figures.append(overall(records.table, rows, *(again or (column[query] for column in columns))))
     return figures[0], figures[1]
 
 
-def _predict_dependent(
+def _consistent(
     pipeline: InferencePipeline, records: DeviceRecords, rows: Array, cache: FeatureCache
 ) -> tuple[Array, Array, Array] | None:
     """Predictions of rows where some of them depend on other protocols or types; None where none does."""
     parts = list(query_parts(records.table, rows, cache, records.specs, pipeline.half_type))
-    if not any(pipeline.bends(part.batch) for part in parts if len(part.index)):
+    if not any(pipeline.needs_other_predictions(part.batch) for part in parts if len(part.index)):
         return None
     point, levels, factor = np.empty(len(rows)), np.empty((len(rows), len(LEVELS))), np.empty(len(rows))
     for part in parts:
-        output = pipeline.predict(part.batch)
+        output = pipeline.forward(part.batch)
         for column, values in ((point, output.point), (levels, output.levels), (factor, output.factor)):
             column[part.index] = values[part.position]
     return point, levels, factor
@@ -353,7 +353,7 @@ def answers_after(made: Artifact, known: Survey) -> tuple[Array, Array, Array]:
     Returns
     -------
     point, levels, factor
-        Fields of :class:`cdmpp.model.inference.output.NetworkOutput`, per query of the survey.
+        Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`, per query of the survey.
     """
     adapter = made.adapter
     assert adapter is not None

@@ -15,7 +15,7 @@ import numpy as np
 
 from cdmpp.data.records import Measurement
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.train.adaptation.records import measurement
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -15,19 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.as_device import as_device
-from cdmpp.data.device_specs import resolve
 from cdmpp.data.load import load_table
-from cdmpp.data.records import Measurement, from_measurements
+from cdmpp.data.records import Measurement, as_device, from_measurements
+from cdmpp.data.split_file import without_sealed
 from cdmpp.data.table import MeasurementTable
-from cdmpp.data.unsealed import without_sealed
+from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.adapter import AdapterFeatures, FeatureMaker, Names
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.inputs import FAMILIES, roofline_s, stack_devices
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
@@ -164,13 +163,7 @@ def _measurement(position: int, pair: Any, protocol: str, framework: str | None)
         program, latency_s = pair
         if isinstance(latency_s, bool) or not np.isfinite(latency_s) or latency_s <= 0:
             raise DataError(f"latency_s {latency_s!r} is no time", hint="seconds, above 0")
-        if not isinstance(program, TensorProgram):
-            program = (
-                TensorProgram.from_operator(program)
-                if isinstance(program, str | OperatorSpec)
-                else program_from_request(program)
-            )
-        return measurement(program, float(latency_s), protocol, framework)
+        return measurement(program_from_request(program), float(latency_s), protocol, framework)
     except CdmppError as error:
         raise DataError(f"record {position}: {error.message}", hint=error.hint) from None
     except (TypeError, ValueError):
@@ -191,7 +184,7 @@ def _of_device(
         if not counts:
             raise DataError("the records do not say their device", hint="say which: --device NAME|FILE")
         name = next(iter(counts))
-        spec = resolve(name, {**artifact.device_specs, **table.device_specs})
+        spec = lookup(name, {**artifact.device_specs, **table.device_specs})
         return spec, table.device.is_(name)
     spec = artifact.device(device) if isinstance(device, str) else device
     mask = rows_of(table, {spec.name, *spec.aliases})
@@ -230,7 +223,7 @@ class Survey:
     query : (n,) int
         Query of each row.
     point, levels, factor, score : per query
-        Point, quantiles, factor and coverage of :class:`cdmpp.model.inference.output.NetworkOutput`, of the base.
+        Point, quantiles, factor and coverage of :class:`cdmpp.model.raw_predictions.RawPredictions`, of the base.
     roofline_s : per query
         max(arithmetic at peak, traffic at full bandwidth).
     features : AdapterFeatures

@@ -1,24 +1,36 @@
-"""Rows of a measurement table as batches of queries, some thousands of programs at a time."""
+"""Rows of a measurement table as batches of queries, some thousands of programs at a time to bound the memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encode import unbound_error
+from cdmpp.errors import CdmppError, InvalidProgramError
+from cdmpp.features.encode import TIR, encode_shapes, encode_tvm_json, finite, unbound, unbound_error
+from cdmpp.model.inference.encoder import BatchBuilder, HalfType
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.evaluation.cache import FeatureCache
-from cdmpp.train.evaluation.chunks import HalfType, program_chunks, reason_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_UNBOUND = reason_of(unbound_error("the program", "its device"))
+#: Programs that are encoded together. The longest operator has 8 leaves: about 200 MB with intermediates.
+CHUNK_PROGRAMS = 16_384
+#: The same for programs given as TIR, which may have any number of leaves.
+CHUNK_TVM = 1024
+
+
+def _reason(error: CdmppError) -> str:
+    return f"{error.code}: {error.message}"
+
+
+_OVERFLOW = InvalidProgramError("its sizes overflow the features")
+_UNBOUND = _reason(unbound_error("the program", "its device"))
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,7 @@ def query_parts(
     specs : mapping, optional
         Specifications by canonical device name that replace the table's.
     half_type : callable
-        :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type` where the batches are for ``predict``.
+        :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type` where the batches are for ``forward``.
     """
     keys = table.program_key[rows]
     device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
@@ -81,8 +93,8 @@ def query_parts(
     )
     needed = np.zeros(table.n_programs, dtype=np.bool_)
     needed[keys] = True
-    for chunk in program_chunks(table, needed, cache, half_type):
-        low, high = np.searchsorted(keys, [chunk.first, chunk.first + len(chunk)])
+    for chunk in _chunks(table, needed, cache, half_type):
+        low, high = np.searchsorted(keys, [chunk.first, chunk.first + chunk.builder.programs])
         index = np.arange(low, high)
         chunk_keys = keys[index] - chunk.first
         loose = np.isin(chunk_keys, list(chunk.unbound)) & on_gpu[queries.device[index]]
@@ -93,8 +105,73 @@ def query_parts(
         part = queries.take(index)
         part = replace(part, program=part.program - chunk.first)
         first, position = part.distinct()
-        batch = QueryBatch(chunk.store, chunk.kinds, chunk.kind, devices, part.take(first), chunk.half)
-        yield QueryPart(index, batch, position, failed, reasons)
+        yield QueryPart(index, chunk.builder.batch(devices, part.take(first)), position, failed, reasons)
+
+
+@dataclass
+class _Chunk:
+    """Encoded programs of a table.
+
+    Attributes
+    ----------
+    first : int
+        Program key in the table of the builder's first program.
+    builder : BatchBuilder
+    failed : dict of int to str
+        Why a program (key in the builder) cannot be encoded.
+    unbound : set of int
+        Programs given as TIR that no GPU can run (:mod:`cdmpp.features.bindings`).
+    """
+
+    first: int
+    builder: BatchBuilder
+    failed: dict[int, str] = field(default_factory=dict)
+    unbound: set[int] = field(default_factory=set)
+
+    def finish(self) -> _Chunk:
+        """Finish the builder and note the programs that overflow."""
+        self.failed.update(dict.fromkeys(self.builder.finish().tolist(), _reason(_OVERFLOW)))
+        return self
+
+
+def _chunks(table: MeasurementTable, needed: Array, cache: FeatureCache, half_type: HalfType) -> Iterator[_Chunk]:
+    """Encode the programs that rows refer to (``needed``, a mask); a chunk may hold further ones."""
+    backends = sorted(set(table.backend.names))
+    for block in table.programs:
+        for start in range(0, len(block), CHUNK_PROGRAMS):
+            part = block.take(np.arange(start, min(start + CHUNK_PROGRAMS, len(block))))
+            first = int(part.row_index[0])
+            if not needed[first : first + len(part)].any():
+                continue
+            chunk = _Chunk(first, BatchBuilder(len(part), cache.width, half_type))
+            for keys, encoded in encode_shapes(part.operator, part.dtype, part.flags, part.sizes):
+                chunk.builder.add(keys, part.operator, encoded, backends)
+            yield chunk.finish()
+    for start in range(0, len(table.tvm.texts), CHUNK_TVM):
+        first = table.tvm.first_key + start
+        texts = table.tvm.texts[start : start + CHUNK_TVM]
+        if needed[first : first + len(texts)].any():
+            yield _tvm_chunk(first, texts, needed[first : first + len(texts)], cache)
+
+
+def _tvm_chunk(first: int, texts: Sequence[str], needed: Array, cache: FeatureCache) -> _Chunk:
+    chunk = _Chunk(first, BatchBuilder(len(texts), cache.width, lambda *_: None))
+    for key in np.flatnonzero(needed).tolist():
+        text = texts[key]
+        try:
+            encoded = cache.get(text)
+            if encoded is None:
+                encoded = encode_tvm_json(text, schedule=cache.schedule)
+                if not finite(encoded).all():
+                    raise _OVERFLOW
+                cache.put(text, encoded)
+        except CdmppError as error:
+            chunk.failed[key] = _reason(error)
+            continue
+        chunk.builder.add(np.array([key]), TIR, encoded, ["tvm"])
+        if unbound(encoded.leaves)[0]:
+            chunk.unbound.add(key)
+    return chunk.finish()
 
 
 def _codes(names: Iterable[str], known: Iterable[str]) -> Array:

@@ -1,4 +1,8 @@
-"""Cache of programs: by the exact JSON value that a request sent, and by structural hash."""
+"""Caches of programs and devices of requests.
+
+Programs are found by the exact JSON value that a request sent, and by structural hash; devices by name for each model,
+and by the figures of an inline specification.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cdmpp.devices import DeviceSpec, from_mapping
 from cdmpp.errors import CdmppError
 from cdmpp.features.encode import EncodedProgram
+from cdmpp.model.artifact.model import Artifact
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp.utils.lru import Lru
@@ -38,7 +44,7 @@ def exact_key(sent: Any) -> bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class ResolvedProgram:
     """A program that can be predicted, with its hash and name, which are computed once.
 
     Attributes
@@ -55,7 +61,7 @@ class Known:
     name: str
 
     @classmethod
-    def of(cls, program: TensorProgram | EncodedProgram) -> Known:
+    def of(cls, program: TensorProgram | EncodedProgram) -> ResolvedProgram:
         """Compute hash and name."""
         return cls(program, program.hash, program.backend, program.name)
 
@@ -67,11 +73,11 @@ class Known:
             return _OPERATOR_BYTES + features.leaves.nbytes + features.positions.nbytes + 1000
         return _OPERATOR_BYTES + 4 * len(self.name)
 
-    def run_by(self, backend: Backend | None) -> Known:
+    def run_by(self, backend: Backend | None) -> ResolvedProgram:
         """The same program with this backend; None keeps its backend."""
         if backend is None or backend == self.backend:
             return self
-        return Known.of(replace(self.program, backend=backend))
+        return ResolvedProgram.of(replace(self.program, backend=backend))
 
 
 class Programs:
@@ -86,29 +92,79 @@ class Programs:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._cache: Lru[Known] = Lru(max_bytes)
+        self._cache: Lru[ResolvedProgram] = Lru(max_bytes)
 
     def __len__(self) -> int:
         return len(self._cache)
 
-    def known(self, key: bytes, backend: Backend | None) -> Known | None:
+    def known(self, key: bytes, backend: Backend | None) -> ResolvedProgram | None:
         """The program that an earlier request sent with this :func:`exact_key` and backend."""
         return self._cache.get((key, backend))
 
-    def hashed(self, hash: str) -> Known | None:
+    def hashed(self, hash: str) -> ResolvedProgram | None:
         """The program with this hash that an earlier request sent, with its default backend."""
         return self._cache.get(hash)
 
-    def operator(self, fields: Mapping[str, Any] | str, key: bytes, backend: Backend | None) -> Known:
+    def operator(self, fields: Mapping[str, Any] | str, key: bytes, backend: Backend | None) -> ResolvedProgram:
         """The program of an operator object or text; raises the errors of :meth:`TensorProgram.from_operator`."""
-        known = Known.of(TensorProgram.from_operator(fields, backend or "library"))
+        known = ResolvedProgram.of(TensorProgram.from_operator(fields, backend or "library"))
         self.remember(known, key, backend)
         return known
 
-    def remember(self, known: Known, key: bytes, backend: Backend | None) -> None:
+    def remember(self, known: ResolvedProgram, key: bytes, backend: Backend | None) -> None:
         """Cache a program under this key and under its hash."""
         size = known.size_bytes
         self._cache.put((key, backend), known, size)
         # An item that names a hash and no backend gets the default backend of such programs.
         default: Backend = "library" if isinstance(known.program, TensorProgram) else "tvm"
         self._cache.put(known.hash, known.run_by(default), size)
+
+
+#: Memory of a specification and its cache entry, approximately.
+_DEVICE_BYTES = 4000
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedDevice:
+    """A specification with its digest and its part of a cache key, which are computed once."""
+
+    spec: DeviceSpec
+    digest: str
+    cache_key: str
+
+
+class Devices:
+    """Looks up devices of requests. Safe to share between threads.
+
+    Parameters
+    ----------
+    max_bytes : int
+    """
+
+    def __init__(self, max_bytes: int = 2**23) -> None:
+        self._cache: Lru[ResolvedDevice] = Lru(max_bytes)
+
+    def known(self, sent: Any, artifact: Artifact) -> ResolvedDevice | None:
+        """A device that an earlier request sent in the same form."""
+        return self._cache.get(_key(sent, artifact))
+
+    def find(self, sent: str | dict[str, Any], artifact: Artifact) -> ResolvedDevice:
+        """The device of this name or with these figures.
+
+        Raises
+        ------
+        UnknownDeviceError, InvalidDeviceError
+            Errors are not cached.
+        """
+        known = self.known(sent, artifact)
+        if known is None:
+            # By name and never load_device: a client's text must not be used as a path on this machine.
+            spec = artifact.device(sent) if isinstance(sent, str) else from_mapping(sent)
+            known = ResolvedDevice(spec, spec.digest(), spec.cache_key())
+            self._cache.put(_key(sent, artifact), known, _DEVICE_BYTES)
+        return known
+
+
+def _key(sent: Any, artifact: Artifact) -> Any:
+    # The meaning of a name depends on the model, that of figures does not.
+    return (artifact.model_id, sent) if isinstance(sent, str) else exact_key(sent)

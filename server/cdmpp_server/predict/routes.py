@@ -14,18 +14,15 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from cdmpp.errors import CdmppError
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
-from cdmpp_server.concurrency import ConcurrencyLimiter
-from cdmpp_server.deadline import Deadline
-from cdmpp_server.disconnect import cancel_on_disconnect
-from cdmpp_server.gc_tuning import infrequent_gc
+from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline, cancel_on_disconnect, infrequent_gc
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.answers import ROWS_SHARE
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.binary import MEDIA_TYPE, predict_features
 from cdmpp_server.predict.observed_programs import ObservedPrograms
 from cdmpp_server.predict.service import PredictionService, check_golden
-from cdmpp_server.propose.store import ProposalStore
-from cdmpp_server.propose.taken import with_taken
+from cdmpp_server.proposals import ProposalStore, with_taken
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
@@ -39,7 +36,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state = app.state
     state.model_fingerprint = await run_sync(fingerprint, settings.model)
     try:
-        predictor = await run_sync(load_model, settings.model, Lru(settings.answer_cache_bytes))
+        predictor = await run_sync(load_model, settings.model, Lru(int(ROWS_SHARE * settings.answer_cache_bytes)))
     except CdmppError as error:
         state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
         raise

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import lookup
-from cdmpp.devices.table import table
+from cdmpp.devices.registry import table
 from cdmpp.errors import ArtifactError
 from cdmpp.model.artifact.folder import default_model
 from cdmpp.model.collectives.context import context_of

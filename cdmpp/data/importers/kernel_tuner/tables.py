@@ -16,10 +16,9 @@ import numpy as np
 
 from cdmpp.data.assemble import CODE, REASONS, Reasons, canonical_devices, mark
 from cdmpp.data.importers.base import Importer, always
-from cdmpp.data.importers.kernel_tuner import convolution, dedispersion, gemm, pnpoly
+from cdmpp.data.importers.kernel_tuner import convolution, gemm, loops
 from cdmpp.data.importers.kernel_tuner.template import Parameters, TunedKernel
-from cdmpp.data.labels import Labels, Mask
-from cdmpp.data.packed_texts import PackedTexts
+from cdmpp.data.labels import Labels, Mask, PackedTexts
 from cdmpp.data.physics import flag_rows
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import Int64, MeasurementTable, TvmPrograms
@@ -225,8 +224,8 @@ _OLDER_CONVOLUTION = Space(
     defaults={"use_shmem": 1, "use_cmem": 1},
     misstated=_without_padding,
 )
-_DEDISPERSION = Space("kernel_tuner_dedispersion", dedispersion.KERNEL, label="dedispersion_kernel")
-_PNPOLY = Space("kernel_tuner_pnpoly", pnpoly.KERNEL, label="cn_pnpoly")
+_DEDISPERSION = Space("kernel_tuner_dedispersion", loops.DEDISPERSION, label="dedispersion_kernel")
+_PNPOLY = Space("kernel_tuner_pnpoly", loops.PNPOLY, label="cn_pnpoly")
 _HUB = (_OLDER_CONVOLUTION, _DEDISPERSION, _PNPOLY)
 
 

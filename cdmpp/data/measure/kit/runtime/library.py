@@ -6,9 +6,9 @@ An item has ``operator`` (its fields), ``implementation`` and ``protocols``, and
 ``library``
     One call of PyTorch (``library_calls``).
 ``composed``, ``compiled``
-    A chain of calls as networks write it (``composed_calls``), as it is or through ``torch.compile``.
+    A chain of calls as networks write it (``further_calls``), as it is or through ``torch.compile``.
 ``extra``
-    An operator that cdmpp has no specification for yet (``extra_calls``).
+    An operator that cdmpp has no specification for yet (``further_calls``).
 
 The result has seconds per run for each protocol in ``repeats_s``, and in ``failures`` why other protocols have none.
 """
@@ -28,10 +28,8 @@ from typing import Any
 
 import torch
 
-from .composed_calls import make_composed
-from .extra_calls import make_extra
-from .library_calls import Call, CallError, Tensors, make_call, precision
-from .library_protocols import EVALUATORS, Evaluate
+from .further_calls import make_composed, make_extra
+from .library_calls import EVALUATORS, Call, CallError, Evaluate, Tensors, make_call, precision
 from .run import KitError
 
 #: A repeat lasts about this long; number of repeats; runs that take longer are run once.
