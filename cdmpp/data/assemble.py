@@ -134,17 +134,14 @@ def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
             known.add(name)
         except UnknownDeviceError:
             canonical[name] = name
-    is_known = np.array([*(n in known for n in names.names), False], dtype=np.bool_)
-    return names.map(canonical.__getitem__), is_known[names.codes]
+    return names.map(canonical.__getitem__), names.is_in(known)
 
 
 def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:
     """Mask of rows whose backend, protocol and framework are supported."""
     allowed = ((backend, BACKENDS), (protocol, PROTOCOLS), (framework, ("", *FRAMEWORKS)))
-    good = np.ones(len(backend), dtype=np.bool_)
-    for labels, names in allowed:
-        good &= np.array([*(n in names for n in labels.names), False], dtype=np.bool_)[labels.codes]
-    return good
+    known: Mask = np.all([labels.is_in(names) for labels, names in allowed], axis=0)
+    return known
 
 
 def mark(reason: Reasons, rows: Mask, name: str) -> None:
@@ -190,8 +187,7 @@ def _check_group(group: Group, dtypes: Labels, reason: Reasons) -> list[Operator
         mark(state, column.invalid[index] | (values < info.low) | (values > info.high), "invalid_size")
         columns[info.name] = values
     allowed = operator_types()[group.operator].dtypes
-    known = np.array([*(n in allowed for n in dtypes.names), False], dtype=np.bool_)
-    mark(state, ~known[dtypes.codes[index]], "unknown_dtype")
+    mark(state, ~dtypes.is_in(allowed)[index], "unknown_dtype")
     parts = []
     for code, dtype in enumerate(dtypes.names):
         usable = np.flatnonzero((state == 0) & (dtypes.codes[index] == code))

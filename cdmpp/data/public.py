@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-import numpy as np
-
 from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, Importer, TunedImporter
 from cdmpp.data.load import detect
 from cdmpp.data.raw import read_columns, read_raw
@@ -135,5 +133,4 @@ def load_public(
     table = concat([table.load(sources, share) for table in find_public_tables(folder, sources)])
     if sources is None or set(table.source.used()) <= set(sources):
         return table
-    wanted = np.array([name in sources for name in table.source.names], dtype=np.bool_)
-    return table.select(wanted[table.source.codes])
+    return table.select(table.source.is_in(sources))

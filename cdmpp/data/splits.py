@@ -31,20 +31,8 @@ TEST_SHARE, VALIDATION_SHARE = 0.10, 0.05
 _SHAPE = {
     "gemm": ("m", "n", "k"),
     "conv": (
-        "n",
-        "c_in",
-        "h",
-        "w",
-        "c_out",
-        "kh",
-        "kw",
-        "stride_h",
-        "stride_w",
-        "pad_h",
-        "pad_w",
-        "dil_h",
-        "dil_w",
-        "groups",
+        *("n", "c_in", "h", "w", "c_out", "kh", "kw"),
+        *("stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "groups"),
     ),
     "attention": ("batch", "q_len", "past_len", "heads", "kv_heads", "head_dim"),
     "moe": ("tokens", "hidden", "intermediate", "experts", "topk", "tp", "ep"),
@@ -66,12 +54,8 @@ _COLLECTIVE_SEED = 16
 #: no group is a group of its own.
 DEVICE_GROUPS: dict[str, tuple[str, ...]] = {
     "a100": (
-        "a100-pcie-40gb",
-        "a100-sxm4-40gb",
-        "a100-pcie-80gb",
-        "a100-sxm4-80gb",
-        "a800-sxm4-80gb",
-        "a800-pcie-80gb",
+        *("a100-pcie-40gb", "a100-sxm4-40gb", "a100-pcie-80gb", "a100-sxm4-80gb"),
+        *("a800-sxm4-80gb", "a800-pcie-80gb"),
     ),
     "h100": ("h100-pcie", "h100-sxm", "h100-nvl", "h200", "h200-nvl", "h800", "gh200"),
     "b200": ("b200", "gb200", "b300", "gb300"),
