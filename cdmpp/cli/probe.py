@@ -75,13 +75,9 @@ def _write(result: ProbeResult, out: Path) -> None:
     from cdmpp.data.folder import DEVICE, RECORDS
     from cdmpp.data.records import from_measurements, write_records
     from cdmpp.devices.loading import specification_toml
-    from cdmpp.errors import DataError
-    from cdmpp.utils.writing import replacing
+    from cdmpp.utils.writing import make_folder, replacing
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror}", hint="choose another --out") from None
+    make_folder(out)
     write_records(from_measurements(list(result.records)), out / RECORDS)
     with replacing(out / DEVICE) as aside:
         comment = "nominal figures, and what cdmpp probe measured"

@@ -24,7 +24,7 @@ from cdmpp.data.summary import MIN_REPEATS, measured, spread, summarise
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.utils.units import format_latency
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import check_new_folder, replacing
 
 _MOST_REASONS, _REASON_LENGTH = 12, 100
 _FILES = {
@@ -317,8 +317,7 @@ def merge_folders(
         ``out`` is not empty.
     """
     path = Path(out)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise DataError(f"{path} already exists and is not empty", hint="choose a new folder for --out")
+    check_new_folder(path)
     seals = {seal for folder in folders if (seal := read_seal(Path(folder) / SPLITS))[1]}
     if len(seals) > 1:
         named = "; ".join(sorted(", ".join(sealed_names(*seal)) for seal in seals))

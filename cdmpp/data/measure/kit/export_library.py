@@ -25,6 +25,7 @@ from cdmpp.data.physics import needed_bytes
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
 from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
+from cdmpp.utils.writing import check_new_folder
 
 #: Backends of ``scaled_dot_product_attention``; those without float32 are first.
 _HALF_BACKENDS, _BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION"), ("EFFICIENT_ATTENTION", "MATH")
@@ -317,8 +318,7 @@ def check_target(device: DeviceSpec, folder: Path) -> None:
     """Raise an error unless the device is a GPU and the folder is new; errors as of :func:`export_library`."""
     if device.kind != "gpu":
         raise InvalidDeviceError(f"{device.name} is a {device.kind}, not a GPU", hint="cdmpp select measures a CPU")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} already exists and is not empty", hint="choose a new folder for --out")
+    check_new_folder(folder)
 
 
 def _item_seconds(variant: Variant, latency_s: float) -> float:

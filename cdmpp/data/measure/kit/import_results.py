@@ -39,7 +39,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.programs.operators import OperatorSpec, make_operator
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import make_folder, replacing
 
 UNMAPPED, HOST = "unmapped.parquet", "host.json"
 LIBRARY_SOURCE = "cdmpp_kit_library"
@@ -382,10 +382,7 @@ def import_results(
             rows += make_rows(folder, about, results[index], device)
     if not rows:
         raise DataError("the result files have no records", hint="import the host part together with the others")
-    try:
-        result.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {result}: {error.strerror}", hint="choose another --out") from None
+    make_folder(result)
     write_records(from_measurements(rows), result / RECORDS)
     kinds = dict.fromkeys(file.head["kind"] for file in results)
     notes = [note for kind in kinds for note in KINDS[kind][1]] + _machines(results)
