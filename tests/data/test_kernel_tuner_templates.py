@@ -192,16 +192,8 @@ def test_load_through_the_read_only_cache_is_a_marked_load() -> None:
 
 tvm = pytest.importorskip("tvm")
 
-TILED = {
-    "block_size_x": 8,
-    "block_size_y": 96,
-    "block_size_z": 1,
-    "tile_size_x": 3,
-    "tile_size_y": 2,
-    "tile_stride_x": 1,
-    "tile_stride_y": 0,
-    "loop_unroll_factor_channel": 0,
-}
+TILED = {"block_size_x": 8, "block_size_y": 96, "block_size_z": 1, "tile_size_x": 3, "tile_size_y": 2}
+TILED |= {"tile_stride_x": 1, "tile_stride_y": 0, "loop_unroll_factor_channel": 0}
 POLYGON = {"between_method": 0, "block_size_x": 64, "tile_size": 4, "use_method": 2}
 
 
@@ -243,7 +235,15 @@ def test_stride_decides_which_samples_a_thread_computes():
         assert by_kind == {"blockIdx.x": 24, "threadIdx.x": thread, "serial": item}
 
 
-def test_dedispersion_sums_the_delayed_channels():
+@pytest.fixture
+def serial_threads(monkeypatch):
+    """Loops over threads become serial, so that a CPU can run the program."""
+    from tvm.script.ir_builder import tirx
+
+    monkeypatch.setattr(tirx, "thread_binding", lambda extent, thread: tirx.serial(extent))
+
+
+def test_dedispersion_sums_the_delayed_channels(serial_threads):
     sizes = loops.DedispersionSizes(samples=50, measures=20, channels=6, longest_delay=40)
     rng = np.random.default_rng(0)
     samples = rng.integers(0, 255, (6, 90)).astype("uint8")
@@ -255,7 +255,7 @@ def test_dedispersion_sums_the_delayed_channels():
             expected[measure] += samples[channel, delay : delay + 50]
     small = {"block_size_x": 4, "block_size_y": 3, "tile_size_x": 3}
     for changes in ({}, {"tile_stride_x": 0, "tile_stride_y": 1, "loop_unroll_factor_channel": 3}):
-        program = loops.dedispersion_program(TILED | small | changes, sizes, bound=False)
+        program = loops.dedispersion_program(TILED | small | changes, sizes)
         np.testing.assert_array_equal(run(program, samples, factors, np.full((20, 50), -1, "float32")), expected)
 
 
@@ -268,7 +268,7 @@ def test_pnpoly_launches_the_configured_threads_and_keeps_a_tile_in_registers():
 
 
 @pytest.mark.parametrize("method", range(3))
-def test_pnpoly_finds_the_points_inside(method):
+def test_pnpoly_finds_the_points_inside(method, serial_threads):
     sizes = loops.PolygonSizes(points=1_000, vertices=12)
     angle = np.linspace(0, 2 * np.pi, 12, endpoint=False)
     polygon = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype("float32")
@@ -280,7 +280,7 @@ def test_pnpoly_finds_the_points_inside(method):
         expected ^= ((one[1] > y) != (other[1] > y)) & left
     for between in (method, 3):
         parameters = POLYGON | {"between_method": between, "block_size_x": 32, "use_method": method}
-        program = loops.pnpoly_program(parameters, sizes, bound=False)
+        program = loops.pnpoly_program(parameters, sizes)
         np.testing.assert_array_equal(run(program, points, polygon, np.full(1_000, -1, "int32")), expected)
 
 
