@@ -47,10 +47,9 @@ def probe(
     the rates that the device sustained, for --device. Takes less than two minutes, and at most 1 GiB
     or a 64th of a large board's memory.
     """
-    from cdmpp.data.measure.library import LibraryTimer
+    from cdmpp.data.measure.library import LibraryTimer, find_timing_device, free_bytes, matrix_types
     from cdmpp.data.measure.probe import memory_limit, probe_programs
     from cdmpp.data.measure.probe import probe as run_probe
-    from cdmpp.data.measure.timing_devices import find_timing_device, free_bytes, matrix_types
     from cdmpp.devices import load_device
 
     spec = None if device is None else load_device(device)

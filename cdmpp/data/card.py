@@ -16,10 +16,10 @@ import numpy as np
 
 from cdmpp.data.folder import CARD, RECORDS, REPEATS, SPLITS, records_file, repeats_file
 from cdmpp.data.load import load_table
-from cdmpp.data.networks import SEALED, SEALED_FROM, networks_of, sealed_names, task_of
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import write_records
 from cdmpp.data.split_file import make_splits, read_seal, read_splits, write_splits
+from cdmpp.data.splits import SEALED, SEALED_FROM, networks_of, sealed_names, task_of
 from cdmpp.data.summary import MIN_REPEATS, measured, spread, summarise
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError, UnknownDeviceError

@@ -16,8 +16,15 @@ from typer.testing import CliRunner
 from cdmpp.cli.main import app
 from cdmpp.data.folder import records_file, repeats_file
 from cdmpp.data.importers import IMPORTERS
-from cdmpp.data.load import import_table, load_table
-from cdmpp.data.public import ENVIRONMENT, find_public_tables, list_public_tables, load_public, public_data_dir
+from cdmpp.data.load import (
+    ENVIRONMENT,
+    find_public_tables,
+    import_table,
+    list_public_tables,
+    load_public,
+    load_table,
+    public_data_dir,
+)
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.summary import count_duplicates, fingerprint, info
 from cdmpp.errors import DataError

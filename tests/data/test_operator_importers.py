@@ -7,9 +7,8 @@ import pytest
 
 from cdmpp.data.importers import IMPORTERS
 from cdmpp.data.importers.base import EXPERTS, LINEAR
-from cdmpp.data.load import load_table
+from cdmpp.data.load import find_public_tables, load_public, load_table
 from cdmpp.data.physics import table_roofline_s, work
-from cdmpp.data.public import find_public_tables, load_public
 from cdmpp.data.splits import split_by_shape
 from cdmpp.data.summary import summarise
 from cdmpp.programs.elements import combinations

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cdmpp.data.load import load_table
-from cdmpp.data.networks import assert_tasks_apart, network_names, network_parts, networks_of, without_sizes
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.data.split_file import make_splits
 from cdmpp.data.splits import (
@@ -18,10 +17,15 @@ from cdmpp.data.splits import (
     UNUSED,
     VALIDATION,
     assert_disjoint,
+    assert_tasks_apart,
     device_group,
+    network_names,
+    network_parts,
+    networks_of,
     shape_hash,
     split_by_device,
     split_by_shape,
+    without_sizes,
 )
 from cdmpp.data.table import MeasurementTable, concat, make_block
 from cdmpp.devices import known

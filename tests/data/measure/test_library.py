@@ -12,9 +12,8 @@ import torch
 
 from cdmpp.data.measure.kit.runtime import call_problems, library_calls
 from cdmpp.data.measure.kit.runtime.library_calls import CallError, Tensors, make_call, precision
-from cdmpp.data.measure.library import LibraryTimer
+from cdmpp.data.measure.library import LibraryTimer, TimingDevice, find_timing_device, free_bytes
 from cdmpp.data.measure.timing import TimingSettings
-from cdmpp.data.measure.timing_devices import TimingDevice, find_timing_device, free_bytes
 from cdmpp.data.physics import needed_bytes
 from cdmpp.data.records import from_measurements, read_records, write_records
 from cdmpp.devices import lookup
