@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cdmpp.data.measure import timers, timing
 from cdmpp.data.measure.building import Library
+from cdmpp.data.measure.kit.runtime.programs import random_array
 from cdmpp.data.measure.pools import Outcome
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
@@ -29,7 +30,6 @@ from cdmpp.data.measure.timing import (
     Timing,
     TimingSettings,
     index_bound,
-    random_array,
     time_program,
 )
 from cdmpp.devices.registry import family, lookup
