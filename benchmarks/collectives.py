@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.report.markdown import fill_document, table
 from benchmarks.report.results import write_result
-from cdmpp.data.public import load_public
+from cdmpp.data.load import load_public
 from cdmpp.data.splits import TEST, TRAIN
 from cdmpp.devices.links import KINDS
 from cdmpp.model.artifact.folder import default_model

@@ -31,7 +31,7 @@ from benchmarks.report.results import write_result
 from benchmarks.unseen_shapes import held_out_rows
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.labels import Labels
-from cdmpp.data.public import load_public
+from cdmpp.data.load import load_public
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact

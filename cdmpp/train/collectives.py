@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.load import load_table
-from cdmpp.data.public import load_public
+from cdmpp.data.load import load_public, load_table
 from cdmpp.data.splits import TEST, TRAIN, VALIDATION, device_group, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError

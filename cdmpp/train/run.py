@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.importers import PROGRAM_SOURCES
-from cdmpp.data.load import load_table
+from cdmpp.data.load import load_public, load_table
 from cdmpp.data.pool import POOL, pool_of
-from cdmpp.data.public import load_public
 from cdmpp.data.split_file import sealed_networks, without_sealed
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError

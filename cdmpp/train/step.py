@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdmpp.data.networks import without_sizes
+from cdmpp.data.splits import without_sizes
 from cdmpp.errors import DataError
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.inputs import virtual_devices

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdmpp.data.assemble import Draft, Group, assemble
+from cdmpp.data.assemble import Group, check_groups, complete_table
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 from cdmpp.data.table import Flags, MeasurementTable
@@ -108,20 +108,20 @@ class Importer:
     def table(self, raw: RawTable) -> MeasurementTable:
         """Build the checked table."""
         op = raw.labels("op")
-        return assemble(
-            Draft(
-                source=self.sources(raw),
-                op=op,
-                device_name=raw.labels("device"),
-                dtype=self.dtype(raw),
-                backend=Labels.constant("library", len(raw)),
-                protocol=self.protocol_of(raw) if self.protocol_of else Labels.constant(self.protocol, len(raw)),
-                framework=self.framework(raw),
-                latency_s=raw.latency_s(),
-                groups=list(self.groups(raw, op)),
-                row_filter=raw.bools(self.row_filter) if self.row_filter else None,
-                doubtful=self.doubtful(raw) if self.doubtful else {},
-            )
+        programs, program_key, reason = check_groups(list(self.groups(raw, op)), self.dtype(raw))
+        return complete_table(
+            programs,
+            program_key,
+            reason,
+            raw.labels("device"),
+            self.doubtful(raw) if self.doubtful else {},
+            source=self.sources(raw),
+            op=op,
+            backend=Labels.constant("library", len(raw)),
+            protocol=self.protocol_of(raw) if self.protocol_of else Labels.constant(self.protocol, len(raw)),
+            framework=self.framework(raw),
+            latency_s=raw.latency_s(),
+            row_filter=raw.bools(self.row_filter) if self.row_filter else None,
         )
 
 

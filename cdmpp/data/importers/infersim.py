@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set
+from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set, joined
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -77,10 +77,8 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
     types, cache = raw.labels("dtype").map(_type), raw.labels("kv_dtype").map(_type)
     one = IntColumn.constant(1, len(raw))
     batch = _or(raw.ints("batch_size"), one)
-    labels = (op, phase, config, types, cache)
-    distinct, inverse = np.unique(np.stack([label.codes for label in labels], axis=1), axis=0, return_inverse=True)
-    for number, codes in enumerate(distinct.tolist()):
-        name, when, cfg, dtype, kv = (label.names[code] for label, code in zip(labels, codes, strict=True))
+    label, parts = joined(op, phase, config, types, cache)
+    for number, (name, when, cfg, dtype, kv) in enumerate(parts):
         dims = _numbers(cfg)
         if name not in ("mha", "mla", "dsa") or dims is None or when not in ("prefill", "decode"):
             continue
@@ -96,7 +94,7 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
             scores = cfg.startswith("logits-")
             types_of = _FP8 if scores else dtype or "bfloat16"
             flags = {"kv_dtype": kv} if kv and kv != types_of and not scores else {}
-            yield Group(operator, inverse.reshape(-1) == number, constant, flags, types_of)
+            yield Group(operator, label.is_(str(number)), constant, flags, types_of)
 
 
 def _one_attention(

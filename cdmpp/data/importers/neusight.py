@@ -35,20 +35,10 @@ def _groups(raw: RawTable, op: Labels) -> list[Group]:
     # A dense layer has no batch of its own: [batch, m, k] -> n is the same call as [batch * m, k] -> n.
     folds = IntColumn(np.where(batch.missing, 1, batch.values), np.zeros_like(batch.missing), batch.invalid)
     rows, cols = raw.ints("rows"), raw.ints("cols")
-    extent, kernel, stride, pad = (raw.ints(name) for name in ("in_hw", "kernel_hw", "stride", "pad"))
-    conv = {
-        "n": batch,
-        "c_in": raw.ints("c_in"),
-        "h": extent,
-        "w": extent,
-        "c_out": raw.ints("c_out"),
-        "kh": kernel,
-        "kw": kernel,
-        "stride_h": stride,
-        "stride_w": stride,
-        "pad_h": pad,
-        "pad_w": pad,
-    }
+    conv = {"n": batch, "c_in": raw.ints("c_in"), "c_out": raw.ints("c_out")}
+    conv |= dict.fromkeys(("h", "w"), raw.ints("in_hw")) | dict.fromkeys(("kh", "kw"), raw.ints("kernel_hw"))
+    for name in ("stride", "pad"):
+        conv |= dict.fromkeys((f"{name}_h", f"{name}_w"), raw.ints(name))
     return [
         Group("linear", op.is_("linear"), {"m": m.times(folds), "n": n, "k": k}, {"bias": True}),
         Group("bmm", op.is_("bmm"), {"batch": batch, "m": m, "n": n, "k": k}),

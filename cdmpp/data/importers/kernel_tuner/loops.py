@@ -20,10 +20,9 @@ expressed: the polygon is a parameter in global memory, which every thread reads
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from cdmpp.data.importers.kernel_tuner.template import LaunchShape, Parameters, PrimFunc, TunedKernel, thread_loop
+from cdmpp.data.importers.kernel_tuner.template import LaunchShape, Parameters, PrimFunc, TunedKernel
 
 #: Difference of two neighbouring dispersion measures, in the unit of the delays' factor.
 STEP = 0.02
@@ -67,19 +66,8 @@ def dedispersion_launch(parameters: Parameters, sizes: DedispersionSizes = _DEDI
     return LaunchShape(grid, (*block, 1), 0)
 
 
-def dedispersion_program(
-    parameters: Parameters, sizes: DedispersionSizes = _DEDISPERSION, *, bound: bool = True
-) -> PrimFunc:
-    """Return the scheduled program of a configuration.
-
-    Parameters
-    ----------
-    parameters : mapping
-        Values of the kernel's parameters.
-    sizes : DedispersionSizes
-    bound : bool
-        Bind the loops to hardware threads; False leaves them serial, so that a CPU can run the program.
-    """
+def dedispersion_program(parameters: Parameters, sizes: DedispersionSizes = _DEDISPERSION) -> PrimFunc:
+    """Return the scheduled program of a configuration."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as ir
 
@@ -87,8 +75,6 @@ def dedispersion_program(
     tile_x, tile_y = parameters["tile_size_x"], parameters["tile_size_y"]
     grid = dedispersion_launch(parameters, sizes).grid
     unroll = parameters["loop_unroll_factor_channel"]
-
-    threads = partial(thread_loop, bound=bound)
 
     def index(block: Any, thread: Any, item: Any, axis: str) -> Any:
         size, tile = parameters[f"block_size_{axis}"], parameters[f"tile_size_{axis}"]
@@ -101,10 +87,10 @@ def dedispersion_program(
         factors = ir.arg("factors", ir.buffer((sizes.channels,), "float32"))
         output = ir.arg("output", ir.buffer((sizes.measures, sizes.samples), "float32"))
         with (
-            threads(grid[1], "blockIdx.y") as block_of_measures,
-            threads(grid[0], "blockIdx.x") as block_of_samples,
-            threads(block_y, "threadIdx.y") as thread_y,
-            threads(block_x, "threadIdx.x") as thread_x,
+            ir.thread_binding(grid[1], "blockIdx.y") as block_of_measures,
+            ir.thread_binding(grid[0], "blockIdx.x") as block_of_samples,
+            ir.thread_binding(block_y, "threadIdx.y") as thread_y,
+            ir.thread_binding(block_x, "threadIdx.x") as thread_x,
         ):
             total = ir.alloc_buffer((1,), "float32", scope="local")
             delay = ir.alloc_buffer((1,), "int32", scope="local")
@@ -138,22 +124,20 @@ def pnpoly_launch(parameters: Parameters, sizes: PolygonSizes = _POLYGON) -> Lau
     return LaunchShape((-(-sizes.points // (block * parameters["tile_size"])), 1, 1), (block, 1, 1), 0)
 
 
-def pnpoly_program(parameters: Parameters, sizes: PolygonSizes = _POLYGON, *, bound: bool = True) -> PrimFunc:
-    """Return the scheduled program of a configuration; parameters as of :func:`dedispersion_program`."""
+def pnpoly_program(parameters: Parameters, sizes: PolygonSizes = _POLYGON) -> PrimFunc:
+    """Return the scheduled program of a configuration."""
     from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as ir
 
     block, tile = parameters["block_size_x"], parameters["tile_size"]
     grid, method = pnpoly_launch(parameters, sizes).grid[0], parameters["use_method"]
 
-    threads = partial(thread_loop, bound=bound)
-
     with IRBuilder() as builder, ir.prim_func():
         ir.func_name("main")
         points = ir.arg("points", ir.buffer((sizes.points, 2), "float32"))
         vertices = ir.arg("vertices", ir.buffer((sizes.vertices, 2), "float32"))
         inside = ir.arg("inside", ir.buffer((sizes.points,), "int32"))
-        with threads(grid, "blockIdx.x") as block_index, threads(block, "threadIdx.x") as thread:
+        with ir.thread_binding(grid, "blockIdx.x") as block_index, ir.thread_binding(block, "threadIdx.x") as thread:
             first = block_index * (block * tile) + thread
             own = ir.alloc_buffer((tile, 2), "float32", scope="local")
             count = ir.alloc_buffer((tile,), "int32", scope="local")

@@ -91,13 +91,6 @@ class TunedKernel:
     canonical: Callable[[Parameters], Parameters] = lambda parameters: parameters
 
 
-def thread_loop(extent: int, tag: str, *, bound: bool) -> Any:
-    """Open a loop over a hardware thread such as ``threadIdx.x``; not ``bound``, a serial loop, which a CPU can run."""
-    from tvm.script.ir_builder import tirx
-
-    return tirx.thread_binding(extent, thread=tag) if bound else tirx.serial(extent)
-
-
 class Builder:
     """TVM's IR builder with names.
 
@@ -107,8 +100,6 @@ class Builder:
     function: PrimFunc
 
     def __init__(self, name: str) -> None:
-        from cdmpp.programs.frontends.tir import import_tvm
-
         import_tvm()
         from tvm.script.ir_builder import IRBuilder
         from tvm.tirx.script.builder import ir as tirx

@@ -6,7 +6,6 @@ import of the results needs.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import shutil
@@ -281,11 +280,6 @@ def read_results(path: Path) -> Results:
         for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
     ]
     return Results(path, head, machines, items)
-
-
-def moment(seconds: float) -> str:
-    """Return a time in seconds since 1970 as UTC text."""
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ImpossibleTimesError(DataError):

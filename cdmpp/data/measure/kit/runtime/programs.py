@@ -340,18 +340,23 @@ def size_of(shape: Sequence[int], dtype: str) -> int:
     return math.prod(shape) * np.dtype(_NUMPY.get(dtype, dtype)).itemsize
 
 
-def random_bytes(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator) -> bytes:
-    """Return random values: floats in [-1, 1), integers in [0, bound)."""
-    count = math.prod(shape)
+def random_array(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return random values: floats in [-1, 1), integers in [0, bound), which may be indices; bfloat16 as float32."""
     if dtype == "bool":
-        return rng.integers(0, 2, size=count).astype(np.uint8).tobytes()
+        return rng.integers(0, 2, size=tuple(shape)).astype(bool)
     if dtype.startswith(("float", "bfloat")):
-        values = rng.random(count, dtype=np.float32) * 2 - 1
-        if dtype == "bfloat16":
-            return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-        return values.astype(dtype).tobytes()
+        values = rng.random(tuple(shape), dtype=np.float32) * 2 - 1
+        return values.astype("float32" if dtype == "bfloat16" else dtype)
     highest = min(bound - 1, int(np.iinfo(dtype).max))
-    return rng.integers(0, highest, size=count, endpoint=True).astype(dtype).tobytes()
+    return rng.integers(0, highest, size=tuple(shape), endpoint=True).astype(dtype)
+
+
+def random_bytes(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator) -> bytes:
+    """Return the bytes of :func:`random_array` in its type."""
+    values = random_array(shape, dtype, bound, rng)
+    if dtype == "bfloat16":
+        values = (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.tobytes()
 
 
 def compare(results: Sequence[bytes], expected: Sequence[bytes], types: Sequence[str]) -> tuple[float, str]:
