@@ -46,7 +46,7 @@ MoE
 ---
 One rank's fused layer of experts. ``moe``: ``tokens`` = ``num_tokens`` (all ranks), ``hidden`` = ``hidden_size``,
 ``intermediate`` = ``inter_size`` and ``experts`` = ``num_experts`` of the whole model, ``tp`` and ``ep`` shards,
-``balance`` = ``distribution`` (a power law: the rank with the highest load). Types: see
+``balance`` = ``distribution`` (a power law: the rank with the highest load). ProductTypes: see
 :data:`~cdmpp.data.importers.base.EXPERTS`.
 
 Layers are gated, except TensorRT-LLM's layers of the models in :func:`_without_gate`. The source says so only in
@@ -64,7 +64,7 @@ from functools import partial
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import EXPERTS, LINEAR, Importer, Types, column_set, joined, plain, typed_groups
+from cdmpp.data.importers.base import EXPERTS, LINEAR, Importer, ProductTypes, column_set, joined, plain, typed_groups
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable
 from cdmpp.programs.products import BALANCES
@@ -128,8 +128,10 @@ _MLA_OPERATORS = {
     "mla_generation_module": ("mla_decode", True),
 }
 _MLA_SIZES = ("batch", "q_len", "past_len", "heads")
-#: Types of the projections; "" where the source states none, as beside kernels alone.
-_PROJECTIONS = {name: LINEAR[name] for name in ("fp8_block", "nvfp4")} | {"fp8": Types("float8_e4m3", None, "tensor")}
+#: ProductTypes of the projections; "" where the source states none, as beside kernels alone.
+_PROJECTIONS = {name: LINEAR[name] for name in ("fp8_block", "nvfp4")} | {
+    "fp8": ProductTypes("float8_e4m3", None, "tensor")
+}
 
 
 def _projections(name: str, dtype: str) -> dict[str, str | None]:

@@ -130,7 +130,7 @@ def always(name: str) -> Callable[[RawTable], Labels]:
     return lambda raw: Labels.constant(name, len(raw))
 
 
-class Types(NamedTuple):
+class ProductTypes(NamedTuple):
     """Types of a product as a specification keeps them (:mod:`cdmpp.programs.elements`)."""
 
     dtype: str
@@ -146,39 +146,39 @@ class Types(NamedTuple):
 FP8, FP4 = "float8_e4m3", "float4_e2m1"
 
 #: Dense layers of serving frameworks and of aiter.
-LINEAR: dict[str, Types] = {
-    "fp8": Types(FP8, None, "channel"),
-    "fp8_static": Types(FP8, None, "tensor"),
-    "fp8_block": Types(FP8, None, "block128"),
-    "fp8_blockscale": Types(FP8, None, "block128"),
-    "nvfp4": Types(FP4, None, "nvfp4"),
-    "a4w4_mxfp4": Types(FP4, None, "mx32"),
-    "int8_wo": Types("bfloat16", "int8", "channel"),
-    "int4_wo": Types("bfloat16", "int4", "block128"),
-    "sq": Types("int8", None, "channel"),
+LINEAR: dict[str, ProductTypes] = {
+    "fp8": ProductTypes(FP8, None, "channel"),
+    "fp8_static": ProductTypes(FP8, None, "tensor"),
+    "fp8_block": ProductTypes(FP8, None, "block128"),
+    "fp8_blockscale": ProductTypes(FP8, None, "block128"),
+    "nvfp4": ProductTypes(FP4, None, "nvfp4"),
+    "a4w4_mxfp4": ProductTypes(FP4, None, "mx32"),
+    "int8_wo": ProductTypes("bfloat16", "int8", "channel"),
+    "int4_wo": ProductTypes("bfloat16", "int4", "block128"),
+    "sq": ProductTypes("int8", None, "channel"),
 }
 #: Layers of experts.
-EXPERTS: dict[str, Types] = {
-    "fp8": Types(FP8, None, "tensor"),
-    "fp8_block": Types(FP8, None, "block128"),
-    "nvfp4": Types(FP4, None, "nvfp4"),
-    "int4_wo": Types("bfloat16", "int4", "block128"),
-    "w4a16_mxfp4": Types("bfloat16", FP4, "mx32"),
-    "w4a8_mxfp4_mxfp8": Types(FP8, FP4, "mx32"),
-    "w4afp8": Types(FP8, "int4", "block128"),
+EXPERTS: dict[str, ProductTypes] = {
+    "fp8": ProductTypes(FP8, None, "tensor"),
+    "fp8_block": ProductTypes(FP8, None, "block128"),
+    "nvfp4": ProductTypes(FP4, None, "nvfp4"),
+    "int4_wo": ProductTypes("bfloat16", "int4", "block128"),
+    "w4a16_mxfp4": ProductTypes("bfloat16", FP4, "mx32"),
+    "w4a8_mxfp4_mxfp8": ProductTypes(FP8, FP4, "mx32"),
+    "w4afp8": ProductTypes(FP8, "int4", "block128"),
 }
 
 
-def plain(name: str) -> Types:
+def plain(name: str) -> ProductTypes:
     """Types of a bare product; a name that is no type stays as it is, and its rows have an unknown type."""
-    return Types(str(canonical_dtype(name)))
+    return ProductTypes(str(canonical_dtype(name)))
 
 
 def typed_groups(
     operator: str,
     rows: Mask,
     labels: Labels,
-    types: Mapping[str, Types],
+    types: Mapping[str, ProductTypes],
     sizes: Mapping[str, IntColumn],
     flags: Flags | None = None,
 ) -> Iterator[Group]:

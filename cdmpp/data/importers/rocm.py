@@ -52,7 +52,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import FP8, LINEAR, Importer, Types, always, column_set, joined, plain
+from cdmpp.data.importers.base import FP8, LINEAR, Importer, ProductTypes, always, column_set, joined, plain
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -60,8 +60,8 @@ _importer = partial(Importer, licence="MIT", protocol="kernel")
 _aiter_importer = partial(_importer, repository="ROCm/aiter", commit="e4048607", framework=always("aiter"))
 
 _TYPES = {name: LINEAR[name] for name in ("fp8_blockscale", "a4w4_mxfp4")} | {
-    "int8": Types("int8", None, "channel"),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "fp8"), Types(FP8, None, "channel")),
+    "int8": ProductTypes("int8", None, "channel"),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "fp8"), ProductTypes(FP8, None, "channel")),
 }
 
 
@@ -72,9 +72,9 @@ def _product_sizes(raw: RawTable) -> dict[str, dict[str, IntColumn]]:
     return {"linear": sizes, "bmm": {"batch": batch, **sizes}}
 
 
-def _aiter_gemm_types(family: str, dtype: str) -> Types:
+def _aiter_gemm_types(family: str, dtype: str) -> ProductTypes:
     if family == "bf16/other" and dtype == "a8w8":
-        return Types("bfloat16")
+        return ProductTypes("bfloat16")
     return _TYPES.get(dtype) or plain(dtype)
 
 
@@ -116,12 +116,12 @@ _SCALING = {"per_Token": "channel", "per_Tensor": "tensor", "per_1x128": "block1
 _USUAL = {FP8: "tensor", "float4_e2m1": "mx32", "int8": "channel", "int4": "block128"}
 
 
-def _aiter_moe_types(activations: str, weights: str, scales: str) -> Types:
+def _aiter_moe_types(activations: str, weights: str, scales: str) -> ProductTypes:
     dtype, weight = (plain(name.removesuffix("_x2")).dtype for name in (activations, weights))
     scaling = _SCALING.get(scales) or (_USUAL.get(weight) if scales != "No" else None)
     if weight == "int4":
         scaling = "block128"
-    return Types(dtype, None if weight == dtype else weight, scaling)
+    return ProductTypes(dtype, None if weight == dtype else weight, scaling)
 
 
 def _aiter_moe_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
@@ -148,7 +148,7 @@ AITER_MOE = _aiter_importer(
 )
 
 
-_MIXED = dict.fromkeys(("fp8/fp16 mixed", "fp16xfp8"), Types("float16", FP8, "tensor"))
+_MIXED = dict.fromkeys(("fp8/fp16 mixed", "fp16xfp8"), ProductTypes("float16", FP8, "tensor"))
 _TENSILE_OPERATORS = {"gemm": ("linear", "nt"), "bmm": ("bmm", "nn")}
 
 

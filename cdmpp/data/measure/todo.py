@@ -165,7 +165,7 @@ def read_todo(folder: Path) -> Todo:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TodoResult:
     """Result of a run.
 
     Attributes
@@ -198,7 +198,7 @@ def measure_programs(
     device: str,
     protocol: str,
     step: Callable[[], None] = lambda: None,
-) -> Measured:
+) -> TodoResult:
     """Measure programs into a file of records; programs that it already has are skipped.
 
     After an interruption (``KeyboardInterrupt``) the file contains the measurements so far.
@@ -238,7 +238,7 @@ def measure_programs(
         if new:
             _write(path, done, new)
     failed = {row.program: row.failure for row in new if row.failure}
-    return Measured(path, (0 if done is None else len(done)) + len(new) - len(failed), len(new) - len(failed), failed)
+    return TodoResult(path, (0 if done is None else len(done)) + len(new) - len(failed), len(new) - len(failed), failed)
 
 
 def _done(path: Path, device: str, protocol: str) -> MeasurementTable | None:

@@ -40,7 +40,7 @@ from cdmpp.model.nn.config import (
     NetworkConfig,
 )
 from cdmpp.model.nn.inputs import INPUT_WIDTH, LEAF_DEVICE_RATIOS, QUERY_COLUMNS, SUMMARY_COLUMNS
-from cdmpp.model.nn.layers import Layer, member_layers
+from cdmpp.model.nn.layers import NetworkLayer, member_layers
 from cdmpp.model.nn.positions import encode_positions
 
 
@@ -93,7 +93,7 @@ _THREADS = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
 _RATIOS = torch.tensor(LEAF_DEVICE_RATIOS)
 
 
-def _add_layer(network: nn.Module, name: str, layer: Layer) -> None:
+def _add_layer(network: nn.Module, name: str, layer: NetworkLayer) -> None:
     """Add a layer with its initial weights; its name contains the names of the modules around it."""
     *path, own_name = name.split(".")
     for part in path:

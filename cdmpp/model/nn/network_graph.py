@@ -45,7 +45,7 @@ Value = str
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 
 
-class OnnxGraph:
+class NetworkGraph:
     """A graph under construction. A call adds a node and returns its output.
 
     Parameters
@@ -55,7 +55,7 @@ class OnnxGraph:
 
     Examples
     --------
-    >>> graph = OnnxGraph({})
+    >>> graph = NetworkGraph({})
     >>> doubled = graph("Mul", graph.input("x", "float32", ["rows"]), 2.0)
     """
 
@@ -163,12 +163,12 @@ def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array)
     view : (config.head_width, columns) float32
         Projection of the last hidden layer.
     """
-    graph = OnnxGraph(weights)
+    graph = NetworkGraph(weights)
     return _Writer(graph, config).write(view)
 
 
 class _Writer:
-    def __init__(self, graph: OnnxGraph, config: NetworkConfig) -> None:
+    def __init__(self, graph: NetworkGraph, config: NetworkConfig) -> None:
         self._graph, self._config = graph, config
         g = graph
         self._leaves = g.input("leaves", "float32", ["rows", "leaves", config.leaf_width])

@@ -15,7 +15,7 @@ from cdmpp.plan.application.schema import (
     PrimitiveForm,
 )
 from cdmpp.plan.application.search import BestRun, least_bound_s, replay_graph, search
-from cdmpp.plan.application.simulate import Application, BatchingEngine, EngineBatch, Primitive, Run
+from cdmpp.plan.application.simulate import Application, BatchingEngine, Primitive, PrimitiveBatch, Run
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.simulate.replay import replay
@@ -67,7 +67,7 @@ def figure_of(request: ApplicationRequest, plan: ApplicationPlan) -> float:
     number = {primitive.id: i for i, primitive in enumerate(app.primitives)}
     names = [engine.name for engine in engines]
     batches = [
-        EngineBatch(
+        PrimitiveBatch(
             names.index(batch.engine),
             batch.start_s,
             batch.end_s,

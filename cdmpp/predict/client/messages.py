@@ -12,7 +12,7 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidDeviceError, InvalidProgramError, ServiceError
 from cdmpp.features.encode import EncodedProgram
-from cdmpp.predict.client.transport import Answer
+from cdmpp.predict.client.transport import HttpAnswer
 from cdmpp.predict.curves import Template
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.prediction import ErrorInfo, Prediction
@@ -35,7 +35,7 @@ class ServedPrediction(Prediction):
     prediction_id: str | None = None
 
 
-def content(answer: Answer) -> Any:
+def content(answer: HttpAnswer) -> Any:
     """The JSON of a response; raises the error of a refusal.
 
     Raises
@@ -50,7 +50,7 @@ def content(answer: Answer) -> Any:
         raise ServiceError("the answer is no JSON", hint="see whether a cdmpp service runs at this URL") from None
 
 
-def check(answer: Answer) -> None:
+def check(answer: HttpAnswer) -> None:
     """Raise the error of a response that is a refusal."""
     if 200 <= answer.status < 300:
         return
@@ -101,7 +101,7 @@ def understood() -> Iterator[None]:
         ) from None
 
 
-def problem_of(answer: Answer) -> dict[str, Any]:
+def problem_of(answer: HttpAnswer) -> dict[str, Any]:
     """The problem+json of a refusal; empty where the body is not problem+json."""
     try:
         problem = json.loads(answer.body)

@@ -18,7 +18,7 @@ from cdmpp.data.measure.collect import Collector, check_flushing
 from cdmpp.data.measure.kit.parts import HOME, Entry, write_parts
 from cdmpp.data.measure.kit.runtime.programs import size_of
 from cdmpp.data.measure.pools import WorkerPool
-from cdmpp.data.measure.settings import CollectSettings, Progress
+from cdmpp.data.measure.settings import CollectSettings, ProgressListener
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timing import index_bound
@@ -223,7 +223,7 @@ def export_programs(
     part_mib: float = 20.0,
     tasks: int = 0,
     cubins: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
     dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> dict[str, Any]:
@@ -305,7 +305,7 @@ class _Exporter(Collector):
         settings: CollectSettings,
         configuration: Configuration,
         tasks: int,
-        progress: Progress | None,
+        progress: ProgressListener | None,
     ) -> None:
         super().__init__(store, settings, (configuration,), progress=progress)
         self._configuration, self._tasks = configuration, tasks

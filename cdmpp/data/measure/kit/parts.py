@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.measure.kit.runtime.run import FORMAT, KitError, Part
+from cdmpp.data.measure.kit.runtime.run import FORMAT, KitError, PartFile
 from cdmpp.errors import DataError
 from cdmpp.utils.writing import replacing
 
@@ -127,7 +127,7 @@ def write_parts(
     return content
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> PartFile:
     """Return a part file.
 
     Raises
@@ -136,7 +136,7 @@ def read_part(path: Path) -> Part:
         It is not a part file, or is damaged.
     """
     try:
-        return Part(path)
+        return PartFile(path)
     except KitError as error:
         raise DataError(str(error), hint="export the job again") from None
 
