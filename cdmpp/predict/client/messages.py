@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
@@ -195,7 +195,11 @@ class Item:
         error = result.get("error")
         if error is not None:
             return self.failed(error_info(error), model_id)
-        values = {name: result[name] for name in _FIELDS} | {"domain_reason": result.get("domain_reason")}
+        values: dict[str, Any] = {
+            name: result.get(name) if declaration.optional else result[name]
+            for name, declaration in ServedPrediction.declarations().items()
+        }
+        values["prediction_id"] = result["prediction_id"]
         if self.name is not None:
             values["name"] = self.name
         return ServedPrediction(**values)
@@ -209,8 +213,6 @@ class Item:
 
 #: json.dumps would create an encoder per call.
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-#: Fields of every result without an error; `domain_reason` may be absent.
-_FIELDS = tuple(field.name for field in fields(ServedPrediction) if field.name not in ("domain_reason", "error"))
 
 
 class Texts:
