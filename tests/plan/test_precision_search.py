@@ -41,6 +41,14 @@ def solved(costs: DeviceCosts, limit_s: float, nodes: int | None = None, seed: i
     return minimise_error(costs, limit_s, Effort(SearchControl(None), nodes=nodes, seed=seed))
 
 
+def check_against_exhaustive_search(costs: DeviceCosts, limit_s: float) -> None:
+    _, least = best_levels(costs, limit_s)
+    solution = solved(costs, limit_s)
+    assert Pricing(costs, solution.levels).within(limit_s)
+    assert solution.objective == pytest.approx(least, rel=1e-9)
+    assert solution.proven
+
+
 @pytest.mark.parametrize("seed", seeds(21))
 def test_equal_to_exhaustive_search(seed: int) -> None:
     count = 6 + seed % 7
@@ -49,22 +57,14 @@ def test_equal_to_exhaustive_search(seed: int) -> None:
     if not Pricing(costs, lowest(costs)).within(limit_s):
         limit_s = 2 * limit_s
         costs = replace(costs, memory_bytes=2 * costs.memory_bytes)
-    _, least = best_levels(costs, limit_s)
-    solution = solved(costs, limit_s)
-    assert Pricing(costs, solution.levels).within(limit_s)
-    assert solution.objective == pytest.approx(least, rel=1e-9)
-    assert solution.proven
+    check_against_exhaustive_search(costs, limit_s)
 
 
 @pytest.mark.parametrize(("count", "types", "seed"), [(12, 2, 1), (12, 2, 2), (7, 3, 2), (9, 3, 3)])
 def test_equal_to_exhaustive_search_at_other_limits(count: int, types: int, seed: int) -> None:
     names = ("int8", "float16", "float32")[-types:]
     costs, limit_s = limited(make_costs(count, seed, names), 0.45, 0.6)
-    _, least = best_levels(costs, limit_s)
-    solution = solved(costs, limit_s)
-    assert Pricing(costs, solution.levels).within(limit_s)
-    assert solution.objective == pytest.approx(least, rel=1e-9)
-    assert solution.proven
+    check_against_exhaustive_search(costs, limit_s)
 
 
 @pytest.mark.parametrize("seed", range(4))
