@@ -1,7 +1,7 @@
-"""Options that define which latency is predicted: backend, measuring protocol, framework.
+"""Options that define which latency is predicted: backend, measuring protocol, framework, implementation.
 
-The same operator takes another time as a library kernel than as a TVM program, and another inside a
-CUDA graph than from an eager framework. A query states which one is meant.
+The same operator takes another time as a library kernel than as a TVM program, another inside a
+CUDA graph than from an eager framework, and another as one kernel than as several. A query states which one is meant.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ ProgramFramework = Literal[
 CollectiveFramework = Literal["nccl", "rccl", "oneccl", "gloo"]
 Framework = Literal[ProgramFramework, CollectiveFramework]
 
+#: How the operator is executed, for a row of a table and for an answer. "fused": one kernel of a library or an engine.
+#: "composed": several kernels of an eager framework, summed. "compiled": the kernel of a compiler such as Inductor.
+#: "tuned": the fastest of many candidates.
+Implementation = Literal["fused", "composed", "compiled", "tuned"]
+
 BACKENDS: tuple[str, ...] = get_args(Backend)
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 #: Frameworks of tensor programs: inputs of the network, in the order of their columns.
@@ -39,7 +44,29 @@ FRAMEWORKS: tuple[str, ...] = get_args(ProgramFramework)
 COLLECTIVE_FRAMEWORKS: tuple[str, ...] = get_args(CollectiveFramework)
 ALL_FRAMEWORKS: tuple[str, ...] = get_args(Framework)
 DEFAULT_PROTOCOL: Protocol = "kernel"
+IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
+DEFAULT_IMPLEMENTATION: Implementation = "fused"
+#: Operators that eager PyTorch, with the modules of Hugging Face, composes of several kernels. Softmax, gelu and
+#: layer norm are one kernel there.
+COMPOSED_BY_PYTORCH = frozenset({"rmsnorm", "fused_add_rms_norm", "rotary_embedding", "silu_and_mul", "moe_gating"})
+#: Serving engines, whose kernels of one operator are alike.
+SERVING_ENGINES: tuple[str, ...] = ("vllm", "sglang", "trtllm", "flashinfer", "triton", "aiter")
 
 #: Seconds added to a program's roofline by launch and measurement: the head's starting point per
 #: protocol (accuracy grows from here; the network corrects it per device and program).
 FLOOR_S: dict[str, float] = {"kernel": 3e-6, "graph": 2e-6, "eager": 20e-6}
+
+
+def implementation_of(operator: str, framework: str | None, implementation: str | None = None) -> str:
+    """The implementation that a query means, or that a row has whose source states none.
+
+    Parameters
+    ----------
+    operator, framework
+    implementation : str, optional
+        What the query states. Default: "composed" for what eager PyTorch composes, else "fused".
+    """
+    if implementation is not None:
+        return implementation
+    composed = framework == "pytorch" and operator in COMPOSED_BY_PYTORCH
+    return "composed" if composed else DEFAULT_IMPLEMENTATION
