@@ -64,9 +64,19 @@ def implementation_of(operator: str, framework: str | None, implementation: str 
     ----------
     operator, framework
     implementation : str, optional
-        What the query states. Default: "composed" for what eager PyTorch composes, else "fused".
+        What the query states. Default: "composed" for what eager PyTorch composes, else "fused". "composed" means
+        "fused" for an operator that is one kernel in eager PyTorch.
     """
-    if implementation is not None:
-        return implementation
-    composed = framework == "pytorch" and operator in COMPOSED_BY_PYTORCH
-    return "composed" if composed else DEFAULT_IMPLEMENTATION
+    if operator in COMPOSED_BY_PYTORCH and (implementation or framework) in ("composed", "pytorch"):
+        return "composed"
+    return DEFAULT_IMPLEMENTATION if implementation in (None, "composed") else implementation
+
+
+def launcher_of(operator: str, framework: str | None, implementation: str) -> str | None:
+    """The framework whose measured kernels answer a query of this implementation; None where any may.
+
+    What eager PyTorch composes was measured under "pytorch" alone, and under "pytorch" nothing else was.
+    """
+    if operator not in COMPOSED_BY_PYTORCH:
+        return framework
+    return "pytorch" if implementation == "composed" else None if framework == "pytorch" else framework
