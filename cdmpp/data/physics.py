@@ -52,6 +52,8 @@ LONG_S = 5.0  # a program of seconds has parallelism enough for a twentieth of t
 LONG_FACTOR = 20.0
 #: Source of expert layers that may not have run every expert; the weights of a doubtful row exceed this many times L2.
 DOUBTFUL_EXPERTS, EXPERTS_BEYOND_L2 = "aiconfigurator_moe", 4.0
+#: Bandwidth of the L2 cache over that of the memory. Few devices state it.
+L2_SPEED = 5.0
 UNSTATED_L2 = 128e6  # bytes, for a device whose specification states no L2 cache
 FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
 _PER_ELEMENT = {
@@ -201,7 +203,8 @@ def work(
             flops = flops + f["topk"] * cells
         if operator in ("moe_gating", "moe_shuffle"):
             written = f["topk"] * (f["rows"] if operator == "moe_gating" else cells)
-        moved = cells * inputs + written
+        read = np.minimum(f["rows"], f["table_rows"]) * f["cols"] if operator == "embedding" else cells * inputs
+        moved = read + written
     return flops, moved * DTYPE_BYTES[dtype]
 
 
@@ -210,6 +213,14 @@ def roofline_s(block: OperatorBlock, device: DeviceSpec) -> Float64:
     if is_collective(block.operator):
         return collective_roofline_s(block, device)
     return _bound_s(block, device, *work(block.operator, block.dtype, block.flags, block.sizes))
+
+
+def bounds_s(block: OperatorBlock, device: DeviceSpec) -> tuple[Float64, Float64]:
+    """Seconds of arithmetic at peak, and of the least traffic at the speed of the memory or, if it fits, of the L2."""
+    flops, moved = work(block.operator, block.dtype, block.flags, block.sizes)
+    peak = device.peak(block.dtype, matrix=uses_matrix_units(block.operator))
+    speed = np.where(moved <= (device.l2_bytes or 0), L2_SPEED, 1.0) * device.mem_bandwidth_bytes_per_s
+    return np.asarray(flops / peak), np.asarray(moved / speed)
 
 
 def _bound_s(block: OperatorBlock, device: DeviceSpec, flops: Float64, moved: Float64) -> Float64:
@@ -236,18 +247,18 @@ def table_roofline_s(table: MeasurementTable) -> Float64:
     result = np.full(len(table), np.nan)
     for block in table.specs:
         if is_collective(block.operator):
-            for rows, device in _by_device(table, block):
+            for rows, device in by_device(table, block):
                 result[block.row_index[rows]] = collective_roofline_s(block.take(rows), device)
             continue
         distinct, inverse = _distinct(table, block)
         flops, moved = work(block.operator, block.dtype, block.flags, distinct.sizes)
-        for rows, device in _by_device(table, block):
+        for rows, device in by_device(table, block):
             at = inverse[rows]
             result[block.row_index[rows]] = _bound_s(block, device, flops[at], moved[at])
     return result
 
 
-def _by_device(table: MeasurementTable, block: OperatorBlock) -> Iterator[tuple[NDArray[np.int64], DeviceSpec]]:
+def by_device(table: MeasurementTable, block: OperatorBlock) -> Iterator[tuple[NDArray[np.int64], DeviceSpec]]:
     """Positions of a block of rows, by device; rows of unknown devices are left out."""
     devices = table.device.codes[block.row_index]
     for code in np.unique(devices):
@@ -275,7 +286,7 @@ def experts_read_s(table: MeasurementTable) -> Float64:
         weights = expert_weight_bytes(block.operator, block.dtype, block.flags, distinct.sizes)[inverse]
         # Drawn routings leave more experts without rows than the estimate.
         share = 1.0 if block.flags["balance"] == "balanced" else 0.5
-        for rows, device in _by_device(table, block):
+        for rows, device in by_device(table, block):
             beyond = weights[rows] > EXPERTS_BEYOND_L2 * (device.l2_bytes or UNSTATED_L2)
             beyond &= doubtful[block.row_index[rows]]
             read_s = share * weights[rows] / device.mem_bandwidth_bytes_per_s

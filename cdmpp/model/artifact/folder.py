@@ -137,6 +137,7 @@ class _Fields(BaseModel):
 class _Domain(_Fields):
     reach: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     contexts: list[str]
+    slow_kernels: dict[str, _Factor] = {}
 
 
 class _Calibration(BaseModel):

@@ -17,7 +17,7 @@ from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context, parse_contexts
 from cdmpp.model.nn.rows import distinct_rows
 from cdmpp.programs.elements import base_type
-from cdmpp.programs.query_options import BACKENDS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, COMPOSED_BY_PYTORCH, PROTOCOLS, SERVING_ENGINES, implementation_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,6 +62,8 @@ class Evidence:
         self._types_on: set[QueryKind] = set()
         # Frameworks of each context, "" among them where a row names none; also of any device ("").
         self._frameworks: dict[tuple[str, ...], set[str]] = {}
+        # Devices by operator, backend and framework, and by dtype as well.
+        self._devices: dict[tuple[str, str, str], dict[str, set[str]]] = {}
         trained, launched = parse_contexts(contexts)
         for context in trained:
             self._exact.add(context[:5])
@@ -69,6 +71,10 @@ class Evidence:
             self._protocols.add((context.operator, context.protocol, context.backend))
             self._types.setdefault((context.operator, context.backend), set()).add(context.dtype)
             self._types_on.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
+        for context in launched or trained:
+            for dtype in (context.dtype, ""):
+                frameworks = self._devices.setdefault((context.operator, dtype, context.backend), {})
+                frameworks.setdefault(context.framework, set()).add(context.device)
         for context in launched:
             for device in (context.device, ""):
                 self._frameworks.setdefault((device, *context[1:5]), set()).add(context.framework)
@@ -144,6 +150,56 @@ class Evidence:
             key = (names[device], *kinds[kind], PROTOCOLS[protocol], BACKENDS[backend])
             several.append(len(self._frameworks.get(key, set()) - {""}) > 1)
         return np.array(several, dtype=np.bool_)[inverse]
+
+    def measured_engine(self, kind: QueryKind, framework: str) -> str:
+        """The framework whose kernels answer a query that names a serving engine, or none.
+
+        An engine without training rows of the operator and type is answered as the engine that has them, on this
+        device if there is one, else as another framework that runs the operator as one kernel: the network's input for
+        the engine was then learned from other operators. A query without a framework is answered so only for what
+        eager PyTorch composes, whose rows mean something else.
+
+        Parameters
+        ----------
+        kind : QueryKind
+        framework : str
+            "" where the query names none.
+        """
+        composed = kind.operator in COMPOSED_BY_PYTORCH
+        if framework not in SERVING_ENGINES and not (composed and not framework):
+            return framework
+        # A type without rows is derived from the 16-bit one: of the same engine, so that they stay in order.
+        for dtype in (kind.dtype, self.half_type(kind.operator, kind.backend, kind.dtype), ""):
+            devices = self._devices.get((kind.operator, dtype, kind.backend), {})
+            engines = [name for name in SERVING_ENGINES if name in devices]
+            if engines:
+                return framework if framework in engines else max(engines, key=lambda e: kind.device in devices[e])
+        others = [name for name in devices if name and not (composed and name == "pytorch")]
+        return max(others, key=lambda name: (kind.device in devices[name], len(devices[name])), default="")
+
+    def engines_of(self, kind: QueryKind) -> tuple[str, ...]:
+        """Serving engines with training rows of the operator and type on any device."""
+        devices = self._devices.get((kind.operator, kind.dtype, kind.backend), {})
+        return tuple(name for name in SERVING_ENGINES if name in devices)
+
+    def was_measured(self, kind: QueryKind, framework: str) -> bool:
+        """Whether training had rows of the operator and type on the device under the framework ("": under any)."""
+        devices = self._devices.get((kind.operator, kind.dtype, kind.backend), {})
+        on = [devices.get(framework, set())] if framework else devices.values()
+        return bool(kind.device) and any(kind.device in names for names in on)
+
+    def lacks(self, device: str, operator: str, backend: str, framework: str) -> bool:
+        """Whether training had the device, but no row of the operator on it in the implementation of the query.
+
+        The device then counts as unseen for the operator: its embedding and its measured ceilings are of others. On the
+        RTX 3090 they are of small layers of language models, and made every large pass over memory 1.4 times too slow
+        (docs/replay.md). TIR, and an operator that training had on no device, follow the device's other rows.
+        """
+        devices = self._devices.get((operator, "", backend), {})
+        if not device or operator == TIR or not devices:
+            return False
+        meant = implementation_of(operator, framework)
+        return not any(device in on and implementation_of(operator, f) == meant for f, on in devices.items())
 
     def follows(self, kind: QueryKind) -> bool:
         """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.

@@ -17,9 +17,10 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
-from cdmpp.model.domain.score import Context, Domain, parse_contexts
+from cdmpp.model.domain.score import Domain, parse_contexts
 from cdmpp.model.nn.rows import QueryRows
 from cdmpp.programs.elements import base_type
+from cdmpp.programs.query_options import implementation_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,11 +33,6 @@ LIKENESS = 1.0
 #: A peer of less weight does not count: each peer costs a row of the network. On devices left out (10,500 rows of seven
 #: sources, configs/leave-out-hopper-cdna.toml) the error is 25.7 % with every peer and with those above 0.05.
 MIN_WEIGHT = 0.05
-
-#: Operators on which a trained device counts as unseen if training had none of them on it: its embedding and its
-#: measured ceilings are of other operators. On the RTX 3090 they are of small layers of language models, and made every
-#: large pass over memory 1.4 times too slow (docs/replay.md).
-TRANSFERRED = ("conv2d", "relu", "max_pool2d", "avg_pool2d")
 
 #: Trained devices: index in the network's embedding, and specification.
 Trained = tuple[int, DeviceSpec]
@@ -54,26 +50,30 @@ class Peers:
     """
 
     def __init__(self, devices: Sequence[Trained], domain: Domain) -> None:
-        self._devices, self._contexts = list(devices), parse_contexts(domain.contexts)[0]
+        self._devices = list(devices)
         self._by_query: dict[tuple[str, ...], tuple[Trained, ...]] = {}
-        self._operators = {(context.device, context.operator) for context in self._contexts}
+        # Devices of each (operator, dtype, protocol, backend), of any implementation ("") and of each.
+        self._trained: dict[tuple[str, ...], set[str]] = {}
+        trained, launched = parse_contexts(domain.contexts)
+        for context in trained:
+            self._trained.setdefault((*context[1:5], ""), set()).add(context.device)
+        for context in launched or trained:
+            meant = implementation_of(context.operator, context.framework)
+            self._trained.setdefault((*context[1:5], meant), set()).add(context.device)
 
-    def lacks(self, device: str, operator: str) -> bool:
-        """Whether predictions of a trained device for an operator come from its peers: training had none on it."""
-        return operator in TRANSFERRED and (device, operator) not in self._operators
-
-    def of(self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str) -> tuple[Trained, ...]:
+    def of(
+        self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str, implementation: str = ""
+    ) -> tuple[Trained, ...]:
         """Peers of a device of this kind ("gpu", "cpu") and vendor for this kind of query.
 
         Trained devices of the same vendor, or of other vendors where there are none; empty where no device of
-        the kind was trained on such queries.
+        the kind was trained on such queries in this implementation ("": in any).
         """
-        key = (kind, vendor, operator, dtype, protocol, backend)
+        key = (kind, vendor, operator, dtype, protocol, backend, implementation)
         if key not in self._by_query:
+            trained = self._trained.get(key[2:], set())
             peers = [
-                (index, device)
-                for index, device in self._devices
-                if device.kind == kind and Context(device.name, operator, dtype, protocol, backend) in self._contexts
+                (index, device) for index, device in self._devices if device.kind == kind and device.name in trained
             ]
             same = [(index, device) for index, device in peers if device.vendor == vendor]
             self._by_query[key] = tuple(same or peers)

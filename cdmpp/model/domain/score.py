@@ -125,6 +125,9 @@ class Domain:
         Centres of the training programs with a GPU schedule; none where training had no such program.
     schedule_reach : float
         As ``reach``, of these.
+    slow_kernels : mapping of str to float
+        Passes over memory whose rows are slower than :mod:`cdmpp.model.inference.limits` allows, as
+        ``device|operator|framework``, and how many times.
     """
 
     centres: Array
@@ -132,6 +135,7 @@ class Domain:
     contexts: frozenset[str]
     schedules: Array = field(default_factory=lambda: np.zeros((0, len(_SCHEDULED)), dtype=np.float32))
     schedule_reach: float = 1.0
+    slow_kernels: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 1024) -> Domain:
@@ -150,14 +154,28 @@ class Domain:
     def manifest(self) -> dict[str, Any]:
         """Fields for the manifest."""
         scheduled = {"schedule_reach": self.schedule_reach} if len(self.schedules) else {}
-        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts), **scheduled}
+        slow = {"slow_kernels": dict(self.slow_kernels)} if self.slow_kernels else {}
+        contexts = sorted(self.contexts)
+        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": contexts, **scheduled, **slow}
 
     @classmethod
     def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
         """Inverse of :meth:`tensors` and :meth:`manifest`."""
         contexts = frozenset(manifest["contexts"])
-        scheduled = (tensors["schedules"], float(manifest["schedule_reach"])) if "schedules" in tensors else ()
-        return cls(tensors["centres"], float(manifest["reach"]), contexts, *scheduled)
+        read = {"slow_kernels": manifest.get("slow_kernels", {})}
+        if "schedules" in tensors:
+            read |= {"schedules": tensors["schedules"], "schedule_reach": float(manifest["schedule_reach"])}
+        return cls(tensors["centres"], float(manifest["reach"]), contexts, **read)
+
+    def slow_factor(self, device: str, operator: str, framework: str) -> float:
+        """How many times slower than a fused pass over memory the rows are; 1.0 where there are none.
+
+        Without a framework, that of the framework with the slowest rows.
+        """
+        if framework:
+            return self.slow_kernels.get(f"{device}|{operator}|{framework}", 1.0)
+        factors = [v for key, v in self.slow_kernels.items() if key.startswith(f"{device}|{operator}|")]
+        return max(factors, default=1.0)
 
     def distance(self, points: Array) -> Array:
         """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""

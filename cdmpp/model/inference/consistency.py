@@ -40,8 +40,11 @@ from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Codes of :attr:`RawPredictions.adjusted`: limited by another protocol, by the 16-bit type, or following that type;
-#: and the device's status, for which a prediction is not "in" the domain.
-ADJUSTMENTS = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16}
+#: the device's status, for which a prediction is not "in" the domain; answered by another engine's kernel; and limited
+#: by physics (:mod:`cdmpp.model.inference.limits`).
+ADJUSTMENTS = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16, "engine": 32, "limit": 64}
+#: Codes that keep a prediction out of "in".
+REPLACED = ADJUSTMENTS["engine"] | ADJUSTMENTS["limit"]
 REASONS = {
     1: "adjusted to the prediction of another protocol of {operator}, which training covers better, so that "
     "kernel <= graph <= eager",
@@ -49,6 +52,8 @@ REASONS = {
     4: "training had no such type of {operator}: the {half} prediction times the ratio of the rooflines",
     8: "the figures of the device are of a card that stands in for a board which its measurements do not name",
     16: "the device is unreleased: its figures are not final",
+    32: "no {operator} of this type was measured under this framework: the kernel of another serving engine",
+    64: "limited to what arithmetic, bandwidth and measured kernels of its kind allow {operator}",
 }
 _MEDIAN = LEVELS.index(0.5)
 _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")

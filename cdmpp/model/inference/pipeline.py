@@ -17,16 +17,18 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import EncodedProgram, element_types, operator_name
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.domain.evidence import ADAPTED, Evidence
-from cdmpp.model.domain.peers import TRANSFERRED, Peers, Trained, as_peers, corrects, shift, weights
-from cdmpp.model.domain.score import THRESHOLDS, Context, has_gpu_schedule, limited_step
-from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, Rules
+from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind
+from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
+from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
+from cdmpp.model.inference.alike import Alike
+from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
+from cdmpp.model.inference.limits import limit
 from cdmpp.model.nn.inputs import roofline_s, stack_devices
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, implementation_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +37,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FEW_STEP = 1.0
 #: A service computes several batches at a time.
 MAX_THREADS = 4
-_TVM = BACKENDS.index("tvm")
+_TVM, _PYTORCH = BACKENDS.index("tvm"), FRAMEWORKS.index("pytorch")
 
 
 class InferencePipeline:
@@ -74,7 +76,7 @@ class InferencePipeline:
         if adapter is not None and adapter.tuned is not None and adapter.weight:
             self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
         self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts())
-        self._rules = Rules(self.evidence)
+        self._rules, self._alike = Rules(self.evidence), Alike(self.evidence, [spec for _, spec in self._devices])
         self._reasons: dict[tuple[str, str, str, int], str] = {}
 
     def forward(self, batch: QueryBatch) -> RawPredictions:
@@ -100,10 +102,69 @@ class InferencePipeline:
         return RawPredictions.placed(parts)
 
     def _predict(self, batch: QueryBatch) -> RawPredictions:
-        consistency = self._rules.consistency(batch, self._evidence_names(batch.specs))
+        names = self._evidence_names(batch.specs)
+        asked, batch = batch, self._with_measured_engines(batch, names)
+        output = self._predict_possible(batch, names)
+        alike = self._alike.of(batch, names)
+        if alike is not None:
+            output = alike.apply(output, self._predict_possible(alike.batch, self._evidence_names(alike.batch.specs)))
+        other = (batch.rows.framework != asked.rows.framework) & (asked.rows.framework >= 0)
+        codes = output.adjusted.astype(np.int8) | np.where(other, ADJUSTMENTS["engine"], 0).astype(np.int8)
+        return _with_status(batch, replace(output, adjusted=codes))
+
+    def _predict_possible(self, batch: QueryBatch, names: Sequence[str]) -> RawPredictions:
+        """Predictions that agree across protocols and types, within the physical bounds."""
+        consistency = self._rules.consistency(batch, names)
         if consistency is None:
-            return _with_status(batch, self._predict_independently(batch))
-        return _with_status(batch, consistency.apply(self._predict_independently(consistency.batch), self))
+            output = self._predict_independently(batch)
+        else:
+            output = consistency.apply(self._predict_independently(consistency.batch), self)
+        return limit(batch, *self._measured(batch, names), output)
+
+    def _with_measured_engines(self, batch: QueryBatch, names: Sequence[str]) -> QueryBatch:
+        """The queries with the frameworks whose kernels answer them (:meth:`Evidence.measured_engine`)."""
+        rows = batch.rows
+        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
+        first, inverse = distinct_rows(columns)
+        frameworks = []
+        for device, number, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
+            operator, dtype = batch.kinds[number]
+            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
+            frameworks.append(_code(self.evidence.measured_engine(kind, _launcher(framework))))
+        return replace(batch, rows=replace(rows, framework=np.array(frameworks, dtype=rows.framework.dtype)[inverse]))
+
+    def _measured(self, batch: QueryBatch, names: Sequence[str]) -> tuple[Array, Array]:
+        """Whether training had the operator and type on the device under the framework, and its factor of slow kernels.
+
+        Returns
+        -------
+        measured : (n,) bool
+        slow : (n,)
+            Infinite for what a framework composes of several kernels.
+        """
+        rows = batch.rows
+        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
+        first, inverse = distinct_rows(columns)
+        measured, slow = [], []
+        for device, number, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
+            operator, dtype = batch.kinds[number]
+            kind, launcher = QueryKind(names[device], operator, dtype, BACKENDS[backend]), _launcher(framework)
+            measured.append(self.evidence.was_measured(kind, launcher))
+            composed = implementation_of(kind.operator, launcher) == "composed"
+            slow.append(np.inf if composed else self.artifact.domain.slow_factor(kind.device, kind.operator, launcher))
+        return np.array(measured, dtype=np.bool_)[inverse], np.array(slow)[inverse]
+
+    def _counts_as_unseen(self, batch: QueryBatch, names: Sequence[str]) -> Array:
+        """Whether training had no row of the operator on the device (:meth:`Evidence.lacks`), (n,) bool."""
+        rows = batch.rows
+        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
+        first, inverse = distinct_rows(columns)
+        lacking = [
+            not names[device]
+            or self.evidence.lacks(names[device], batch.kinds[number][0], BACKENDS[backend], _launcher(framework))
+            for device, number, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist()
+        ]
+        return np.array(lacking, dtype=np.bool_)[inverse]
 
     def needs_other_predictions(self, batch: QueryBatch) -> bool:
         """Whether a prediction of the batch depends on others."""
@@ -157,7 +218,22 @@ class InferencePipeline:
 
     def steps(self, batch: QueryBatch) -> Array:
         """Part of the domain score for contexts that training did not have, without peers."""
-        return _steps(self.artifact, batch, [spec.name if index else "" for index, spec in self._figures(batch.specs)])
+        return self._steps(batch, [spec.name if index else "" for index, spec in self._figures(batch.specs)])
+
+    def _steps(self, batch: QueryBatch, names: Sequence[str]) -> Array:
+        """:meth:`cdmpp.model.domain.score.Domain.step` of each row, computed once per distinct context."""
+        rows = batch.rows
+        columns = [rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework]
+        first, inverse = distinct_rows(columns)
+        steps = []
+        for device, kind, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
+            operator, dtype = batch.kinds[kind]
+            setting = (PROTOCOLS[protocol], BACKENDS[backend], _launcher(framework))
+            step = self.artifact.domain.step(Context(names[device], operator, dtype, *setting))
+            # The context may have rows of another implementation only.
+            lacks = self.evidence.lacks(names[device], operator, BACKENDS[backend], setting[2])
+            steps.append(max(step, NEAR_STEP) if lacks else step)
+        return np.array(steps)[inverse]
 
     def _evidence_names(self, specs: Sequence[DeviceSpec]) -> list[str]:
         """Names of devices in :attr:`evidence`: "" for a device that the model has no measurements of."""
@@ -192,7 +268,7 @@ class InferencePipeline:
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
         groups: list[tuple[Array, Array, Array, Array]] = []
-        step = _steps(self.artifact, batch, names)
+        step = self._steps(batch, names)
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
@@ -224,12 +300,12 @@ class InferencePipeline:
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
     def _add_devices_without_embedding(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:
-        """Trained devices a second time without their embedding, for the operators that :meth:`Peers.lacks` names.
+        """Trained devices a second time without their embedding, for the queries that they count as unseen for.
 
         Returns
         -------
         batch : QueryBatch
-            The same queries; those of such operators refer to the device's second entry.
+            The same queries; those that :meth:`_counts_as_unseen` refer to the device's second entry.
         figures : list of Trained
             :meth:`_figures` of the devices of ``batch``.
         names : list of str
@@ -237,17 +313,13 @@ class InferencePipeline:
         """
         figures, specs, rows = self._figures(batch.specs), list(batch.specs), batch.rows
         names = [spec.name if index else "" for index, spec in figures]
-        if not any(operator in TRANSFERRED for operator, _ in batch.kinds):
-            return batch, figures, names
-        moved, kind = rows.device.copy(), batch.kind[rows.program]
-        for device, name in enumerate(tuple(names)):
-            lacked = [number for number, (operator, _) in enumerate(batch.kinds) if self._peers.lacks(name, operator)]
-            members = np.flatnonzero((rows.device == device) & np.isin(kind, lacked)) if name else rows.device[:0]
-            if len(members):
-                moved[members] = len(specs)
+        unseen, moved = self._counts_as_unseen(batch, names), rows.device.copy()
+        for device in np.unique(rows.device[unseen]).tolist():
+            if names[device]:
+                moved[unseen & (rows.device == device)] = len(specs)
                 specs.append(specs[device])
                 figures.append((0, specs[device]))
-                names.append(name)
+                names.append(names[device])
         return replace(batch, specs=specs, rows=replace(rows, device=moved)), figures, names
 
     def _run(
@@ -359,16 +431,27 @@ def as_trained(known: dict[str, list[Trained]], specs: Sequence[DeviceSpec]) -> 
     return [find_trained(known, spec) for spec in specs]
 
 
-def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str]]]:
-    """The chosen rows grouped by device and kind of query (operator, dtype, protocol, backend)."""
+def _launcher(framework: int) -> str:
+    """Name of a framework by its code, "" where it is not known."""
+    return FRAMEWORKS[framework] if framework >= 0 else ""
+
+
+def _code(framework: str) -> int:
+    return FRAMEWORKS.index(framework) if framework else -1
+
+
+def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str, str]]]:
+    """The chosen rows grouped by device and kind of query (operator, dtype, protocol, backend, implementation)."""
     rows = batch.rows
     kind = batch.kind[rows.program[chosen]]
-    columns = [rows.device[chosen], kind, rows.protocol[chosen], rows.backend[chosen]]
+    in_pytorch = rows.framework[chosen] == _PYTORCH
+    columns = [rows.device[chosen], kind, rows.protocol[chosen], rows.backend[chosen], in_pytorch]
     distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    for i, (device, program, protocol, backend) in enumerate(distinct.tolist()):
+    for i, (device, program, protocol, backend, pytorch) in enumerate(distinct.tolist()):
         operator, dtype = batch.kinds[program]
         members = chosen[inverse.reshape(-1) == i]
-        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        meant = implementation_of(operator, "pytorch" if pytorch else None)
+        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], meant)
 
 
 def _status_codes(batch: QueryBatch) -> Array:
@@ -378,18 +461,12 @@ def _status_codes(batch: QueryBatch) -> Array:
 
 
 def _with_status(batch: QueryBatch, output: RawPredictions) -> RawPredictions:
-    """The output, in which GPU schedules, stand-ins and unreleased devices are not "in"; the latter with the reason."""
-    scheduled = _scheduled(batch)
-    if any(spec.status for spec in batch.specs):
-        codes = _status_codes(batch)
-        return replace(
-            output,
-            step=limited_step(output.distance, output.step, (codes > 0) | scheduled),
-            adjusted=output.adjusted + codes,
-        )
-    if not scheduled.any():
-        return output
-    return replace(output, step=limited_step(output.distance, output.step, scheduled))
+    """The output, in which GPU schedules, replaced engines, limited figures, stand-ins and unreleased devices are not
+    "in"; the latter with the reason."""
+    codes = _status_codes(batch)
+    doubtful = (codes > 0) | (output.adjusted & REPLACED > 0) | _scheduled(batch)
+    step = limited_step(output.distance, output.step, doubtful)
+    return replace(output, step=step, adjusted=output.adjusted + codes)
 
 
 def _with_roofline(batch: QueryBatch, output: RawPredictions) -> RawPredictions:
@@ -402,17 +479,3 @@ def _with_roofline(batch: QueryBatch, output: RawPredictions) -> RawPredictions:
 def _scheduled(batch: QueryBatch) -> Array:
     """Rows of programs with a GPU schedule, (n,) bool."""
     return has_gpu_schedule(batch.store.summary)[batch.rows.program]
-
-
-def _steps(artifact: Artifact, batch: QueryBatch, trained_names: Sequence[str]) -> Array:
-    """:meth:`cdmpp.model.domain.score.Domain.step` of each row, computed once per distinct context."""
-    rows = batch.rows
-    columns = [rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework]
-    first, inverse = distinct_rows(columns)
-    steps = []
-    for device, kind, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
-        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
-        operator, dtype = batch.kinds[kind]
-        setting = (PROTOCOLS[protocol], BACKENDS[backend], launcher)
-        steps.append(artifact.domain.step(Context(trained_names[device], operator, dtype, *setting)))
-    return np.array(steps)[inverse]

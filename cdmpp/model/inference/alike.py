@@ -1,0 +1,173 @@
+"""Predictions that nothing measured supports, limited by what was measured of like kernels.
+
+A query whose operator and type training did not have on the device under the framework is compared with
+
+- the other serving engines on this device: engines' kernels of one program are rarely more than three times apart
+  (0.1 % of the measured bf16 products). An engine that was measured on the device limits it from both sides; without
+  one, it is at most three times the fastest engine;
+- a sibling: a device of the same architecture of which no figure is less, or none is more. A larger device is not
+  slower than a smaller one. (Measured ones can be: these are not limited.)
+
+A query that training had needs no other prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.encode import TIR
+from cdmpp.model.domain.evidence import Evidence, QueryKind
+from cdmpp.model.inference.limits import between
+from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
+from cdmpp.model.raw_predictions import RawPredictions
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, SERVING_ENGINES
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Log ratios that are not exceeded: between engines, and of a larger device to a smaller one.
+ENGINES, LARGER = float(np.log(2.9)), float(np.log(1.03))
+_PEAKS = ("float32", "float16", "bfloat16", "int8", "float8_e4m3", "float4_e2m1")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One further prediction, and how it limits that of the query.
+
+    Attributes
+    ----------
+    device : DeviceSpec or None
+        None: the device of the query.
+    framework : int or None
+        None: the framework of the query.
+    below, above : float
+        The query's log latency is at least the other less ``below``, and at most the other plus ``above``.
+    """
+
+    device: DeviceSpec | None
+    framework: int | None
+    below: float
+    above: float
+
+
+class Comparison:
+    """Further rows of a batch, and which queries they limit.
+
+    Parameters
+    ----------
+    queries : QueryBatch
+    limits : sequence of (positions, Limit)
+        Positions of the queries that each limit is for.
+    """
+
+    def __init__(self, queries: QueryBatch, limits: Sequence[tuple[Array, Limit]]) -> None:
+        specs, parts = list(queries.specs), list[QueryRows]()
+        for members, made in limits:
+            part = queries.rows.take(members)
+            if made.framework is not None:
+                part = replace(part, framework=np.full_like(part.framework, made.framework))
+            if made.device is not None:
+                part = replace(part, device=np.full_like(part.device, len(specs)))
+                specs.append(made.device)
+            parts.append(part)
+        self._limits = limits
+        self.batch = replace(queries, specs=specs, rows=concatenate(parts))
+
+    def apply(self, output: RawPredictions, others: RawPredictions) -> RawPredictions:
+        """The queries' predictions within what ``others``, those of :attr:`batch`, allow."""
+        low, high, start = np.full(len(output), -np.inf), np.full(len(output), np.inf), 0
+        for members, made in self._limits:
+            other = others.point[start : start + len(members)]
+            low[members] = np.maximum(low[members], other - made.below)
+            high[members] = np.minimum(high[members], other + made.above)
+            start += len(members)
+        # Of two that contradict each other, the lower one holds: it is nearer to the physical bound.
+        return between(output, np.minimum(low, high), high)
+
+
+class Alike:
+    """Finds what limits queries that training did not have.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    devices : sequence of DeviceSpec
+        The devices of the training set.
+    """
+
+    def __init__(self, evidence: Evidence, devices: Sequence[DeviceSpec]) -> None:
+        self._evidence, self._devices = evidence, [spec for spec in devices if spec.kind == "gpu"]
+
+    def of(self, batch: QueryBatch, names: Sequence[str]) -> Comparison | None:
+        """Further predictions that limit those of a batch; None if there are none.
+
+        Parameters
+        ----------
+        batch : QueryBatch
+        names : sequence of str
+            The devices' names in the evidence, "" where training did not have them.
+        """
+        rows = batch.rows
+        if not len(rows):
+            return None
+        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
+        first, inverse = distinct_rows(columns)
+        limits = []
+        for group, (device, number, backend, code) in enumerate(np.stack([c[first] for c in columns], axis=1).tolist()):
+            operator, dtype = batch.kinds[number]
+            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
+            framework = FRAMEWORKS[code] if code >= 0 else ""
+            found = self._limits(kind, framework, batch.specs[device])
+            members = np.flatnonzero(inverse == group) if found else ()
+            limits += [(np.asarray(members), made) for made in found]
+        return Comparison(batch, limits) if limits else None
+
+    def _limits(self, kind: QueryKind, framework: str, device: DeviceSpec) -> list[Limit]:
+        evidence = self._evidence
+        if kind.operator == TIR or device.kind != "gpu" or evidence.was_measured(kind, framework):
+            return []
+        limits = []
+        engines = (
+            [name for name in evidence.engines_of(kind) if name != framework] if framework in SERVING_ENGINES else []
+        )
+        measured = [name for name in engines if evidence.was_measured(kind, name)]
+        for name in measured or engines:
+            limits.append(Limit(None, FRAMEWORKS.index(name), ENGINES if measured else np.inf, ENGINES))
+        known = [spec for spec in self._devices if spec.name != device.name]
+        on_it = [spec for spec in known if not evidence.lacks(spec.name, kind.operator, kind.backend, framework)]
+        measured_on = [spec for spec in on_it if evidence.was_measured(kind._replace(device=spec.name), framework)]
+        smaller = (nearest(device, [s for s in specs if is_larger(device, s)]) for specs in (measured_on, on_it, known))
+        larger = (nearest(device, [s for s in specs if is_larger(s, device)]) for specs in (measured_on, on_it))
+        for other in _first(smaller):
+            limits.append(Limit(other, None, np.inf, LARGER))
+        for other in _first(larger):
+            limits.append(Limit(other, None, LARGER, np.inf))
+        return limits
+
+
+@lru_cache(maxsize=65536)
+def is_larger(one: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether ``one`` is of the architecture of ``other``, and has no figure that is less."""
+    return one.arch == other.arch and all(a >= b for a, b in zip(_figures(one), _figures(other), strict=True))
+
+
+def nearest(device: DeviceSpec, others: Sequence[DeviceSpec]) -> list[DeviceSpec]:
+    """The devices of most similar figures: several where they are equal, none of none."""
+    log = np.log(_figures(device))
+    gaps = [float(np.abs(np.log(_figures(spec)) - log).sum()) for spec in others]
+    return [spec for spec, gap in zip(others, gaps, strict=True) if gap == min(gaps)]
+
+
+def _first(choices: Iterable[list[DeviceSpec]]) -> list[DeviceSpec]:
+    """The first list that is not empty."""
+    return next((devices for devices in choices if devices), [])
+
+
+def _figures(device: DeviceSpec) -> tuple[float, ...]:
+    rates = (device.clock_hz, device.mem_bandwidth_bytes_per_s, device.peak("float32", matrix=False))
+    return (device.compute_units, device.l2_bytes or 1.0, *rates, *(device.peak(t, matrix=True) for t in _PEAKS))

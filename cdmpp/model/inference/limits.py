@@ -1,0 +1,100 @@
+"""Physical bounds of predictions.
+
+No kernel computes faster than the device's peak, or moves its bytes faster than the memory, or the L2 cache if they
+fit, delivers them. A fused pass over memory takes little more than its bytes need. The limits repair answers where the
+network extrapolates; ``benchmarks/agreement.py`` counts how often they act.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.physics import L2_SPEED
+from cdmpp.model.domain.calibration import scale_quantiles
+from cdmpp.model.inference.consistency import ADJUSTMENTS
+from cdmpp.model.nn.inputs import CACHE, GPU, SUMMARY_COLUMNS, roofline_s, stack_devices
+from cdmpp.model.nn.rows import QueryBatch
+from cdmpp.model.raw_predictions import RawPredictions
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: A prediction is at least this share of its bound. Winograd needs 1 / 2.5 of a convolution's operations.
+SHARE, CONVOLUTION_SHARE = 0.9, 0.9 / 2.5
+#: The share for attention that was measured: benchmarks read the same keys again and again, partly from the L2 cache.
+#: 1.7 % of the measured decodes are below 0.9 of the bound, 0.5 % below 0.7 (on an L40S 8 %).
+ATTENTION_SHARE = 0.5
+#: A fused pass over memory takes at most so many times its bound, and so many seconds more for launch and latency.
+FUSED_FACTOR, FUSED_S, CALL_S = 3.0, 8e-6, 20e-6
+#: Log distance of an interval's ends from a limit of the point.
+MARGIN = float(np.log(1.3))
+#: Bytes over those of the encoded program, which counts a buffer that is read in two halves as one half.
+_BYTES = {"silu_and_mul": 1.5}
+_AT = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
+_EAGER, _LIBRARY = PROTOCOLS.index("eager"), BACKENDS.index("library")
+
+
+def limit(batch: QueryBatch, measured: Array, slow: Array, output: RawPredictions) -> RawPredictions:
+    """Predictions within the physical bounds; the interval moves with the point.
+
+    Parameters
+    ----------
+    batch : QueryBatch, n rows
+    measured : (n,) bool
+        Queries whose operator and type training had on the device under the framework.
+    slow : (n,) float
+        How many times slower than :data:`FUSED_FACTOR` says the fused kernel was measured to be; infinite where it has
+        no upper limit.
+    output : RawPredictions
+    """
+    rows = batch.rows
+    summary, device = batch.store.summary[rows.program], stack_devices(batch.specs)[rows.device]
+    attention = measured & (summary[:, _AT["family_attention"]] > 0)
+    compute, memory = _bounds_s(batch, summary, device, attention)
+    low = np.where(attention, ATTENTION_SHARE, SHARE) * np.maximum(compute, memory)
+    low[rows.backend != _LIBRARY] = 0.0
+    fused = (summary[:, _AT["family_vector"]] > 0) & (memory >= compute) & (device[:, GPU] > 0)
+    fused &= rows.backend == _LIBRARY
+    high = np.full(len(rows), np.inf)
+    high[fused] = (slow * (FUSED_FACTOR * memory + FUSED_S + CALL_S * (rows.protocol == _EAGER)))[fused]
+    with np.errstate(divide="ignore"):
+        return between(output, np.log(low), np.log(high))
+
+
+def _bounds_s(batch: QueryBatch, summary: Array, device: Array, attention: Array) -> tuple[Array, Array]:
+    """Seconds of arithmetic at peak, and of traffic at the speed of the memory or, if the bytes fit, of the L2 cache.
+
+    Measured attention reads also keys that do not fit from the cache as far as it reaches.
+    """
+    compute, memory = roofline_s(summary, device)
+    compute = np.where(summary[:, _AT["family_conv"]] > 0, compute * CONVOLUTION_SHARE / SHARE, compute)
+    factor = np.array([_BYTES.get(operator, 1.0) for operator, _ in batch.kinds])[batch.kind[batch.rows.program]]
+    moved = factor * (np.exp2(summary[:, _AT["bytes"]].astype(np.float64)) - 1)
+    cache = np.nan_to_num(device[:, CACHE])
+    cached = np.where(attention | (moved <= cache), np.minimum(moved, cache) / np.maximum(moved, 1.0), 0.0)
+    return compute, factor * memory * (1.0 - cached + cached / L2_SPEED)
+
+
+def between(output: RawPredictions, low: Array, high: Array) -> RawPredictions:
+    """Predictions with log points between ``low`` and ``high``, (n,) each; where both act, not less than ``low``.
+
+    Quantiles keep within :data:`MARGIN` of the limits, so that those of two protocols or types stay in order.
+    """
+    point = np.maximum(np.minimum(output.point, high), low)
+    acts = point != output.point
+    scaled = scale_quantiles(output.levels, output.factor)
+    levels = np.maximum(np.minimum(scaled, high[:, None] + MARGIN), low[:, None] - MARGIN)
+    moved = acts | (levels != scaled).any(axis=1)
+    if not moved.any():
+        return output
+    codes = output.adjusted.astype(np.int8) | np.where(acts, ADJUSTMENTS["limit"], 0).astype(np.int8)
+    return replace(
+        output,
+        point=point,
+        levels=np.where(moved[:, None], levels, output.levels),
+        factor=np.where(moved, 1.0, output.factor),
+        adjusted=codes,
+    )

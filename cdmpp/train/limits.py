@@ -1,0 +1,127 @@
+"""What the tables say of the limits of predictions (:mod:`cdmpp.model.inference.limits`), written into a model.
+
+``python -m cdmpp.train.limits --model FOLDER [--public-data DIR]`` computes it again for a trained model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cdmpp.data.load import load_public
+from cdmpp.data.physics import bounds_s, by_device
+from cdmpp.data.table import MeasurementTable
+from cdmpp.model.artifact.folder import MANIFEST, read_manifest, sealed, trained_identity
+from cdmpp.model.artifact.trained import load_trained
+from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.inference.limits import CALL_S, FUSED_FACTOR, FUSED_S
+from cdmpp.programs.collectives import is_collective
+from cdmpp.programs.elements import types_label
+from cdmpp.programs.operators import operator_family
+from cdmpp.programs.query_options import implementation_of
+from cdmpp.utils.writing import replacing
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: Quantile of the rows of a kernel that its factor covers, and the fewest rows that make a factor.
+QUANTILE, MIN_ROWS = 0.98, 5
+#: Share of the rows of an operator, type, device and framework that makes all of them host time.
+HOST_BOUND_SHARE = 0.3
+
+
+def slow_kernels(table: MeasurementTable) -> dict[str, float]:
+    """Fused passes over memory that were measured slower than the limits allow, and how many times.
+
+    Returns
+    -------
+    dict of str to float
+        As :attr:`cdmpp.model.domain.score.Domain.slow_kernels`; only factors above 1.
+    """
+    usable = table.excluded.is_("") & np.isfinite(table.latency_s)
+    allowed = np.full(len(table), np.nan)
+    operators = np.full(len(table), -1, dtype=np.int64)
+    names: list[str] = []
+    for block in table.specs:
+        if is_collective(block.operator) or operator_family(block.operator) != "vector":
+            continue
+        if block.operator not in names:
+            names.append(block.operator)
+        for of_device, device in by_device(table, block):
+            part = block.take(of_device)
+            compute, memory = bounds_s(part, device)
+            if device.kind == "gpu":
+                allowed[part.row_index] = np.where(memory >= compute, FUSED_FACTOR * memory + FUSED_S, np.nan)
+                operators[part.row_index] = names.index(block.operator)
+    allowed += CALL_S * table.protocol.is_("eager")
+    rows = np.flatnonzero(usable & np.isfinite(allowed))
+    ratio = table.latency_s[rows] / allowed[rows]
+    codes = np.stack([table.device.codes[rows], operators[rows], table.framework.codes[rows]], axis=1)
+    distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+    found = {}
+    for group, (device, operator, framework) in enumerate(distinct.tolist()):
+        of_group = ratio[inverse.reshape(-1) == group]
+        launcher = table.framework.names[framework]
+        if len(of_group) < MIN_ROWS or implementation_of(names[operator], launcher) == "composed":
+            continue
+        factor = float(np.quantile(of_group, QUANTILE))
+        if factor > 1.0:
+            found[f"{table.device.names[device]}|{names[operator]}|{launcher}"] = round(factor, 2)
+    return found
+
+
+def host_bound_contexts(table: MeasurementTable) -> set[str]:
+    """Contexts of which a large part of the rows is host time (:data:`HOST_BOUND_SHARE`).
+
+    Returns
+    -------
+    set of str
+        As :meth:`cdmpp.model.domain.score.Context.launch_key`; the model then answers them as another engine's kernels.
+    """
+    host = table.excluded.is_("host_bound")
+    found: set[str] = set()
+    for block in table.specs:
+        index = block.row_index
+        if not host[index].any():
+            continue
+        names = ("device", "protocol", "backend", "framework")
+        columns = [getattr(table, name) for name in names]
+        codes = np.stack([column.codes[index] for column in columns], axis=1)
+        distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+        for group, values in enumerate(distinct.tolist()):
+            if host[index[inverse.reshape(-1) == group]].mean() < HOST_BOUND_SHARE:
+                continue
+            device, protocol, backend, framework = (c.names[v] for c, v in zip(columns, values, strict=True))
+            types = types_label(block.dtype, block.flags)
+            found.add(Context(device, block.operator, types, protocol, backend, framework).launch_key())
+    return found
+
+
+def with_limits(domain: Domain, table: MeasurementTable) -> Domain:
+    """The domain with what a table says of the limits."""
+    return replace(domain, contexts=domain.contexts - host_bound_contexts(table), slow_kernels=slow_kernels(table))
+
+
+def main() -> int:
+    """Renew the limits of a trained model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--public-data", type=Path)
+    options = parser.parse_args()
+    manifest = read_manifest(options.model)
+    artifact = load_trained(options.model, manifest)
+    domain = with_limits(artifact.domain, load_public(options.public_data))
+    manifest = sealed({**manifest, "domain": domain.manifest()})
+    manifest = sealed({**manifest, "model_id": trained_identity(manifest)})
+    with replacing(options.model / MANIFEST) as aside:
+        aside.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    print(f"{manifest['model_id']}: {len(domain.slow_kernels)} slow kernels, {len(domain.contexts)} contexts")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
