@@ -22,7 +22,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
-from cdmpp.model.domain.evidence import Evidence, QueryKind
+from cdmpp.model.domain.evidence import NARROW, Evidence, QueryKind
 from cdmpp.model.inference.limits import between
 from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
@@ -136,8 +136,11 @@ class Alike:
             [name for name in evidence.engines_of(kind) if name != framework] if framework in SERVING_ENGINES else []
         )
         measured = [name for name in engines if evidence.was_measured(kind, name)]
+        # A narrow type is limited by its 16-bit form, and is not raised above it.
+        is_raised = kind.dtype not in NARROW
         for name in measured or engines:
-            limits.append(Limit(None, FRAMEWORKS.index(name), ENGINES if measured else np.inf, ENGINES))
+            below = ENGINES if measured and is_raised else np.inf
+            limits.append(Limit(None, FRAMEWORKS.index(name), below, ENGINES))
         known = [spec for spec in self._devices if spec.name != device.name]
         on_it = [spec for spec in known if not evidence.lacks(spec.name, kind.operator, kind.backend, framework)]
         measured_on = [spec for spec in on_it if evidence.was_measured(kind._replace(device=spec.name), framework)]
@@ -145,7 +148,7 @@ class Alike:
         larger = (nearest(device, [s for s in specs if is_larger(s, device)]) for specs in (measured_on, on_it))
         for other in _first(smaller):
             limits.append(Limit(other, None, np.inf, LARGER))
-        for other in _first(larger):
+        for other in _first(larger) if is_raised else ():
             limits.append(Limit(other, None, LARGER, np.inf))
         return limits
 
