@@ -20,9 +20,9 @@ from cdmpp.data.public import load_public
 from cdmpp.data.splits import TEST, TRAIN
 from cdmpp.devices.links import KINDS
 from cdmpp.model.artifact.folder import default_model
-from cdmpp.model.collectives.baseline import roofline_seconds
 from cdmpp.model.collectives.context import Context
 from cdmpp.model.collectives.fit import Measured
+from cdmpp.model.collectives.residual import roofline_seconds
 from cdmpp.model.collectives.store import read_model
 from cdmpp.programs.collectives import COLLECTIVES, LIBRARIES
 from cdmpp.programs.query_options import PROTOCOLS

@@ -22,18 +22,17 @@ import pyarrow.parquet as pq
 from benchmarks.report.results import rounded, write_result
 from cdmpp.data.folder import records_file
 from cdmpp.data.load import load_table
+from cdmpp.data.split_file import without_sealed
 from cdmpp.data.table import MeasurementTable
-from cdmpp.data.unsealed import without_sealed
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.nn.network import NetworkConfig
+from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
-from cdmpp.train.dataset import make_dataset
-from cdmpp.train.evaluation.metrics import measure
-from cdmpp.train.evaluation.ranking import MIN_PROGRAMS, rank
+from cdmpp.train.dataset import choose_parts, make_dataset
+from cdmpp.train.evaluation.metrics import MIN_PROGRAMS, measure, rank
 from cdmpp.train.evaluation.tables import evaluate
-from cdmpp.train.loop import Inputs, predict_rows, train
-from cdmpp.train.parts import choose_parts
+from cdmpp.train.loop import train
 
 GATE = Path("tests/regression_gate.json")
 DATA, MODEL = Path("data/cdmpp-measured"), Path("models/base")

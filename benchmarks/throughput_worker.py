@@ -16,7 +16,7 @@ def main() -> None:
     """Answer commands until stdin ends."""
     from cdmpp import LatencyPredictor
     from cdmpp.predict import prediction
-    from cdmpp.programs.frontends.request import program_from_request
+    from cdmpp.programs.frontends.load import program_from_request
 
     predictor: Any = LatencyPredictor.load()
     # Commit 283c9af has the names before they were changed.

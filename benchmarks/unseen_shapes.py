@@ -34,12 +34,11 @@ from cdmpp.model.domain.score import label
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.programs.operators import operator_family
 from cdmpp.train.config import TrainConfig
+from cdmpp.train.dataset import choose_parts
 from cdmpp.train.evaluation.cache import FeatureCache
-from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.metrics import measure, rank
 from cdmpp.train.evaluation.query_batches import query_parts
-from cdmpp.train.evaluation.ranking import rank
 from cdmpp.train.evaluation.tables import INTERVAL, reasons
-from cdmpp.train.parts import choose_parts
 from cdmpp.train.run import load_training_table
 
 Array = np.ndarray[Any, np.dtype[Any]]

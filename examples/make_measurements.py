@@ -13,8 +13,7 @@ from pathlib import Path
 
 from cdmpp.data.measure.library import LibraryTimer
 from cdmpp.data.measure.timing_devices import find_timing_device
-from cdmpp.devices.loading import load_device
-from cdmpp.devices.writing import specification_toml
+from cdmpp.devices.loading import load_device, specification_toml
 from cdmpp.programs.operators import parse_operator
 
 NAME = "cpu_core"

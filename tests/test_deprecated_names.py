@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 import cdmpp
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.predict.client import AsyncPredictorClient, PredictorClient
-from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.prediction import Query
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.requests.fields import PriceRequest
 from cdmpp.programs.program import TensorProgram
 
 QUERIES = [Query(TensorProgram.from_operator("softmax:rows=64,cols=256"), "t4")]
@@ -27,38 +22,3 @@ def test_question_is_query() -> None:
 def test_predictor_predict_questions(predictor: LatencyPredictor) -> None:
     with pytest.warns(DeprecationWarning, match="use predict_queries"):
         assert predictor.predict_questions(QUERIES) == predictor.predict_queries(QUERIES)
-
-
-def test_client_predict_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: list[Prediction] = []
-    monkeypatch.setattr(PredictorClient, "predict_queries", lambda self, queries, quantiles: expected)
-    with PredictorClient("http://127.0.0.1:9") as client, pytest.warns(DeprecationWarning, match="use predict_queries"):
-        assert client.predict_questions(QUERIES) is expected
-
-
-def test_async_client_predict_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected: list[Prediction] = []
-
-    async def predict_queries(self: object, queries: object, quantiles: object) -> list[Prediction]:
-        return expected
-
-    monkeypatch.setattr(AsyncPredictorClient, "predict_queries", predict_queries)
-
-    async def call() -> list[Prediction]:
-        async with AsyncPredictorClient("http://127.0.0.1:9") as client:
-            return await client.predict_questions(QUERIES)
-
-    with pytest.warns(DeprecationWarning, match="use predict_queries"):
-        assert asyncio.run(call()) is expected
-
-
-def test_planners_accept_a_predictor_with_the_former_method(predictor: LatencyPredictor) -> None:
-    class Former:
-        model_id = predictor.model_id
-
-        def predict_questions(self, queries: list[Query]) -> list[Prediction]:
-            return predictor.predict_queries(queries)
-
-    request = [PriceRequest("program", {"operator": "linear", "m": 8, "n": 8, "k": 8}, "t4")]
-    with pytest.warns(DeprecationWarning, match="predict_queries"):
-        assert predict_prices(request, Former()) == predict_prices(request, predictor)  # type: ignore[arg-type]

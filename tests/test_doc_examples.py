@@ -11,7 +11,7 @@ import pytest
 
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.requests.pricing import PredictedCost
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 #: A JSON block of a page that is a whole request: planner, page and heading.

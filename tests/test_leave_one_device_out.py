@@ -12,7 +12,7 @@ from benchmarks.leave_one_device_out import GROUPS, merged
 from benchmarks.unseen_devices.figures import figures
 from benchmarks.unseen_devices.study import sample
 from cdmpp.devices.registry import lookup
-from cdmpp.model.nn.network import LEVELS
+from cdmpp.model.nn.config import LEVELS
 from cdmpp.train.config import load_config
 
 CONFIGS = Path(__file__).parents[1] / "configs"

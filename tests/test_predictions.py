@@ -15,7 +15,7 @@ from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Predictions
 from cdmpp.predict.prediction_total import PredictionTotal
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.rendering.html import MAX_ROWS, html_table
+from cdmpp.predict.rendering import MAX_ROWS, html_table
 
 PROGRAMS = ["linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=0,n=1,k=1", "softmax:rows=4096,cols=512"]
 SECONDS = ("latency_s", "lower_s", "upper_s", "quantiles", "roofline_s")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cdmpp.devices import from_mapping, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
-from cdmpp.features.encoded import EncodedProgram, operator_name
+from cdmpp.features.encode import EncodedProgram, operator_name
 from cdmpp.features.schema import WIDTH
 from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.program import TensorProgram

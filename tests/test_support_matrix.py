@@ -13,7 +13,7 @@ from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.domain.score import LABELS
 from cdmpp.predict.prediction import Query
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.support_matrix import domain_on, selected, support_matrix
+from cdmpp.predict.support import domain_on, selected, support_matrix
 from cdmpp.programs.operators import lowered_operators, operator_types
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import PROTOCOLS

@@ -15,7 +15,7 @@ from benchmarks.unseen_devices.group import Group
 from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import Study
 from cdmpp.errors import ArtifactError
-from cdmpp.model.nn.network import NetworkConfig
+from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig
 
 PEAK = {"NVIDIA L40S": 362e12, "NVIDIA B200": 2250e12}

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gate import GATE, read_tasks
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
 from benchmarks.unseen_shapes import Answered, answer_rows, domain_of, held_out_rows, parts_of
-from cdmpp.model.nn.network import LEVELS
+from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.evaluation.tables import evaluate

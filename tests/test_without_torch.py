@@ -114,7 +114,7 @@ def test_a_tuned_model_is_asked_without_torch(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     code = f"""
 from dataclasses import replace
-from cdmpp.model.artifact.adapted import adapted as on_top
+from cdmpp.model.artifact.load import adapted as on_top
 from cdmpp.model.nn.weights import tuned_names
 arrays = base.artifact.weights.arrays
 weights = {{

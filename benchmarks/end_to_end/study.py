@@ -17,9 +17,10 @@ from cdmpp.model.domain.evidence import Evidence, Kind
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.programs.frontends.eager_rules import Call, outcome
-from cdmpp.programs.frontends.torch_eager import EagerTrace, Launch, eager_trace
-from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator, parse_operator
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.frontends.eager_rules import AtenCall, outcome
+from cdmpp.programs.frontends.torch_eager import EagerLaunch, EagerTrace, eager_trace
+from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
 from cdmpp.programs.query_options import Protocol
 from cdmpp.simulate.replay import Graph, Node, replay
 
@@ -97,14 +98,14 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
     return EagerTrace((*_cleared(network), *traced.launches), traced.unsupported)
 
 
-def _cleared(network: torch.nn.Module) -> Iterator[Launch]:
+def _cleared(network: torch.nn.Module) -> Iterator[EagerLaunch]:
     """Kernels of ``zero_grad(set_to_none=False)``."""
     for name, parameter in network.named_parameters():
-        for fields in outcome(Call("zero_", (parameter,), {}, parameter)).launches:
-            yield Launch(make_operator(fields), "zero_", name.rpartition(".")[0], "forward")
+        for fields in outcome(AtenCall("zero_", (parameter,), {}, parameter)).launches:
+            yield EagerLaunch(make_operator(fields), "zero_", name.rpartition(".")[0], "forward")
 
 
-def launches_of(label: Label) -> tuple[Launch, ...]:
+def launches_of(label: Label) -> tuple[EagerLaunch, ...]:
     """A label's kernels, in order."""
     traced = trace(label.source, label.model, label.mode, label.precision, label.batch, label.size)
     if traced.unsupported:

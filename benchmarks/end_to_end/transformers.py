@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cdmpp.programs.frontends.torch_eager import Launch
+from cdmpp.programs.frontends.torch_eager import EagerLaunch
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ _FUNCTIONS = ("gelu", "tanh", "pow_scalar")
 Kernel = tuple[str, tuple[int, ...]]
 
 
-def traced_kernels(launches: Iterable[Launch]) -> Counter[Kernel]:
+def traced_kernels(launches: Iterable[EagerLaunch]) -> Counter[Kernel]:
     """Products, normalisations and functions of a trace, with their sizes."""
     kernels: Counter[Kernel] = Counter()
     for launch in launches:

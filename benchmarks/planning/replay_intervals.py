@@ -21,7 +21,7 @@ from benchmarks.report.results import write_result
 from cdmpp.data.public import public_data_dir
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.request import PriceRequest
-from cdmpp.simulate.replay.interval import spread_of
+from cdmpp.simulate.replay.solver import spread_of
 
 RESULT = Path(__file__).parents[1] / "results" / "replay_intervals.json"
 CORRELATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.plan.base.solve import read_request, solve
+from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.simulate.replay import Graph, Node, Replayer
 from cdmpp.simulate.replay.parquet import write_parquet
 from cdmpp.simulate.replay.schema import ReplayRequest
@@ -71,7 +71,7 @@ def measure(nodes: int, repeats: int) -> dict[str, Any]:
     replayer = Replayer(graph)
     own = np.array([node.duration_s for node in graph.nodes])
     request = read_request(ReplayRequest, value)
-    answer = solve(read_request(ReplayRequest, value))
+    answer = solve_request(read_request(ReplayRequest, value)).to_json()
     replay_s = median_s(lambda: Replayer(graph).run(), repeats)
     again_s = median_s(lambda: replayer.run(own), repeats)
     return {
@@ -84,7 +84,7 @@ def measure(nodes: int, repeats: int) -> dict[str, Any]:
         "replay_again_s": again_s,
         "nodes_per_s_again": nodes / again_s,
         "read_s": median_s(lambda: read_request(ReplayRequest, json.loads(text)), repeats),
-        "answer_s": median_s(lambda: solve(request.model_copy()), repeats),
+        "answer_s": median_s(lambda: solve_request(request.model_copy()).to_json(), repeats),
         "write_s": median_s(lambda: json.dumps(answer), repeats),
     }
 

@@ -29,7 +29,7 @@ from benchmarks.schedules.per_store import per_store_features
 from cdmpp.errors import CdmppError
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.train.config import TrainConfig, load_config
-from cdmpp.train.evaluation.ranking import MIN_PROGRAMS
+from cdmpp.train.evaluation.metrics import MIN_PROGRAMS
 
 OUT = Path("benchmarks/results/schedules.json")
 SPLITS = ("task", "network", "device", "cpu")

@@ -15,8 +15,7 @@ from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.train.adaptation.adapt import adapt, answers_after
-from cdmpp.train.adaptation.records import device_records
-from cdmpp.train.adaptation.survey import survey
+from cdmpp.train.adaptation.records import device_records, survey
 from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.finish import calibrate, fit_domain
 

@@ -12,16 +12,15 @@ import numpy as np
 from benchmarks.report.markdown import percent
 from benchmarks.schedules.parts import Array, Scheduled, Split
 from benchmarks.schedules.per_store import PackedSum, summed
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import Inputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork, parameter_count
 from cdmpp.train.baselines import TreeBaseline, roofline_log
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
-from cdmpp.train.draw import training_rows
-from cdmpp.train.evaluation.metrics import measure
-from cdmpp.train.evaluation.ranking import rank
-from cdmpp.train.loop import predict_rows, train
+from cdmpp.train.evaluation.metrics import measure, rank
+from cdmpp.train.loop import train
 from cdmpp.train.reference.train import ReferenceModel
+from cdmpp.train.step import training_rows
 
 Predict = Callable[[MeasuredRows], Array]
 Label = Literal["ratio", "latency"]

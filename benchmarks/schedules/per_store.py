@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.programs.frontends.per_store import WIDTH
-from cdmpp.train.reference.inputs import per_store_features
+from cdmpp.train.reference.network import per_store_features
 
 __all__ = ["PackedSum", "per_store_features", "summed"]
 

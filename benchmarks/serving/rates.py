@@ -13,7 +13,7 @@ from benchmarks.serving.process import Served
 from benchmarks.serving.queries import bodies, distinct, repeated
 from cdmpp import LatencyPredictor
 from cdmpp.predict.prediction import Query
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 
 ITEMS = 256
 

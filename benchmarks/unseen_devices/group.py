@@ -18,14 +18,13 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.batch import Inputs
 from cdmpp.train.adaptation.adapt import adapt, answers_after
-from cdmpp.train.adaptation.records import DeviceRecords
-from cdmpp.train.adaptation.survey import Survey, survey
+from cdmpp.train.adaptation.records import DeviceRecords, Survey, survey
 from cdmpp.train.baselines import fit_baselines
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset
-from cdmpp.train.draw import training_rows
 from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.evaluation.query_batches import query_parts
+from cdmpp.train.step import training_rows
 
 #: Relative error beyond which a prediction is off, for the domain score.
 OFF = 0.3

@@ -12,9 +12,9 @@ from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.nn.batch import Inputs
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset
-from cdmpp.train.draw import training_rows
 from cdmpp.train.finish import calibrate, fit_domain
 from cdmpp.train.loop import train
+from cdmpp.train.step import training_rows
 
 
 def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:

@@ -93,10 +93,8 @@ def adapt(
     devices do not change. Prints the errors on held-out measurements before and after. The correction is shrunk
     until it reduces that error. If no part of it does, the model's predictions are kept, with a warning.
     """
-    from cdmpp.model.artifact.adapted import check_target, save_adapted
-    from cdmpp.model.artifact.collectives import save_corrected
     from cdmpp.model.artifact.folder import default_model
-    from cdmpp.model.artifact.load import load_artifact
+    from cdmpp.model.artifact.load import check_target, load_artifact, save_adapted, save_corrected
     from cdmpp.train.adaptation.adapt import adapt as adapt_model
     from cdmpp.train.adaptation.records import device_records
 
@@ -149,8 +147,8 @@ def _observed(
 
 def _records(path: Path, device: str | None, artifact: Artifact) -> DeviceRecords:
     """Records of a device; its specification in the records precedes what can be found out about this machine."""
+    from cdmpp.devices.host import is_native, native_name
     from cdmpp.devices.loading import is_local
-    from cdmpp.devices.native import is_native, native_name
     from cdmpp.errors import UnknownDeviceError
     from cdmpp.train.adaptation.records import device_records
 

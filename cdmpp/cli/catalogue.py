@@ -19,7 +19,7 @@ def devices(
 ) -> None:
     """List the known devices. Any other can be given as a .json or .toml specification; `native` is this CPU."""
     from cdmpp.devices import known, load_device
-    from cdmpp.devices.writing import specification_toml
+    from cdmpp.devices.loading import specification_toml
 
     found = [load_device(name) for name in names] if names else known()
     if json:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, on_terminal, print_json
+from cdmpp.cli.reading import parse_sizes
 from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:
@@ -231,7 +231,8 @@ def _chooser(configuration: Configuration, good: int, active: int, pool: int, mo
     import numpy as np
 
     from cdmpp.data.measure.choosing import EnsembleChooser, Member
-    from cdmpp.predict.bulk import TIR, FeaturePart, FeatureQueries
+    from cdmpp.features.encode import TIR
+    from cdmpp.predict.bulk import FeaturePart, FeatureQueries
     from cdmpp.predict.predictor import LatencyPredictor
 
     def member(predictor: LatencyPredictor) -> Member:

@@ -72,11 +72,11 @@ def curve(
 
     An invalid device or size does not stop the others. The exit code is 1 if no point can be predicted.
     """
-    from cdmpp.devices import is_local, load_device
+    from cdmpp.devices import local_device
     from cdmpp.predict.curves import predict_curve
     from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor
 
-    devices = [load_device(d) if is_local(d) else d for d in device]
+    devices = [local_device(d) for d in device]
     found = predict_curve(
         LatencyPredictor.load(model),
         [_template(text) for text in program],

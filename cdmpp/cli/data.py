@@ -83,7 +83,7 @@ def merge_folders(
 
     A program that several folders measured is stored once. `cdmpp data split` writes the splits.
     """
-    from cdmpp.data.merge_folders import merge_folders as merge
+    from cdmpp.data.card import merge_folders as merge
     from cdmpp.data.summary import info
 
     merge(folders, out)

@@ -97,7 +97,7 @@ def _device_names(artifact: Artifact, files: list[Path], chosen: list[str]) -> l
         Neither cdmpp nor the model nor any table has a name.
     """
     from cdmpp.data.load import load_table
-    from cdmpp.devices.native import is_native, native_name
+    from cdmpp.devices.host import is_native, native_name
     from cdmpp.devices.registry import lookup
     from cdmpp.errors import UnknownDeviceError
 

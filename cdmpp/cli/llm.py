@@ -16,7 +16,7 @@ from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
     from cdmpp.predict.llm import LLMEstimate
-    from cdmpp.predict.llm.result import Bounded
+    from cdmpp.predict.llm.estimate import Bounded
 
 #: Rows of the table of parts for a single device.
 _PARTS = 8

@@ -12,7 +12,7 @@ import typer
 from cdmpp.cli.collect import print_summary, progress_bars
 from cdmpp.cli.export_library import ExportRequest, run_export
 from cdmpp.cli.output import JsonOption, ModelOption, print_json
-from cdmpp.cli.steps import steps
+from cdmpp.cli.progress import steps
 
 
 def measure(
@@ -160,8 +160,7 @@ def _measure_todo(
 ) -> None:
     from cdmpp.data.measure.library import LibraryTimer
     from cdmpp.data.measure.timing_devices import find_timing_device
-    from cdmpp.data.measure.todo import read_todo
-    from cdmpp.data.measure.todo_run import measure_programs, records_path
+    from cdmpp.data.measure.todo import measure_programs, read_todo, records_path
 
     todo = read_todo(folder)
     where = on or ("cuda" if todo.device.kind == "gpu" else "cpu")

@@ -62,7 +62,7 @@ def error_cells(figures: dict[str, Any]) -> list[str]:
 
 
 def ranking_cells(figures: dict[str, Any]) -> list[str]:
-    """Cells of :data:`RANKING_HEADER` from the figures of :func:`cdmpp.train.evaluation.ranking.rank`."""
+    """Cells of :data:`RANKING_HEADER` from the figures of :func:`cdmpp.train.evaluation.metrics.rank`."""
     if not figures.get("ranked_groups"):
         return ["-", "-", "-", str(figures.get("ranked_groups", "-"))]
     names = ("task_kendall_tau", "top1_score", "top5_score")

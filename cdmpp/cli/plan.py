@@ -117,7 +117,7 @@ def solve(
 
 def predict(request: Any, model: Path | None, url: str | None) -> list[Prediction]:
     """Predictions for the programs of a request, by the service at ``url`` or by a local model."""
-    from cdmpp.plan.base.predict import predict_prices
+    from cdmpp.plan.base.solve import predict_prices
 
     programs = request.price_requests()
     if not programs:
@@ -177,7 +177,6 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
 def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent: int | None = 1) -> None:
     """Print a plan, and draw it where a figure is wanted. JSON is on one line where ``indent`` is None."""
-    from cdmpp.plan.base.solve import to_json
     from cdmpp.predict.requests.render import render
 
     try:
@@ -185,7 +184,7 @@ def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent:
             draw_to(figure, request, plan)
     finally:  # the plan is printed although it cannot be drawn, and drawn although the output is closed
         if as_json:
-            print_json(to_json(plan), indent)
+            print_json(plan.to_json(), indent)
         else:
             print(render(plan.report()))
             if getattr(plan, "seed", None) is not None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, print_table
 from cdmpp.cli.predict_module import (
@@ -25,6 +24,7 @@ from cdmpp.cli.predict_module import (
 from cdmpp.cli.predict_search import Result, executed, print_search, ranked
 from cdmpp.cli.predict_table import OutOption, TableArguments, UrlOption, predict_table, table_of
 from cdmpp.cli.ray_option import RayOption
+from cdmpp.cli.reading import parse_sizes
 from cdmpp.errors import CdmppError
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol

@@ -14,7 +14,6 @@ import typer
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.frontends.factory import is_factory
 from cdmpp.programs.query_options import Framework, Protocol
 
 if TYPE_CHECKING:
@@ -97,6 +96,9 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
     DataError
         A module with other arguments, or an option of modules without one.
     """
+    # Imported late: the help of a command loads no operators.
+    from cdmpp.programs.frontends.torch_module import is_factory
+
     modules = [program for program in programs if is_factory(program)]
     if modules and len(programs) > 1:
         raise DataError(
@@ -113,7 +115,7 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
 def predict_module(source: str, given: ModuleArguments) -> None:
     """Predict the module that a factory makes on every device."""
     from cdmpp.predict.prediction import DEFAULT_QUANTILES, check_quantiles
-    from cdmpp.programs.frontends.factory import load_factory, parse_inputs
+    from cdmpp.programs.frontends.torch_module import load_factory, parse_inputs
 
     levels = check_quantiles(given.levels or DEFAULT_QUANTILES)
     module, inputs = load_factory(source)
@@ -162,13 +164,13 @@ def _predict(
     devices: Sequence[DeviceSpec | str],
 ) -> list[ModulePrediction]:
     """One answer per device; none without a device."""
-    from cdmpp.devices import is_local, load_device
+    from cdmpp.devices import local_device
     from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK, DEFAULT_PROTOCOL
 
     if not devices:
         return []
     # The service knows the names of devices, but not this machine and its files.
-    read = [load_device(d) if isinstance(d, str) and is_local(d) else d for d in devices]
+    read = [local_device(d) if isinstance(d, str) else d for d in devices]
     answers = predictor.predict_module(
         module,
         inputs,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, print_json, print_table
-from cdmpp.cli.steps import steps
+from cdmpp.cli.progress import steps
 from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def probe(
 def _write(result: ProbeResult, out: Path) -> None:
     from cdmpp.data.folder import DEVICE, RECORDS
     from cdmpp.data.records import from_measurements, write_records
-    from cdmpp.devices.writing import specification_toml
+    from cdmpp.devices.loading import specification_toml
     from cdmpp.errors import DataError
     from cdmpp.utils.writing import replacing
 

@@ -1,4 +1,4 @@
-"""Progress bars on stderr."""
+"""Progress bars on stderr, only on a terminal."""
 
 from __future__ import annotations
 
@@ -38,3 +38,16 @@ def progress_bar(name: str, unit: str) -> Iterator[Advance]:
             bar.update(task, completed=share, finished=finished)
 
         yield advance
+
+
+@contextmanager
+def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show how far it is; the value is called after each step."""
+    if not on_terminal():
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=progress_console(), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)

@@ -1,11 +1,14 @@
-"""Files that commands read: text and JSON, also from standard input."""
+"""Inputs of commands: text and JSON of files or standard input, and ``--dim`` of ONNX models."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import typer
 
 from cdmpp.errors import DataError
 from cdmpp.utils.files import MAX_REQUEST_BYTES, read_at_most, read_bytes
@@ -48,3 +51,18 @@ def read_json(path: Path) -> Any:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not a number of JSON")
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, int]:
+    """``--dim batch=4`` as a mapping."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            size = int(value)
+        except ValueError:
+            size = 0
+        if not name or not equals or size < 1:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE, VALUE from 1", param_hint="--dim")
+        sizes[name] = size
+    return sizes

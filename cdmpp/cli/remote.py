@@ -31,7 +31,7 @@ def solve_remotely(
         The job was cancelled before it had a plan.
     """
     from cdmpp.predict.client import PredictorClient
-    from cdmpp.predict.client.plans import FINAL, answer_of
+    from cdmpp.predict.client.operations import FINAL, answer_of
     from cdmpp.predict.requests.budget import Progress
 
     with PredictorClient(url) as client:

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cdmpp.cli.dims import parse_sizes
 from cdmpp.cli.output import JsonOption, ModelOption
 from cdmpp.cli.plan import FigureOption, UrlOption, check_figure, prefix_with_file, show, solve
-from cdmpp.cli.reading import read_json
+from cdmpp.cli.reading import parse_sizes, read_json
 from cdmpp.cli.replay_trace import (
     FromOption,
     IterationOption,
@@ -172,7 +171,7 @@ def replay(
         save(save_graph, {**request, "nodes": as_json(request.get("nodes"))})
     if trace is not None:
         request["trace"] = True
-    from cdmpp.simulate.replay.collector import paused_collector
+    from cdmpp.simulate.replay.records import paused_collector
 
     with paused_collector():
         try:
@@ -195,7 +194,7 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 def _read(path: Path) -> Any:
     if path.suffix.lower() != ".parquet":
-        from cdmpp.simulate.replay.collector import paused_collector
+        from cdmpp.simulate.replay.records import paused_collector
 
         with paused_collector():
             return read_json(path)

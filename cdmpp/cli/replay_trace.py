@@ -132,9 +132,9 @@ def write(path: Path, value: Any) -> None:
 
 def _device(text: str | None) -> Any:
     """A specification for a file or this machine, else the name."""
-    from cdmpp.devices import is_local, load_device
+    from cdmpp.devices import local_device
 
-    return load_device(text) if text is not None and is_local(text) else text
+    return None if text is None else local_device(text)
 
 
 def _factor(text: str) -> tuple[str, float]:

@@ -24,7 +24,7 @@ def support(
 ) -> None:
     """List what a model covers: operators and element types by device, with domain and held-out error."""
     from cdmpp.predict.predictor import LatencyPredictor
-    from cdmpp.predict.support_matrix import known_operator, selected
+    from cdmpp.predict.support import known_operator, selected
 
     predictor = LatencyPredictor.load(model)
     operator = None if operator is None else known_operator(operator)
@@ -58,7 +58,7 @@ def _is_trained(row: dict[str, Any]) -> bool:
 
 def _print_hidden(rows: list[dict[str, Any]], device: str | None) -> None:
     """One line about the rows that are not listed."""
-    from cdmpp.predict.support_matrix import domain_on
+    from cdmpp.predict.support import domain_on
 
     if rows:
         labels = Counter(domain_on(row, device or "") for row in rows)
@@ -87,7 +87,7 @@ def _error(row: dict[str, Any], device: str) -> str:
 
 
 def _print_device(matrix: dict[str, Any], device: str) -> None:
-    from cdmpp.predict.support_matrix import domain_on
+    from cdmpp.predict.support import domain_on
 
     if device not in matrix["devices"]:
         print(f"{device}: no training rows; predicted by its specification")

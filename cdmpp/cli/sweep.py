@@ -35,8 +35,8 @@ def sweep(
     code is 1 if no point meets the goals.
     """
     from cdmpp.plan.sweep import SweepResult, evaluate_point, read_sweep, sweep_points
+    from cdmpp.plan.sweep.points import with_front
     from cdmpp.plan.sweep.report import check_out, draw, tables, to_json, write_results
-    from cdmpp.plan.sweep.result import with_front
     from cdmpp.predict.llm import read_config
     from cdmpp.predict.predictor import LatencyPredictor
 
@@ -59,8 +59,7 @@ def sweep(
         results = finish(evaluate_point(request, config, predictor, point) for point in points)
     else:
         from cdmpp.plan.distributed.cluster import ray_cluster
-        from cdmpp.plan.distributed.sweep import evaluate_on_ray
-        from cdmpp.plan.distributed.tables import load_predictor
+        from cdmpp.plan.distributed.tables import evaluate_on_ray, load_predictor
 
         load = partial(load_predictor, None if model is None else model.absolute())
         with ray_cluster(ray) as connected:

@@ -1,4 +1,4 @@
-"""Checking of imported rows: validity of every row, distinct programs, flags."""
+"""Checking of imported rows: validity of every row, distinct programs, flags, and rows of doubtful meaning."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.data.doubtful import with_doubts
-from cdmpp.data.fields import contradictory, integer_fields
 from cdmpp.data.labels import Labels, Mask
-from cdmpp.data.merge import merge_blocks
 from cdmpp.data.physics import flag_rows
 from cdmpp.data.raw import IntColumn
 from cdmpp.data.table import (
@@ -23,15 +20,28 @@ from cdmpp.data.table import (
     MeasurementTable,
     OperatorBlock,
     TvmPrograms,
+    contradictory,
+    integer_fields,
     make_block,
+    merge_blocks,
 )
 from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.operators import operator_types
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
+#: Rules that leave rows of doubtful meaning out of training; the rows stay in every evaluation. An importer states them
+#: per source (:attr:`cdmpp.data.importers.base.Importer.doubtful`). Unlike the rules of :mod:`cdmpp.data.physics` they
+#: depend on columns that records do not keep, so records store their reasons.
+DOUBTFUL = {
+    "fused": "the compiler fused the layer into its neighbour: the latency does not grow with the tokens",
+    "other_kernel": "a limit of the model switches to another kernel (sliding window: an explicit mask)",
+    "stand_in": "the operator has no specification; another one of equal arithmetic and traffic is predicted",
+    "composite": "the timed region contains further operators",
+    "no_sizes": "the source states no lengths; the smallest are predicted",
+    "paged_copy": "a copy per page of the cache, from the host",
+}
 Reasons: TypeAlias = NDArray[np.int32]
-
 #: Codes of the reasons, 0 for none.
 REASONS = ("", *UNSUPPORTED)
 CODE = {name: code for code, name in enumerate(REASONS)}
@@ -57,7 +67,7 @@ class Group:
 class Draft:
     """Output of an importer: labels per row, and row groups by operator; rows in no group are unknown.
 
-    ``doubtful`` maps reasons of :data:`cdmpp.data.doubtful.DOUBTFUL` to their rows.
+    ``doubtful`` maps reasons of :data:`cdmpp.data.assemble.DOUBTFUL` to their rows.
     """
 
     source: Labels
@@ -71,20 +81,6 @@ class Draft:
     groups: Sequence[Group]
     row_filter: Mask | None = None
     doubtful: Mapping[str, Mask] = field(default_factory=dict)
-
-
-def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
-    """Look up each distinct device name; also return the mask of rows whose device is known."""
-    canonical: dict[str, str] = {}
-    known: set[str] = set()
-    for name in names.names:
-        try:
-            canonical[name] = lookup(name).name
-            known.add(name)
-        except UnknownDeviceError:
-            canonical[name] = name
-    is_known = np.array([*(n in known for n in names.names), False], dtype=np.bool_)
-    return names.map(canonical.__getitem__), is_known[names.codes]
 
 
 def assemble(draft: Draft) -> MeasurementTable:
@@ -111,6 +107,35 @@ def assemble(draft: Draft) -> MeasurementTable:
         tvm=TvmPrograms(first_key=sum(map(len, programs))),
     )
     return replace(table, excluded=with_doubts(flag_rows(table), draft.doubtful))
+
+
+def with_doubts(excluded: Labels, doubtful: Mapping[str, Mask]) -> Labels:
+    """``excluded`` with the reasons of ``doubtful`` in rows that have none; earlier reasons come first."""
+    if not doubtful:
+        return excluded
+    names = (*excluded.names, *(name for name in doubtful if name not in excluded.names))
+    codes = excluded.codes.copy()
+    free = np.array([not name for name in excluded.names])[codes]
+    for name, rows in doubtful.items():
+        if name not in DOUBTFUL:
+            raise ValueError(f"unknown reason {name!r}; known: {', '.join(DOUBTFUL)}")
+        codes[rows & free] = names.index(name)
+        free &= ~rows
+    return Labels(codes, names)
+
+
+def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
+    """Look up each distinct device name; also return the mask of rows whose device is known."""
+    canonical: dict[str, str] = {}
+    known: set[str] = set()
+    for name in names.names:
+        try:
+            canonical[name] = lookup(name).name
+            known.add(name)
+        except UnknownDeviceError:
+            canonical[name] = name
+    is_known = np.array([*(n in known for n in names.names), False], dtype=np.bool_)
+    return names.map(canonical.__getitem__), is_known[names.codes]
 
 
 def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:

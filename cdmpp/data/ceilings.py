@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from cdmpp.data.labels import Mask
 from cdmpp.data.physics import uses_matrix_units, work
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.ceilings import FAMILIES, Ceilings, flops_field
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.operators import BASIC_DTYPES, is_collective, operator_family
+from cdmpp.devices.spec import FAMILIES, Ceilings, DeviceSpec, flops_field
+from cdmpp.programs.collectives import is_collective
+from cdmpp.programs.elements import BASIC_DTYPES
+from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 
 Floats = NDArray[np.float64]

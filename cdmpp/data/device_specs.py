@@ -23,9 +23,9 @@ import numpy as np
 
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.devices.loading import from_mapping
-from cdmpp.devices.registry import lookup
+from cdmpp.devices.registry import find_known
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
+from cdmpp.errors import DataError, InvalidDeviceError
 
 #: Two specifications of one name are one device if their figures differ by less.
 SAME_DEVICE_FACTOR = 1.25
@@ -59,22 +59,6 @@ def parse_spec(text: str) -> DeviceSpec:
     return from_mapping(values)
 
 
-def resolve(name: str, specs: Mapping[str, DeviceSpec]) -> DeviceSpec:
-    """The specification used for a device name: of :mod:`cdmpp.devices`, else the one that records brought.
-
-    Raises
-    ------
-    UnknownDeviceError
-        Neither has the name.
-    """
-    try:
-        return lookup(name)
-    except UnknownDeviceError:
-        if name in specs:
-            return specs[name]
-        raise
-
-
 def disagreement(one: DeviceSpec, other: DeviceSpec) -> str:
     """Description of how two specifications contradict each other; "" if they may be one device."""
     if one.kind != other.kind:
@@ -99,7 +83,7 @@ def merge_specs(parts: Iterable[Mapping[str, DeviceSpec]]) -> dict[str, DeviceSp
     merged: dict[str, DeviceSpec] = {}
     for part in parts:
         for name, spec in part.items():
-            known, first = _lookup(name), merged.setdefault(name, spec)
+            known, first = find_known(name), merged.setdefault(name, spec)
             wrong = disagreement(known or first, spec)
             if wrong:
                 others = "cdmpp's table of devices and the records" if known else "the records"
@@ -146,16 +130,9 @@ def read_specs(device: Labels, texts: Labels) -> tuple[dict[str, DeviceSpec], Ma
         except InvalidDeviceError:
             wrong |= rows
             continue
-        known = _lookup(name)
-        if spec.name == name or (known is not None and _lookup(spec.name) is known):
+        known = find_known(name)
+        if spec.name == name or (known is not None and find_known(spec.name) is known):
             parts.append({name: spec})
         else:
             wrong |= rows
     return merge_specs(parts), wrong
-
-
-def _lookup(name: str) -> DeviceSpec | None:
-    try:
-        return lookup(name)
-    except UnknownDeviceError:
-        return None

@@ -1,30 +1,37 @@
-"""Arithmetic, least traffic and roofline of every operator, on arrays; and the rows that break physics.
+"""Arithmetic, least traffic, roofline and memory of every operator, on arrays; and the rows that break physics.
 
 The counts are those of the operator's definition (no winograd, no recomputation), every input read once and
-every output written once. They serve to tell an impossible measurement from a slow one, and as the roofline
+every output written once. Scaled products and expert layers read activations in their own type and write results of 16
+bits; scales are not counted. The counts serve to tell an impossible measurement from a slow one, and as the roofline
 baseline; the model has its own, finer features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.labels import Labels, Mask
-from cdmpp.data.narrow_work import expert_weight_bytes, experts_work, latent_attention_work, product_work
 from cdmpp.errors import UnknownDeviceError
+from cdmpp.programs.attention import Attention
 from cdmpp.programs.collectives import is_collective, link_seconds
-from cdmpp.programs.operators import DTYPE_BYTES, operator_family, output_hw
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family
+from cdmpp.programs.products import Moe
+from cdmpp.programs.vectors import Binary, Conv2d, output_hw
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable, OperatorBlock
     from cdmpp.devices.spec import DeviceSpec
 
+Flags = Mapping[str, bool | int | str | None]
+Sizes = Mapping[str, NDArray[Any]]
+#: Bytes of a result of a scaled product.
+_WIDE = 2.0
 Float64 = NDArray[np.float64]
-
 #: Rules by which a row is kept, but left out of training. The constants are chosen from the real tables;
 #: docs/data.md has the distribution and the counts.
 EXCLUDED = {
@@ -47,7 +54,6 @@ LONG_FACTOR = 20.0
 DOUBTFUL_EXPERTS, EXPERTS_BEYOND_L2 = "aiconfigurator_moe", 4.0
 UNSTATED_L2 = 128e6  # bytes, for a device whose specification states no L2 cache
 FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
-
 _PER_ELEMENT = {
     "softmax": 5.0,
     "layernorm": 8.0,
@@ -73,6 +79,75 @@ _PER_ELEMENT = {
     "argmax": 1.0,
     "batch_norm": 2.0,
 }
+
+
+def weight_bytes(dtype: str, flags: Flags) -> float:
+    """Bytes of an element of the weight: ``weight_dtype``, or ``dtype`` where it is None."""
+    return DTYPE_BYTES[str(flags.get("weight_dtype") or dtype)]
+
+
+def product_work(dtype: str, flags: Flags, f: Sizes) -> tuple[Float64, Float64]:
+    """``linear`` and ``bmm``."""
+    batch = f.get("batch", np.float64(1))
+    flops = 2 * batch * f["m"] * f["n"] * f["k"]
+    own = DTYPE_BYTES[dtype]
+    out = 4.0 if flags.get("out_dtype") == "float32" else max(own, _WIDE) if flags.get("scaling") else own
+    moved = batch * (f["m"] * f["k"] * own + f["k"] * f["n"] * weight_bytes(dtype, flags) + f["m"] * f["n"] * out)
+    if flags.get("bias"):
+        flops, moved = flops + f["m"] * f["n"], moved + f["n"] * out
+    return flops, moved
+
+
+def experts_work(operator: str, dtype: str, flags: Flags, sizes: Sizes) -> tuple[Float64, Float64]:
+    """``moe``, ``moe_w13`` and ``grouped_gemm`` of the rank with most rows; only experts with rows are read."""
+    load = {n: v.astype(np.float64) for n, v in derived_sizes(operator, {**flags, **sizes}).items()}
+    f = {name: column.astype(np.float64) for name, column in sizes.items()}
+    own, weight = DTYPE_BYTES[dtype], weight_bytes(dtype, flags)
+    out = max(own, _WIDE)
+    rows, active = load["rank_rows"], load["active"]
+    if operator == "grouped_gemm":
+        flops = 2 * rows * f["n"] * f["k"]
+        return flops, rows * f["k"] * own + active * f["n"] * f["k"] * weight + rows * f["n"] * out
+    inner, hidden = load["rank_intermediate"], f["hidden"]
+    columns = inner * (2 if flags["gated"] else 1)
+    tokens = np.minimum(f["tokens"], rows)
+    flops, moved = 2 * rows * hidden * columns, tokens * hidden * own + active * hidden * columns * weight
+    if operator == "moe_w13":
+        return flops, moved + rows * columns * out
+    return flops + 2 * rows * hidden * inner, moved + active * hidden * inner * weight + tokens * hidden * out
+
+
+def expert_weight_bytes(operator: str, dtype: str, flags: Flags, sizes: Sizes) -> Float64:
+    """Bytes of the weights of all experts with at least one row."""
+    load = derived_sizes(operator, {**flags, **sizes})
+    columns = 2 if flags["gated"] else 1
+    columns += operator == "moe"
+    each = load["rank_intermediate"].astype(np.float64) * sizes["hidden"] * columns
+    return np.asarray(load["active"] * each * weight_bytes(dtype, flags))
+
+
+def latent_attention_work(operator: str, dtype: str, flags: Flags, f: Sizes) -> tuple[Float64, Float64]:
+    """``mla_prefill`` and ``mla_decode``; the least traffic of both reads the latent cache once."""
+    own = DTYPE_BYTES[dtype]
+    cache = DTYPE_BYTES[str(flags.get("kv_dtype") or dtype)]
+    keys, new = f["past_len"] + f["q_len"], f["batch"] * f["q_len"]
+    pairs = new * f["heads"] * (f["past_len"] + (f["q_len"] + 1) / 2)
+    decode = operator == "mla_decode"
+    query = f["latent"] + f["rope"] if decode else f["nope"] + f["rope"]
+    value = f["latent"] if decode else f["v_dim"]
+    flops = 2 * pairs * (query + value)
+    moved = f["batch"] * keys * (f["latent"] + f["rope"]) * cache
+    if not flags.get("module"):
+        return flops, moved + new * f["heads"] * (query * own + value * max(own, _WIDE))
+    down = f["hidden"] * (f["q_latent"] + f["latent"] + f["rope"])
+    up = f["q_latent"] * f["heads"] * (f["nope"] + f["rope"])
+    expand = f["latent"] * f["heads"] * (f["nope"] + f["v_dim"])
+    last = f["heads"] * f["v_dim"] * f["hidden"]
+    weights = (down + up + expand + last) * weight_bytes(dtype, flags)
+    # The prefill form expands the latents of all keys, the absorbed form multiplies queries and results instead.
+    expanded = new if decode else f["batch"] * keys
+    flops = flops + 2 * (new * (down + up + last) + expanded * expand)
+    return flops, moved + weights + 2 * new * f["hidden"] * _WIDE
 
 
 def uses_matrix_units(operator: str) -> bool:
@@ -236,3 +311,34 @@ def flag_rows(table: MeasurementTable) -> Labels:
     flags[~np.isfinite(latency)] = code["no_latency"]
     flags[table.failed] = code["failed"]
     return Labels(flags, reasons)
+
+
+def needed_bytes(spec: OperatorSpec, *, gpu: bool = False) -> float:
+    """Return the bytes of all tensors that a call holds at once, with its result and known scratch space.
+
+    ``gpu``: half-precision attention is one fused kernel there, for any number of heads.
+    """
+    return spec.tensor_bytes() + DTYPE_BYTES[spec.dtype] * _scratch_elements(spec, gpu)
+
+
+def _scratch_elements(spec: OperatorSpec, gpu: bool) -> float:
+    if isinstance(spec, Binary):
+        return spec.rows * spec.cols * (spec.inputs > 2)  # an intermediate result beside the next one
+    if isinstance(spec, Conv2d):
+        height, width = spec.output_hw()
+        # Libraries may copy all tensors into another layout, and unfold the input of at least one image.
+        return spec.tensor_bytes() / DTYPE_BYTES[spec.dtype] + spec.c_in * spec.kh * spec.kw * height * width
+    if isinstance(spec, Attention):
+        keys = spec.q_len + spec.past_len
+        masked = spec.operator == "attention_prefill" and spec.past_len > 0
+        fused = (spec.kv_heads == spec.heads and not masked) or (gpu and spec.dtype != "float32")
+        # Without a fused kernel keys and values are repeated for all heads, and the scores are written out,
+        # before and after the softmax.
+        repeated = spec.head_dim * keys * (spec.heads - spec.kv_heads)
+        return 0 if fused else 2 * spec.batch * (repeated + spec.heads * spec.q_len * keys)
+    if isinstance(spec, Moe) and spec.operator == "moe":
+        sizes = spec.bindings()
+        # Rows between the products, before and after the activation, and the second product's before they are combined.
+        columns = sizes["rank_intermediate"] * (2 + spec.gated) + spec.hidden
+        return sizes["rank_rows"] * columns
+    return 0

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from cdmpp.data.load import load_table
 from cdmpp.data.physics import work
-from cdmpp.data.program_csv import read_program
 from cdmpp.data.table import MeasurementTable, OperatorBlock
 from cdmpp.errors import ArtifactError, CdmppError, DataError
-from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.operators import OperatorSpec, read_operator
 from cdmpp.utils.files import MAX_REQUEST_BYTES, read_bytes, read_text
 
 #: File of a model folder.
@@ -136,7 +135,7 @@ def _parsed(path: Path, texts: Iterable[tuple[int, str]], what: str) -> list[Ope
     operators = []
     for number, text in texts:
         try:
-            operators.append(read_program(text))
+            operators.append(read_operator(text))
         except CdmppError as error:
             raise DataError(f"{path}, {what} {number}: {error.message}", hint=error.hint) from None
     return operators

@@ -6,7 +6,6 @@ the rows, not a row passed over: whoever typed forty figures wants to know of th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from cdmpp.data.raw import LATENCY_UNITS, RawTable, read_columns, read_raw
 from cdmpp.data.records import COLUMNS, NEEDED, table_from_arrow
 from cdmpp.data.table import Float64, MeasurementTable
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
+from cdmpp.programs.operators import read_operator
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
 
 #: Column -> its values and what stands for an empty cell.
@@ -44,7 +43,7 @@ def read_program_csv(path: Path) -> MeasurementTable:
     one of ``latency_us``, ``latency_ms``, ``latency_s``, empty where nothing was measured; where present
     ``device`` (a known name), ``backend`` (an empty cell or no column: library), ``protocol`` (kernel),
     ``framework`` (not known). All others are never read. Without a device, rows are ``unknown_device`` until
-    :func:`cdmpp.data.as_device.as_device` gives them one.
+    :func:`cdmpp.data.records.as_device` gives them one.
 
     Raises
     ------
@@ -111,25 +110,10 @@ def _unreadable(text: str) -> CdmppError | None:
     if not text:
         return DataError("the cell is empty", hint="an operator such as linear:m=512,n=4096,k=1024")
     try:
-        read_program(text)
+        read_operator(text)
     except CdmppError as error:
         return error
     return None
-
-
-def read_program(text: str) -> OperatorSpec:
-    """An operator from its text or the JSON of its fields.
-
-    Raises
-    ------
-    InvalidProgramError, UnsupportedOperatorError
-        It is neither.
-    """
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        fields = None
-    return make_operator(fields) if isinstance(fields, dict) else parse_operator(text)
 
 
 def _not_one_of(allowed: Collection[str]) -> Callable[[str], CdmppError | None]:

@@ -17,9 +17,8 @@ import numpy as np
 
 from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, Importer, TunedImporter
 from cdmpp.data.load import detect
-from cdmpp.data.merge import concat
 from cdmpp.data.raw import read_columns, read_raw
-from cdmpp.data.table import MeasurementTable
+from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError
 
 logger = logging.getLogger(__name__)

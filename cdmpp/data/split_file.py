@@ -15,13 +15,14 @@ One row assigns one program or one device to a part of one split:
 sizes, is test, and nothing of it is trained on, although other networks use it, too. ``device:NAME``: that device is
 test, the others are training; programs are in both, for the query is what a known program takes on a new device.
 ``sealed``: every program of a task that a sealed network uses is test; in all other splits it is unused
-(:mod:`cdmpp.data.sealed`). Whatever is written or read is checked on hashes, not on names.
+(:mod:`cdmpp.data.networks`). Whatever is written or read is checked on hashes, not on names.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -31,11 +32,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa, pq
-from cdmpp.data.merge import without_programs
-from cdmpp.data.networks import network_names, network_parts, networks_of, split_names, without_sizes
-from cdmpp.data.sealed import SEALED, SEALED_FROM, check_sealed, sealed_names, sealed_programs
+from cdmpp.data.folder import SPLITS, records_file
+from cdmpp.data.networks import (
+    SEALED,
+    SEALED_FROM,
+    check_sealed,
+    network_names,
+    network_parts,
+    networks_of,
+    sealed_names,
+    sealed_programs,
+    split_names,
+    without_sizes,
+)
 from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
-from cdmpp.data.table import MeasurementTable
+from cdmpp.data.table import MeasurementTable, without_programs
 from cdmpp.errors import DataError
 from cdmpp.utils.writing import replacing
 
@@ -47,6 +58,7 @@ _NAMES = {part: name for name, part in _PARTS.items()}
 _COLUMNS = ("split", "unit", "key", "part", "task", "networks")
 _METADATA = b"cdmpp_splits"
 _KINDS = {NETWORK: "test network", SEALED: "sealed network"}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,7 @@ def make_splits(
         Networks to hold out, by name and in all their sizes: the caller chooses, and the file keeps the
         names. Without any there is no split by network. A sealed network stays sealed and is no test network.
     sealed_from, sealed : collection of str, int
-        How many networks to seal, and the names that :func:`cdmpp.data.sealed.sealed_names` chooses from. Without
+        How many networks to seal, and the names that :func:`cdmpp.data.networks.sealed_names` chooses from. Without
         any nothing is sealed.
     test_share, validation_share : float
         Of the tasks; which they are, the hash of the task decides, so that the part of a task is the same in
@@ -326,3 +338,48 @@ def read_splits(path: str | PathLike[str]) -> Splits:
     splits = Splits(parts["program"], parts["device"], tasks, networks, about)
     splits.check()
     return splits
+
+
+def stored_seal(path: str | PathLike[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Sealed networks and tasks that ``splits.parquet`` beside a table names; empty without that file.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, or its splits leak.
+    """
+    file = records_file(path).with_name(SPLITS)
+    if not file.is_file():
+        return frozenset(), frozenset()
+    splits = read_splits(file)
+    tasks = frozenset(splits.tasks.get(digest) or digest for digest in splits.sealed)
+    return frozenset(splits.about.get(SEALED, ())), tasks
+
+
+def sealed_networks(paths: Iterable[str | PathLike[str]]) -> tuple[str, ...]:
+    """Networks that the split files beside some tables seal, sorted."""
+    return tuple(sorted(frozenset[str]().union(*(stored_seal(path)[0] for path in paths))))
+
+
+def without_sealed(table: MeasurementTable, paths: Iterable[str | PathLike[str]]) -> MeasurementTable:
+    """A table without the programs and rows that are sealed by a split file beside one of its sources.
+
+    A program is sealed by its task and by the networks that the records name, so that programs measured after the
+    split file was written are sealed, too. The count of programs is logged.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+        Concatenation of all the sources.
+    paths : iterable of path
+        Files or dataset folders that the table was read from.
+    """
+    seals = [stored_seal(path) for path in paths]
+    names = frozenset[str]().union(*(seal[0] for seal in seals))
+    if not names:
+        return table
+    drop = sealed_programs(table, names, tasks=frozenset[str]().union(*(seal[1] for seal in seals)))
+    if not drop.any():
+        return table
+    logger.warning("left out %s programs of the sealed networks %s", f"{drop.sum():,}", ", ".join(sorted(names)))
+    return without_programs(table, drop)

@@ -13,10 +13,9 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.data.device_specs import resolve
-from cdmpp.data.distinct import U64, hash_rows, splitmix64
-from cdmpp.data.labels import Mask
+from cdmpp.data.labels import U64, Mask, hash_rows, splitmix64
 from cdmpp.data.table import MeasurementTable, OperatorBlock
+from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.programs.collectives import COLLECTIVES
@@ -146,7 +145,7 @@ def device_group(name: str, specs: Mapping[str, DeviceSpec] | None = None) -> st
     """
     if name in DEVICE_GROUPS:
         return name
-    canonical: str = resolve(name, specs or {}).name
+    canonical: str = lookup(name, specs).name
     return next((group for group, members in DEVICE_GROUPS.items() if canonical in members), canonical)
 
 

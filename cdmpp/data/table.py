@@ -1,4 +1,9 @@
-"""The columnar measurement table that training and evaluation read."""
+"""The columnar measurement table that training and evaluation read, its operators, and tables put one below the other.
+
+The models in :mod:`cdmpp.programs.operators` stay the one definition of an operator: ranges and defaults of integer
+fields are read from them, and a test compares :func:`contradictory` with ``spec.check()`` on random sizes of every
+operator.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +11,28 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
+import annotated_types
 import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa
-from cdmpp.data.device_specs import resolve
-from cdmpp.data.fields import flag_defaults, integer_fields
-from cdmpp.data.labels import Labels, Mask
+from cdmpp.data.device_specs import merge_specs
+from cdmpp.data.labels import Labels, Mask, PackedTexts, distinct_rows, packed_if_any
+from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.operators import OperatorSpec, is_collective, make_operator
-from cdmpp.programs.quantisation import types_label
+from cdmpp.programs.collectives import is_collective
+from cdmpp.programs.elements import MAX_ELEMENTS, types_label
+from cdmpp.programs.operators import OperatorSpec, make_operator, operator_types
+from cdmpp.programs.vectors import output_hw
 
+Sizes = Mapping[str, NDArray[np.int64]]
 Flag: TypeAlias = bool | int | str | None
 Flags: TypeAlias = Mapping[str, Flag]
 Int64: TypeAlias = NDArray[np.int64]
 Float64: TypeAlias = NDArray[np.float64]
-
 #: Why a row cannot be predicted; the code stands in ``MeasurementTable.unsupported``.
 UNSUPPORTED = {
     "unknown_operator": "the operator is not one of cdmpp.programs.operator_types()",
@@ -38,6 +46,7 @@ UNSUPPORTED = {
     "missing_program": "the record has no program text, or one that cannot be read",
     "inexpressible_schedule": "no program of the kernel's template is the configuration; column inexpressible says why",
 }
+TEXT_COLUMNS = ("op", "device_name", "device", "backend", "protocol", "framework", "source")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +115,7 @@ class OperatorBlock:
 @dataclass(frozen=True, eq=False)
 class TvmPrograms:
     """Programs stored as TVM JSON; their keys start at ``first_key``. Many texts are compressed
-    (:class:`cdmpp.data.packed_texts.PackedTexts`): read each one once."""
+    (:class:`cdmpp.data.labels.PackedTexts`): read each one once."""
 
     first_key: int = 0
     hashes: tuple[str, ...] = ()
@@ -213,14 +222,14 @@ class MeasurementTable:
         return Labels(codes[keys[self.program_key]], distinct)
 
     def device_spec(self, name: str) -> DeviceSpec:
-        """Specification used for a device of this table; see :mod:`cdmpp.data.device_specs`.
+        """Specification used for a device of this table; see :mod:`cdmpp.devices.registry`.
 
         Raises
         ------
         UnknownDeviceError
             cdmpp does not know the name, and no record brings its specification.
         """
-        return resolve(name, self.device_specs)
+        return lookup(name, self.device_specs)
 
     @cached_property
     def specs(self) -> tuple[OperatorBlock, ...]:
@@ -267,13 +276,6 @@ class MeasurementTable:
         )
 
 
-TEXT_COLUMNS = ("op", "device_name", "device", "backend", "protocol", "framework", "source")
-
-
-def _indices(rows: NDArray[Any]) -> NDArray[Any]:
-    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-
-
 def make_block(operator: str, dtype: str, flags: Flags, sizes: Mapping[str, Int64], row_index: Int64) -> OperatorBlock:
     """Build a block with every integer field and structural field present, defaults filled in."""
     complete = {**flag_defaults(operator), **flags}
@@ -288,3 +290,203 @@ def make_block(operator: str, dtype: str, flags: Flags, sizes: Mapping[str, Int6
                 raise ValueError(f"{operator} needs {info.name}")
             columns[info.name] = np.full(len(row_index), info.default, dtype=np.int64)
     return OperatorBlock(operator, dtype, complete, columns, row_index)
+
+
+@dataclass(frozen=True)
+class IntField:
+    """One integer field of an operator: its range, and its default unless it must be given."""
+
+    name: str
+    low: int
+    high: int
+    default: int | None
+
+
+@cache
+def integer_fields(operator: str) -> tuple[IntField, ...]:
+    """The integer fields of ``operator`` in declaration order (those of ``OperatorSpec.sizes()``)."""
+    fields = []
+    for name, info in operator_types()[operator].model_fields.items():
+        if info.annotation is not int:
+            continue
+        low, high = 1, 2**31 - 1
+        for bound in info.metadata:
+            if isinstance(bound, annotated_types.Ge):
+                low = int(bound.ge)  # type: ignore[call-overload]
+            elif isinstance(bound, annotated_types.Le):
+                high = int(bound.le)  # type: ignore[call-overload]
+        fields.append(IntField(name, low, high, None if info.is_required() else int(info.default)))
+    return tuple(fields)
+
+
+@cache
+def default_dtype(operator: str) -> str:
+    """Element type of an operator that states none; "" for an unknown operator."""
+    return str(operator_types()[operator].model_fields["dtype"].default) if operator in operator_types() else ""
+
+
+@cache
+def flag_defaults(operator: str) -> dict[str, bool | int | str | None]:
+    """Structural fields of ``operator`` with their defaults."""
+    spec = operator_types()[operator]
+    return {name: spec.model_fields[name].default for name in spec.structural_fields}
+
+
+def contradictory(operator: str, flags: Mapping[str, bool | int | str | None], sizes: Sizes) -> NDArray[np.bool_]:
+    """Rows for which ``OperatorSpec.check()`` raises; ``sizes`` must be within their fields' ranges."""
+    bad = operator_types()[operator].elements({n: v.astype(np.float64) for n, v in sizes.items()}) > MAX_ELEMENTS
+    for broken, _, _ in operator_types()[operator].violations({**flags, **sizes}):
+        bad |= broken
+    if operator == "conv2d":
+        groups = sizes["groups"]
+        bad |= (sizes["c_in"] % groups != 0) | (sizes["c_out"] % groups != 0)
+        bad |= np.minimum(*output_hw(sizes)) < 1
+        if flags.get("bias") and flags.get("direction", "fwd") != "fwd":
+            bad[:] = True
+    elif operator in ("max_pool2d", "avg_pool2d"):
+        bad |= sizes["h"] + 2 * sizes["pad_h"] < sizes["kh"]
+        bad |= sizes["w"] + 2 * sizes["pad_w"] < sizes["kw"]
+    return np.asarray(bad)
+
+
+def _indices(rows: NDArray[Any]) -> NDArray[Any]:
+    return np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+
+
+def merge_blocks(parts: Sequence[OperatorBlock], keys: int) -> tuple[tuple[OperatorBlock, ...], Int64]:
+    """Give each distinct operator one key.
+
+    Parameters
+    ----------
+    parts : sequence of OperatorBlock
+        ``row_index`` holds positions in ``range(keys)``, each at most once.
+    keys : int
+        Length of the returned map.
+
+    Returns
+    -------
+    blocks : tuple of OperatorBlock
+        Distinct operators, keys consecutive.
+    key_of : int64 array of length ``keys``
+        Key of the operator at each position; -1 where no block named the position.
+    """
+    groups: dict[tuple[Any, ...], list[OperatorBlock]] = {}
+    for part in parts:
+        groups.setdefault(part.group, []).append(part)
+    key_of = np.full(keys, -1, dtype=np.int64)
+    blocks: list[OperatorBlock] = []
+    offset = 0
+    for members in groups.values():
+        names = list(members[0].sizes)
+        columns = [np.concatenate([m.sizes[name] for m in members]) for name in names]
+        first, inverse = distinct_rows(columns)
+        key_of[np.concatenate([m.row_index for m in members])] = offset + inverse
+        sizes = {name: column[first] for name, column in zip(names, columns, strict=True)}
+        index = np.arange(offset, offset + len(first), dtype=np.int64)
+        blocks.append(replace(members[0], sizes=sizes, row_index=index))
+        offset += len(first)
+    return tuple(blocks), key_of
+
+
+def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
+    """Put tables one below the other; a program that occurs in several gets one key.
+
+    Raises
+    ------
+    DataError
+        Two tables bring contradicting specifications of one device name.
+    """
+    if not tables:
+        raise ValueError("no tables to put together")
+    if len(tables) == 1:
+        return tables[0]
+    offsets = np.cumsum([0, *(t.n_programs for t in tables)])
+    parts = [
+        replace(block, row_index=block.row_index + offset)
+        for table, offset in zip(tables, offsets, strict=False)
+        for block in table.programs
+        if len(block)
+    ]
+    blocks, key_of = merge_blocks(parts, int(offsets[-1]))
+    tvm = _merge_tvm(tables, offsets, sum(map(len, blocks)), key_of)
+    keys = []
+    for table, offset in zip(tables, offsets, strict=False):
+        mapped = key_of[np.maximum(table.program_key, 0) + offset] if table.n_programs else table.program_key
+        keys.append(np.where(table.program_key < 0, -1, mapped))
+    provenance = sorted({name for t in tables for name in t.provenance})
+    named = {
+        name: Labels.concat([getattr(t, name) for t in tables]) for name in (*TEXT_COLUMNS, "excluded", "unsupported")
+    }
+    return MeasurementTable(
+        programs=blocks,
+        program_key=np.concatenate(keys),
+        latency_s=np.concatenate([t.latency_s for t in tables]),
+        source_row=np.concatenate([t.source_row for t in tables]),
+        row_filter=_concat_filters(tables),
+        repeats_s=_concat_repeats(tables),
+        failure=_concat_failures(tables),
+        device_specs=merge_specs(t.device_specs for t in tables),
+        provenance={
+            name: Labels.concat([t.provenance.get(name, Labels.constant("", len(t))) for t in tables])
+            for name in provenance
+        },
+        tvm=tvm,
+        **named,
+    )
+
+
+def without_programs(table: MeasurementTable, drop: NDArray[np.bool_]) -> MeasurementTable:
+    """A table without some of its TVM programs and their rows; keys of the programs that stay are renumbered.
+
+    Parameters
+    ----------
+    table : MeasurementTable
+    drop : (programs,) bool
+        By program key. Operators, which belong to no network, cannot be dropped.
+    """
+    tvm, first = table.tvm, table.tvm.first_key
+    if drop[:first].any():
+        raise ValueError("only TVM programs can be dropped")
+    kept = np.flatnonzero(~drop[first:]).tolist()
+    key = np.append(np.arange(len(drop), dtype=np.int64), -1)
+    key[[first + i for i in kept]] = first + np.arange(len(kept))
+    # Key -1, a row without a program, is the last entry.
+    rows = table.select(np.flatnonzero(~np.append(drop, False)[table.program_key]))
+    entries = PackedTexts.entries(tvm.texts)
+    hashes, tasks = (tuple(column[i] for i in kept) for column in (tvm.hashes, tvm.tasks))
+    programs = TvmPrograms(first, hashes, packed_if_any([entries[i] for i in kept]), tasks)
+    return replace(rows, program_key=key[rows.program_key], tvm=programs)
+
+
+def _merge_tvm(tables: Sequence[MeasurementTable], offsets: NDArray[Any], first_key: int, key_of: Int64) -> TvmPrograms:
+    index: dict[str, int] = {}
+    texts: list[str | bytes] = []
+    tasks: list[str] = []
+    for table, offset in zip(tables, offsets, strict=False):
+        entries = PackedTexts.entries(table.tvm.texts)
+        for position, digest in enumerate(table.tvm.hashes):
+            if digest not in index:
+                index[digest] = first_key + len(index)
+                texts.append(entries[position])
+                tasks.append(table.tvm.tasks[position])
+            key_of[int(offset) + table.tvm.first_key + position] = index[digest]
+    return TvmPrograms(first_key, tuple(index), packed_if_any(texts), tuple(tasks))
+
+
+def _concat_failures(tables: Sequence[MeasurementTable]) -> Labels | None:
+    if all(t.failure is None for t in tables):
+        return None
+    return Labels.concat([Labels.constant("", len(t)) if t.failure is None else t.failure for t in tables])
+
+
+def _concat_filters(tables: Sequence[MeasurementTable]) -> Mask | None:
+    if all(t.row_filter is None for t in tables):
+        return None
+    return np.concatenate([np.ones(len(t), dtype=np.bool_) if t.row_filter is None else t.row_filter for t in tables])
+
+
+def _concat_repeats(tables: Sequence[MeasurementTable]) -> Any:
+    if all(t.repeats_s is None for t in tables):
+        return None
+    kind = pa.list_(pa.float64())
+    return pa.concat_arrays([pa.nulls(len(t), kind) if t.repeats_s is None else t.repeats_s for t in tables])

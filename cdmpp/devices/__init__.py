@@ -12,10 +12,16 @@ from cdmpp.devices.encode import (
     encode_devices,
     encoding_schema,
 )
-from cdmpp.devices.loading import SPECIFICATION_EXAMPLE, from_mapping, is_local, load_device
-from cdmpp.devices.registry import family, known, lookup, nearest_names
+from cdmpp.devices.loading import (
+    SPECIFICATION_EXAMPLE,
+    from_mapping,
+    is_local,
+    load_device,
+    local_device,
+    resolve_device,
+)
+from cdmpp.devices.registry import family, find_known, known, lookup, lookup_board, nearest_names, sources
 from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
-from cdmpp.devices.table import sources
 
 __all__ = [
     "DEVICE_ENCODING_VERSION",
@@ -27,11 +33,15 @@ __all__ = [
     "encode_devices",
     "encoding_schema",
     "family",
+    "find_known",
     "from_mapping",
     "is_local",
     "known",
     "load_device",
+    "local_device",
     "lookup",
+    "lookup_board",
     "nearest_names",
+    "resolve_device",
     "sources",
 ]

@@ -18,7 +18,7 @@ KINDS: tuple[LinkKind, ...] = ("switched", "pairs", "pcie", "network", "host")
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSpec:
     """One kind of connection between ranks.
 
     Attributes
@@ -41,47 +41,43 @@ class Link:
 _GB = 1e9
 #: Figures of one direction from the vendors' data sheets, but for those of aiconfigurator's system files (pcie5-x8:
 #: 28.4 GB/s; the others agree with the data sheets).
-LINKS: dict[str, Link] = {
+LINKS: dict[str, LinkSpec] = {
     link.name: link
     for link in (
-        Link("nvlink1", "switched", 80 * _GB),
-        Link("nvlink2", "switched", 150 * _GB),
-        Link("nvlink3", "switched", 300 * _GB),
-        Link("nvlink3-400", "switched", 200 * _GB),
-        Link("nvlink4", "switched", 450 * _GB, True),
-        Link("nvlink4-400", "switched", 200 * _GB, True),
-        Link("nvlink5", "switched", 900 * _GB, True),
-        Link("nvlink-pairs", "pairs", 300 * _GB),
-        Link("nvlink3-bridge", "pairs", 56.25 * _GB),
-        Link("xgmi2", "switched", 150 * _GB),
-        Link("xgmi3", "switched", 448 * _GB),
-        Link("xgmi4", "switched", 537.6 * _GB),
-        Link("pcie3-x8", "pcie", 8 * _GB),
-        Link("pcie3-x16", "pcie", 16 * _GB),
-        Link("pcie4-x8", "pcie", 16 * _GB),
-        Link("pcie4-x16", "pcie", 32 * _GB),
-        Link("pcie5-x8", "pcie", 28.4 * _GB),
-        Link("pcie5-x16", "pcie", 64 * _GB),
-        Link("pcie6-x16", "pcie", 128 * _GB),
-        Link("ethernet-10g", "network", 1.25 * _GB),
-        Link("ethernet-25g", "network", 3.125 * _GB),
-        Link("ethernet-100g", "network", 12.5 * _GB),
-        Link("ethernet-200g", "network", 25 * _GB),
-        Link("ethernet-400g", "network", 50 * _GB),
-        Link("infiniband-edr", "network", 12.5 * _GB),
-        Link("infiniband-hdr", "network", 25 * _GB),
-        Link("infiniband-ndr", "network", 50 * _GB),
-        Link("infiniband-xdr", "network", 100 * _GB),
-        Link("shared-memory", "host", 10 * _GB),
+        LinkSpec("nvlink1", "switched", 80 * _GB),
+        LinkSpec("nvlink2", "switched", 150 * _GB),
+        LinkSpec("nvlink3", "switched", 300 * _GB),
+        LinkSpec("nvlink3-400", "switched", 200 * _GB),
+        LinkSpec("nvlink4", "switched", 450 * _GB, True),
+        LinkSpec("nvlink4-400", "switched", 200 * _GB, True),
+        LinkSpec("nvlink5", "switched", 900 * _GB, True),
+        LinkSpec("nvlink-pairs", "pairs", 300 * _GB),
+        LinkSpec("nvlink3-bridge", "pairs", 56.25 * _GB),
+        LinkSpec("xgmi2", "switched", 150 * _GB),
+        LinkSpec("xgmi3", "switched", 448 * _GB),
+        LinkSpec("xgmi4", "switched", 537.6 * _GB),
+        LinkSpec("pcie3-x8", "pcie", 8 * _GB),
+        LinkSpec("pcie3-x16", "pcie", 16 * _GB),
+        LinkSpec("pcie4-x8", "pcie", 16 * _GB),
+        LinkSpec("pcie4-x16", "pcie", 32 * _GB),
+        LinkSpec("pcie5-x8", "pcie", 28.4 * _GB),
+        LinkSpec("pcie5-x16", "pcie", 64 * _GB),
+        LinkSpec("pcie6-x16", "pcie", 128 * _GB),
+        LinkSpec("ethernet-10g", "network", 1.25 * _GB),
+        LinkSpec("ethernet-25g", "network", 3.125 * _GB),
+        LinkSpec("ethernet-100g", "network", 12.5 * _GB),
+        LinkSpec("ethernet-200g", "network", 25 * _GB),
+        LinkSpec("ethernet-400g", "network", 50 * _GB),
+        LinkSpec("infiniband-edr", "network", 12.5 * _GB),
+        LinkSpec("infiniband-hdr", "network", 25 * _GB),
+        LinkSpec("infiniband-ndr", "network", 50 * _GB),
+        LinkSpec("infiniband-xdr", "network", 100 * _GB),
+        LinkSpec("shared-memory", "host", 10 * _GB),
     )
 }
-#: Other spellings, in the form of :func:`_plain`; the longest that a text starts with counts.
+#: Other spellings than the names of :data:`LINKS`, in the form of :func:`_plain`; the longest that a text starts with
+#: counts.
 _ALIASES = {
-    "nvlink1": "nvlink1",
-    "nvlink2": "nvlink2",
-    "nvlink3": "nvlink3",
-    "nvlink4": "nvlink4",
-    "nvlink5": "nvlink5",
     "nvlinkinpairs": "nvlink-pairs",
     "nvlinkpairs": "nvlink-pairs",
     "xgmi": "xgmi3",
@@ -166,7 +162,7 @@ def _of_bandwidth(bytes_per_s: float, given: Any) -> str:
 
 
 @lru_cache(maxsize=1024)
-def link_of_name(name: str) -> Link:
+def link_of_name(name: str) -> LinkSpec:
     """The link of a canonical name or of a bandwidth as :func:`canonical_link` writes it.
 
     A bandwidth alone does not say what carries it: below 10 GB/s it is taken for a network, below 100 GB/s for PCIe,
@@ -176,4 +172,4 @@ def link_of_name(name: str) -> Link:
         return LINKS[name]
     bandwidth = float(name.removesuffix("GB/s")) * _GB
     kind: LinkKind = "network" if bandwidth < 10 * _GB else "pcie" if bandwidth < 100 * _GB else "switched"
-    return Link(name, kind, bandwidth)
+    return LinkSpec(name, kind, bandwidth)

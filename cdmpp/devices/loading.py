@@ -1,4 +1,4 @@
-"""User-defined devices: a specification as a mapping, a JSON file or a TOML file."""
+"""Devices that a user describes: a specification as a mapping, a JSON file or a TOML file, and its text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from cdmpp.devices.native import is_native, native_device
+from cdmpp.devices.host import is_native, native_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError, violation_text
@@ -37,6 +37,7 @@ tdp_w = 285
 link = "pcie4-x16"                      # to other devices, for collectives
 """
 
+K = TypeVar("K")
 _SUFFIXES = (".json", ".toml")
 #: A specification is under a kilobyte; anything much larger is another file.
 _MAX_FILE_BYTES = 64 * 1024
@@ -68,9 +69,40 @@ def _describe(problem: Any) -> str:
     return f"{field}: {text}" if field else text
 
 
+def resolve_device(device: DeviceSpec | Mapping[str, Any] | str, known: Callable[[str], K]) -> DeviceSpec | K:
+    """The specification of a device that is given as a name, as a specification or as its fields.
+
+    Parameters
+    ----------
+    device : DeviceSpec, mapping or str
+    known : callable
+        What a name stands for: :func:`~cdmpp.devices.registry.lookup`, a model's ``artifact.device``, or ``str`` where
+        somebody else finds devices by their names.
+
+    Raises
+    ------
+    UnknownDeviceError
+        As ``known``.
+    InvalidDeviceError
+        The fields are no specification, or ``device`` is none of these.
+    """
+    if isinstance(device, DeviceSpec):
+        return device
+    if isinstance(device, str):
+        return known(device)
+    if isinstance(device, Mapping):
+        return from_mapping(device)
+    raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
+
+
 def is_local(text: str) -> bool:
     """Whether :func:`load_device` reads a file for this text, or looks at this machine's CPU."""
     return is_native(text) or text.lower().endswith(_SUFFIXES)
+
+
+def local_device(text: str) -> DeviceSpec | str:
+    """The device of a file or of this machine; other names stay names, which a model or a service finds."""
+    return load_device(text) if is_local(text) else text
 
 
 def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> DeviceSpec:
@@ -113,3 +145,29 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
     if not isinstance(values, dict):
         raise InvalidDeviceError(f"{path} holds no table of fields", hint=SPECIFICATION_HINT)
     return from_mapping(values)
+
+
+def specification_toml(spec: DeviceSpec, comment: str = "") -> str:
+    """TOML with the figures that there are, in the order of :class:`DeviceSpec`, then a table of ceilings.
+
+    Parameters
+    ----------
+    comment : str
+        One line at the top.
+    """
+    values = spec.model_dump(mode="json", exclude_none=True)
+    ceilings = values.pop("sustained", None)
+    lines = [f"# {comment}"] if comment else []
+    lines += [f"{name} = {_value(value)}" for name, value in values.items() if value not in ([], "")]
+    if ceilings:
+        lines += ["", "[sustained]", *(f"{name} = {_value(value)}" for name, value in ceilings.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for surrogates and DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return repr(value)

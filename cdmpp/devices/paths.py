@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdmpp.devices.links import LINKS, Link, LinkKind, canonical_link, link_of_name
+from cdmpp.devices.links import LINKS, LinkKind, LinkSpec, canonical_link, link_of_name
 from cdmpp.devices.spec import DeviceSpec
 
 #: Links of devices, by the start of the canonical name; the longest that fits counts.
@@ -43,7 +43,7 @@ _OLD = ("maxwell", "pascal", "volta", "turing", "gcn")
 _NEW = ("hopper", "blackwell", "cdna3", "cdna4")
 
 
-def link_of_device(device: DeviceSpec) -> Link:
+def link_of_device(device: DeviceSpec) -> LinkSpec:
     """The link that a device has where a query states none: its own figure, else by its name, else its PCIe slot."""
     own = getattr(device, "link", None)
     if own:
@@ -66,7 +66,7 @@ def _slot(device: DeviceSpec) -> str:
     return "pcie5-x16" if any(word in arch for word in _NEW) else "pcie4-x16"
 
 
-def network_of_device(device: DeviceSpec) -> Link:
+def network_of_device(device: DeviceSpec) -> LinkSpec:
     """The network adapter that a device's nodes commonly have, one for each device: 100 Gb/s, from Hopper on 400.
 
     The measured nodes of A100 and A40 reach 4 to 9 GB/s, those of H100 36 GB/s.
@@ -97,7 +97,7 @@ class Path:
     per_node: int = 0
 
 
-def devices_together(device: DeviceSpec, inside: Link) -> float:
+def devices_together(device: DeviceSpec, inside: LinkSpec) -> float:
     """Devices that reach each other over ``inside``, without the network between nodes.
 
     A switched link connects the device's whole NVLink domain, any other link one node. Processes of one machine

@@ -1,4 +1,9 @@
-"""Lookup of devices by name.
+"""The table of known devices, and lookup by name.
+
+``table.csv`` has one row per board, units in the column names. It keeps the units of the data sheets (MHz, GB, Tflop/s)
+so that a row can be compared with its source by eye; they become base units here and nowhere else. An empty cell is a
+missing figure. ``source`` names the document of a row and ``source_of`` the figures that come from elsewhere;
+``sources.csv`` lists the documents.
 
 Names are compared without case, punctuation and the vendors' brand words, so ``"NVIDIA GeForce RTX
 3090"``, ``rtx3090`` and ``RTX-3090`` are one. A family name that several boards share (``a100``,
@@ -8,13 +13,92 @@ silent choice among them would be an invented figure.
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import re
+from collections.abc import Mapping
 from functools import cache
+from importlib.resources import files
 
 from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
-from cdmpp.devices.table import table
 from cdmpp.errors import UnknownDeviceError
+
+#: Column of the table -> field of DeviceSpec and factor to base units. Memory sizes are the sheet's
+#: nominal gigabytes (10^9); cache sizes are binary, as every vendor counts them.
+COLUMNS: dict[str, tuple[str, float]] = {
+    "clock_mhz": ("clock_hz", 1e6),
+    "memory_gb": ("memory_bytes", 1e9),
+    "mem_bandwidth_gb_per_s": ("mem_bandwidth_bytes_per_s", 1e9),
+    "peak_fp32_tflops": ("peak_flops_fp32", 1e12),
+    "peak_fp32_matrix_tflops": ("peak_flops_fp32_matrix", 1e12),
+    "peak_fp16_matrix_tflops": ("peak_flops_fp16_matrix", 1e12),
+    "peak_bf16_matrix_tflops": ("peak_flops_bf16_matrix", 1e12),
+    "peak_int8_tops": ("peak_ops_int8", 1e12),
+    "peak_fp64_tflops": ("peak_flops_fp64", 1e12),
+    "peak_tf32_matrix_tflops": ("peak_flops_tf32_matrix", 1e12),
+    "peak_fp8_matrix_tflops": ("peak_flops_fp8_matrix", 1e12),
+    "peak_fp4_matrix_tflops": ("peak_flops_fp4_matrix", 1e12),
+    "l2_mib": ("l2_bytes", float(2**20)),
+    "l2_bandwidth_gb_per_s": ("l2_bandwidth_bytes_per_s", 1e9),
+    "sustained_clock_mhz": ("sustained_clock_hz", 1e6),
+    "matrix_flops_per_cycle_per_unit": ("matrix_flops_per_cycle_per_unit", 1.0),
+    "tdp_w": ("tdp_w", 1.0),
+}
+
+
+def _read(file_name: str) -> list[dict[str, str]]:
+    text = files("cdmpp.devices").joinpath(file_name).read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def sources() -> dict[str, str]:
+    """Documents of the table: key to title."""
+    return {row["source"]: row["document"] for row in _read("sources.csv")}
+
+
+def _cite(row: dict[str, str], documents: dict[str, str]) -> str:
+    """One line for a reader: the row's document, then the figures that come from elsewhere."""
+    parts = [documents[row["source"]]]
+    columns: dict[str, list[str]] = {}
+    for item in filter(None, row["source_of"].split(";")):
+        column, key = item.split("=")
+        columns.setdefault(key, []).append(column)
+    parts += [f"{', '.join(names)}: {documents[key]}" for key, names in columns.items()]
+    if row["note"]:
+        parts.append(f"note: {row['note']}")
+    return "; ".join(parts)
+
+
+@cache
+def table() -> dict[str, DeviceSpec]:
+    """All known devices by name, in the order of the table (by vendor and generation)."""
+    documents = sources()
+    devices = {}
+    for row in _read("table.csv"):
+        figures = {
+            # 15 digits: 2039 * 1e9 is exact, 12.28 * 1e12 would be 12279999999999.998
+            field: float(f"{float(row[column]) * factor:.15g}") if row[column] else None
+            for column, (field, factor) in COLUMNS.items()
+        }
+        devices[row["name"]] = DeviceSpec.model_validate(
+            {
+                "name": row["name"],
+                "vendor": row["vendor"],
+                "arch": row["arch"],
+                "kind": row["kind"],
+                "compute_units": int(row["compute_units"]),
+                "cores_per_unit": int(row["cores_per_unit"]),
+                **figures,
+                "link": row["link"] or None,
+                **{name: int(row[name]) if row[name] else None for name in ("ranks_per_node", "nvlink_domain")},
+                "status": row["status"],
+                "source": _cite(row, documents),
+                "aliases": tuple(row["aliases"].split("|")),
+            }
+        )
+    return devices
+
 
 _BRANDS = frozenset({"nvidia", "amd", "intel", "geforce", "tesla", "quadro", "instinct", "radeon", "gpu", "hgx", "dgx"})
 _MAX_NEAREST = 5
@@ -129,13 +213,34 @@ def nearest_names(name: str) -> list[str]:
     return list(dict.fromkeys(index[match] for match in matches))[:_MAX_NEAREST]
 
 
-def lookup(name: str) -> DeviceSpec:
+def find_known(name: str) -> DeviceSpec | None:
+    """The device that :func:`lookup` finds; None where it finds none."""
+    try:
+        return lookup(name)
+    except UnknownDeviceError:
+        return None
+
+
+def lookup_board(name: str, others: Mapping[str, DeviceSpec] | None = None) -> DeviceSpec:
+    """As :func:`lookup`, but a short name is its commonest board."""
+    try:
+        return lookup(name, others)
+    except UnknownDeviceError:
+        board = commonest(name)
+        if board is None:
+            raise
+        return board
+
+
+def lookup(name: str, others: Mapping[str, DeviceSpec] | None = None) -> DeviceSpec:
     """Find a device of the table by its name or one of its aliases.
 
     Parameters
     ----------
     name : str
         Case, punctuation and brand words do not matter.
+    others : mapping of str to DeviceSpec, optional
+        Devices that the table lacks, by their exact names: those that records or a model bring.
 
     Returns
     -------
@@ -155,6 +260,8 @@ def lookup(name: str) -> DeviceSpec:
     spec = _index().get(normalise(name[:200]))
     if spec is not None:
         return table()[spec]
+    if others and name in others:
+        return others[name]
     shown = name if len(name) <= 80 else name[:77] + "..."
     boards = family(name[:200])
     if len(boards) > 1:

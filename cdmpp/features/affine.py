@@ -1,6 +1,6 @@
 """Index expressions as intervals with linear coefficients.
 
-An index of a buffer access is turned into ``Linear``: the interval [low, high] that it sweeps while the
+An index of a buffer access is turned into ``AffineRange``: the interval [low, high] that it sweeps while the
 loops run, and per loop the step that one iteration makes. ``//`` and ``%`` (fused and split loops) are
 followed exactly where a loop's step divides the constant, and by their average step elsewhere.
 
@@ -46,7 +46,7 @@ def where(condition: Any, a: Num, b: Num) -> Num:
 
 
 @dataclass(slots=True)
-class Linear:
+class AffineRange:
     """Interval and per-loop steps of an integer expression.
 
     Attributes
@@ -77,7 +77,7 @@ class Linear:
         return bool(np.all(same)) if type(same) is np.ndarray else bool(same)
 
 
-def add(a: Linear, b: Linear) -> Linear:
+def add(a: AffineRange, b: AffineRange) -> AffineRange:
     """a + b."""
     if not b.steps:
         steps = a.steps
@@ -87,22 +87,24 @@ def add(a: Linear, b: Linear) -> Linear:
         steps = dict(a.steps)
         for loop, step in b.steps.items():
             steps[loop] = steps[loop] + step if loop in steps else step
-    return Linear(a.low + b.low, a.high + b.high, steps, a.indirect or b.indirect)
+    return AffineRange(a.low + b.low, a.high + b.high, steps, a.indirect or b.indirect)
 
 
-def negate(a: Linear) -> Linear:
+def negate(a: AffineRange) -> AffineRange:
     """-a."""
-    return Linear(-a.high, -a.low, {loop: -s for loop, s in a.steps.items()}, a.indirect)
+    return AffineRange(-a.high, -a.low, {loop: -s for loop, s in a.steps.items()}, a.indirect)
 
 
-def multiply(a: Linear, b: Linear) -> Linear:
+def multiply(a: AffineRange, b: AffineRange) -> AffineRange:
     """a * b; linear when one side is a constant, an interval with mean steps otherwise."""
     if a.is_number() and not b.is_number():
         a, b = b, a
     if b.is_number():
         factor = b.low
         one, two = a.low * factor, a.high * factor
-        return Linear(minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect)
+        return AffineRange(
+            minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect
+        )
     corners = (a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
     low, high = corners[0], corners[0]
     for corner in corners[1:]:
@@ -110,10 +112,10 @@ def multiply(a: Linear, b: Linear) -> Linear:
     steps = {k: s * b.high for k, s in a.steps.items()}
     for loop, step in b.steps.items():
         steps[loop] = steps.get(loop, 0) + step * a.high
-    return Linear(low, high, steps, a.indirect or b.indirect)
+    return AffineRange(low, high, steps, a.indirect or b.indirect)
 
 
-def floor_divide(a: Linear, b: Linear) -> Linear:
+def floor_divide(a: AffineRange, b: AffineRange) -> AffineRange:
     """a // b for positive b: a loop's mean step is its step over b."""
     divisor = maximum(b.low, 1)
     if not b.is_number():
@@ -122,37 +124,37 @@ def floor_divide(a: Linear, b: Linear) -> Linear:
         high = maximum(a.high // divisor, a.high // last)
         steps: dict[int, Num] = dict.fromkeys(b.steps, 0.0)
         steps |= {k: s / divisor for k, s in a.steps.items()}
-        return Linear(low, high, steps, a.indirect or b.indirect)
+        return AffineRange(low, high, steps, a.indirect or b.indirect)
     if a.is_constant():
-        return Linear(a.low // divisor, a.high // divisor)
+        return AffineRange(a.low // divisor, a.high // divisor)
     low, high = a.low // divisor, a.high // divisor
     # A quotient that stays the same takes no step at all.
     steps = {k: where(low == high, 0.0, s / divisor) for k, s in a.steps.items()}
-    return Linear(low, high, steps, a.indirect)
+    return AffineRange(low, high, steps, a.indirect)
 
 
-def floor_modulo(a: Linear, b: Linear) -> Linear:
+def floor_modulo(a: AffineRange, b: AffineRange) -> AffineRange:
     """a % b for positive b; a loop whose step is a multiple of a constant b vanishes."""
     divisor = maximum(b.low, 1)
     if not b.is_number():
-        return Linear(0, maximum(b.high, 1) - 1, {**b.steps, **a.steps}, a.indirect or b.indirect)
+        return AffineRange(0, maximum(b.high, 1) - 1, {**b.steps, **a.steps}, a.indirect or b.indirect)
     within = a.low // divisor == a.high // divisor
     low = where(within, a.low % divisor, 0)
     high = where(within, a.high % divisor, divisor - 1)
     if a.is_constant():
-        return Linear(low, high)
+        return AffineRange(low, high)
     steps = {}
     for loop, step in a.steps.items():
         if type(step) in _ARRAYS or type(divisor) in _ARRAYS:
             steps[loop] = where(step % divisor == 0, 0, step)
         elif step % divisor:
             steps[loop] = step
-    return Linear(low, high, steps, a.indirect)
+    return AffineRange(low, high, steps, a.indirect)
 
 
-def hull(a: Linear, b: Linear) -> Linear:
+def hull(a: AffineRange, b: AffineRange) -> AffineRange:
     """An expression that is sometimes a, sometimes b (min, max, select)."""
     steps = dict(a.steps)
     for loop, step in b.steps.items():
         steps.setdefault(loop, step)
-    return Linear(minimum(a.low, b.low), maximum(a.high, b.high), steps, a.indirect or b.indirect)
+    return AffineRange(minimum(a.low, b.low), maximum(a.high, b.high), steps, a.indirect or b.indirect)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cdmpp.features.affine import Linear, Num
+from cdmpp.features.affine import AffineRange, Num
 
 #: Kinds of arithmetic that are counted, per evaluation of the stored expression.
 OPERATIONS = (
@@ -53,10 +53,10 @@ class Buffer:
 
 @dataclass(slots=True)
 class Access:
-    """A read or write of a buffer: one ``Linear`` per dimension."""
+    """A read or write of a buffer: one ``AffineRange`` per dimension."""
 
     buffer: Buffer
-    indices: list[Linear]
+    indices: list[AffineRange]
     is_write: bool = False
     also_read: bool = False
 

@@ -2,7 +2,9 @@
 
 Three ways in, one result: a TVM JSON (walked as it is), one operator specification, or columns of
 sizes (thousands of shapes of one operator at once). The last two evaluate the shipped template of the
-shape's structural class.
+shape's structural class. Many scheduled programs, such as a search's population or a data set, are encoded in one call
+(:func:`encode_many`). :class:`EncodedProgram` is a program that was encoded elsewhere. A GPU cannot run a store outside
+of thread bindings (:func:`binding_error`).
 """
 
 from __future__ import annotations
@@ -14,17 +16,28 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.ast import CompactAST
-from cdmpp.features.class_features import argument_bytes, class_features, output_elements, template, totals
+from cdmpp.features.class_features import (
+    argument_bytes,
+    class_features,
+    output_elements,
+    template,
+    totals,
+    useful_flops,
+)
 from cdmpp.features.leaf import ast_matrix, positions
+from cdmpp.features.leaf_tables import PARTS
 from cdmpp.features.schedule import schedule_matrices
-from cdmpp.features.useful import useful_flops
+from cdmpp.features.schema import COLUMN
 from cdmpp.features.walk import build_ast
+from cdmpp.programs.elements import LABEL_FIELDS, NARROW_FIELDS, types_label
 from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family, read_value
-from cdmpp.programs.quantisation import NARROW_FIELDS, types_label
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import Backend
 from cdmpp.programs.templates import class_name, partition, size_names
-from cdmpp.programs.tvm_json import HINT, load
+from cdmpp.programs.tvm_json import HINT, Nodes, load
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -68,7 +81,7 @@ class EncodedPrograms:
 
     @property
     def types(self) -> str:
-        """Element types as one text (:func:`cdmpp.programs.quantisation.types_label`)."""
+        """Element types as one text (:func:`cdmpp.programs.elements.types_label`)."""
         return structure_types(self.structure, self.dtype)
 
     def narrow(self, width: int) -> EncodedPrograms:
@@ -298,3 +311,176 @@ def pad_leaves(encoded: Sequence[EncodedPrograms], width: int | None = None) -> 
         mask[rows, :n] = True
         start += len(e)
     return leaves, where, mask
+
+
+#: :attr:`EncodedProgram.operator` of a program given as TIR.
+TIR = "tir"
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedProgram:
+    """Stands in place of a :class:`~cdmpp.programs.program.TensorProgram` in a query.
+
+    Texts of programs that nobody vouches for are parsed in a process of their own; this is what comes back.
+    The features are trusted as they are.
+
+    Attributes
+    ----------
+    name : str
+        For people, as a TensorProgram's.
+    hash : str
+        The TensorProgram's structural hash: answers are remembered by it.
+    backend : {"library", "tvm"}
+    operator : str
+        The operator's name; "tir" for a program given as TIR.
+    features : EncodedPrograms of one row
+        Of TIR with the schedule's columns (:mod:`cdmpp.features.schedule`); a network that does not read them
+        leaves them out.
+    """
+
+    name: str
+    hash: str
+    backend: Backend
+    operator: str
+    features: EncodedPrograms
+
+    def __post_init__(self) -> None:
+        if len(self.features) != 1:
+            raise ValueError(f"an encoded program is one row of features, not {len(self.features)}")
+
+
+def operator_name(program: TensorProgram | EncodedProgram) -> str:
+    """The operator's name; "tir" for a program given as TIR."""
+    if isinstance(program, EncodedProgram):
+        return program.operator
+    return program.operator.operator if program.operator is not None else TIR
+
+
+def element_types(program: TensorProgram | EncodedProgram) -> str:
+    """Element types of an operator as one text (:func:`cdmpp.programs.quantisation.types_label`); "" for TIR."""
+    if isinstance(program, EncodedProgram):
+        return program.features.types
+    operator = program.operator
+    if operator is None:
+        return ""
+    named = [name for name in LABEL_FIELDS if name in operator.structural_fields]
+    return types_label(operator.dtype, {name: getattr(operator, name) for name in named})
+
+
+#: A program: TVM JSON, its nodes and root as :func:`cdmpp.programs.tvm_json.load` returns them, or its compact AST.
+Source = str | bytes | tuple[Nodes, int] | CompactAST
+#: Programs from which on importing numba pays, and programs that are computed at once.
+COMPILE_FROM, AT_ONCE = 32, 512
+
+
+def encode_many(programs: Sequence[Source], *, schedule: bool = False) -> list[EncodedPrograms | InvalidProgramError]:
+    """Features of programs, each exactly as :func:`~cdmpp.features.encode.encode_tvm_json` gives it.
+
+    Parameters
+    ----------
+    programs : sequence of str, bytes, (nodes, root) or CompactAST
+        Of one PrimFunc each.
+    schedule : bool
+        With the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
+
+    Returns
+    -------
+    list, in the order of ``programs``
+        An error in place of a program that cannot be encoded.
+    """
+    if schedule and len(programs) >= COMPILE_FROM:
+        PARTS.compile()
+    encoded: list[EncodedPrograms | InvalidProgramError] = []
+    for start in range(0, len(programs), AT_ONCE):
+        encoded += _encode(programs[start : start + AT_ONCE], schedule)
+    return encoded
+
+
+def _encode(programs: Sequence[Source], schedule: bool) -> list[EncodedPrograms | InvalidProgramError]:
+    found: list[EncodedPrograms | InvalidProgramError | None] = [None] * len(programs)
+    asts: dict[int, CompactAST] = {}
+    for place, program in enumerate(programs):
+        try:
+            if not isinstance(program, CompactAST):
+                program = build_ast(*(program if isinstance(program, tuple) else load(program)))
+            asts[place] = program
+        except InvalidProgramError as error:
+            found[place] = error
+    try:
+        together = encode_asts(list(asts.values()), schedule=schedule)
+        found_by_place: dict[int, EncodedPrograms | InvalidProgramError] = dict(zip(asts, together, strict=True))
+    except InvalidProgramError:
+        # One program must not fail the others: each by itself says what is wrong with it.
+        found_by_place = {place: _alone(ast, schedule) for place, ast in asts.items()}
+    return [found_by_place[place] if each is None else each for place, each in enumerate(found)]
+
+
+def _alone(ast: CompactAST, schedule: bool) -> EncodedPrograms | InvalidProgramError:
+    try:
+        return encode_ast(ast, schedule=schedule)
+    except InvalidProgramError as error:
+        return error
+
+
+#: Element types of operands by their bytes; the features do not tell the two types of 16 bits apart.
+_DTYPES = {4: "float32", 2: "float16 (or bfloat16)"}
+
+
+def unbound(leaves: Array, padding: Array | None = None) -> Array:
+    """Programs with a store outside of any thread binding, (programs,) bool.
+
+    Parameters
+    ----------
+    leaves : (programs, leaves, columns)
+    padding : (programs, leaves) bool, optional
+        Leaves that are not the program's.
+    """
+    loose = leaves[:, :, COLUMN["is_gpu"]] == 0
+    return np.asarray((loose if padding is None else loose & ~padding).any(axis=1))
+
+
+def unbound_error(name: str, device: str, leaves: Array | None = None) -> InvalidProgramError:
+    """The error for a program that a GPU cannot run; ``leaves`` (leaves, columns) are its features."""
+    product = None if leaves is None else product_text(leaves)
+    instead = f": {product}" if product else ", with its sizes (cdmpp support lists the operators)"
+    return InvalidProgramError(
+        f"{name}: it has stores outside of thread bindings, and {device} is a GPU, which cannot run it",
+        hint=f"bind its loops to blockIdx and threadIdx, or pass the operator instead{instead}",
+    )
+
+
+def product_text(leaves: Array) -> str | None:
+    """The operator of a program with one matrix product, such as ``linear:m=512,n=512,k=1024,dtype=float32``.
+
+    None for several products, for convolutions and for other programs.
+    """
+    products = leaves[leaves[:, COLUMN["is_contraction"]] == 1]
+    if len(products) != 1:
+        return None
+
+    def value(name: str) -> float:
+        return float(np.exp2(products[0, COLUMN[name]].astype(np.float64)) - 1.0)
+
+    batch, m, n, k = (round(value(f"contraction_{name}")) for name in ("batch", "m", "n", "k"))
+    element_bytes = round(value("read_0_element_bytes"))
+    dtype = _DTYPES.get(element_bytes)
+    # A convolution reads less than its operands have elements, and the single precision of features blurs long axes.
+    operands = sorted((batch * m * k * element_bytes, batch * k * n * element_bytes))
+    read = sorted((value("read_0_unique_bytes"), value("read_1_unique_bytes")))
+    if dtype is None or not np.allclose(operands, read, rtol=1e-4):
+        return None
+    sizes = f"m={m},n={n},k={k},dtype={dtype}"
+    return f"linear:{sizes}" if batch == 1 else f"bmm:batch={batch},{sizes}"
+
+
+def binding_error(
+    program: TensorProgram | EncodedProgram, features: EncodedPrograms, device: DeviceSpec
+) -> InvalidProgramError | None:
+    """The error for TIR that the device cannot run as scheduled; None for any other program.
+
+    Operators are not affected: their features come from a lowered structure without a schedule.
+    """
+    if device.kind != "gpu" or program.backend != "tvm" or operator_name(program) != TIR:
+        return None
+    leaves = features.leaves
+    return unbound_error(program.name, device.name, leaves[0]) if unbound(leaves)[0] else None

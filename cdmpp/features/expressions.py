@@ -12,7 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.affine import Linear, Num, add, floor_divide, floor_modulo, hull, maximum, minimum, multiply, negate
+from cdmpp.features.affine import (
+    AffineRange,
+    Num,
+    add,
+    floor_divide,
+    floor_modulo,
+    hull,
+    maximum,
+    minimum,
+    multiply,
+    negate,
+)
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST
 from cdmpp.programs.tvm_json import HINT, Nodes
 
@@ -71,7 +82,7 @@ class Expressions:
         self.nodes = nodes
         self.bindings = bindings
         self.ast = CompactAST()
-        self.env: dict[int, Linear] = {}
+        self.env: dict[int, AffineRange] = {}
         self.buffers: dict[int, Buffer] = {}
         self.parameters: set[int] = set()
         #: Names of float expressions (Bind): the arithmetic is counted where the name is stored.
@@ -130,7 +141,7 @@ class Expressions:
         return known
 
     # -- integer expressions: bounds and indices ---------------------------------------------------------
-    def expression(self, index: int) -> Linear:
+    def expression(self, index: int) -> AffineRange:
         """Value of an index, extent or bound."""
         self.spend(1)
         node = self.nodes[index]
@@ -142,7 +153,7 @@ class Expressions:
         if kind == "int":
             if type(data) is not int or not -MAX_VALUE < data < MAX_VALUE:
                 raise InvalidProgramError("an integer is not a whole number, or too large", hint=HINT)
-            return Linear(data, data)
+            return AffineRange(data, data)
         if kind == "ir.Var":
             known = self.env.get(index)
             if known is not None:
@@ -153,7 +164,7 @@ class Expressions:
                     f"the size {name[:80]!r} is symbolic", hint="bind it: only static shapes have one latency"
                 )
             value = self.bindings[name]
-            self.env[index] = Linear(value, value)
+            self.env[index] = AffineRange(value, value)
             return self.env[index]
         kind = kind.rpartition(".")[2]
         if kind in INTEGER:
@@ -161,11 +172,11 @@ class Expressions:
         if kind == "Cast":
             value = self.expression(data["value"])
             if type(value.low) is float or type(value.high) is float:
-                value = Linear(math.floor(value.low), math.ceil(value.high), value.steps, value.indirect)
+                value = AffineRange(math.floor(value.low), math.ceil(value.high), value.steps, value.indirect)
             return self._checked(value)
         return self._checked(self._other(kind, data))
 
-    def _checked(self, value: Linear) -> Linear:
+    def _checked(self, value: AffineRange) -> AffineRange:
         self.spend(len(value.steps))
         if value.indirect:
             # Loaded values are not known, and arithmetic on them does not make them larger than anything.
@@ -174,7 +185,7 @@ class Expressions:
             raise InvalidProgramError("an index is larger than any memory", hint=HINT)
         return value
 
-    def _integer(self, kind: str, a: Linear, b: Linear) -> Linear:
+    def _integer(self, kind: str, a: AffineRange, b: AffineRange) -> AffineRange:
         if kind == "Add":
             return add(a, b)
         if kind == "Sub":
@@ -182,29 +193,29 @@ class Expressions:
         if kind == "Mul":
             return multiply(a, b)
         if kind == "Div" and type(b.low) is float and b.is_number() and b.low:
-            return multiply(a, Linear(1 / b.low, 1 / b.low))
+            return multiply(a, AffineRange(1 / b.low, 1 / b.low))
         if kind in ("FloorDiv", "Div"):
             return floor_divide(a, b)
         if kind in ("FloorMod", "Mod"):
             return floor_modulo(a, b)
         if a.is_constant() and b.is_constant():
             best = (minimum if kind == "Min" else maximum)(a.low, b.low)
-            return Linear(best, best)
+            return AffineRange(best, best)
         return hull(a, b)
 
-    def _other(self, kind: str, data: Any) -> Linear:
+    def _other(self, kind: str, data: Any) -> AffineRange:
         if kind == "FloatImm":  # a coordinate of an interpolation, on its way to an index
             number = float(data["value"])
             if not abs(number) < MAX_VALUE:
                 raise InvalidProgramError("a number in an index is not a whole number, or too large", hint=HINT)
-            return Linear(number, number)
+            return AffineRange(number, number)
         if kind == "TensorLoad":
-            inner = Linear(0, 0)
+            inner = AffineRange(0, 0)
             for i in self.array(data["indices"]):
                 inner = hull(inner, self.expression(i))
-            return Linear(0, _ANYTHING, inner.steps, True)
+            return AffineRange(0, _ANYTHING, inner.steps, True)
         if kind in _COMPARISONS:
-            return hull(hull(Linear(0, 1), self.expression(data["a"])), self.expression(data["b"]))
+            return hull(hull(AffineRange(0, 1), self.expression(data["a"])), self.expression(data["b"]))
         if kind == "Select":
             return hull(self.expression(data["true_value"]), self.expression(data["false_value"]))
         if kind == "Call":
@@ -214,13 +225,13 @@ class Expressions:
                 return hull(parts[1], parts[2])
             if name in _ROUNDING and len(parts) == 1:
                 return parts[0]
-            whole = Linear(0, 0)
+            whole = AffineRange(0, 0)
             for part in parts:
                 whole = hull(whole, part)
-            return Linear(0, _ANYTHING, whole.steps, True)
+            return AffineRange(0, _ANYTHING, whole.steps, True)
         if kind == "Ramp":
             base, lanes = self.expression(data["base"]), self.expression(data["lanes"])
-            return Linear(base.low, base.high + lanes.high - 1, base.steps, base.indirect)
+            return AffineRange(base.low, base.high + lanes.high - 1, base.steps, base.indirect)
         raise InvalidProgramError(f"index expression {kind[:80]} cannot be encoded", hint=HINT)
 
     def holds(self, index: int) -> Num:
@@ -291,7 +302,7 @@ class Expressions:
                 stack.append(self.values[item])
             elif kind == "Var" and nodes[data["ty"]]["type"].endswith("BufferType"):
                 # A whole buffer handed to an intrinsic.
-                reads.append(Access(self.buffer(item), [Linear(0, 0)]))
+                reads.append(Access(self.buffer(item), [AffineRange(0, 0)]))
         if not self.compute_type:
             self.compute_type = "int32" if "Int" in nodes[index]["type"] else "float32"
 

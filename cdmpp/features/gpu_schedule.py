@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cdmpp.features.affine import Linear
+from cdmpp.features.affine import AffineRange
 from cdmpp.features.ast import OPERATIONS, Access, CompactAST, Leaf
 from cdmpp.features.leaf import element_bytes
 
@@ -261,7 +261,7 @@ class _Leaf:
         sectors = float(len(touched) + inside)
         return _Request(instructions, size, sectors, min(len(first) * size / (sectors * SECTOR_BYTES), 1.0))
 
-    def _values(self, index: Linear) -> float:
+    def _values(self, index: AffineRange) -> float:
         """Different values of an index within the unrolled loops."""
         steps = [(float(index.steps[p]), int(self.extent[p])) for p in self.unrolled if index.steps.get(p)]
         every = float(math.prod(extent for _, extent in steps))

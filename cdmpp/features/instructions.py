@@ -6,6 +6,15 @@ store nor any read depends on is run once where all inside it is unrolled; up to
 registers over the reduction around them, unless they are vectors of an odd length (12, 14, 28 floats), which
 are stored in pieces and read back whole, at a stall each time. Counts are of a machine with vectors of 8
 floats; a narrower one needs a multiple, which is for a model to learn. All is per leaf and sums over leaves.
+
+Further columns: what is computed again although it stays the same, and the code that TVM unrolls; the register tile
+(accumulators, operands, the code of the unrolled loops); the leaf's share of parallel work (tasks, their balance over
+threads, what runs on one thread).
+
+TVM unrolls a loop when the stores of its whole body, those of other leaves with it, times its iterations are within
+``auto_unroll_max_step`` and no loop is left inside; a vectorised store is one store. LLVM then moves a computation out
+of a loop that it does not depend on when the body of this loop is straight code that is not too long and calls
+nothing. What is left is computed again in every iteration.
 """
 
 from __future__ import annotations
@@ -15,8 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cdmpp.features.addresses import Moves
+from cdmpp.features.addresses import LINE_BYTES, Moves
 from cdmpp.features.leaf_tables import (
+    ALSO_READ,
     ARITHMETIC,
     CALLS,
     INIT,
@@ -39,7 +49,7 @@ LANES, REGISTERS = 8, 14
 #: beyond which it moves no more of them out of a loop.
 UNROLL, MOVED = 150.0, 450.0
 
-MAGNITUDES = (
+CODE_MAGNITUDES = (
     "vector_ops",
     "vector_trips",
     "vector_loads",
@@ -64,7 +74,7 @@ MAGNITUDES = (
     "task_trips",
     "regions",
 )
-FLAGS = (
+CODE_FLAGS = (
     "vector_by_schedule",
     "vector_by_compiler",
     "contiguous_reads",
@@ -178,7 +188,7 @@ def _vectorised(t: Tables, m: Moves, leaf: int, contiguous: Any, body: int) -> t
 
 @PARTS.part
 def instructions(t: Tables, m: Moves, c: Code, leaf: int, launched: Any, out: Any) -> None:
-    """Columns :data:`MAGNITUDES` and :data:`FLAGS` of a leaf; ``launched`` marks parallel loops counted before."""
+    """Columns :data:`CODE_MAGNITUDES` and :data:`CODE_FLAGS`; ``launched`` marks parallel loops counted before."""
     start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
     own = leaf * LEAF_NUMBERS
     arithmetic, calls = t.leaf_numbers[own + ARITHMETIC], t.leaf_numbers[own + CALLS]
@@ -308,3 +318,202 @@ def whole_vector(extent: float) -> float:
     while power < extent:
         power *= 2.0
     return power
+
+
+#: Reads and stores of a loop's body up to which LLVM moves them out.
+MOVED_ACCESSES = 450.0
+
+STRAIGHT_MAGNITUDES = (
+    "straight_stores",
+    "straight_accesses",
+    "straight_calls",
+    "straight_copies",
+    "again_inner",
+    "again_outer",
+    "ops_if_again",
+    "ops_if_moved",
+    "calls_if_again",
+)
+STRAIGHT_FLAGS = ("again_in_body",)
+
+
+class Straight(NamedTuple):
+    """Loops of all programs after unrolling.
+
+    Attributes
+    ----------
+    copies : of the body of each loop in the code; 0 for a loop that is left
+    stores, accesses, calls, code : of one iteration of the loop, with what is unrolled inside; vectors count once
+        among stores and accesses and in vectors of 8 floats in ``code``
+    """
+
+    copies: Any
+    stores: Any
+    accesses: Any
+    calls: Any
+    code: Any
+
+
+@PARTS.part
+def straight(t: Tables) -> Straight:
+    """Unroll the loops of all programs."""
+    loops, leaves = len(t.loop_extent), len(t.path_at) - 1
+    parent = np.full(loops, -1, np.int64)
+    stores, accesses = np.zeros(loops), np.zeros(loops)
+    calls, code = np.zeros(loops), np.zeros(loops)
+    for leaf in range(leaves):
+        start, end = t.path_at[leaf], t.path_at[leaf + 1]
+        for i in range(start, end - 1):
+            # The initial value of a sum leaves loops out: the deepest one named is the loop around.
+            parent[t.path_loop[i]] = max(parent[t.path_loop[i]], t.path_loop[i + 1])
+        if start == end:
+            continue
+        own, inner = leaf * LEAF_NUMBERS, t.path_loop[start]
+        touched = t.access_at[leaf + 1] - t.access_at[leaf] + t.leaf_numbers[own + ALSO_READ]
+        stores[inner] += 1
+        accesses[inner] += touched
+        calls[inner] += t.leaf_numbers[own + CALLS]
+        code[inner] += touched + t.leaf_numbers[own + ARITHMETIC]
+    step, left, copies = t.loop_step.copy(), np.zeros(loops, np.int64), np.zeros(loops)
+    for loop in range(loops):
+        if step[loop] == 0 and parent[loop] >= 0:
+            step[loop] = step[parent[loop]]
+    for back in range(loops):
+        loop = loops - 1 - back
+        kind, extent, around = t.loop_kind[loop], t.loop_extent[loop], parent[loop]
+        wide = 1.0
+        if kind == VECTORIZED:
+            copies[loop], wide = 1.0, max(1.0, math.ceil(extent / LANES))
+        elif kind == UNROLLED or (kind == SERIAL and not left[loop] and extent * stores[loop] <= step[loop]):
+            copies[loop] = extent
+        if around >= 0:
+            left[around] |= left[loop] or copies[loop] == 0
+            times = max(copies[loop], 1.0)
+            stores[around] += times * stores[loop]
+            accesses[around] += times * accesses[loop]
+            calls[around] += times * calls[loop]
+            code[around] += times * wide * code[loop]
+    return Straight(copies, stores, accesses, calls, code)
+
+
+@PARTS.part
+def straight_code(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, out: Any) -> int:
+    """Columns :data:`STRAIGHT_MAGNITUDES` and :data:`STRAIGHT_FLAGS`; returns the index of the first loop left."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    own = leaf * LEAF_NUMBERS
+    left, copies = 0, 1.0
+    while left < n and s.copies[t.path_loop[start + left]] > 0:
+        copies *= s.copies[t.path_loop[start + left]]
+        left += 1
+    around = t.path_loop[start + left] if left < n else t.path_loop[start + n - 1] if n else -1
+    again_inner, again_outer, again_body, moving = 1.0, 1.0, 1.0, True
+    for i in range(n):
+        needed = t.path_needed[start + i]
+        if i < left:
+            again_body *= 1.0 if needed else m.extent[i]
+            continue
+        moving = moving and not needed and t.loop_kind[t.path_loop[start + i]] != PARALLEL
+        if not needed:
+            if moving:
+                again_inner *= m.extent[i]
+            else:
+                again_outer *= m.extent[i]
+    stores = s.stores[around] if around >= 0 else 1.0
+    accesses = s.accesses[around] if around >= 0 else 1.0
+    calls = s.calls[around] if around >= 0 else 0.0
+    trips = m.trips[n] / c.lanes * max(1.0, math.ceil(c.lanes / LANES)) / again_body
+    ops = trips * t.leaf_numbers[own + ARITHMETIC]
+    moved = again_inner if accesses <= MOVED_ACCESSES and calls == 0 else 1.0
+    out[0] = stores
+    out[1] = accesses
+    out[2] = calls
+    out[3] = copies
+    out[4] = again_inner
+    out[5] = again_outer
+    out[6] = ops
+    out[7] = ops / moved
+    out[8] = m.trips[n] / again_body * t.leaf_numbers[own + CALLS]
+    out[9] = again_body > 1
+    return left
+
+
+#: Instructions that stay decoded, and vector registers.
+DECODED, VECTOR_REGISTERS = 1536.0, 16.0
+
+TILE_MAGNITUDES = (
+    "tile_rows",
+    "tile_columns",
+    "live_vectors",
+    "spilled",
+    "body_code",
+    "straight_code",
+    "fetched_code",
+    "left_iterations",
+    "vector_ops_4",
+)
+TILE_FLAGS = ("tail_8", "tail_4")
+
+
+@PARTS.part
+def register_tile(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, left: int, out: Any) -> None:
+    """Columns :data:`TILE_MAGNITUDES` and :data:`TILE_FLAGS`; ``left`` is the index of the first loop that is left."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    own = leaf * LEAF_NUMBERS
+    rows = columns = loads = 0.0
+    for a in range(1, len(m.width)):
+        elements = distinct(m, c, a, n)
+        vectors = values_in_vectors(m, c, a, elements, n)
+        loads += vectors
+        if c.vector < 0 or m.step[a * n + c.vector] == 0.0:
+            rows = max(rows, elements)
+        else:
+            columns = max(columns, vectors)
+    stored = values_in_vectors(m, c, 0, distinct(m, c, 0, n), n)
+    reduces = t.leaf_numbers[own + REDUCES] > 0 and t.leaf_numbers[own + INIT] == 0
+    live = stored + min(columns, rows if rows > 0 else columns) + 1 if reduces else min(stored, 4.0)
+    size = m.trips[c.body] * (c.lanes if c.vector >= c.body else 1.0)
+    bodies = m.trips[n] / c.hoisted / size
+    each = values_in_vectors(m, c, -1, size, n) * t.leaf_numbers[own + ARITHMETIC]
+    around = t.path_loop[start + left] if left < n else t.path_loop[start + n - 1] if n else -1
+    code = s.code[around] if around >= 0 else each
+    iterations = m.trips[n] / m.trips[left]
+    out[0] = rows
+    out[1] = columns
+    out[2] = live
+    out[3] = max(live - VECTOR_REGISTERS, 0.0) * bodies
+    out[4] = each + loads + stored
+    out[5] = code
+    out[6] = iterations * max(code - DECODED, 0.0)
+    out[7] = iterations
+    vectors_4 = size / c.lanes * max(1.0, math.ceil(c.lanes / 4) * 4 / 4) if c.vector >= 0 else size
+    out[8] = vectors_4 * bodies * t.leaf_numbers[own + ARITHMETIC]
+    out[9] = c.lanes % LANES / LANES if c.vector >= 0 else 0.0
+    out[10] = c.lanes % 4 / 4 if c.vector >= 0 else 0.0
+
+
+THREADS = (4, 8, 16, 32)
+TASK_MAGNITUDES = ("tasks", "task_ops", "serial_ops", "region_ops", "task_store_step")
+TASK_FLAGS = (*(f"imbalance_{n}" for n in THREADS), "work_share", "shared_lines")
+
+
+@PARTS.part
+def parallel_tasks(t: Tables, m: Moves, leaf: int, ops: float, program_ops: float, regions: float, out: Any) -> None:
+    """Columns :data:`TASK_MAGNITUDES` and :data:`TASK_FLAGS`; ``ops`` are the leaf's vector operations."""
+    start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
+    tasks, at = 1.0, -1
+    for i in range(n):
+        if t.loop_kind[t.path_loop[start + i]] == PARALLEL:
+            tasks, at = m.extent[i], i
+            break
+    out[0] = tasks if at >= 0 else 0.0
+    out[1] = ops / tasks
+    out[2] = ops if at < 0 else 0.0
+    out[3] = ops / max(regions, 1.0) if at >= 0 else 0.0
+    out[4] = m.step[at] if at >= 0 else 0.0
+    k = 5
+    for threads in THREADS:
+        # The longest share of whole tasks over an equal share.
+        out[k] = math.ceil(tasks / threads) * threads / tasks if at >= 0 else float(threads)
+        k += 1
+    out[k] = ops / max(program_ops, 1e-9)
+    out[k + 1] = at >= 0 and 0.0 < m.step[at] < LINE_BYTES

@@ -15,12 +15,12 @@ import numpy as np
 
 from cdmpp.features.ast import OPERATIONS, CompactAST
 from cdmpp.features.leaf import element_bytes
-from cdmpp.utils.jit import Later
+from cdmpp.utils.jit import LazyJit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Functions on :class:`Tables`, written in the subset of Python that numba compiles.
-PARTS = Later()
+PARTS = LazyJit()
 #: Kinds of loops, as numbers.
 SERIAL, PARALLEL, VECTORIZED, UNROLLED, OTHER = range(5)
 _KINDS = {"serial": SERIAL, "parallel": PARALLEL, "vectorized": VECTORIZED, "unrolled": UNROLLED}

@@ -20,7 +20,7 @@ CAPACITIES = (512, 4096, 32768, 262144, 2097152, 16777216)
 _ACCESSES = ("store", "read_0", "read_1")
 _EACH = (512, 32768)
 
-MAGNITUDES = (
+LOOP_MAGNITUDES = (
     *(f"traffic_{c}" for c in CAPACITIES),
     *(f"{a}_traffic_{c}" for c in _EACH for a in _ACCESSES),
     "working_set_1",
@@ -38,12 +38,12 @@ MAGNITUDES = (
     "store_visits",
     "outer_reduce",
 )
-FLAGS = ("vector_align", "tile_align", "fully_unrolled", "inner_is_reduce", "inner_is_vector")
+LOOP_FLAGS = ("vector_align", "tile_align", "fully_unrolled", "inner_is_reduce", "inner_is_vector")
 
 
 @PARTS.part
 def loop_order(t: Tables, m: Moves, leaf: int, out: Any) -> None:
-    """Columns :data:`MAGNITUDES` and :data:`FLAGS` of a leaf."""
+    """Columns :data:`LOOP_MAGNITUDES` and :data:`LOOP_FLAGS` of a leaf."""
     start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
     accesses = t.access_at[leaf + 1] - t.access_at[leaf]
     trips, extent = m.trips, m.extent

@@ -15,41 +15,128 @@ trained on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from cdmpp.features import cache_lines, instructions, loop_order, parallel_tasks, register_tile, straight_code
-from cdmpp.features import reuse as reuses
-from cdmpp.features import strides as stride
+from cdmpp.features.addresses import moves, places
 from cdmpp.features.ast import CompactAST
+from cdmpp.features.cache_lines import (
+    LINE_FLAGS,
+    LINE_MAGNITUDES,
+    REUSE_MAGNITUDES,
+    STRIDE_MAGNITUDES,
+    cache_lines,
+    program_bytes,
+    reuse,
+    strides,
+)
 from cdmpp.features.gpu_schedule import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH, gpu_columns
-from cdmpp.features.leaf_tables import tables
-from cdmpp.features.schedule_columns import ORDER, columns
+from cdmpp.features.instructions import (
+    CODE_FLAGS,
+    CODE_MAGNITUDES,
+    STRAIGHT_FLAGS,
+    STRAIGHT_MAGNITUDES,
+    TASK_FLAGS,
+    TASK_MAGNITUDES,
+    TILE_FLAGS,
+    TILE_MAGNITUDES,
+    compile_leaf,
+    contiguous_loops,
+    instructions,
+    parallel_tasks,
+    register_tile,
+    straight,
+    straight_code,
+)
+from cdmpp.features.leaf_tables import PARTS, Tables, plain, tables
+from cdmpp.features.loop_order import LOOP_FLAGS, LOOP_MAGNITUDES, loop_order
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
+_PARTS = (
+    (*LOOP_MAGNITUDES, *LOOP_FLAGS),
+    (*CODE_MAGNITUDES, *CODE_FLAGS),
+    (*LINE_MAGNITUDES, *LINE_FLAGS),
+    (*STRAIGHT_MAGNITUDES, *STRAIGHT_FLAGS),
+    REUSE_MAGNITUDES,
+    (*TILE_MAGNITUDES, *TILE_FLAGS),
+    STRIDE_MAGNITUDES,
+    (*TASK_MAGNITUDES, *TASK_FLAGS),
+)
+#: Names of the columns of :func:`columns`.
+ORDER: tuple[str, ...] = tuple(name for part in _PARTS for name in part)
+_WIDTH = len(ORDER)
+_CODE, _LINES, _UNROLLED, _REUSE, _TILE, _STRIDE, _TASKS = tuple(accumulate(map(len, _PARTS)))[:-1]
+_OPS, _REGIONS = ORDER.index("vector_ops"), ORDER.index("regions")
+
+
+def columns(t: Tables) -> Any:
+    """Columns :data:`ORDER` of every leaf, as they are: (leaves, len(ORDER)) float64."""
+    compiled = PARTS.compiled
+    return _columns(plain(t)) if compiled is None else compiled(t)
+
+
+@PARTS.entry
+def _entry(sources: int) -> Callable[[Tables], Any]:
+    def compiled_columns(t: Tables) -> Any:
+        stamp = sources  # noqa: F841 - the compiled function is looked up by it
+        return _columns(t)
+
+    return compiled_columns
+
+
+@PARTS.part
+def _columns(t: Tables) -> Any:
+    leaves, loops = len(t.path_at) - 1, len(t.loop_extent)
+    out = np.zeros((leaves, _WIDTH))
+    where, left_loops = places(t), straight(t)
+    whole, made = program_bytes(t, where), np.zeros(len(t.buffer_inside))
+    contiguous, launched = np.zeros(loops, np.int64), np.zeros(loops, np.int64)
+    for program in range(len(t.program_at) - 1):
+        first, ops = t.program_at[program], 0.0
+        moved = [moves(t, where, leaf) for leaf in range(first, t.program_at[program + 1])]
+        for i in range(len(moved)):
+            contiguous_loops(t, moved[i], first + i, contiguous)
+        for i in range(len(moved)):
+            m, leaf, row = moved[i], first + i, out[first + i]
+            c = compile_leaf(t, m, leaf, contiguous)
+            loop_order(t, m, leaf, row[:_CODE])
+            instructions(t, m, c, leaf, launched, row[_CODE:_LINES])
+            cache_lines(t, m, leaf, row[_LINES:_UNROLLED])
+            left = straight_code(t, m, c, left_loops, leaf, row[_UNROLLED:_REUSE])
+            reuse(t, where, m, leaf, whole[program], made, row[_REUSE:_TILE])
+            register_tile(t, m, c, left_loops, leaf, left, row[_TILE:_STRIDE])
+            strides(m, c, row[_STRIDE:_TASKS])
+            ops += row[_OPS]
+        for i in range(len(moved)):
+            row = out[first + i]
+            parallel_tasks(t, moved[i], first + i, row[_OPS], ops, row[_REGIONS], row[_TASKS:])
+    return out
+
+
 #: The columns that version 3 added, by what they tell.
 SCHEDULE_GROUPS: dict[str, tuple[str, ...]] = {
-    "repeats": (*straight_code.MAGNITUDES, *straight_code.FLAGS),
-    "reuse": reuses.MAGNITUDES,
-    "registers": (*register_tile.MAGNITUDES, *register_tile.FLAGS),
-    "strides": stride.MAGNITUDES,
-    "tasks": (*parallel_tasks.MAGNITUDES, *parallel_tasks.FLAGS),
+    "repeats": (*STRAIGHT_MAGNITUDES, *STRAIGHT_FLAGS),
+    "reuse": REUSE_MAGNITUDES,
+    "registers": (*TILE_MAGNITUDES, *TILE_FLAGS),
+    "strides": STRIDE_MAGNITUDES,
+    "tasks": (*TASK_MAGNITUDES, *TASK_FLAGS),
 }
 _ADDED = tuple(name for names in SCHEDULE_GROUPS.values() for name in names)
 #: Columns of version 2, which counted caches in the middle of the instructions.
 _FIRST = (
-    *loop_order.MAGNITUDES,
-    *instructions.MAGNITUDES[:5],
-    *cache_lines.MAGNITUDES[:-4],
-    *instructions.MAGNITUDES[5:-2],
-    *cache_lines.MAGNITUDES[-4:],
-    *instructions.MAGNITUDES[-2:],
-    *loop_order.FLAGS,
-    *instructions.FLAGS,
-    *cache_lines.FLAGS,
+    *LOOP_MAGNITUDES,
+    *CODE_MAGNITUDES[:5],
+    *LINE_MAGNITUDES[:-4],
+    *CODE_MAGNITUDES[5:-2],
+    *LINE_MAGNITUDES[-4:],
+    *CODE_MAGNITUDES[-2:],
+    *LOOP_FLAGS,
+    *CODE_FLAGS,
+    *LINE_FLAGS,
 )
 #: Versions that models may read, with the number of columns of each.
 _CPU = (*_FIRST, *_ADDED)
@@ -65,10 +152,8 @@ SCHEDULE_HASHES = {
 SCHEDULE_HASH = SCHEDULE_HASHES[SCHEDULE_VERSION]
 #: Columns that are no magnitudes.
 SCHEDULE_FLAGS = frozenset(
-    name
-    for part in (loop_order, instructions, cache_lines, straight_code, register_tile, parallel_tasks)
-    for name in part.FLAGS
-).union(f"gpu_{name}" for name in GPU_FLAGS)
+    (*LOOP_FLAGS, *CODE_FLAGS, *LINE_FLAGS, *STRAIGHT_FLAGS, *TILE_FLAGS, *TASK_FLAGS, *(f"gpu_{x}" for x in GPU_FLAGS))
+)
 
 _PLACES = np.array([ORDER.index(name) for name in _CPU])
 _IS_FLAG = np.array([name in SCHEDULE_FLAGS for name in _CPU])

@@ -4,19 +4,119 @@ Blocks of scheduled, not yet flattened TIR are followed by substituting their it
 lowering pass is needed. A leaf is a ``BufferStore``, or an evaluated hardware intrinsic (a tensorised
 program stores nothing itself). The initial value of a reduction is a leaf of its own that runs once per
 output element.
+
+A tensorised block holds one call in place of its inner loops; what it reads and writes stands in the
+block's regions. Loops of the kind ``tensorized`` are put in their place (:func:`loop_nest`), so that a
+tensor-core tile of 16 x 16 x 16 counts the same arithmetic and bytes as the loops would.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.affine import Linear, Num
+from cdmpp.features.affine import AffineRange, Num
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
-from cdmpp.features.expressions import MAX_STEPS, Expressions, check_extents
-from cdmpp.features.tensorized import Region, loop_nest
+from cdmpp.features.expressions import Expressions, check_extents
 from cdmpp.programs.tvm_json import HINT, Nodes, find_prim_func
+
+KIND = "tensorized"
+#: Marks in the name of an intrinsic that multiplies two tensors.
+_CONTRACTS = ("mma", "dp4a", "dot")
+
+
+@dataclass
+class Region:
+    """A box of a buffer: lowest corner (over the loops) and extents."""
+
+    buffer: Buffer
+    corner: list[AffineRange]
+    extents: list[Num]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the box."""
+        return math.prod(int(e) for e in self.extents)
+
+
+@dataclass
+class Nest:
+    """The loops of an intrinsic and its accesses, numbered from ``first_loop``."""
+
+    store: Access
+    reads: list[Access]
+    loops: list[Loop] = field(default_factory=list)
+    contracts: bool = False
+
+
+def loop_nest(name: str, write: Region, reads: list[Region], first_loop: int) -> Nest:
+    """Loops and accesses of one evaluation of an intrinsic.
+
+    Parameters
+    ----------
+    name : str
+        Of the intrinsic: whether it multiplies.
+    write : Region
+        What it writes.
+    reads : list of Region
+        What it reads; the written buffer among them where it accumulates.
+    first_loop : int
+        Number of the program's loops so far: the new ones count on from here.
+    """
+    others = [r for r in reads if r.buffer is not write.buffer]
+    if any(mark in name for mark in _CONTRACTS) and len(others) >= 2:
+        sizes = contraction_sizes(write.elements, others[0].elements, others[1].elements)
+        m, n, k = range(first_loop, first_loop + 3)
+        loops = [Loop(f"{KIND}_{axis}", size, KIND) for axis, size in zip("mnk", sizes, strict=True)]
+        loops[2].reduces = True
+        numbered = dict(zip((m, n, k), sizes, strict=True))
+        axes = [(others[0], (m, k)), (others[1], (k, n)), *((other, (m, n)) for other in others[2:])]
+        accesses = [_access(region, {p: numbered[p] for p in own}) for region, own in axes]
+        store = _access(write, {m: sizes[0], n: sizes[1]})
+        if len(others) < len(reads):
+            accesses.append(store)
+        return Nest(store, accesses, loops, contracts=True)
+    wide = [int(e) for e in write.extents if int(e) > 1]
+    loops = [Loop(f"{KIND}_{i}", size, KIND) for i, size in enumerate(wide)]
+    numbered = {first_loop + i: size for i, size in enumerate(wide)}
+    return Nest(_access(write, numbered), [_access(r, numbered) for r in reads], loops)
+
+
+def contraction_sizes(out: int, left: int, right: int) -> tuple[int, int, int]:
+    """m, n, k of ``out[m, n] += left[m, k] * right[k, n]`` from the numbers of elements.
+
+    Thread layouts (32 lanes of 8 registers) hide the shape but not the counts. Where they fit no
+    contraction, m and k keep the amount of arithmetic.
+    """
+    m, n = math.isqrt(out * left // right), math.isqrt(out * right // left)
+    k = math.isqrt(left * right // out)
+    if (m * n, m * k, k * n) == (out, left, right):
+        return m, n, k
+    return out, 1, max(1, math.isqrt(left * right // out))
+
+
+def _access(region: Region, loops: dict[int, int]) -> Access:
+    """The region as an access that the loops sweep: one loop to a dimension where the sizes say so."""
+    wide = [d for d, extent in enumerate(region.extents) if int(extent) > 1]
+    matched = _match([int(region.extents[d]) for d in wide], loops)
+    indices = []
+    for d, (corner, extent) in enumerate(zip(region.corner, region.extents, strict=True)):
+        steps: dict[int, Num] = dict(corner.steps)
+        if d in wide:
+            steps |= dict.fromkeys([matched[wide.index(d)]] if matched else loops, 1)
+        indices.append(AffineRange(corner.low, corner.high + extent - 1, steps, corner.indirect))
+    return Access(region.buffer, indices)
+
+
+def _match(extents: list[int], loops: dict[int, int]) -> list[int] | None:
+    for order in (list(loops), list(reversed(loops))):
+        if [loops[p] for p in order] == extents:
+            return order
+    return None
+
 
 #: Loops around each other: enough for any schedule of ours.
 MAX_DEPTH = 100
@@ -139,13 +239,13 @@ class Walker(Expressions):
         shared = self._thread_loops.get(kind)
         if shared is not None:
             # The same hardware thread bound again inside: one loop, not a product of two.
-            self.env[var] = Linear(start, start + loops[shared].extent - 1, {shared: 1})
+            self.env[var] = AffineRange(start, start + loops[shared].extent - 1, {shared: 1})
             self.statement(body)
             return
         check_extents([extent], f"loop {name[:40]!r}")
         me = len(loops)
         loops.append(Loop(name, extent, kind, unroll))
-        self.env[var] = Linear(start, start + (extent - 1) * step, {me: step})
+        self.env[var] = AffineRange(start, start + (extent - 1) * step, {me: step})
         self.ast.outline.append((self._enter(), self._depth, me, None))
         self._path.append(me)
         if "Idx" in kind or "vthread" in kind:
@@ -174,7 +274,7 @@ class Walker(Expressions):
             bound.append((info["var"], self.expression(value), info["iter_type"]))
         self.block(block, bound, data["predicate"])
 
-    def block(self, block: dict[str, Any], bound: Iterable[tuple[int, Linear, int]], predicate: int) -> None:
+    def block(self, block: dict[str, Any], bound: Iterable[tuple[int, AffineRange, int]], predicate: int) -> None:
         """A block, given the value and the type of each of its variables."""
         reduce_loops: set[int] = set()
         for var, value, iter_type in bound:
@@ -271,7 +371,7 @@ class Walker(Expressions):
         counts = [0] * len(OPERATIONS)
         given: list[Access] = []
         self.value(data["value"], counts, given)
-        accesses = given or [Access(Buffer(name, "float32", "global", [1], False), [Linear(0, 0)])]
+        accesses = given or [Access(Buffer(name, "float32", "global", [1], False), [AffineRange(0, 0)])]
         self._leaf(accesses[0], accesses[1:], counts, "float32", intrinsic=name)
 
     def _region(self, index: int) -> Region:
@@ -367,7 +467,7 @@ _STATEMENTS: dict[str, Callable[[Walker, dict[str, Any]], None]] = {
 }
 
 
-def _same(a: list[Linear], b: list[Linear]) -> bool:
+def _same(a: list[AffineRange], b: list[AffineRange]) -> bool:
     """Whether two accesses of a buffer go to one address in every iteration."""
     if len(a) != len(b):
         return False
@@ -384,6 +484,3 @@ def _same(a: list[Linear], b: list[Linear]) -> bool:
 
 def _all(value: Any) -> Any:
     return value.all() if hasattr(value, "all") else value
-
-
-__all__ = ["MAX_DEPTH", "MAX_LEAVES", "MAX_STEPS", "build_ast"]

@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from cdmpp.data.measure.building import Library, build_program, check_toolchain
-from cdmpp.data.measure.imports import import_tvm_alone
-from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
+from cdmpp.data.measure.pools import Outcome, WorkerPool
 from cdmpp.data.measure.sampling import scheduled_program
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import FIRST, Store, StoredMeasurement
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers
-from cdmpp.data.measure.worker import Outcome
-from cdmpp.devices.native import available_cores
+from cdmpp.devices.host import available_cores
 from cdmpp.errors import MeasurementError
 from cdmpp.integrations.needed import derived_object, ms, tvm
 

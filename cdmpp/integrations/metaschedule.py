@@ -21,12 +21,11 @@ import numpy as np
 from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError
-from cdmpp.integrations.candidates import Candidate, CandidateEncoder
-from cdmpp.integrations.exploring import Spread, optimistic
+from cdmpp.features.encode import TIR
+from cdmpp.integrations.candidates import BulkPredictor, Candidate, CandidateEncoder, host_of, predictor_of
 from cdmpp.integrations.needed import derived_object, ms
-from cdmpp.integrations.online import OnlineResiduals, read_state, write_state
-from cdmpp.integrations.sources import BulkPredictor, host_of, predictor_of
-from cdmpp.predict.bulk import TIR, FeaturePart, FeatureQueries
+from cdmpp.integrations.online import OnlineResiduals, ResidualSpread, optimistic, read_state, write_state
+from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         without changing the network (:mod:`cdmpp.integrations.online`).
     explore : float
         Standard deviations of the correction that are subtracted from the predictions before ranking
-        (:mod:`cdmpp.integrations.exploring`): candidates unlike the measured ones and unlike each other gain. 0: off.
+        (:mod:`cdmpp.integrations.online`): candidates unlike the measured ones and unlike each other gain. 0: off.
     api_key : str, optional
         API key of the server.
     report : callable, optional
@@ -227,7 +226,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
             return log_s
         picked = self._picked.setdefault(task, [])
         observed = [part for part in (online.learned.features, *picked) if len(part)]
-        spread = Spread(rows, np.concatenate(observed) if observed else rows[:0], online.scales)
+        spread = ResidualSpread(rows, np.concatenate(observed) if observed else rows[:0], online.scales)
         log_s, picks = optimistic(log_s, spread, self._explore)
         picked.append(rows[picks])
         return log_s

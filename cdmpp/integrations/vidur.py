@@ -20,11 +20,7 @@ from cdmpp.predict.llm import Layout, LLMConfig
 #: Vidur's names of devices, which stand for boards of 80 GB in a DGX.
 DEVICES = {"a100": "a100-sxm4-80gb", "h100": "h100-sxm"}
 
-#: Parts of a layer behind each time of Vidur. Residuals are added in the norms, so ``add`` is 0.
-_PRE_PROJ = ("qkv_proj", "qk_norm")
-_PREFILL = ("attention_prefill", "window_attention_prefill")
-_DECODE = ("attention_decode", "window_attention_decode")
-_ALL_REDUCE = ("attention_all_reduce", "mlp_all_reduce")
+#: Parts of the output layer.
 _SAMPLER = ("final_norm", "lm_head", "logits_all_gather", "logits_soft_cap", "sampling")
 
 
@@ -132,6 +128,11 @@ def llm_config(model_config: Any) -> LLMConfig:
 
 def _enum_name(value: object) -> str:
     return str(getattr(value, "name", value)).lower()
+
+
+def _parts_of_layer(*names: str) -> Callable[[CdmppExecutionTimePredictor, Any], float]:
+    """Method that adds up parts of a layer, in milliseconds; 0 without a part."""
+    return lambda predictor, batch: predictor._layer_ms(batch, names) if names else 0.0
 
 
 class CdmppExecutionTimePredictor:
@@ -257,64 +258,36 @@ class CdmppExecutionTimePredictor:
             self._get_ray_comm_time(batch),
         )
 
-    # Vidur's abstract methods: milliseconds of one layer.
-    def _get_attention_layer_pre_proj_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, _PRE_PROJ)
-
-    def _get_attention_layer_post_proj_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, ("o_proj",))
-
-    def _get_attention_rope_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, ("rotary",))
-
-    def _get_attention_kv_cache_save_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, ("kv_cache_save",))
-
-    def _get_attention_decode_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, _DECODE)
-
-    def _get_attention_prefill_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, _PREFILL)
-
-    def _get_mlp_layer_up_proj_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, ("gate_up_proj", "up_proj"))
-
-    def _get_mlp_layer_down_proj_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, ("down_proj",))
-
-    def _get_mlp_layer_act_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, ("activation",))
-
-    def _get_attn_norm_layer_act_execution_time(self, batch: Any) -> float:
-        return self._layer_ms(batch, ("attention_norm",))
+    # Vidur's abstract methods: milliseconds of one layer, of the parts that are named.
+    _get_attention_layer_pre_proj_execution_time = _parts_of_layer("qkv_proj", "qk_norm")
+    _get_attention_layer_post_proj_execution_time = _parts_of_layer("o_proj")
+    _get_attention_rope_execution_time = _parts_of_layer("rotary")
+    _get_attention_kv_cache_save_execution_time = _parts_of_layer("kv_cache_save")
+    _get_attention_decode_execution_time = _parts_of_layer("attention_decode", "window_attention_decode")
+    _get_attention_prefill_execution_time = _parts_of_layer("attention_prefill", "window_attention_prefill")
+    _get_mlp_layer_up_proj_execution_time = _parts_of_layer("gate_up_proj", "up_proj")
+    _get_mlp_layer_down_proj_execution_time = _parts_of_layer("down_proj")
+    _get_mlp_layer_act_execution_time = _parts_of_layer("activation")
+    _get_attn_norm_layer_act_execution_time = _parts_of_layer("attention_norm")
+    # Residuals are added in the norms, and the overheads of the host are left out.
+    _get_add_layer_act_execution_time = _parts_of_layer()
+    _get_schedule_time = _parts_of_layer()
+    _get_prepare_inputs_e2e_time = _parts_of_layer()
+    _get_process_model_outputs_time = _parts_of_layer()
+    _get_ray_comm_time = _parts_of_layer()
 
     def _get_mlp_norm_layer_act_execution_time(self, batch: Any) -> float:
         return self._layer_ms(batch, ("mlp_norm",)) if self._post_attn_norm else 0.0
 
-    def _get_add_layer_act_execution_time(self, batch: Any) -> float:
-        return 0.0
-
     def _get_tensor_parallel_communication_time(self, batch: Any) -> float:
         # Vidur counts it twice in a layer.
-        return self._layer_ms(batch, _ALL_REDUCE) / 2
+        return self._layer_ms(batch, ("attention_all_reduce", "mlp_all_reduce")) / 2
 
     def _get_pipeline_parallel_communication_time(self, batch: Any) -> float:
         return 1e3 * self._seconds(batch, ("stage_transfer",)) / max(1, self._pricer.layout.pp - 1)
 
-    def _get_schedule_time(self, batch: Any) -> float:
-        return 0.0
-
     def _get_sampler_e2e_time(self, batch: Any) -> float:
         return 1e3 * self._seconds(batch, _SAMPLER)
-
-    def _get_prepare_inputs_e2e_time(self, batch: Any) -> float:
-        return 0.0
-
-    def _get_process_model_outputs_time(self, batch: Any) -> float:
-        return 0.0
-
-    def _get_ray_comm_time(self, batch: Any) -> float:
-        return 0.0
 
     def _layer_ms(self, batch: Any, names: Iterable[str]) -> float:
         return 1e3 * self._seconds(batch, names) / self._pricer.config.layers

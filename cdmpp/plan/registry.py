@@ -2,12 +2,11 @@
 
 A planner is a folder with three modules. ``schema`` has the request (:class:`cdmpp.predict.requests.request.Request`)
 and the plan, ``solver`` has ``solve(request, control)``, and ``view`` has ``draw(request, plan)``. A new planner needs
-these, an entry here, and an example in ``cdmpp_server.plan.examples``.
+these, an entry here, and an example in ``cdmpp_server.plan.routes``.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -154,12 +153,7 @@ PLANNERS: dict[str, PlannerSpec] = {spec.name: spec for spec in _ALL}
 
 
 def make_plan(
-    kind: str,
-    request: Mapping[str, Any],
-    predictor: Predictor | None = None,
-    control: SearchControl | None = None,
-    *,
-    watch: SearchControl | None = None,
+    kind: str, request: Mapping[str, Any], predictor: Predictor | None = None, control: SearchControl | None = None
 ) -> dict[str, Any]:
     """Solve a request given as JSON values; the command line and the service return the same plan.
 
@@ -173,8 +167,6 @@ def make_plan(
         Prices the programs of the request; not needed where the request gives all its costs.
     control : SearchControl, optional
         Receives progress and can end the search; default: the request's own budget.
-    watch : SearchControl, optional
-        Deprecated name of ``control``.
 
     Returns
     -------
@@ -186,12 +178,10 @@ def make_plan(
     FieldError, InfeasibleError
         ``path`` names the wrong field.
     """
-    from cdmpp.plan.base.solve import solve
+    from cdmpp.plan.base.solve import solve_request
     from cdmpp.predict.llm.read import with_configs
 
-    if watch is not None:
-        warnings.warn("make_plan: watch is now called control", DeprecationWarning, stacklevel=2)
-        control = watch
     if kind not in PLANNERS:
         raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(PLANNERS))
-    return solve(PLANNERS[kind].read(with_configs(request)), predictor, control)
+    answer: dict[str, Any] = solve_request(PLANNERS[kind].read(with_configs(request)), predictor, control).to_json()
+    return answer

@@ -13,16 +13,23 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidProgramError
-from cdmpp.features.bindings import unbound, unbound_error
-from cdmpp.features.encode import EncodedPrograms, encode_as, finite, overflow, structure_types
+from cdmpp.features.encode import (
+    TIR,
+    EncodedPrograms,
+    encode_as,
+    finite,
+    overflow,
+    structure_types,
+    unbound,
+    unbound_error,
+)
 from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.domain.score import THRESHOLDS
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import roofline_s, stack_devices
-from cdmpp.model.nn.rows import QueryBatch, QueryRows
-from cdmpp.model.nn.store import ProgramStore
-from cdmpp.predict.bulk import TIR, FeatureAnswers, FeatureQueries
+from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
+from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.programs.query_options import BACKENDS
 from cdmpp.programs.templates import size_names
 
@@ -92,7 +99,7 @@ def predict_features(pipeline: InferencePipeline, queries: FeatureQueries) -> Fe
 
 
 def _check_bindings(queries: FeatureQueries, specs: Sequence[DeviceSpec]) -> None:
-    """Refuse TIR that its device cannot run, as :func:`cdmpp.features.bindings.binding_error` does."""
+    """Refuse TIR that its device cannot run, as :func:`cdmpp.features.encode.binding_error` does."""
     scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
     on_gpu = np.array([spec.kind == "gpu" for spec in specs])[queries.device]
     rows = np.flatnonzero(scheduled & on_gpu & (queries.backend == BACKENDS.index("tvm")))

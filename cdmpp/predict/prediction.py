@@ -9,12 +9,11 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.model.domain.calibration import DEFAULT_INTERVAL, interval_levels
 from cdmpp.model.domain.score import Label
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.predict.rendering.arrow import Column, arrow_table
-from cdmpp.predict.rendering.html import html_table, interval_text
+from cdmpp.predict.rendering import Column, arrow_table, html_table, interval_text
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import (
     ALL_FRAMEWORKS,

@@ -8,8 +8,7 @@ from typing import Any
 
 from cdmpp.model.domain.score import LABELS, Label, label_of_total
 from cdmpp.predict.prediction import Prediction
-from cdmpp.predict.rendering.arrow import Column, arrow_table
-from cdmpp.predict.rendering.html import html_table, interval_text
+from cdmpp.predict.rendering import Column, arrow_table, html_table, interval_text
 from cdmpp.utils.units import format_latency
 
 

@@ -16,16 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
-from cdmpp.features.bindings import binding_error
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
-from cdmpp.model.artifact.adapted import save_adapted
-from cdmpp.model.artifact.collectives import save_corrected
+from cdmpp.errors import CdmppError, DataError, InvalidProgramError
+from cdmpp.features.encode import EncodedProgram, EncodedPrograms, binding_error, element_types, operator_name
 from cdmpp.model.artifact.folder import default_model
-from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.load import load_artifact, save_adapted, save_corrected
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.domain.calibration import read_interval
@@ -41,8 +37,7 @@ from cdmpp.model.inference.encoder import ProgramEncoder
 from cdmpp.model.inference.engine import CHUNK_ROWS
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.inputs import roofline_s, stack_devices
-from cdmpp.model.nn.rows import QueryBatch, QueryRows
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
 from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.predict.bulk_pipeline import predict_features
 from cdmpp.predict.modules.predictor import ModulePredictor
@@ -63,10 +58,10 @@ from cdmpp.predict.prediction import (
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.support import support
 from cdmpp.programs.collectives import Collective
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.elements import one_type
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import one_type
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
 from cdmpp.utils.lru import Lru
 
@@ -365,13 +360,7 @@ class LatencyPredictor(ModulePredictor):
 
     # -- inside -----------------------------------------------------------------------------------------
     def _as_device(self, device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
-        if isinstance(device, str):
-            return self.artifact.device(device)
-        if isinstance(device, DeviceSpec):
-            return device
-        if isinstance(device, Mapping):
-            return from_mapping(dict(device))
-        raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
+        return resolve_device(device, self.artifact.device)
 
     def _device_finder(self) -> Callable[[DeviceSpec | str], tuple[DeviceSpec, str]]:
         """Function from a device to its specification and cache key; looks each name or object up once per call."""
@@ -549,15 +538,11 @@ def _of_tir(module: Any) -> TensorProgram:
 
 def _as_program(program: ProgramLike) -> TensorProgram | Failed:
     try:
-        if isinstance(program, TensorProgram):
-            return program
         if isinstance(program, str | PathLike) and str(program).lower().endswith(MODEL_SUFFIXES):
             raise InvalidProgramError(
                 f"{str(program)[:200]} is a whole model, not one program",
                 hint="graph = cdmpp.load_programs(path); predictor.predict(graph.programs, device), times graph.counts",
             )
-        if isinstance(program, str | OperatorSpec):
-            return TensorProgram.from_operator(program)
         if type(program).__module__.partition(".")[0] == "tvm":
             return _of_tir(program)
         return program_from_request(program)

@@ -16,10 +16,13 @@ from cdmpp.programs.elements import (
     Extent,
     Flag,
     Offset,
+    Scaling,
     canonical_dtype,
+    check_types,
+    combinations,
+    completed_fields,
     whole_number,
 )
-from cdmpp.programs.quantisation import Scaling, check_types, combinations, completed_fields
 from cdmpp.programs.spec import OperatorSpec, Violation
 
 KV_GROUPS = ("same", "one", "grouped")

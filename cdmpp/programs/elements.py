@@ -1,11 +1,26 @@
-"""Element types of tensors, and the field types of operator specifications."""
+"""Element types of tensors, the combinations of types that products have, and field types of specifications.
+
+A product has a type of its activations and arithmetic (``dtype``), a type of its weights (``weight_dtype``,
+None: the same) and a ``scaling``:
+
+- ``tensor``: static scales, one per tensor;
+- ``channel``: a scale per row of the activations, computed at run time, and per output channel of the weight;
+- ``block128``: scales of 1x128 blocks of the activations and 128x128 blocks of the weight;
+- ``mx32``: blocks of 32 along k with exponents of 8 bits (OCP microscaling formats);
+- ``nvfp4``: blocks of 16 along k with scales of type float8_e4m3.
+
+Without scaling, the product is bare: no quantisation, no scales.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
+
+from cdmpp.errors import InvalidProgramError
 
 #: Other spellings of element types, as texts and requests may use them.
 DTYPE_ALIASES = {
@@ -66,3 +81,118 @@ def whole_number(value: Any) -> Any:
 Extent = Annotated[int, BeforeValidator(whole_number), Field(strict=True, ge=1, le=MAX_EXTENT)]
 Offset = Annotated[int, BeforeValidator(whole_number), Field(strict=True, ge=0, le=MAX_EXTENT)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+Scaling = Literal["tensor", "channel", "block128", "mx32", "nvfp4"]
+SCALINGS: tuple[str, ...] = get_args(Scaling)
+
+#: Types whose products accept scales, with the scalings of activations and weights of that type.
+_SAME: dict[str, tuple[str, ...]] = {
+    "float8_e4m3": ("tensor", "channel", "block128", "mx32"),
+    "int8": ("tensor", "channel"),
+    "float4_e2m1": ("mx32", "nvfp4"),
+}
+#: Type of the weight -> its scalings when the activations are of a wider type.
+_WEIGHT: dict[str, tuple[str, ...]] = {
+    "int8": ("tensor", "channel", "block128"),
+    "float8_e4m3": ("tensor", "channel", "block128", "mx32"),
+    "int4": ("channel", "block128"),
+    "float4_e2m1": ("mx32", "nvfp4"),
+}
+#: Type of the activations -> narrower types of the weight.
+_MIXED: dict[str, tuple[str, ...]] = {
+    "float16": tuple(_WEIGHT),
+    "bfloat16": tuple(_WEIGHT),
+    "float8_e4m3": ("int4", "float4_e2m1"),
+    "int8": ("int4",),
+}
+#: Types of a bare product.
+BARE_DTYPES = tuple(name for name in DTYPE_BYTES if name != "int4")
+#: Scaling of a product of experts that states none.
+_EXPERTS = {"float8_e4m3": "tensor", "int8": "channel", "float4_e2m1": "nvfp4"}
+#: Scaling of a weight of a narrower type than the activations that states none.
+_NARROW = {"int8": "channel", "float8_e4m3": "channel", "int4": "block128", "float4_e2m1": "mx32"}
+
+
+#: Structural fields in a :func:`types_label`.
+LABEL_FIELDS = ("weight_dtype", "scaling", "kv_dtype")
+#: Structural fields that a program of one 16-bit type leaves out.
+NARROW_FIELDS = (*LABEL_FIELDS, "accumulate")
+
+
+def types_label(dtype: str, fields: Mapping[str, Any]) -> str:
+    """Element types of a program as one text: "float8_e4m3", "bfloat16+int4+block128", "bfloat16+kv_float8_e4m3".
+
+    ``fields`` are its structural fields. Programs of different labels are different types to training coverage.
+    """
+    parts = [str(value) for name in ("weight_dtype", "scaling") if (value := fields.get(name)) is not None]
+    if (cache := fields.get("kv_dtype")) is not None:
+        parts.append(f"kv_{cache}")
+    return "+".join([dtype, *parts])
+
+
+def base_type(label: str) -> str:
+    """The type of the arithmetic of a :func:`types_label`."""
+    return label.partition("+")[0]
+
+
+def one_type(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with those of :data:`NARROW_FIELDS` as None: the same program in a single 16-bit type."""
+    return {name: None if name in NARROW_FIELDS else value for name, value in fields.items()}
+
+
+def combinations(dtype: str, *, experts: bool = False) -> Iterator[tuple[str | None, str | None]]:
+    """Pairs (weight_dtype, scaling) that exist for activations of a type; ``experts``: no bare narrow products."""
+    if dtype in BARE_DTYPES and not (experts and dtype in _EXPERTS):
+        yield None, None
+    for scaling in _SAME.get(dtype, ()):
+        yield None, scaling
+    for weight in _MIXED.get(dtype, ()):
+        for scaling in _WEIGHT[weight]:
+            yield weight, scaling
+
+
+def complete(dtype: Any, weight_dtype: Any, scaling: Any, *, experts: bool = False) -> tuple[Any, Any]:
+    """``weight_dtype`` and ``scaling`` with defaults filled in; a weight of the activations' type is None."""
+    weight = None if weight_dtype == dtype else weight_dtype
+    if scaling is None and weight is not None:
+        scaling = _NARROW.get(weight)
+    elif scaling is None and experts:
+        scaling = _EXPERTS.get(dtype)
+    return weight, scaling
+
+
+def completed_fields(fields: Any, *, default: str = "float32", experts: bool = False) -> Any:
+    """Fields of a specification with :func:`complete` types; anything but a mapping is returned as it is."""
+    if not isinstance(fields, dict):
+        return fields
+    dtype = canonical_dtype(fields.get("dtype", default))
+    given = canonical_dtype(fields.get("weight_dtype")), fields.get("scaling")
+    weight, scaling = complete(dtype, *given, experts=experts)
+    return {**fields, "weight_dtype": weight, "scaling": scaling}
+
+
+def check_types(
+    operator: str, dtype: str, weight_dtype: str | None, scaling: str | None, *, experts: bool = False
+) -> None:
+    """Raise :class:`InvalidProgramError` for a combination of types and scaling that does not exist."""
+    pairs = list(combinations(dtype, experts=experts))
+    if (weight_dtype, scaling) in pairs:
+        return
+    weights = sorted({weight or dtype for weight, _ in pairs})
+    scalings = [s for weight, s in pairs if weight == weight_dtype]
+    if not scalings:
+        wider = DTYPE_BYTES[weight_dtype or dtype] > DTYPE_BYTES[dtype]
+        activations = [name for name, narrow in _MIXED.items() if (weight_dtype or dtype) in narrow]
+        raise InvalidProgramError(
+            f"{operator}: no product of {dtype} activations with weights of type {weight_dtype or dtype}"
+            + (": a weight is not wider than the activations" if wider else ""),
+            hint=f"weight_dtype for dtype={dtype}: {', '.join(weights) or 'none, it is a type of weights only'}"
+            + (f"; dtype for weight_dtype={weight_dtype or dtype}: {', '.join(activations)}" if activations else ""),
+        )
+    scaled = [s for s in scalings if s is not None]
+    hint = "one of: " + ", ".join(scaled) if scaled else "leave scaling out"
+    raise InvalidProgramError(
+        f"{operator}: no scaling {scaling!r} for {dtype} activations and {weight_dtype or dtype} weights",
+        hint=hint + (", or leave scaling out" if scaled and None in scalings else ""),
+    )

@@ -8,6 +8,7 @@ specification is a plain value: it has its sizes, its canonical text (``linear:m
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args
@@ -18,75 +19,25 @@ from pydantic_core import ErrorDetails
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError, violation_text
 from cdmpp.programs.attention import Attention, AttentionMixed, LatentAttention
 from cdmpp.programs.collectives import Collective, SendRecv, is_collective
-from cdmpp.programs.convolution import BatchNorm, Conv2d, Pool2d, output_hw
-from cdmpp.programs.dense import BatchMatmul, Linear
-from cdmpp.programs.elements import (
-    BASIC_DTYPES,
-    DTYPE_ALIASES,
-    DTYPE_BYTES,
-    MAX_ELEMENTS,
-    MAX_EXTENT,
-    MAX_PROGRAM_TEXT,
-    MAX_SHOWN,
-    DType,
-    DTypeName,
-    canonical_dtype,
-)
-from cdmpp.programs.experts import GroupedGemm, Moe
-from cdmpp.programs.spec import OperatorSpec
+from cdmpp.programs.elements import DTYPE_BYTES, MAX_SHOWN
+from cdmpp.programs.products import BatchMatmul, GroupedGemm, Linear, Moe
+from cdmpp.programs.spec import OperatorSpec as OperatorSpec
 from cdmpp.programs.vectors import (
+    BatchNorm,
     Binary,
+    Conv2d,
     Copy,
     Embedding,
     KvCacheSave,
     MoeGating,
     MoeShuffle,
+    Pool2d,
     RotaryEmbedding,
     RowWise,
     Scalar,
     SiluAndMul,
     Unary,
 )
-
-__all__ = [
-    "BASIC_DTYPES",
-    "DTYPE_ALIASES",
-    "DTYPE_BYTES",
-    "MAX_ELEMENTS",
-    "MAX_EXTENT",
-    "MAX_PROGRAM_TEXT",
-    "MAX_SHOWN",
-    "Attention",
-    "BatchMatmul",
-    "BatchNorm",
-    "Binary",
-    "Collective",
-    "Conv2d",
-    "Copy",
-    "DType",
-    "DTypeName",
-    "Embedding",
-    "Linear",
-    "OperatorSpec",
-    "Pool2d",
-    "RowWise",
-    "Scalar",
-    "SiluAndMul",
-    "Unary",
-    "canonical_dtype",
-    "derived_sizes",
-    "is_collective",
-    "lowered_operators",
-    "make_operator",
-    "operator_family",
-    "operator_fields",
-    "operator_types",
-    "output_hw",
-    "parse_operator",
-    "read_value",
-    "structural_flags",
-    "unknown_operator",
-]
 
 PRODUCT_ALIASES = ("matmul", "gemm", "mm")
 
@@ -243,6 +194,15 @@ def parse_operator(text: str) -> OperatorSpec:
     return make_operator(operator_fields(text))
 
 
+def read_operator(text: str) -> OperatorSpec:
+    """Read an operator from its text or from the JSON of its fields; raises as :func:`make_operator`."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    return make_operator(fields) if isinstance(fields, dict) else parse_operator(text)
+
+
 def operator_fields(text: str, read: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """Fields of an operator's text; its values are not checked, so they may be expressions (``m=batch*128``).
 
@@ -292,3 +252,37 @@ def read_value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def resident_bytes(operator: OperatorSpec) -> tuple[float, float]:
+    """Bytes of the weights and of the cache of one operator; scales of quantised weights are not counted."""
+    fields = operator.model_dump()
+    weight = DTYPE_BYTES[fields.get("weight_dtype") or operator.dtype]
+    cache = DTYPE_BYTES[fields.get("kv_dtype") or operator.dtype]
+    return _weights(operator.operator, fields) * weight, _cache(operator.operator, fields) * cache
+
+
+def _weights(name: str, f: dict[str, Any]) -> float:
+    """Elements of the weights."""
+    if name == "linear":
+        return float(f["n"] * f["k"])
+    if name == "grouped_gemm":
+        return float(f["groups"] * f["n"] * f["k"])
+    if name in ("moe", "moe_w13"):
+        columns = (2 if f["gated"] else 1) + (name == "moe")
+        return float(f["experts"] / f["ep"] * columns * f["hidden"] * f["intermediate"] / f["tp"])
+    if name in ("mla_prefill", "mla_decode") and f["module"]:
+        down = f["hidden"] * (f["q_latent"] + f["latent"] + f["rope"])
+        up = f["q_latent"] * f["heads"] * (f["nope"] + f["rope"])
+        expand = f["latent"] * f["heads"] * (f["nope"] + f["v_dim"])
+        return float(down + up + expand + f["heads"] * f["v_dim"] * f["hidden"])
+    return 0.0
+
+
+def _cache(name: str, f: dict[str, Any]) -> float:
+    """Elements of the cached keys and values, or latents."""
+    if name == "attention_decode":
+        return float(f["batch"] * (f["past_len"] + f["q_len"]) * 2 * f["kv_heads"] * f["head_dim"])
+    if name == "mla_decode":
+        return float(f["batch"] * (f["past_len"] + f["q_len"]) * (f["latent"] + f["rope"]))
+    return 0.0

@@ -68,11 +68,11 @@ class TensorProgram:
 
     @classmethod
     def from_request(cls, program: Any, backend: Backend | None = None) -> TensorProgram:
-        """Make a program from an operator object, its text, or ``{"tvm_json": text}``; needs no TVM.
+        """Make a program from an operator, its fields, its text, or ``{"tvm_json": text}``; needs no TVM.
 
-        :func:`cdmpp.programs.frontends.request.program_from_request` also reads ``{"tvmscript": text}``.
+        :func:`cdmpp.programs.frontends.load.program_from_request` also reads ``{"tvmscript": text}``.
         """
-        if isinstance(program, str):
+        if isinstance(program, str | OperatorSpec):
             return cls.from_operator(program, backend or "library")
         if isinstance(program, Mapping):
             if "operator" in program:

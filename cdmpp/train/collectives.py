@@ -21,11 +21,11 @@ from cdmpp.data.public import load_public
 from cdmpp.data.splits import TEST, TRAIN, VALIDATION, device_group, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
-from cdmpp.model.collectives.correction import Correction
+from cdmpp.model.collectives.context import collective_rows
+from cdmpp.model.collectives.few import informative_rows
 from cdmpp.model.collectives.fit import Measured, ResidualFit
 from cdmpp.model.collectives.model import CollectiveModel, CollectiveOutput
-from cdmpp.model.collectives.rows import collective_rows
-from cdmpp.model.collectives.select import informative_rows
+from cdmpp.model.collectives.residual import Correction
 from cdmpp.model.collectives.store import HEADER, TENSORS, device_sheets, model_files
 from cdmpp.model.domain.calibration import fit_factor
 from cdmpp.model.domain.score import label

@@ -12,9 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cdmpp.data.splits import TEST_SHARE, VALIDATION_SHARE
 from cdmpp.errors import DataError
 from cdmpp.model.nn.config import NetworkConfig
-from cdmpp.model.nn.discrepancy import Discrepancy
-from cdmpp.train.precision import Precision
+from cdmpp.model.nn.losses import Discrepancy
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+
+#: Precision of the matrix products of a training run.
+Precision = Literal["highest", "medium"]
 
 
 class DataConfig(BaseModel):

@@ -1,37 +1,122 @@
-"""Measurement tables as training data: programs encoded once, one row per measurement."""
+"""Measurement tables as training data: programs encoded once, one row per measurement, and the split into parts."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cdmpp.data.ceilings import check_ceilings, derive_ceilings
-from cdmpp.data.networks import network_names, networks_of, without_sizes
-from cdmpp.data.splits import assert_disjoint
+from cdmpp.data.networks import assert_tasks_apart, network_names, network_parts, networks_of, without_sizes
+from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, VALIDATION, assert_disjoint, program_parts
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.ceilings import Ceilings
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.sustained import TYPICAL
-from cdmpp.errors import InvalidProgramError
-from cdmpp.features.encode import encode_shapes
-from cdmpp.features.encoded import TIR
-from cdmpp.features.population import encode_many
+from cdmpp.devices.limits import TYPICAL
+from cdmpp.devices.spec import Ceilings, DeviceSpec
+from cdmpp.errors import DataError, InvalidProgramError
+from cdmpp.features.encode import TIR, encode_many, encode_shapes
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.nn.inputs import stack_devices
-from cdmpp.model.nn.rows import QueryRows
-from cdmpp.model.nn.store import ProgramStore
-from cdmpp.programs.operators import is_collective
-from cdmpp.programs.quantisation import types_label
+from cdmpp.model.nn.rows import ProgramStore, QueryRows
+from cdmpp.programs.collectives import is_collective
+from cdmpp.programs.elements import types_label
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.config import DataConfig
-from cdmpp.train.parts import choose_parts, parts_of_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+logger = logging.getLogger(__name__)
+
+
+def choose_parts(table: MeasurementTable, data: DataConfig) -> NDArray[np.int8]:
+    """Part per program key (see :mod:`cdmpp.data.splits`).
+
+    ``split = "shape"``: by the hash of an operator's shape or of a TVM program's task; ``"network"``: see
+    :func:`cdmpp.data.networks.network_parts`.
+
+    Raises
+    ------
+    DataError
+        No record names a test network, or a task would be in two parts.
+    """
+    if data.split == "shape":
+        parts = program_parts(table, test=data.test_share, validation=data.validation_share)
+    else:
+        parts = network_parts(table, data.test_networks, validation=data.validation_share)
+    assert_tasks_apart(table, parts)
+    return parts
+
+
+def parts_of_rows(table: MeasurementTable, data: DataConfig, rows: NDArray[np.int64]) -> tuple[NDArray[np.int8], str]:
+    """Part per program key, such that no part of these rows is empty.
+
+    ``split = "shape"`` leaves a part of few tasks empty. Then single programs are split by their hash, and a warning
+    is logged.
+
+    Parameters
+    ----------
+    rows : (n,) int
+        Rows of devices that are not held out, with a program and a latency.
+
+    Returns
+    -------
+    parts : (programs,) int8
+    unit : str
+        What is split: "task" (shapes of operators, tasks of TVM programs), "network" or "program".
+
+    Raises
+    ------
+    DataError
+        A part stays empty; also as :func:`choose_parts`.
+    """
+    parts = choose_parts(table, data)
+    empty = _empty_parts(parts, table.program_key[rows])
+    if not empty:
+        return parts, "network" if data.split == "network" else "task"
+    if data.split == "network":
+        raise DataError(
+            f"the {' and the '.join(empty)} part is empty with data.test_networks = {', '.join(data.test_networks)}",
+            hint="measure more networks, raise data.validation_share, or use data.split = 'shape'",
+        )
+    parts = _parts_of_few(table, data, rows)
+    counts = {
+        name: int(np.isin(table.program_key[rows], np.flatnonzero(parts == part)).sum())
+        for part, name in PART_NAMES.items()
+    }
+    logger.warning(
+        "the records have too few tasks for a %s part: split by program instead, %s rows. The errors below are about "
+        "other programs of trained tasks, not about new tasks",
+        " and a ".join(empty),
+        ", ".join(f"{name} {count:,}" for name, count in counts.items()),
+    )
+    return parts, "program"
+
+
+def _empty_parts(parts: NDArray[np.int8], keys: NDArray[np.int64]) -> list[str]:
+    present = set(parts[keys].tolist())
+    return [name for part, name in PART_NAMES.items() if part not in present]
+
+
+def _parts_of_few(table: MeasurementTable, data: DataConfig, rows: NDArray[np.int64]) -> NDArray[np.int8]:
+    """Parts by rank of the programs' hashes; test and validation have at least one program each."""
+    hashes = table.program_hashes
+    digests = sorted({hashes[key] for key in np.unique(table.program_key[rows]).tolist()})
+    if len(digests) < len(PART_NAMES):
+        raise DataError(
+            f"the records have {len(digests)} usable programs: training, validation and test need one each",
+            hint="measure more programs, at least some dozens; `cdmpp data info FILE` counts them. `cdmpp adapt` "
+            "adapts a trained model by few measurements",
+        )
+    test = max(1, round(data.test_share * len(digests)))
+    validation = max(1, round(data.validation_share * len(digests)))
+    part_of = dict.fromkeys(digests, TRAIN)
+    part_of |= dict.fromkeys(digests[:test], TEST) | dict.fromkeys(digests[test : test + validation], VALIDATION)
+    return np.array([part_of.get(digest, UNUSED) for digest in hashes], dtype=np.int8)
 
 
 def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[ProgramStore, dict[int, str]]:
@@ -107,7 +192,7 @@ class Dataset:
     #: Operator, dtype, weight_dtype and scaling of programs, and the index into them per program key.
     types: tuple[ProgramTypes, ...] = ()
     type_of: Array | None = None
-    #: What the parts consist of: "task", "network" or "program" (:func:`cdmpp.train.parts.parts_of_rows`).
+    #: What the parts consist of: "task", "network" or "program" (:func:`cdmpp.train.dataset.parts_of_rows`).
     split: str = "task"
 
     @property
@@ -140,7 +225,7 @@ def make_dataset(
     schedule : bool
         TVM programs with their schedule's columns (``NetworkConfig.schedule``).
     every_part : bool
-        No part may be empty: few tasks are split by program (:func:`cdmpp.train.parts.parts_of_rows`).
+        No part may be empty: few tasks are split by program (:func:`cdmpp.train.dataset.parts_of_rows`).
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""Domain, calibration and error table of a trained network."""
+"""Domain, calibration and error table of a trained network.
+
+The entries by operator, element types, scaling and device, with their training rows, are what ``cdmpp support`` shows.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,77 @@ import numpy as np
 from cdmpp.model.domain.calibration import fit_factor, read_quantiles
 from cdmpp.model.domain.peers import Peers, ask_peers, corrects, weights
 from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.nn.batch import Inputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.rows import QueryRows, distinct_rows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.baselines import Baseline
 from cdmpp.train.config import TrainConfig
-from cdmpp.train.coverage import errors_by_types
 from cdmpp.train.dataset import Dataset, MeasuredRows
-from cdmpp.train.evaluation.metrics import measure
-from cdmpp.train.evaluation.ranking import RANKING, rank
-from cdmpp.train.loop import Inputs, predict_rows
+from cdmpp.train.evaluation.metrics import RANKING, measure, rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Names of the parts of :attr:`Dataset.types`.
+TYPE_FIELDS = ("operator", "dtype", "weight_dtype", "scaling")
+
+
+def errors_by_types(dataset: Dataset, rows: MeasuredRows, log_predicted: Array) -> list[dict[str, Any]]:
+    """Errors of predictions of ``rows`` for each operator, types and device.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    rows : MeasuredRows
+    log_predicted : (rows,)
+        log of the predicted seconds.
+
+    Returns
+    -------
+    list of dict
+        :data:`TYPE_FIELDS`, ``device``, ``n``, ``mape``, ``median_ape``.
+    """
+    if dataset.type_of is None or not len(rows):
+        return []
+    error = np.abs(np.expm1(log_predicted - rows.log_latency))
+    entries = []
+    for labels, members in _groups(dataset, rows):
+        part = error[members]
+        figures = {"n": len(part), "mape": float(part.mean()), "median_ape": float(np.median(part))}
+        entries.append({**labels, **figures})
+    return entries
+
+
+def with_training_rows(entries: Sequence[dict[str, Any]], dataset: Dataset, rows: MeasuredRows) -> list[dict[str, Any]]:
+    """Entries of :func:`errors_by_types` with the number of training rows, ``rows``; sorted.
+
+    Parameters
+    ----------
+    rows : MeasuredRows
+        The training rows.
+    """
+    keys = (*TYPE_FIELDS, "device")
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    if dataset.type_of is not None and len(rows):
+        for labels, members in _groups(dataset, rows):
+            merged[tuple(labels[k] for k in keys)] = {**labels, "rows": len(members)}
+    for entry in entries:
+        key = tuple(entry[k] for k in keys)
+        merged[key] = {**merged.get(key, {k: entry[k] for k in keys} | {"rows": 0}), **entry}
+    return [merged[key] for key in sorted(merged, key=lambda key: tuple(part or "" for part in key))]
+
+
+def _groups(dataset: Dataset, rows: MeasuredRows) -> list[tuple[dict[str, Any], Array]]:
+    assert dataset.type_of is not None
+    codes = np.stack([dataset.type_of[rows.program], rows.device], axis=1)
+    distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+    order = np.argsort(inverse.ravel(), kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(inverse.ravel()))[:-1])
+    return [
+        ({**dict(zip(TYPE_FIELDS, dataset.types[kind], strict=True)), "device": dataset.devices[device].name}, members)
+        for (kind, device), members in zip(distinct.tolist(), parts, strict=True)
+    ]
+
 
 #: Validation rows that intervals are fitted to, at most.
 _CALIBRATION_ROWS = 60_000
@@ -118,10 +180,10 @@ def error_table(
     -------
     dict
         ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
-        ``types``: errors by operator, types and device (:func:`cdmpp.train.coverage.errors_by_types`).
+        ``types``: errors by operator, types and device (:func:`cdmpp.train.finish.errors_by_types`).
         ``overall``, ``by_source``, ``tables`` (source, device) and ``groups`` (source, device, op); each entry
         has the metrics of the model, and under ``baselines`` the mape and median_ape of each baseline; where
-        programs are schedules of tasks, all with the figures of :func:`cdmpp.train.evaluation.ranking.rank`. The entry
+        programs are schedules of tasks, all with the figures of :func:`cdmpp.train.evaluation.metrics.rank`. The entry
         ``neusight_filtered`` of ``by_source`` has the rows that pass NeuSight's own filter;
         ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23 %.
     """

@@ -6,25 +6,51 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cdmpp.model.nn.batch import Inputs, predict_rows
-from cdmpp.model.nn.network import LatencyNetwork, NetworkConfig
-from cdmpp.train.checkpoint import CHECKPOINT, State, identity_of, read_checkpoint, write_checkpoint
-from cdmpp.train.config import OptimiserConfig, TrainConfig
+from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.train.checkpoint import State, identity_of, read_checkpoint, start_from, write_checkpoint
+from cdmpp.train.config import OptimiserConfig, Precision, TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
-from cdmpp.train.draw import epoch_order, training_rows
-from cdmpp.train.precision import MULTIPLE, matrix_precision, precision_of
 from cdmpp.train.ranks import ALONE, Ranks, Stopped
-from cdmpp.train.start import start_from
-from cdmpp.train.step import Objective
+from cdmpp.train.step import Objective, epoch_order, training_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Share of the last steps, which always have full precision.
+SETTLE = 0.1
+
+#: In lower precision, leaves of a batch are padded to a multiple of this, so that shapes repeat: matrix kernels are
+#: prepared once per shape, which takes some milliseconds.
+MULTIPLE = {"highest": 1, "medium": 512}
+
+
+@contextmanager
+def matrix_precision(precision: Precision) -> Iterator[None]:
+    """Context manager that sets the precision of float32 matrix products.
+
+    "medium" rounds their inputs to bfloat16 where the processor has units for it, and sums in float32.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def precision_of(share: float, precision: Precision) -> Precision:
+    """Precision of a step at this completed share of a run; the last steps have full precision."""
+    return "highest" if share >= 1 - SETTLE else precision
+
+
 Progress = Callable[[int, int, dict[str, float]], None]
 
 METRICS = "metrics.jsonl"
@@ -209,6 +235,3 @@ def _schedule(opt: OptimiserConfig, step: int, share: float) -> float:
         return (step + 1) / opt.warmup_steps
     warm = 0.0 if opt.seconds else opt.warmup_steps / opt.steps
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (share - warm) / max(1 - warm, 1e-9)))
-
-
-__all__ = ["CHECKPOINT", "Inputs", "NetworkConfig", "predict_rows", "train", "training_rows"]

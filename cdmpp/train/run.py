@@ -11,24 +11,24 @@ import numpy as np
 
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.load import load_table
-from cdmpp.data.merge import concat
 from cdmpp.data.pool import POOL, pool_of
 from cdmpp.data.public import load_public
-from cdmpp.data.table import MeasurementTable
-from cdmpp.data.unsealed import sealed_networks, without_sealed
+from cdmpp.data.split_file import sealed_networks, without_sealed
+from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.peers import Peers
+from cdmpp.model.nn.batch import Inputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
+from cdmpp.train.checkpoint import check_start
 from cdmpp.train.config import TrainConfig
-from cdmpp.train.coverage import with_training_rows
 from cdmpp.train.dataset import make_dataset
-from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample
-from cdmpp.train.loop import Inputs, Progress, train, training_rows
+from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample, with_training_rows
+from cdmpp.train.loop import Progress, train
 from cdmpp.train.ranks import ALONE, Ranks
-from cdmpp.train.start import check_start
+from cdmpp.train.step import training_rows
 
 
 def load_training_table(
@@ -45,7 +45,7 @@ def load_training_table(
         Further tables.
     keep_sealed : bool
         Keep programs that ``splits.parquet`` beside the records seals. Only the benchmark that evaluates the sealed
-        networks sets it, and it trains on none of them (:mod:`cdmpp.data.unsealed`).
+        networks sets it, and it trains on none of them (:mod:`cdmpp.data.split_file`).
 
     Raises
     ------
@@ -105,7 +105,7 @@ def train_model(
     check_start(config, sealed)
     table = load_training_table(config, public_data, records)
     if config.reference is not None:
-        from cdmpp.train.reference.run import train_reference
+        from cdmpp.train.reference.train import train_reference
 
         if ranks.size > 1:
             raise DataError("[reference] trains in one process", hint="start it without torchrun")

@@ -34,7 +34,7 @@ def jit(function: F) -> F:
     return made
 
 
-class Later:
+class LazyJit:
     """Functions of several modules that are compiled together when there is enough to do.
 
     Importing numba takes longer than a few calls of the plain functions. Until :meth:`compile` they stay as they are.

@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from cdmpp.errors import ArtifactError
     from cdmpp.model.artifact.folder import default_model, read_manifest
-    from cdmpp_server.database_url import default_database
+    from cdmpp_server.database import default_database
     from cdmpp_server.serving import ListenError, serve
     from cdmpp_server.settings import Settings
 

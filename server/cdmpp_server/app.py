@@ -1,4 +1,4 @@
-"""Application factory of the service; the model is loaded at start, nothing at import."""
+"""Application factory of the service, and all its features; the model is loaded at start, nothing at import."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from cdmpp import __version__
-from cdmpp_server import problems
-from cdmpp_server.features import FEATURES
-from cdmpp_server.openapi import build_openapi
+from cdmpp_server import curve, drift, llm, onnx, page, problems, reload, routes
+from cdmpp_server.adapt import routes as adapt
+from cdmpp_server.jobs import routes as jobs
+from cdmpp_server.observe import routes as observe
+from cdmpp_server.openapi import Feature, build_openapi
+from cdmpp_server.operate import middleware, protocol
+from cdmpp_server.plan import routes as plan
+from cdmpp_server.predict import routes as predict
+from cdmpp_server.predict.openapi import describe_predict
+from cdmpp_server.sandbox import sandbox
 from cdmpp_server.settings import Settings
 
 DESCRIPTION = """\
@@ -22,6 +29,30 @@ A program is an operator with its sizes, TVM JSON or TVMScript. Three options de
 predicted: `backend` (a library kernel, or the TVM program as scheduled), `protocol` (device time only,
 inside a captured graph, or called from the host) and `framework`.
 """
+
+
+#: All features, in the order in which their lifespans begin.
+FEATURES: tuple[Feature, ...] = (
+    Feature(lifespan=protocol.lifespan),
+    Feature(lifespan=sandbox.lifespan),
+    # Before predictions, which read registered programs from its database.
+    Feature(observe.router, observe.describe, lifespan=observe.lifespan),
+    Feature(predict.router, describe_predict, lifespan=predict.lifespan),
+    Feature(None, reload.describe, reload.install, reload.lifespan),
+    Feature(adapt.router, adapt.describe, lifespan=adapt.lifespan),
+    Feature(curve.router, curve.describe),
+    Feature(llm.router, llm.describe),
+    Feature(onnx.router, onnx.describe),
+    Feature(plan.router, plan.describe, lifespan=plan.lifespan),
+    # Before the runners of jobs, which execute them.
+    Feature(lifespan=drift.handlers),
+    Feature(jobs.router, jobs.describe, lifespan=jobs.lifespan),
+    Feature(lifespan=drift.lifespan),
+    Feature(routes.router, routes.describe),
+    Feature(page.router),
+    # Last: its descriptions apply to all endpoints, and its middleware is outermost.
+    Feature(middleware.router, middleware.describe, middleware.install, middleware.lifespan),
+)
 
 
 class _App(FastAPI):

@@ -1,17 +1,99 @@
-"""Bounded execution of blocking work other than batched predictions."""
+"""Time and shares of requests: deadlines, bounded threads, background tasks, disconnects, garbage collection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import nullcontext
+import gc
+import math
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
+from fastapi import Request
 
-from cdmpp_server.deadline import Deadline
-from cdmpp_server.problems import ProblemError
+from cdmpp.errors import OverloadedError
+from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.settings import Settings
+
+#: Header with a shorter time limit than the service's own, in seconds.
+TIMEOUT_HEADER = "x-request-timeout-s"
+DESCRIPTION = (
+    f"The header `{TIMEOUT_HEADER}` sets the time limit of the request: a positive number of seconds. The "
+    "service's own limit applies if it is shorter. After the deadline the response is 504."
+)
+
+
+class Deadline:
+    """A point in time on the event loop's clock.
+
+    Parameters
+    ----------
+    after_s : float
+        Seconds from now.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+        self._loop = asyncio.get_running_loop()
+        self.at = self._loop.time() + after_s
+
+    @classmethod
+    def of(cls, request: Request, settings: Settings) -> Deadline:
+        """Return the deadline of a request whose body has arrived.
+
+        Raises
+        ------
+        ProblemError
+            422 if the header is not a positive number.
+        """
+        text = request.headers.get(TIMEOUT_HEADER)
+        if text is None:
+            return cls(settings.deadline_s)
+        try:
+            limit_s = float(text[:32])
+        except ValueError:
+            limit_s = math.nan
+        if not limit_s > 0:
+            raise ProblemError(
+                "invalid_request",
+                f"{TIMEOUT_HEADER}: {text[:100]!r} is not a positive number of seconds",
+                "send a positive number, or omit the header for the service's own limit",
+                errors=[SchemaViolation(path=TIMEOUT_HEADER, message="should be a positive number")],
+            )
+        return cls(min(limit_s, settings.deadline_s))
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Cancel the block at the deadline.
+
+        Raises
+        ------
+        ProblemError
+            504 at the deadline; 503 if the block raises OverloadedError.
+        """
+        try:
+            async with asyncio.timeout_at(self.at):
+                yield
+        except TimeoutError:
+            raise self.exceeded() from None
+        except OverloadedError as error:
+            raise ProblemError(error.code, error.message, error.hint) from None
+
+    def left_s(self) -> float:
+        """Seconds left, from any thread; negative after the deadline."""
+        return self.at - self._loop.time()
+
+    def exceeded(self) -> ProblemError:
+        """Problem of a request whose deadline has passed (504)."""
+        return ProblemError(
+            "deadline_exceeded",
+            f"there was no answer within {self.after_s:g} s",
+            "send fewer items, or retry when the service is less busy",
+            headers={"retry-after": "1"},
+        )
+
 
 T = TypeVar("T")
 
@@ -46,7 +128,6 @@ class ConcurrencyLimiter:
                 "overloaded",
                 f"{self._calls} requests are being worked on or wait",
                 "retry after a second, or send fewer requests with more items",
-                headers={"retry-after": "1"},
             )
         self._calls += 1
         try:
@@ -71,3 +152,92 @@ class ConcurrencyLimiter:
         self._calls -= 1
         if not task.cancelled():
             task.exception()  # marks it as retrieved if no caller waits any more
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``work`` as a task during the block; at its end the task is cancelled and awaited."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``, or cancel it when the client disconnects.
+
+    Parameters
+    ----------
+    request : Request
+        Its body has been read.
+    work : coroutine
+
+    Raises
+    ------
+    ProblemError
+        499 if the client disconnects; only the log and the metrics show it.
+    """
+    task = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ProblemError("client_gone", "the client disconnected before the response", status=499)
+    finally:
+        task.cancel()
+        disconnected.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def excess(held: Mapping[str, int], places: int) -> dict[str, int]:
+    """Number of places that each holder gives up, so that at most ``places`` are held.
+
+    Shares are max-min fair: a holder with no more than an equal share keeps everything, and those with more give up
+    the rest. A holder of many places therefore cannot take those of a holder of few.
+
+    Parameters
+    ----------
+    held : mapping of str to int
+        Places by holder; among holders of equally many, the first gives up first.
+    places : int
+        At least 0.
+
+    Examples
+    --------
+    >>> excess({"a": 2, "b": 9}, 8)
+    {'b': 3}
+    """
+    given_up: dict[str, int] = {}
+    left, holders = places, len(held)
+    for holder, count in sorted(held.items(), key=lambda item: item[1]):
+        share = min(count, left // holders)
+        if share < count:
+            given_up[holder] = count - share
+        left, holders = left - share, holders - 1
+    return given_up
+
+
+#: Collection thresholds of the three generations, as in ``gc.set_threshold``.
+THRESHOLDS = (50_000, 10, 10)
+
+
+@contextmanager
+def infrequent_gc() -> Iterator[None]:
+    """Exclude the objects that exist now from collection, and collect the others less often."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -6,7 +6,8 @@ errors of an item, which ``cdmpp`` reports.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -18,10 +19,11 @@ from pydantic import (
     PlainValidator,
     Tag,
     WithJsonSchema,
+    create_model,
 )
 from pydantic_core import PydanticCustomError
 
-from cdmpp.programs.operators import MAX_PROGRAM_TEXT
+from cdmpp.programs.elements import MAX_PROGRAM_TEXT
 from cdmpp.programs.program import PROGRAM_FORMS
 
 #: Bounds on texts and numbers of fields, far above what real requests need.
@@ -235,3 +237,18 @@ Device = Annotated[
         custom_error_message="a device is a name or an object with its figures",
     ),
 ]
+
+
+Request = TypeVar("Request", bound=BaseModel)
+
+
+def with_max_items(model: type[Request], field: str, max_items: int) -> type[Request]:
+    """Return ``model`` with a list ``field`` of 1 to ``max_items`` elements."""
+    return cast("type[Request]", _limited(model, field, max_items))
+
+
+@lru_cache  # creating a model takes twenty milliseconds
+def _limited(model: type[BaseModel], field: str, max_items: int) -> type[BaseModel]:
+    elements = model.model_fields[field].annotation
+    made: dict[str, Any] = {field: (Annotated[elements, Field(min_length=1, max_length=max_items)], ...)}
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **made)

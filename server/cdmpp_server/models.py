@@ -17,8 +17,8 @@ from cdmpp.model.artifact.folder import MANIFEST, default_model
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.predict.predictor import CachedRow, LatencyPredictor
 from cdmpp.utils.lru import Lru
+from cdmpp_server.concurrency import excess
 from cdmpp_server.problems import ProblemError
-from cdmpp_server.shares import excess
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

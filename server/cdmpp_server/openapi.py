@@ -1,4 +1,4 @@
-"""The published OpenAPI schema; it forbids every request that the service always refuses.
+"""Features of the service, and the published OpenAPI schema, which forbids requests that are always refused.
 
 The routes read raw bodies, so that limits apply before parsing. Each feature therefore describes its
 requests and problems with the models that validate them.
@@ -6,17 +6,46 @@ requests and problems with the models that validate them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from cdmpp_server.feature import Feature, Schema
 from cdmpp_server.problems import MEDIA_TYPE, Problem
 from cdmpp_server.settings import Settings
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature of the service.
+
+    Attributes
+    ----------
+    router : APIRouter, optional
+        The endpoints.
+    describe : callable, optional
+        ``describe(document, schemas, settings)`` adds bodies and problems to the OpenAPI document in place,
+        because the routes read raw bodies. ``schemas`` are the document's components.
+    install : callable, optional
+        ``install(app, settings)`` adds middleware when the application is created. The middleware of the
+        last feature is outermost.
+    lifespan : callable, optional
+        ``lifespan(app, settings)`` returns an async context manager that holds resources while the
+        application runs. Features are entered in order and left in reverse order.
+    """
+
+    router: APIRouter | None = None
+    describe: Callable[[Schema, Schema, Settings], None] | None = None
+    install: Callable[[FastAPI, Settings], None] | None = None
+    lifespan: Callable[[FastAPI, Settings], AbstractAsyncContextManager[None]] | None = None
+
 
 REF = "#/components/schemas/{model}"
 #: Statuses of the problems of every endpoint that reads a JSON body.

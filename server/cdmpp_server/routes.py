@@ -10,10 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdmpp.devices import DeviceSpec, known
 from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.predict.support_matrix import known_operator, selected
+from cdmpp.predict.support import known_operator, selected
 from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
-from cdmpp_server.feature import Schema
-from cdmpp_server.openapi import add_problems
+from cdmpp_server.openapi import Schema, add_problems
 from cdmpp_server.predict.service import PredictionService
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
@@ -148,7 +147,7 @@ async def readyz(request: Request) -> Ready:
     """Respond 200 once the loaded model has computed the golden prediction, else 503."""
     reason = request.app.state.not_ready
     if reason:
-        raise ProblemError("not_ready", reason, "retry after a few seconds", headers={"retry-after": "1"})
+        raise ProblemError("not_ready", reason, "retry after a few seconds")
     return Ready(
         model_id=_service(request).predictor.model_id,
         observations="ready" if request.app.state.store_up else "unavailable",

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from cdmpp_server.database_url import default_database
-from cdmpp_server.operate.connections import connection_limit
-from cdmpp_server.operate.descriptors import descriptor_limit, raise_descriptor_limit
+from cdmpp_server.database import default_database
 from cdmpp_server.operate.logs import log_config
-from cdmpp_server.settings import Settings
-from cdmpp_server.variables import PREFIX, injected
+from cdmpp_server.operate.protocol import connection_limit, descriptor_limit, raise_descriptor_limit
+from cdmpp_server.settings import PREFIX, Settings, injected
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

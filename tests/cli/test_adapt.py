@@ -60,7 +60,7 @@ def adapt(run: Run, base: Path, table: Path, out: Path, *more: object) -> Any:
 def test_native_selects_the_records_of_this_machine(
     run: Run, base: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdmpp.devices.native.this_cpu_name", lambda threads: DEVICE)
+    monkeypatch.setattr("cdmpp.devices.host.this_cpu_name", lambda threads: DEVICE)
     result = adapt(run, base, table, tmp_path / "mine", "--device", "native@1", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["device"] == DEVICE and json.loads(result.stdout)["programs"] == ROWS

@@ -12,7 +12,7 @@ from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.program import TensorProgram
 from tests.cli.conftest import LINEAR, ROOT, Run
-from tests.programs.frontends.test_metaschedule_db import write_database
+from tests.programs.frontends.test_load import write_database
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
     ids=lambda command: command[0],
 )
 def test_native_is_this_machine(run: Run, command: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdmpp.devices.native.this_cpu_name", lambda threads: "xeon-platinum-8124m")
+    monkeypatch.setattr("cdmpp.devices.host.this_cpu_name", lambda threads: "xeon-platinum-8124m")
     answer = run(*command, "native@1")
     assert answer.exit_code == 0, answer.output
     assert answer.stdout == run(*command, "xeon-platinum-8124m").stdout

@@ -11,7 +11,7 @@ import torch
 from cdmpp.data.load import load_table
 from cdmpp.data.measure import probe as probe_module
 from cdmpp.devices import load_device
-from cdmpp.devices.writing import specification_toml
+from cdmpp.devices.loading import specification_toml
 from cdmpp.programs.operators import parse_operator
 from tests.cli.conftest import Run
 from tests.data.test_device_specs import cpu

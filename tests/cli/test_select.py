@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdmpp.data.load import load_table
-from cdmpp.devices.writing import specification_toml
+from cdmpp.devices.loading import specification_toml
 from tests.cli.conftest import Run
 from tests.data.test_device_specs import cpu
 

@@ -9,7 +9,7 @@ from cdmpp.data.ceilings import check_ceilings, derive_ceilings
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices import lookup
-from cdmpp.devices.ceilings import Ceilings
+from cdmpp.devices.spec import Ceilings
 from cdmpp.errors import UnknownDeviceError
 
 T4 = lookup("t4")

@@ -11,11 +11,11 @@ import pytest
 
 from cdmpp.data.device_specs import SAME_DEVICE_FACTOR, disagreement, parse_spec, spec_text
 from cdmpp.data.load import load_table
-from cdmpp.data.merge import concat
 from cdmpp.data.physics import table_roofline_s
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.splits import split_by_device
 from cdmpp.data.summary import fingerprint
+from cdmpp.data.table import concat
 from cdmpp.devices import DeviceSpec, known, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 

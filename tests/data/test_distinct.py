@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdmpp.data.distinct import distinct_rows, hash_rows, splitmix64
+from cdmpp.data.labels import distinct_rows, hash_rows, splitmix64
 
 MASK = 2**64 - 1
 

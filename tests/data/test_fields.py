@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from cdmpp.data.fields import contradictory, integer_fields
-from cdmpp.data.table import make_block
+from cdmpp.data.table import contradictory, integer_fields, make_block
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.operators import make_operator, operator_types, output_hw
+from cdmpp.programs.operators import make_operator, operator_types
+from cdmpp.programs.vectors import output_hw
 
 FLAGS = {
     "linear": [{"bias": False}, {"bias": True}],

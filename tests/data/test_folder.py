@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from cdmpp.cli.main import app
 from cdmpp.data.folder import records_file, repeats_file
 from cdmpp.data.load import import_table, load_table
-from cdmpp.data.noise import count_duplicates
 from cdmpp.data.records import Measurement, from_measurements, write_records
-from cdmpp.data.summary import fingerprint, info
+from cdmpp.data.summary import count_duplicates, fingerprint, info
 from cdmpp.errors import DataError
 from tests.data.test_device_specs import cpu
 

@@ -9,12 +9,12 @@ import pytest
 
 from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS
 from cdmpp.data.importers.kernel_tuner.tables import is_kept
+from cdmpp.data.labels import PackedTexts
 from cdmpp.data.load import detect, import_table, load_table
-from cdmpp.data.merge import concat
-from cdmpp.data.packed_texts import PackedTexts
 from cdmpp.data.public import find_public_tables, list_public_tables, load_public
 from cdmpp.data.records import read_records
 from cdmpp.data.summary import fingerprint
+from cdmpp.data.table import concat
 from cdmpp.errors import DataError
 
 GEMM = {
@@ -136,7 +136,7 @@ def test_imported_records_hold_the_same_rows(save, tmp_path, monkeypatch) -> Non
     pytest.importorskip("tvm")
     out = tmp_path / "records.parquet"
     table = import_table(save(GEMM), out)
-    monkeypatch.setattr("cdmpp.data.program_texts.PACKED_FROM", 1000)
+    monkeypatch.setattr("cdmpp.data.records.PACKED_FROM", 1000)
     again = read_records(out)
     assert isinstance(again.tvm.texts, PackedTexts)
     assert fingerprint(again) == fingerprint(table)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cdmpp.data.noise import disturbed
 from cdmpp.data.records import Measurement, from_measurements
+from cdmpp.data.summary import disturbed
 from cdmpp.errors import DataError
 from tests.data.test_folder import TWO, schedule
 

@@ -12,8 +12,8 @@ from cdmpp.data.physics import table_roofline_s, work
 from cdmpp.data.public import find_public_tables, load_public
 from cdmpp.data.splits import split_by_shape
 from cdmpp.data.summary import summarise
+from cdmpp.programs.elements import combinations
 from cdmpp.programs.operators import make_operator, parse_operator
-from cdmpp.programs.quantisation import combinations
 from tests.data.operator_layouts import LAYOUTS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.data.doubtful import DOUBTFUL
+from cdmpp.data.assemble import DOUBTFUL
 from cdmpp.data.load import load_table
 from cdmpp.data.physics import EXCLUDED, roofline_s, table_roofline_s, uses_matrix_units, work
 from cdmpp.data.table import make_block

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdmpp.data.as_device import as_device
 from cdmpp.data.load import load_table
-from cdmpp.data.records import write_records
+from cdmpp.data.records import as_device, write_records
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError

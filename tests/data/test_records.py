@@ -14,7 +14,6 @@ import pytest
 from cdmpp.data.device_specs import spec_text
 from cdmpp.data.labels import Labels
 from cdmpp.data.load import import_table, load_table
-from cdmpp.data.merge import concat
 from cdmpp.data.records import (
     COLUMNS,
     Measurement,
@@ -26,6 +25,7 @@ from cdmpp.data.records import (
 )
 from cdmpp.data.splits import assert_disjoint, split_by_shape
 from cdmpp.data.summary import fingerprint, info
+from cdmpp.data.table import concat
 from cdmpp.errors import DataError
 from cdmpp.programs.operators import make_operator
 from tests.data.test_device_specs import cpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdmpp.data.doubtful import DOUBTFUL, with_doubts
+from cdmpp.data.assemble import DOUBTFUL, with_doubts
 from cdmpp.data.labels import Labels
 from cdmpp.data.load import load_table
 from cdmpp.data.records import read_records, write_records

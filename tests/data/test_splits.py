@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cdmpp.data.load import load_table
-from cdmpp.data.merge import concat
 from cdmpp.data.splits import (
     DEVICE_GROUPS,
     TEST,
@@ -19,7 +18,7 @@ from cdmpp.data.splits import (
     split_by_device,
     split_by_shape,
 )
-from cdmpp.data.table import make_block
+from cdmpp.data.table import concat, make_block
 from cdmpp.devices import known
 from cdmpp.errors import DataError, UnknownDeviceError
 

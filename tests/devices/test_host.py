@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.devices import bandwidth, host
-from cdmpp.devices.cores import NEEDED_FLAGS, USUAL_LANES, find_core
-from cdmpp.devices.cpuinfo import CpuInfo, read_linux, read_macos
+from cdmpp.devices import host
+from cdmpp.devices.cpuinfo import NEEDED_FLAGS, USUAL_LANES, CpuInfo, find_core, read_linux, read_macos
 from cdmpp.devices.host import describe, host_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError
@@ -40,67 +39,35 @@ def arm(part: str, implementer: str = "0x41") -> str:
 CPUS = {
     "masked number on a virtual machine": (
         x86("GenuineIntel", 6, 167, "Intel(R) Xeon(R) Processor", f"{AVX512} amx_bf16 avx512_fp16 amx_tile"),
-        None,
-        "avx512",
-        "intel-xeon-amx",
-        32,
-        2.6e9,
+        *(None, "avx512", "intel-xeon-amx", 32, 2.6e9),
     ),
     "sapphire rapids in a cloud": (
         x86("GenuineIntel", 6, 143, "Intel(R) Xeon(R) Processor @ 2.70GHz", f"{AVX512} amx_tile", "2699.998"),
-        None,
-        "avx512",
-        "intel-xeon-sapphire-rapids",
-        32,
-        2.7e9,
+        *(None, "avx512", "intel-xeon-sapphire-rapids", 32, 2.7e9),
     ),
     "skylake or later in a cloud": (
         x86("GenuineIntel", 6, 85, "Intel(R) Xeon(R) CPU @ 2.00GHz", AVX512, "2000.178", stepping=3),
-        None,
-        "avx2",
-        "intel-xeon-skylake",
-        16,
-        2.0e9,
+        *(None, "avx2", "intel-xeon-skylake", 16, 2.0e9),
     ),
     "cascade lake by stepping": (
         x86("GenuineIntel", 6, 85, "Intel(R) Xeon(R) CPU", AVX512, "2800.2", stepping=7),
-        None,
-        "avx512",
-        "intel-xeon-cascade-lake",
-        32,
-        2.8e9,
+        *(None, "avx512", "intel-xeon-cascade-lake", 32, 2.8e9),
     ),
     "notebook with a frequency driver": (
         x86("GenuineIntel", 6, 142, "Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", AVX2, "800.1"),
-        4_000_000,
-        "avx2",
-        "intel-core-i7-8550u",
-        16,
-        4.0e9,
+        *(4_000_000, "avx2", "intel-core-i7-8550u", 16, 4.0e9),
     ),
     "zen 4 server": (
         x86("AuthenticAMD", 25, 17, "AMD EPYC 9654 96-Core Processor", AVX512, "2396.5"),
-        3_707_812,
-        "avx512",
-        "amd-epyc-9654",
-        16,
-        3.707812e9,
+        *(3_707_812, "avx512", "amd-epyc-9654", 16, 3.707812e9),
     ),
     "zen 3 without a number": (
         x86("AuthenticAMD", 25, 1, "AMD EPYC-Milan Processor", AVX2, "2445.404"),
-        None,
-        "avx2",
-        "amd-zen3",
-        16,
-        2.45e9,
+        *(None, "avx2", "amd-zen3", 16, 2.45e9),
     ),
     "zen 1 has half the lanes": (
         x86("AuthenticAMD", 23, 1, "AMD Ryzen 7 1800X Eight-Core Processor", AVX2, "3600.0"),
-        3_600_000,
-        "avx2",
-        "amd-ryzen-7-1800x-eight-core",
-        8,
-        3.6e9,
+        *(3_600_000, "avx2", "amd-ryzen-7-1800x-eight-core", 8, 3.6e9),
     ),
     "neoverse n1": (arm("0xd0c"), 3_000_000, "neon", "arm-neoverse-n1", 8, 3.0e9),
     "raspberry pi 4": (arm("0xd08"), 1_800_000, "neon", "arm-cortex-a72", 4, 1.8e9),
@@ -243,7 +210,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec.mem_bandwidth_bytes_per_s == 12.5e9
     assert "bandwidth given" in spec.source
     assert host_device(1, isa, 12.5e9).digest() == spec.digest()
-    monkeypatch.setattr(bandwidth, "LEAST_BYTES", 2**22)
+    monkeypatch.setattr(host, "LEAST_BYTES", 2**22)
     monkeypatch.setattr(host, "copy_bytes", lambda _: 2**22)
     affinity = os.sched_getaffinity(0)
     measured = host_device(1, isa)
@@ -261,18 +228,18 @@ def test_the_copy_is_larger_than_the_cache_and_smaller_than_the_memory(monkeypat
     pages = {"SC_AVPHYS_PAGES": 2**21, "SC_PAGE_SIZE": 4096}  # 8 GiB free
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert bandwidth.copy_bytes(2.0**28) == 2**30
-    assert bandwidth.copy_bytes(2.0**20) == bandwidth.copy_bytes(None) == 2**28
-    assert bandwidth.copy_bytes(2.0**30) == 2**31
+    assert host.copy_bytes(2.0**28) == 2**30
+    assert host.copy_bytes(2.0**20) == host.copy_bytes(None) == 2**28
+    assert host.copy_bytes(2.0**30) == 2**31
     pages["SC_AVPHYS_PAGES"] = 0
-    assert bandwidth.copy_bytes(2.0**30) == 2**26
+    assert host.copy_bytes(2.0**30) == 2**26
 
 
 def test_a_failing_thread_is_an_error_not_a_wait() -> None:
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("threads are not pinned here")
     with pytest.raises(OSError):
-        bandwidth.measure_copy([99_999], 2**20)
+        host.measure_copy([99_999], 2**20)
 
 
 @pytest.mark.timeout(60)
@@ -287,7 +254,7 @@ def test_ctrl_c_ends_a_bandwidth_measurement(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(threading, "Barrier", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        bandwidth.measure_copy([min(os.sched_getaffinity(0))], 2**20)
+        host.measure_copy([min(os.sched_getaffinity(0))], 2**20)
 
 
 def test_every_instruction_set_has_lanes() -> None:

@@ -1,4 +1,4 @@
-"""User-defined specifications: mapping, JSON and TOML files, and their errors."""
+"""User-defined specifications: mapping, JSON and TOML files, their errors, and the text that is read back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.devices import SPECIFICATION_EXAMPLE, from_mapping, load_device, lookup, native
+from cdmpp.devices import SPECIFICATION_EXAMPLE, from_mapping, host, known, load_device, lookup
+from cdmpp.devices.loading import specification_toml
+from cdmpp.devices.spec import Ceilings
 from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
 
 
@@ -33,10 +35,10 @@ def test_a_name_is_looked_up() -> None:
 
 def test_native_is_this_cpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     names = {1: "xeon-platinum-8124m", 2: "not-known"}
-    monkeypatch.setattr(native, "available_cores", lambda: (0, 1))
-    monkeypatch.setattr(native, "_widest", lambda threads: (names[threads], "avx2"))
+    monkeypatch.setattr(host, "available_cores", lambda: (0, 1))
+    monkeypatch.setattr(host, "_widest", lambda threads: (names[threads], "avx2"))
     measured = lookup("t4").model_copy(update={"name": "not-known"})
-    monkeypatch.setattr(native, "host_device", lambda threads, isa: measured)
+    monkeypatch.setattr(host, "host_device", lambda threads, isa: measured)
     assert load_device("native@1") == lookup("xeon-platinum-8124m")
     assert load_device("native", {"not-known": lookup("l4")}.__getitem__) == lookup("l4")
     assert not caplog.messages
@@ -89,3 +91,22 @@ def test_an_absent_file_and_a_folder_are_clear_errors(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(InvalidDeviceError, match="cannot read"):
         load_device(str(tmp_path / "folder.toml"))
+
+
+def test_every_known_device(tmp_path: Path) -> None:
+    for spec in known():
+        path = tmp_path / "device.toml"
+        path.write_text(specification_toml(spec, "a comment"), encoding="utf-8")
+        assert load_device(str(path)) == spec, spec.name
+
+
+def test_ceilings_and_odd_texts(tmp_path: Path) -> None:
+    spec = lookup("t4").model_copy(
+        update={
+            "sustained": Ceilings(bytes_per_s=2.5e11, floor_graph_s=1.25e-6, source="probe"),
+            "source": 'it "says" so\\: Büro 🙂 \x7f\n\ttwo lines',
+        }
+    )
+    path = tmp_path / "device.toml"
+    path.write_text(specification_toml(spec), encoding="utf-8")
+    assert load_device(str(path)) == spec

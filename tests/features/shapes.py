@@ -9,9 +9,10 @@ import numpy as np
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.attention import cache_dtypes, projections
-from cdmpp.programs.operators import Conv2d, OperatorSpec, lowered_operators, make_operator
-from cdmpp.programs.quantisation import combinations
-from cdmpp.programs.routing import BALANCES
+from cdmpp.programs.elements import combinations
+from cdmpp.programs.operators import OperatorSpec, lowered_operators, make_operator
+from cdmpp.programs.products import BALANCES
+from cdmpp.programs.vectors import Conv2d
 
 #: Drawn more often than the others: their structure depends on their sizes.
 _OFTEN = ("conv2d", "attention_prefill", "attention_decode", "linear", "max_pool2d")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.features.affine import (
-    Linear,
+    AffineRange,
     add,
     floor_divide,
     floor_modulo,
@@ -30,17 +30,17 @@ EXTENTS = (1, 2, 3, 5)
 class Both:
     """An expression as an interval, and as a function of the loops."""
 
-    linear: Linear
+    linear: AffineRange
     value: Callable[[tuple[int, ...]], int]
 
 
 def constants() -> st.SearchStrategy[Both]:
-    return st.integers(-6, 6).map(lambda c: Both(Linear(c, c), lambda _: c))
+    return st.integers(-6, 6).map(lambda c: Both(AffineRange(c, c), lambda _: c))
 
 
 def loops() -> st.SearchStrategy[Both]:
     def make(p: int) -> Both:
-        return Both(Linear(0, EXTENTS[p] - 1, {p: 1}), lambda at: at[p])
+        return Both(AffineRange(0, EXTENTS[p] - 1, {p: 1}), lambda at: at[p])
 
     return st.integers(0, len(EXTENTS) - 1).map(make)
 
@@ -49,9 +49,9 @@ def divisors() -> st.SearchStrategy[Both]:
     """Positive: a constant, or one more than a loop."""
 
     def after(p: int) -> Both:
-        return Both(Linear(1, EXTENTS[p], {p: 1}), lambda at: at[p] + 1)
+        return Both(AffineRange(1, EXTENTS[p], {p: 1}), lambda at: at[p] + 1)
 
-    constant = st.integers(1, 5).map(lambda d: Both(Linear(d, d), lambda _: d))
+    constant = st.integers(1, 5).map(lambda d: Both(AffineRange(d, d), lambda _: d))
     return st.one_of(constant, st.integers(0, len(EXTENTS) - 1).map(after))
 
 
@@ -107,10 +107,10 @@ def test_every_value_is_inside_the_interval(expression: Both) -> None:
 def test_a_loop_that_is_not_named_changes_nothing(coefficients: list[int], divisor: int) -> None:
     """The rest of a linear expression. Behind a division a step is a mean: a loop may be dropped there that
     still changes the rest a little."""
-    total = Linear(coefficients[0], coefficients[0])
+    total = AffineRange(coefficients[0], coefficients[0])
     for p, c in enumerate(coefficients[1:]):
-        total = add(total, multiply(Linear(c, c), Linear(0, EXTENTS[p] - 1, {p: 1})))
-    rest = floor_modulo(total, Linear(divisor, divisor))
+        total = add(total, multiply(AffineRange(c, c), AffineRange(0, EXTENTS[p] - 1, {p: 1})))
+    rest = floor_modulo(total, AffineRange(divisor, divisor))
     for p in set(range(len(coefficients) - 1)) - set(rest.steps):
         for at in ITERATIONS:
             if at[p] == 0:
@@ -124,9 +124,9 @@ def test_a_loop_that_is_not_named_changes_nothing(coefficients: list[int], divis
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(-9, 9), min_size=5, max_size=5))
 def test_interval_and_steps_of_a_linear_expression_are_exact(coefficients: list[int]) -> None:
-    total = Linear(coefficients[0], coefficients[0])
+    total = AffineRange(coefficients[0], coefficients[0])
     for p, c in enumerate(coefficients[1:]):
-        total = add(total, multiply(Linear(c, c), Linear(0, EXTENTS[p] - 1, {p: 1})))
+        total = add(total, multiply(AffineRange(c, c), AffineRange(0, EXTENTS[p] - 1, {p: 1})))
     values = [coefficients[0] + int(np.dot(coefficients[1:], at)) for at in ITERATIONS]
     assert (total.low, total.high) == (min(values), max(values))
     assert total.steps == dict(enumerate(coefficients[1:]))
@@ -137,11 +137,11 @@ def test_interval_and_steps_of_a_linear_expression_are_exact(coefficients: list[
 def test_arrays_and_integers_give_the_same(one: Both, two: Both) -> None:
     """A structural class evaluates with one array element per shape what a program does with integers."""
 
-    def as_array(a: Linear) -> Linear:
-        return Linear(np.array([a.low]), np.array([a.high]), {p: np.array([s]) for p, s in a.steps.items()})
+    def as_array(a: AffineRange) -> AffineRange:
+        return AffineRange(np.array([a.low]), np.array([a.high]), {p: np.array([s]) for p, s in a.steps.items()})
 
-    three = Linear(3, 3)
-    operations: list[Callable[[Linear, Linear], Linear]] = [
+    three = AffineRange(3, 3)
+    operations: list[Callable[[AffineRange, AffineRange], AffineRange]] = [
         add,
         multiply,
         hull,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdmpp.features.bindings import product_text, unbound_error
-from cdmpp.features.encode import encode_operator
+from cdmpp.features.encode import encode_operator, product_text, unbound_error
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram

@@ -7,11 +7,11 @@ from math import inf
 import pytest
 
 from cdmpp.features.addresses import LINE_BYTES, SETS, moves, places
-from cdmpp.features.affine import Linear
+from cdmpp.features.affine import AffineRange
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
 from cdmpp.features.leaf_tables import tables
-from cdmpp.features.schedule_columns import ORDER
-from cdmpp.features.schedule_columns import columns as schedule_columns
+from cdmpp.features.schedule import ORDER
+from cdmpp.features.schedule import columns as schedule_columns
 
 PLAIN = "serial"
 
@@ -21,7 +21,7 @@ def tensor(name: str, *shape: int, inside: bool = False) -> Buffer:
 
 
 def at(buffer: Buffer, *indices: dict[int, float]) -> Access:
-    return Access(buffer, [Linear(0, 1 << 20, dict(steps)) for steps in indices])
+    return Access(buffer, [AffineRange(0, 1 << 20, dict(steps)) for steps in indices])
 
 
 def counts(**given: int) -> list[int]:

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from cdmpp.features.affine import Linear
+from cdmpp.features.affine import AffineRange
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
 from cdmpp.features.gpu_schedule import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH, gpu_columns
 
@@ -17,7 +17,7 @@ def loops(*pairs: tuple[str, int]) -> list[Loop]:
 
 
 def access(buffer: Buffer, *indices: dict[int, float]) -> Access:
-    return Access(buffer, [Linear(0, 1 << 30, steps) for steps in indices])
+    return Access(buffer, [AffineRange(0, 1 << 30, steps) for steps in indices])
 
 
 def leaf(path, store: Access, reads=(), reduces=(), **operations: int) -> Leaf:
@@ -37,7 +37,7 @@ def copy(read_steps: dict[int, float], nest: list[Loop], scope: str = "global", 
     """A leaf that reads a buffer at ``read_steps`` and stores it into a register."""
     source = Buffer("a", width, scope, [1 << 20], scope == "global")
     register = Buffer("r", "float32", "local", [1], False)
-    store = Access(register, [Linear(0, 0)], is_write=True)
+    store = Access(register, [AffineRange(0, 0)], is_write=True)
     one = leaf(range(len(nest)), store, [access(source, read_steps)])
     return CompactAST([one], nest, [source, register])
 

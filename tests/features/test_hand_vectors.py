@@ -13,7 +13,7 @@ import pytest
 
 from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
-from cdmpp.features.tensorized import contraction_sizes
+from cdmpp.features.walk import contraction_sizes
 from cdmpp.programs.operators import parse_operator
 from tests.features.raw import assert_leaf, raw_leaves
 

@@ -10,11 +10,10 @@ import pytest
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.addresses import moves, places
-from cdmpp.features.encode import encode_tvm_json
+from cdmpp.features.encode import COMPILE_FROM, encode_many, encode_tvm_json
 from cdmpp.features.leaf_tables import PARTS, tables
-from cdmpp.features.population import COMPILE_FROM, encode_many
-from cdmpp.features.schedule_columns import _columns
-from cdmpp.features.schedule_columns import columns as schedule_columns
+from cdmpp.features.schedule import _columns
+from cdmpp.features.schedule import columns as schedule_columns
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.tvm_json import load
 from cdmpp.utils.jit import COMPILED

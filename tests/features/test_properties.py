@@ -14,7 +14,8 @@ from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms, encode_operator, operator_ast, pad_leaves
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.schema import COLUMN, COLUMNS
-from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.operators import OperatorSpec, make_operator
 from tests.features.shapes import random_specs
 
 SPECS = st.integers(0, 10_000).map(lambda seed: random_specs(1, seed)[0])

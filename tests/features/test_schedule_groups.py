@@ -8,7 +8,7 @@ from cdmpp.features.ast import CompactAST, Loop
 from cdmpp.features.schedule import GPU_NAMES, SCHEDULE_COLUMNS, SCHEDULE_GROUPS, SCHEDULE_HASHES, SCHEDULE_WIDTHS
 from cdmpp.features.schema import COLUMNS, WIDTH
 from cdmpp.model.nn.config import NetworkConfig, UnsupportedOptionError
-from cdmpp.model.nn.transfer import network_columns
+from cdmpp.model.nn.weights import network_columns
 from tests.features.test_compiled import PLAIN, at, columns, leaf, matmul, repeated, tensor
 
 

@@ -12,37 +12,35 @@ from cdmpp.data.measure.targets import Configuration
 from cdmpp.errors import DataError, InvalidDeviceError
 from tests.integrations.conftest import TARGET, Draw, Simple
 
-pytestmark = [pytest.mark.tvm, pytest.mark.native, pytest.mark.slow]
 pytest.importorskip("tvm")
+
+from tvm.s_tir import meta_schedule as ms
+
+from cdmpp.integrations.measuring import Workbench
+from cdmpp.integrations.metaschedule import CdmppCostModel
+
+pytestmark = [pytest.mark.tvm, pytest.mark.native, pytest.mark.slow]
 
 
 def inputs(tvm: Any, candidates: list[Any]) -> list[Any]:
-    from tvm.s_tir import meta_schedule as ms
-
     target = tvm.target.Target(TARGET)
     return [ms.builder.BuilderInput(c.sch.mod, target) for c in candidates]
 
 
 def measure(bench: Any, built: list[Any]) -> list[float]:
     """Seconds of what was built."""
-    from tvm.s_tir import meta_schedule as ms
-
     runs = [ms.runner.RunnerInput(b.artifact_path, "cpu", []) for b in built]
     return [float(future.result().run_secs[0]) for future in bench.runner.run(runs)]
 
 
 def small() -> Any:
     """A search of a few candidates."""
-    from tvm.s_tir import meta_schedule as ms
-
     return ms.search_strategy.EvolutionarySearch(population_size=16, genetic_num_iters=1, init_min_unmeasured=4)
 
 
 def test_a_program_is_measured_once(
     tvm: Any, draw: Draw, configuration: Configuration, quick: CollectSettings, tmp_path: Path
 ) -> None:
-    from cdmpp.integrations.measuring import Workbench
-
     _, candidates = draw(3)
     twice = [candidates[0], candidates[1], candidates[0]]
     with Workbench(tmp_path / "trials", configuration, quick) as bench:
@@ -63,10 +61,6 @@ def test_a_program_is_measured_once(
 def test_a_program_that_cannot_be_built_says_so(
     tvm: Any, draw: Draw, configuration: Configuration, quick: CollectSettings, tmp_path: Path
 ) -> None:
-    from tvm.s_tir import meta_schedule as ms
-
-    from cdmpp.integrations.measuring import Workbench
-
     _, candidates = draw(2)
     rules = CollectSettings(timing=quick.timing, builders=1, build_limit_s=60.0)
     with Workbench(tmp_path / "trials", configuration, rules) as bench:
@@ -85,8 +79,6 @@ def test_a_program_that_cannot_be_built_says_so(
 
 
 def test_a_folder_is_timed_in_one_way(configuration: Configuration, quick: CollectSettings, tmp_path: Path) -> None:
-    from cdmpp.integrations.measuring import Workbench
-
     with Workbench(tmp_path / "trials", configuration, quick):
         pass
     with (
@@ -100,11 +92,6 @@ def test_a_folder_is_timed_in_one_way(configuration: Configuration, quick: Colle
 def test_tune_tir(
     tvm: Any, function: Any, configuration: Configuration, quick: CollectSettings, tmp_path: Path, update: Any
 ) -> None:
-    from tvm.s_tir import meta_schedule as ms
-
-    from cdmpp.integrations.measuring import Workbench
-    from cdmpp.integrations.metaschedule import CdmppCostModel
-
     simple = Simple()
     with Workbench(tmp_path / "trials", configuration, quick) as bench:
         database = ms.tune_tir(
@@ -131,10 +118,6 @@ def test_tune_tir(
 
 def test_tune_relax(tvm: Any, configuration: Configuration, quick: CollectSettings, tmp_path: Path) -> None:
     from tvm import relax
-    from tvm.s_tir import meta_schedule as ms
-
-    from cdmpp.integrations.measuring import Workbench
-    from cdmpp.integrations.metaschedule import CdmppCostModel
 
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((16, 32), "float32"))

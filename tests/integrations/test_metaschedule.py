@@ -14,20 +14,24 @@ from cdmpp.errors import ArtifactError, DataError, InvalidDeviceError
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 from tests.integrations.conftest import Draw, Simple
+from tests.predict.client.conftest import Serve, serve
+
+pytest.importorskip("tvm")
+
+from tvm.s_tir import meta_schedule as ms
+
+from cdmpp.integrations.metaschedule import CdmppCostModel
+
+__all__ = ["serve"]  # a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.tvm]
-pytest.importorskip("tvm")
 
 
 def model(predictor: Any, device: DeviceSpec, update: str = "frozen", explore: float = 0.0) -> Any:
-    from cdmpp.integrations.metaschedule import CdmppCostModel
-
     return CdmppCostModel(predictor, device=device, update=update, explore=explore)
 
 
 def results(seconds: list[float | None]) -> list[Any]:
-    from tvm.s_tir import meta_schedule as ms
-
     return [ms.runner.RunnerResult(None, "crash") if s is None else ms.runner.RunnerResult([s], None) for s in seconds]
 
 
@@ -62,7 +66,6 @@ def test_a_candidate_that_cannot_be_encoded_comes_last(
     tvm: Any, draw: Draw, device: DeviceSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     from tvm.s_tir import Schedule
-    from tvm.s_tir import meta_schedule as ms
 
     context, candidates = draw(3)
     both = tvm.IRModule({"main": candidates[0].sch.mod["main"], "other": candidates[1].sch.mod["main"]})
@@ -185,8 +188,6 @@ def test_settings_that_make_no_sense_are_refused(device: DeviceSpec) -> None:
 def test_a_gpu_has_to_be_named(tvm: Any, draw: Draw) -> None:
     from types import SimpleNamespace
 
-    from cdmpp.integrations.metaschedule import CdmppCostModel
-
     context, candidates = draw(2)
     elsewhere = SimpleNamespace(mod=context.mod, target=tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))
     made = CdmppCostModel(Simple())._inst
@@ -195,8 +196,6 @@ def test_a_gpu_has_to_be_named(tvm: Any, draw: Draw) -> None:
 
 
 def test_by_default_programs_run_here(draw: Draw) -> None:
-    from cdmpp.integrations.metaschedule import CdmppCostModel
-
     simple = Simple()
     context, candidates = draw(2)
     try:
@@ -209,8 +208,6 @@ def test_by_default_programs_run_here(draw: Draw) -> None:
 
 
 def test_a_search_reports_its_tasks_and_its_counts(draw: Draw, predictor: LatencyPredictor, device: DeviceSpec) -> None:
-    from cdmpp.integrations.metaschedule import CdmppCostModel
-
     lines: list[str] = []
     context, candidates = draw(4)
     cost_model = CdmppCostModel(predictor, device=device, report=lines.append)
@@ -227,3 +224,18 @@ def test_a_search_reports_on_stderr_by_default(
     printed = capsys.readouterr()
     assert "ranks the candidates of a new task" in printed.err
     assert printed.out == ""
+
+
+def test_a_server_gives_the_scores_of_the_model_in_this_process(
+    draw: Draw, predictor: LatencyPredictor, device: DeviceSpec, serve: Serve
+) -> None:
+    context, candidates = draw(40)
+    remote, local = (model(source, device, "fine-tune") for source in (serve(deadline_s=60), predictor))
+    np.testing.assert_array_equal(remote.predict(context, candidates), local.predict(context, candidates))
+    assert remote.model_id == predictor.model_id
+    # What is learned from runs is learned on this side.
+    for made in (remote, local):
+        made.update(context, candidates[:16], results([1e-6 * (1 + i % 7) for i in range(16)]))
+    np.testing.assert_array_equal(remote.predict(context, candidates), local.predict(context, candidates))
+    remote.close()
+    local.close()  # nothing to end

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 
 from cdmpp.plan.multimodal import Module, plan_step
-from cdmpp.plan.multimodal.branch_and_bound import branch_and_bound
 from cdmpp.plan.multimodal.candidates import split_micro_batches
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.memory import Memory
-from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.exact import branch_and_bound
+from cdmpp.plan.multimodal.modules import Memory, link_items, split_evenly
 from cdmpp.plan.multimodal.placement import Chunk, Placement
 from cdmpp.plan.multimodal.tasks import make_tasks
 from cdmpp.predict.requests.budget import SearchControl

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from cdmpp.plan.multimodal import Module
-from cdmpp.plan.multimodal.dispatch import (
+from cdmpp.plan.multimodal.modules import Memory, link_items, split_evenly
+from cdmpp.plan.multimodal.placement import in_segments
+from cdmpp.plan.multimodal.task_graph import (
     ALTERNATE,
     FORWARD_FIRST,
     FORWARD_ORDER,
@@ -17,10 +19,6 @@ from cdmpp.plan.multimodal.dispatch import (
     REVERSE_ORDER,
     DispatchRule,
 )
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.memory import Memory
-from cdmpp.plan.multimodal.modules import split_evenly
-from cdmpp.plan.multimodal.placement import in_segments
 from cdmpp.plan.multimodal.tasks import Tasks, make_tasks
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.afd import Link, Side, size
-from cdmpp.plan.afd.memory import side_bytes
 from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
+from cdmpp.plan.afd.solver import side_bytes
 from cdmpp.plan.afd.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import SearchControl
@@ -146,11 +146,6 @@ def test_the_example_is_answered_from_predictions(predictor: LatencyPredictor, t
     request = AfdRequest.model_validate(value)
     assert "attention and" in render(plan.tables())
     draw(request, plan).savefig(tmp_path / "afd.png")
-
-
-def test_the_old_name_of_the_search_control_works_and_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="control"):
-        assert make_plan("afd", GIVEN, watch=SearchControl(1.0)) == make_plan("afd", GIVEN, control=SearchControl(1.0))
 
 
 @pytest.mark.parametrize("goal", [{}, {"tokens_per_s": 2e7}, {"tpot_s": 0.031}])

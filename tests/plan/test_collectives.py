@@ -11,8 +11,7 @@ import pytest
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.plan.afd.schema import AfdRequest
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.plan.precision.schema import PrecisionRequest
 from cdmpp.plan.rl.check import check
 from cdmpp.plan.rl.schema import RlRequest

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest
-from cdmpp.plan.compress.search import Bound, exhaustive, improve, search
 from cdmpp.plan.compress.solver import tensors_of
-from cdmpp.plan.compress.strategy import Option, Tensor, bytecomp, hidden, timeline
+from cdmpp.plan.compress.strategy import Bound, Option, Tensor, bytecomp, exhaustive, hidden, improve, search, timeline
 from cdmpp.plan.compress.view import draw
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.render import render

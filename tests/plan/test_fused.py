@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.fused import Model, Problem, lower_bound_s, search
-from cdmpp.plan.fused.baselines import serial_1f1b
 from cdmpp.plan.fused.check import check
-from cdmpp.plan.fused.list_scheduling import list_schedule
+from cdmpp.plan.fused.list_scheduling import list_schedule, serial_1f1b
+from cdmpp.plan.fused.problem import all_tasks, makespan_s, peaks, predecessor, run_order
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
-from cdmpp.plan.fused.timing import all_tasks, makespan_s, peaks, predecessor, run_order
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.utils.jit import COMPILED

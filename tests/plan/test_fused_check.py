@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.plan.base.solve import solve_priced, to_json
+from cdmpp.plan.base.solve import predict_prices, solve_priced
 from cdmpp.plan.fused.check import check
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.registry import make_plan
@@ -180,7 +179,7 @@ def test_interval_of_predicted_costs_is_simulated_again(predictor: LatencyPredic
     value["models"][0]["backward_s"] = value["models"][1]["forward_s"] = value["models"][1]["backward_s"] = 1e-4
     request = FusedRequest.model_validate(value)
     prices = predict_prices(request.price_requests(), predictor)
-    answer = to_json(solve_priced(request, prices))
+    answer = solve_priced(request, prices).to_json()
     assert check(request, answer, prices) == []
     for name in ("lower_s", "upper_s"):
         wrong = {**answer, "interval": {**answer["interval"], name: 0.5 * answer["interval"][name]}}

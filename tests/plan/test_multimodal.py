@@ -18,19 +18,21 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.plan.multimodal import Module, plan_step
 from cdmpp.plan.multimodal.check import check
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes, peak_bytes
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.memory import Memory, chunk_cost
-from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.modules import Memory, chunk_cost, link_items, split_evenly
 from cdmpp.plan.multimodal.placement import balanced_cuts, contiguous, in_segments
-from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
-from cdmpp.plan.multimodal.schedule import RULES, least_memory_orders, list_schedule, schedule_orders
-from cdmpp.plan.multimodal.schema import MultimodalRequest
-from cdmpp.plan.multimodal.sequence import data_order_key, sequence_by
+from cdmpp.plan.multimodal.schedule import (
+    RULES,
+    data_order_key,
+    least_memory_orders,
+    list_schedule,
+    schedule_orders,
+    sequence_by,
+)
+from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest
 from cdmpp.plan.multimodal.view import draw
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.predictor import LatencyPredictor

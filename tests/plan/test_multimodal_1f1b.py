@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.multimodal.evaluate import StepDesigns, StepSettings
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.memory import Memory
-from cdmpp.plan.multimodal.modules import EFFICIENCY, Module
+from cdmpp.plan.multimodal.designs import StepDesigns, StepSettings
+from cdmpp.plan.multimodal.modules import EFFICIENCY, Memory, Module, link_items
 from cdmpp.plan.multimodal.placement import contiguous_at
-from cdmpp.plan.multimodal.steps import plan_step
+from cdmpp.plan.multimodal.planner import plan_step
 from cdmpp.predict.requests.budget import SearchControl
 
 pytestmark = pytest.mark.slow

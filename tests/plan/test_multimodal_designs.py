@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 from cdmpp.plan.base.solve import read_request
 from cdmpp.plan.multimodal import Module, StepSolution, plan_step
 from cdmpp.plan.multimodal.check import check
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.memory import Memory
-from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.modules import Memory, link_items, split_evenly
+from cdmpp.plan.multimodal.placement import cuts_of, every_cut, place
 from cdmpp.plan.multimodal.request_bound import request_bound_s
-from cdmpp.plan.multimodal.schedule import RULES, list_schedule
+from cdmpp.plan.multimodal.schedule import RULES, list_schedule, sequence_by
 from cdmpp.plan.multimodal.schema import MultimodalRequest
-from cdmpp.plan.multimodal.sequence import sequence_by
-from cdmpp.plan.multimodal.space import cuts_of, every_cut, most_segments, place
 from cdmpp.plan.multimodal.tasks import make_tasks
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
@@ -123,7 +120,7 @@ def test_lower_bound_holds_for_random_cuts_counts_and_orders(
     rng = np.random.default_rng(seed)
     cuts = []
     for one in modules:
-        parts = ranks * int(rng.integers(1, most_segments(one, ranks) + 1))
+        parts = ranks * int(rng.integers(1, one.most_segments(ranks) + 1))
         cuts.append((0, *sorted(rng.integers(len(one.layers) + 1, size=parts - 1).tolist()), len(one.layers)))
     items = [split_evenly(n, int(rng.integers(1, n + 1))) if n else () for n in batch]
     links = link_items(modules, batch)

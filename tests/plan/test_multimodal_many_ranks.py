@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from cdmpp.plan.base.solve import read_request
-from cdmpp.plan.multimodal import candidates, one_f_one_b, placement
+from cdmpp.plan.multimodal import candidates, placement
+from cdmpp.plan.multimodal.candidates import rank_pairs
 from cdmpp.plan.multimodal.check import check
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.modules import Module
-from cdmpp.plan.multimodal.one_f_one_b import rank_pairs
+from cdmpp.plan.multimodal.modules import Module, link_items
 from cdmpp.plan.multimodal.placement import balanced_cuts
 from cdmpp.plan.multimodal.request_bound import request_bound_s
 from cdmpp.plan.multimodal.schema import MultimodalRequest
@@ -88,14 +87,14 @@ def test_stopped_search_tries_one_number_of_micro_batches_for_1f1b(monkeypatch: 
 def test_moves_between_many_ranks_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def makespan_s(forward_s: np.ndarray, backward_s: np.ndarray) -> float:
+    def makespan_s(*_: Any) -> float:
         calls.append(1)
         return 1.0
 
-    monkeypatch.setattr(one_f_one_b, "_one_f_one_b_s", makespan_s)
+    monkeypatch.setattr(candidates, "run_in_order", makespan_s)
     ranks = 640
     even = placement.contiguous_at([module_of(ranks)], np.arange(ranks + 1))
-    one_f_one_b.improve_cuts([module_of(ranks)], even, [np.array([4])], ranks, 1_000_000)
+    candidates.improve_cuts([module_of(ranks)], even, [np.array([4])], ranks, 1_000_000)
     # 640 ranks visited in up to 640 rounds: far fewer moves than two passes of each rank would permit.
     assert len(calls) <= 40
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from cdmpp.plan.multimodal import Module, plan_step
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.modules import split_evenly
-from cdmpp.plan.multimodal.one_f_one_b import improve_cuts
+from cdmpp.plan.multimodal.candidates import improve_cuts
+from cdmpp.plan.multimodal.modules import link_items, split_evenly
 from cdmpp.plan.multimodal.placement import contiguous
 
 

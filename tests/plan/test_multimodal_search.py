@@ -10,16 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.plan.multimodal.bound import preemptive_makespan_s
-from cdmpp.plan.multimodal.branch_and_bound import branch_and_bound, solve_exactly
-from cdmpp.plan.multimodal.dispatch import DispatchRule, dispatch
-from cdmpp.plan.multimodal.graph import longest_paths_s, run_in_order
-from cdmpp.plan.multimodal.memory import Memory
-from cdmpp.plan.multimodal.schedule import RULES, Schedule, list_schedule, schedule_orders
-from cdmpp.plan.multimodal.search import search
-from cdmpp.plan.multimodal.sequence import complete, data_order_key, initial_keys, sequence_by
+from cdmpp.plan.multimodal.exact import branch_and_bound, solve_exactly
+from cdmpp.plan.multimodal.modules import Memory
+from cdmpp.plan.multimodal.schedule import (
+    RULES,
+    Schedule,
+    complete,
+    data_order_key,
+    initial_keys,
+    list_schedule,
+    schedule_orders,
+    sequence_by,
+)
+from cdmpp.plan.multimodal.search import CacheCounts, search
+from cdmpp.plan.multimodal.task_graph import (
+    DispatchRule,
+    dispatch,
+    longest_paths_s,
+    preemptive_makespan_s,
+    run_in_order,
+)
 from cdmpp.plan.multimodal.tasks import Tasks
-from cdmpp.plan.multimodal.tree import CacheCounts
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.jit import COMPILED
 from tests.plan.multimodal_cases import all_sequences, module, optimal_makespan_s, reference_makespan_s, step

@@ -13,8 +13,8 @@ from cdmpp import LatencyPredictor
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.solve import solve_request
-from cdmpp.plan.precision.casts import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
 from cdmpp.plan.precision.schema import PrecisionPlan, PrecisionRequest
+from cdmpp.plan.precision.tables import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
 from cdmpp.plan.registry import PLANNERS, make_plan
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.predict.requests.render import render

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 from cdmpp.errors import InfeasibleError, MissingDependencyError
-from cdmpp.plan.precision.highs import Effort
-from cdmpp.plan.precision.limits import rounded_up
-from cdmpp.plan.precision.milp import Solution, minimise_error, minimise_memory, minimise_time
-from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, lowest
-from cdmpp.plan.precision.qsync import best_simple, heap
-from cdmpp.plan.precision.search import search
+from cdmpp.plan.precision.milp import Effort, Solution, minimise_error, minimise_memory, minimise_time
+from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, best_simple, heap, lowest
+from cdmpp.plan.precision.search import rounded_up, search
 from cdmpp.plan.precision.solver import baseline_plans
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from tests.plan.precision_cases import limited, make_costs, problems

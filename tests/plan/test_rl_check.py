@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from cdmpp import make_plan
 from cdmpp.cli.main import app
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.plan.rl.check import check
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.predict.predictor import LatencyPredictor

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.plan.rl.engine import GenerationEngine, SampleQueues
-from cdmpp.plan.rl.generation import generate
+from cdmpp.plan.rl.generation import GenerationEngine, SampleQueues, generate
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, Misses, SampledSteps, draw_steps
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.rl import generation as module
-from cdmpp.plan.rl.engine import GenerationEngine, SampleQueues
-from cdmpp.plan.rl.generation import generate
+from cdmpp.plan.rl.generation import GenerationEngine, SampleQueues, generate
 from cdmpp.utils.jit import COMPILED
 
 

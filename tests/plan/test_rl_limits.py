@@ -10,7 +10,7 @@ import pytest
 
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.base.solve import read_request, solve_request
-from cdmpp.plan.rl import dispatch, generation, migration, mixture, solver
+from cdmpp.plan.rl import dispatch, generation, migration, solver
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import grid
@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     # The seconds of one simulation at the limits of the service: 65,536 samples in 50 ms.
     made = Clock(0.05 / REQUEST["samples_per_step"])
     monkeypatch.setattr(budget, "time", made)
-    for module in (dispatch, migration, mixture):
+    for module in (dispatch, migration):
         monkeypatch.setattr(module, "generate", made.simulate)
     yield made
 

@@ -11,20 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.plan.base.solve import read_request, solve_request
-from cdmpp.plan.rl.bounds import lower_bounds
-from cdmpp.plan.rl.candidates import candidate_sizes
-from cdmpp.plan.rl.costs import Pool, TrainingCost
-from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.plan.rl.engine import Floats, GenerationEngine, SampleQueues
-from cdmpp.plan.rl.generation import generate
+from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
+from cdmpp.plan.rl.evaluate import lower_bounds
+from cdmpp.plan.rl.generation import Floats, GenerationEngine, SampleQueues, generate
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, draw_steps
-from cdmpp.plan.rl.mix_search import search_mixes
-from cdmpp.plan.rl.mixture import MixDispatcher, PoolMix
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.problem import RlProblem
 from cdmpp.plan.rl.schema import RlRequest
-from cdmpp.plan.rl.sizes import SizingProblem
-from cdmpp.plan.rl.streaming import Mode
+from cdmpp.plan.rl.size_search import candidate_sizes, search_mixes
+from cdmpp.plan.rl.sizes import Pool, SizingProblem
+from cdmpp.plan.rl.training import Mode, TrainingCost
 from cdmpp.plan.rl.view import draw
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.render import render

@@ -13,7 +13,7 @@ from cdmpp import FieldError
 from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.schema import RlRequest
-from cdmpp.plan.rl.streaming import asynchronous_step
+from cdmpp.plan.rl.training import asynchronous_step
 from cdmpp.plan.rl.weights import SiteLink, WeightTransfer
 
 REQUEST: dict[str, Any] = {

@@ -16,21 +16,18 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.base.solve import read_request, solve_request
-from cdmpp.plan.rl.bounds import lower_bounds
-from cdmpp.plan.rl.candidates import candidate_sizes, pareto_front
-from cdmpp.plan.rl.costs import Pool, TrainingCost, token_table
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.plan.rl.elastic import action_of
-from cdmpp.plan.rl.engine import GenerationEngine
-from cdmpp.plan.rl.evaluate import evaluate
+from cdmpp.plan.rl.evaluate import action_of, evaluate, lower_bounds
+from cdmpp.plan.rl.generation import GenerationEngine
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
 from cdmpp.plan.rl.migration import MigrationLink, fewest_instances, inference_after, simulate_migration
 from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.problem import RlProblem
+from cdmpp.plan.rl.problem import RlProblem, token_table
 from cdmpp.plan.rl.schema import RlRequest
-from cdmpp.plan.rl.search import search
-from cdmpp.plan.rl.sizes import PoolSizes, SizingProblem, coarse_to_fine
-from cdmpp.plan.rl.streaming import Mode, ReadyTimes
+from cdmpp.plan.rl.size_search import candidate_sizes, pareto_front
+from cdmpp.plan.rl.sizes import Pool, PoolSizes, SizingProblem, coarse_to_fine
+from cdmpp.plan.rl.solver import search
+from cdmpp.plan.rl.training import Mode, ReadyTimes, TrainingCost
 from cdmpp.plan.rl.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import Progress, SearchControl

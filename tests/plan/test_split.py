@@ -16,7 +16,7 @@ from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.split import Layer, LayerTable, Rank, Split, split, stage_costs
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.plan.split.search import arrangements, every
-from cdmpp.plan.split.stages import equal_count, greedy
+from cdmpp.plan.split.table import equal_count, greedy
 from cdmpp.plan.split.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import Progress, SearchControl

@@ -8,14 +8,17 @@ import torch
 
 from cdmpp.programs.operators import OperatorSpec, parse_operator
 
+pytest.importorskip("tvm")
+
+import tvm
+
+from cdmpp.programs.lowering import lower
+
 pytestmark = [pytest.mark.slow, pytest.mark.tvm]
-tvm = pytest.importorskip("tvm")
 
 
 def run(spec: OperatorSpec, *inputs: np.ndarray, output: tuple[int, ...]) -> np.ndarray:
     """Compile the lowered operator for this CPU and run it."""
-    from cdmpp.programs.lowering import lower
-
     module = tvm.compile(lower(spec), target=tvm.target.Target({"kind": "llvm"}))
     device = tvm.cpu()
     arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), device) for x in inputs]
@@ -127,8 +130,6 @@ def test_max_pool_matches_torch_inside() -> None:
 @pytest.mark.native
 def test_lowered_operator_links_into_a_shared_library(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """Lowered operators can be built, exported, loaded and run."""
-    from cdmpp.programs.lowering import lower
-
     x, w = random(5, 7), random(6, 7)
     module = lower(parse_operator("linear:m=5,n=6,k=7"))
     built = tvm.compile(module, target=tvm.target.Target({"kind": "llvm"}))

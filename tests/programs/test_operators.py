@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
-from cdmpp.programs.operators import (
-    MAX_EXTENT,
-    make_operator,
-    operator_family,
-    operator_types,
-    parse_operator,
-    structural_flags,
-)
+from cdmpp.programs.elements import MAX_EXTENT
+from cdmpp.programs.operators import make_operator, operator_family, operator_types, parse_operator, structural_flags
 from tests.features.shapes import random_specs
 
 LINEAR = {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}

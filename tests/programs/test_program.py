@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.templates import template_json

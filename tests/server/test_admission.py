@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp_server.predict.admission import CACHED_WORK, SMALL_SHARE, AdmissionQueue, Batch, RefusedError
+from cdmpp_server.predict.admission import CACHED_WORK, SMALL_SHARE, AdmissionQueue, Batch, Rate, RefusedError
 from cdmpp_server.predict.lane import Ticket
-from cdmpp_server.predict.rate import Rate
 
 BATCH = 64
 SMALL = int(SMALL_SHARE * BATCH)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.problems import ProblemError
 from tests.waiting import PATIENCE_S, wait_until_async

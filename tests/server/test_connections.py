@@ -17,9 +17,7 @@ import pytest
 
 from benchmarks.serving.process import Served, running
 from cdmpp_server.operate import protocol
-from cdmpp_server.operate.connections import LAST, OVER_S, SAY_AGAIN_S, Connections
-from cdmpp_server.operate.descriptors import descriptor_limit
-from cdmpp_server.operate.protocol import BoundedProtocol
+from cdmpp_server.operate.protocol import LAST, OVER_S, SAY_AGAIN_S, BoundedProtocol, Connections, descriptor_limit
 from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from cdmpp.devices import lookup
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.drift.watch import MIN_OBSERVATIONS, DriftWatch
+from cdmpp_server.drift import MIN_OBSERVATIONS, DriftWatch
 from cdmpp_server.jobs.store import JobStore
 from cdmpp_server.models import Models
 from cdmpp_server.observe.figures import RECENT
 from cdmpp_server.observe.ids import PredictedBefore
 from cdmpp_server.observe.store import Observation, Store
-from cdmpp_server.propose.store import MAX_KEPT, Key, ProposalStore
+from cdmpp_server.proposals import MAX_KEPT, Key, ProposalStore
 
 DIGEST = lookup("t4").digest()
 

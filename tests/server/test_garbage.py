@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from cdmpp_server.gc_tuning import THRESHOLDS, infrequent_gc
+from cdmpp_server.concurrency import THRESHOLDS, infrequent_gc
 
 
 def test_thresholds_are_higher_inside_and_restored_afterwards() -> None:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from cdmpp.cli.demo import running_server
 from cdmpp_server.app import create_app
-from cdmpp_server.operate.hosts import Hosts
-from cdmpp_server.page.routes import POLICY
+from cdmpp_server.operate.access import Hosts
+from cdmpp_server.page import POLICY
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 from tests.server.conftest import LINEAR, problem

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from cdmpp_server.jobs.routes import Job
 from cdmpp_server.jobs.runner import Runner
-from cdmpp_server.jobs.schema import Job
-from cdmpp_server.jobs.store import FINISHED, MAX_ATTEMPTS, FullError, JobState, JobStore, QuotaError, to_json
-from cdmpp_server.jobs.tables import jobs
+from cdmpp_server.jobs.store import FINISHED, MAX_ATTEMPTS, FullError, JobState, JobStore, QuotaError, jobs, to_json
 from cdmpp_server.observe.store import Store
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.sandbox.worker import OnProgress, Worker, WorkerDiedError

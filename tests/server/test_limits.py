@@ -17,10 +17,8 @@ from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from cdmpp_server.app import create_app
-from cdmpp_server.concurrency import ConcurrencyLimiter
-from cdmpp_server.deadline import Deadline
-from cdmpp_server.disconnect import cancel_on_disconnect
-from cdmpp_server.parse import MAX_VALUES, parse_json
+from cdmpp_server.body import MAX_VALUES, parse_json
+from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline, cancel_on_disconnect
 from cdmpp_server.predict.service import CHUNK_ITEMS, PredictionService
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
@@ -320,7 +318,7 @@ def test_event_loop_has_turns_between_chunks_of_bodies(app: FastAPI, client: Tes
 def test_body_with_too_many_values_is_refused_before_it_is_parsed(client: TestClient, monkeypatch) -> None:
     lists = b'{"items":[' + b"[]," * (MAX_VALUES // 2) + b"[]]}"
     with monkeypatch.context() as context:
-        context.setattr("cdmpp_server.parse.from_json", None)
+        context.setattr("cdmpp_server.body.from_json", None)
         problem(client.post("/predict", content=lists, headers=JSON), 413, "body_too_large")
     # Commas and brackets inside a text are no values; a quote after an escaped backslash ends the text.
     for text in (",[{" * MAX_VALUES, '\\",' * MAX_VALUES, "," * MAX_VALUES + "\\\\"):

@@ -13,8 +13,7 @@ from fastapi.testclient import TestClient
 from cdmpp.devices import lookup
 from cdmpp.predict.llm import EstimatePlan, estimate
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.llm.routes import _plans
-from cdmpp_server.llm.schema import LlmAnswer, LlmAnswers, LlmDevicesRequest
+from cdmpp_server.llm import LlmAnswer, LlmAnswers, LlmDevicesRequest, _plans
 from cdmpp_server.problems import ProblemError
 from tests.server.conftest import JSON, problem
 

@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, select
 
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.app import create_app
-from cdmpp_server.database_url import database_url
+from cdmpp_server.database import database_url
 from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.settings import Settings
@@ -194,7 +194,7 @@ def test_invented_prediction_is_refused(client: TestClient) -> None:
         invented.receipts(1)[0] + invented.content(forged, "0" * 16),
         genuine[:28] + invented.content(forged, "0" * 16),
         genuine[:-1] + ("A" if genuine[-1] != "A" else "Q"),
-        "B" + genuine[1:],
+        ("B" if genuine[0] != "B" else "C") + genuine[1:],
     ]
     results = observe(client, *((token, 1e-6) for token in tokens))
     assert [result["error"]["code"] for result in results] == ["invalid_prediction_id"] * len(tokens)

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import create_engine, select
 
 from benchmarks.serving.process import free_port
-from cdmpp_server.database_url import database_url
+from cdmpp_server.database import database_url
 from cdmpp_server.observe.tables import observations
 from tests.server.conftest import LINEAR
 from tests.waiting import PATIENCE_S, wait_until

@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from onnx import TensorProto, helper
 
 from cdmpp.model.domain.score import label_of_total
-from cdmpp_server.onnx.schema import ModelResponse
+from cdmpp_server.onnx import ModelResponse
 from tests.server.conftest import problem
 from tests.waiting import PATIENCE_S
 

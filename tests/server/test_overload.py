@@ -19,7 +19,7 @@ from httpx2 import Response
 
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.program import TensorProgram
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.operate.access import current_sender, sender_of
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.lane import Ticket

@@ -15,10 +15,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.cli.demo import Server, running_server
-from cdmpp.predict.curves.expressions import Expression, exact
+from cdmpp.predict.curves.template import Expression, exact
 from cdmpp.programs.operators import operator_types, parse_operator
 from cdmpp.utils.units import format_latency
-from cdmpp_server.page.routes import FOLDER, SWAGGER, files
+from cdmpp_server.page import FOLDER, SWAGGER, files
 from tests.server.conftest import LINEAR, problem
 from tests.waiting import PATIENCE_S
 
@@ -57,10 +57,10 @@ def test_page_loads_from_this_server_only(client: TestClient) -> None:
     assert b"style=" not in files()["index.html"][0]
 
 
-@pytest.mark.parametrize("name", ["routes.py", "nothing.js", "..%2Fsettings.py", "%2Fetc%2Fpasswd", "%00"])
+@pytest.mark.parametrize("name", ["__init__.py", "nothing.js", "..%2Fsettings.py", "%2Fetc%2Fpasswd", "%00"])
 def test_other_files_are_not_served(client: TestClient, name: str) -> None:
     problem(client.get(f"/page/{name}"), 404, "not_found")
-    assert (FOLDER / "routes.py").exists()
+    assert (FOLDER / "__init__.py").exists()
 
 
 def test_page_refuses_post(client: TestClient) -> None:

@@ -20,20 +20,18 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app as command_line
 from cdmpp.errors import OverloadedError
-from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.base.solve import predict_prices
 from cdmpp.plan.registry import PLANNERS, make_plan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.render import render
 from cdmpp.predict.requests.request import Request as PlanRequest
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.plan import work
-from cdmpp_server.plan.examples import EXAMPLE_REQUESTS
-from cdmpp_server.plan.routes import PlanKinds
+from cdmpp_server.plan.routes import EXAMPLE_REQUESTS, PlanKinds
 from cdmpp_server.plan_limits import DEFAULTS
-from cdmpp_server.planners import Planners
 from cdmpp_server.problems import ProblemError
-from cdmpp_server.sandbox.supervised import SupervisedWorker
-from cdmpp_server.sandbox.worker import Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
+from cdmpp_server.processes import PLANNING, Processes
+from cdmpp_server.sandbox.worker import SupervisedWorker, Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
 from tests.server.conftest import JSON, LINEAR, problem
 from tests.waiting import run_in_virtual_time, wait_until
 
@@ -349,7 +347,7 @@ class ScriptedWorker(Worker):
 
 
 def run_planners(
-    outcomes: list[Any], ask: Callable[[Planners], Any], max_queued: int = 4, limit_s: float = 0.05
+    outcomes: list[Any], ask: Callable[[Processes], Any], max_queued: int = 4, limit_s: float = 0.05
 ) -> tuple[Any, int]:
     """Return the result of ``ask`` with one scripted process at a time, and how many processes were started."""
     made: list[Worker] = []
@@ -359,14 +357,14 @@ def run_planners(
         return made[-1]
 
     async def main() -> Any:
-        async with Planners(1, make, max_queued, limit_s) as planners:
+        async with Processes(PLANNING, 1, make, max_queued, limit_s) as planners:
             return await ask(planners)
 
     return run_in_virtual_time(main()), len(made)
 
 
-def plan_once(deadline_s: float = 5.0) -> Callable[[Planners], Any]:
-    async def ask(planners: Planners) -> Any:
+def plan_once(deadline_s: float = 5.0) -> Callable[[Processes], Any]:
+    async def ask(planners: Processes) -> Any:
         try:
             return await planners.run({}, b"", Deadline(deadline_s))
         except ProblemError as error:
@@ -386,7 +384,7 @@ def test_each_end_of_a_process_has_its_response() -> None:
 
 
 def test_request_past_its_deadline_does_not_end_the_process() -> None:
-    async def twice(planners: Planners) -> Any:
+    async def twice(planners: Processes) -> Any:
         first = await plan_once(0.01)(planners)
         return first, await plan_once()(planners)
 
@@ -396,7 +394,7 @@ def test_request_past_its_deadline_does_not_end_the_process() -> None:
 
 
 def test_request_waits_for_a_busy_process_until_its_deadline_or_is_refused() -> None:
-    async def several(planners: Planners) -> Any:
+    async def several(planners: Processes) -> Any:
         first = asyncio.create_task(plan_once(0.3)(planners))
         await asyncio.sleep(0.01)
         second = asyncio.create_task(plan_once(0.1)(planners))

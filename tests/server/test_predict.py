@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cdmpp.devices import lookup
 from cdmpp.predict.predictor import LatencyPredictor, Query
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import operator_types
 from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings

@@ -12,10 +12,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, func, select, text
 
 from cdmpp_server.app import create_app
-from cdmpp_server.database_url import database_url
-from cdmpp_server.observe import records
-from cdmpp_server.observe.records import Observation
-from cdmpp_server.observe.store import Store
+from cdmpp_server.database import database_url
+from cdmpp_server.observe import store as records
+from cdmpp_server.observe.store import Observation, Store
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.settings import Settings

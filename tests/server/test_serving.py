@@ -14,8 +14,7 @@ import pytest
 from cdmpp.cli.demo import running_server
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.serving import ListenError, listen, warnings
-from cdmpp_server.settings import Settings
-from cdmpp_server.variables import FILE_VARIABLE, OTHERS, PREFIX, check_names
+from cdmpp_server.settings import FILE_VARIABLE, OTHERS, PREFIX, Settings, check_names
 from tests.waiting import PATIENCE_S, PATIENT
 
 pytestmark = pytest.mark.slow
@@ -27,7 +26,7 @@ _, HASH = new_key()
 @pytest.fixture(autouse=True)
 def _enough_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warnings of this file are not about the limit of open files of this machine."""
-    monkeypatch.setattr("cdmpp_server.operate.connections.descriptor_limit", lambda: 10_000)
+    monkeypatch.setattr("cdmpp_server.operate.protocol.descriptor_limit", lambda: 10_000)
 
 
 def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -126,7 +125,7 @@ def test_public_service_without_keys_logs_a_warning(monkeypatch: pytest.MonkeyPa
 
 
 def test_reduced_connection_limit_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdmpp_server.operate.connections.descriptor_limit", lambda: 1024)
+    monkeypatch.setattr("cdmpp_server.operate.protocol.descriptor_limit", lambda: 1024)
     (line,) = warnings(Settings())
     assert "at most 768 connections instead of 2000" in line
     assert list(warnings(Settings(max_connections=700))) == []

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdmpp.errors import OverloadedError
+from cdmpp_server.concurrency import excess
 from cdmpp_server.operate.access import current_sender
-from cdmpp_server.sandbox.supervised import WorkerPool
-from cdmpp_server.shares import excess
+from cdmpp_server.sandbox.worker import WorkerPool
 from tests.waiting import PATIENCE_S
 
 

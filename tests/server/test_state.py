@@ -18,11 +18,10 @@ import cdmpp_server.predict.routes
 from cdmpp.devices import known, lookup
 from cdmpp.errors import ArtifactError
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.support_matrix import selected
+from cdmpp.predict.support import selected
 from cdmpp_server.__main__ import main
 from cdmpp_server.app import create_app
-from cdmpp_server.predict.devices import Devices
-from cdmpp_server.predict.programs import Known, Programs, exact_key
+from cdmpp_server.predict.programs import Devices, Known, Programs, exact_key
 from cdmpp_server.predict.service import check_golden
 from cdmpp_server.settings import FILE_VARIABLE, Settings
 from tests.server.conftest import LINEAR, problem, without_ids

@@ -18,14 +18,12 @@ from sqlalchemy import create_engine, select, text
 
 from cdmpp.errors import MissingDependencyError
 from cdmpp.model.artifact.folder import default_model
-from cdmpp_server.database_url import database_url, default_database
+from cdmpp_server.database import database_url, default_database
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
-from cdmpp_server.observe.outage import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError
-from cdmpp_server.observe.records import Observation
-from cdmpp_server.observe.store import Store
-from cdmpp_server.observe.tables import observations
-from cdmpp_server.observe.writer import FullError, Writer
+from cdmpp_server.observe.store import Observation, Store, Writer
+from cdmpp_server.observe.tables import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError, observations
+from cdmpp_server.problems import ProblemError
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -292,7 +290,7 @@ def test_concurrent_writes_share_a_transaction_and_full_queue_refuses() -> None:
         await asyncio.to_thread(entered.wait, PATIENCE_S)
         later = [asyncio.create_task(writer.write([observation(float(i))] * 5)) for i in range(1, 6)]
         await asyncio.sleep(0)
-        with pytest.raises(FullError):
+        with pytest.raises(ProblemError, match="wait to be written"):
             await writer.write([observation(9.0)] * 5)
         later[2].cancel()
         await asyncio.sleep(0)

@@ -18,8 +18,8 @@ from cdmpp.train.baselines import (
     UtilisationBaseline,
     fit_baselines,
     roofline_log,
+    symmetric_error,
 )
-from cdmpp.train.baselines.utilisation import symmetric_error
 from cdmpp.train.config import FinishConfig, TrainConfig
 from cdmpp.train.dataset import Dataset
 from tests.model.nn.synthetic import dataset, training

@@ -13,12 +13,11 @@ from pydantic import ValidationError
 
 from cdmpp.errors import DataError
 from cdmpp.model.nn.batch import Inputs
-from cdmpp.model.nn.discrepancy import DISCREPANCIES, Discrepancy, bounded
+from cdmpp.model.nn.losses import DISCREPANCIES, Discrepancy, bounded
 from cdmpp.train.config import DataConfig, DomainConfig, TrainConfig
 from cdmpp.train.dataset import Dataset
-from cdmpp.train.draw import target_rows, training_rows
 from cdmpp.train.loop import train
-from cdmpp.train.step import latents
+from cdmpp.train.step import latents, target_rows, training_rows
 from tests.model.nn.synthetic import dataset, training
 
 pytestmark = pytest.mark.slow

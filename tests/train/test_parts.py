@@ -9,7 +9,7 @@ from cdmpp.data.networks import networks_of
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.train.config import DataConfig
-from cdmpp.train.parts import choose_parts
+from cdmpp.train.dataset import choose_parts
 from tests.train.schedules import PER_TASK, measured
 
 

@@ -16,7 +16,7 @@ from cdmpp.data.records import write_records
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import ArtifactError, DataError, InvalidProgramError
 from cdmpp.model.artifact.load import load_artifact
-from cdmpp.model.nn.positions import published_encoding
+from cdmpp.model.nn.positions import encode_positions
 from cdmpp.train.config import (
     DataConfig,
     DomainConfig,
@@ -27,18 +27,20 @@ from cdmpp.train.config import (
     load_config,
 )
 from cdmpp.train.dataset import Dataset
-from cdmpp.train.draw import training_rows
-from cdmpp.train.reference.inputs import Programs, device_row, per_store_features
 from cdmpp.train.reference.network import (
     LEAVES,
     PARAMETERS,
+    Programs,
     ReferenceNetwork,
+    device_row,
+    per_store_features,
     published_cmd,
     published_mmd,
     reference_loss,
 )
 from cdmpp.train.reference.train import ReferenceModel, cyclic, epoch_batches
 from cdmpp.train.run import train_model
+from cdmpp.train.step import training_rows
 from tests.model.nn.synthetic import dataset
 from tests.train.schedules import measured
 
@@ -109,7 +111,7 @@ def test_features_are_scaled_by_the_range_of_training_programs() -> None:
     low, high = train.min(axis=0), train.max(axis=0)
     for key in range(2, 10):
         own = features[key - 2]
-        place = published_encoding(torch.arange(len(own)), 164).numpy()
+        place = encode_positions("published", np.arange(len(own)), 164)
         tensor = found.leaves[len(own)][found.slot[key]].numpy()
         np.testing.assert_allclose(tensor, (own - low) / (high - low) + place, rtol=1e-4, atol=1e-5)
 
@@ -205,7 +207,7 @@ def test_train_runs_it_from_a_configuration(tmp_path: Path, monkeypatch: pytest.
     write_records(measured(12), tmp_path / "records.parquet")
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
-        "cdmpp.train.reference.run.per_store_features",
+        "cdmpp.train.reference.train.per_store_features",
         lambda texts: [rng.random((2, 164)).astype(np.float32) for _ in texts],
     )
     data = DataConfig(public=False, records=(str(tmp_path / "records.parquet"),), test_share=0.3, validation_share=0.2)

@@ -18,7 +18,7 @@ from cdmpp.errors import ArtifactError, DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.trained import save_artifact
-from cdmpp.model.nn.network import NetworkConfig
+from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
 from cdmpp.train.dataset import make_dataset

@@ -21,7 +21,7 @@ from cdmpp.data.importers.base import Importer
 from cdmpp.data.importers.element_types import EXPERTS, typed_groups
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable
-from cdmpp.programs.routing import BALANCES
+from cdmpp.programs.products import BALANCES
 
 _SIZES = {
     "tokens": "num_tokens",

@@ -48,7 +48,7 @@ class Importer:
     read_by : str
         Name of the importer that reads this source's tables, which have the same columns; "" for this one.
     doubtful : callable or None
-        Rows of doubtful meaning by reason (:mod:`cdmpp.data.doubtful`): evaluated, but not trained on.
+        Rows of doubtful meaning by reason (:mod:`cdmpp.data.assemble`): evaluated, but not trained on.
     source_columns : frozenset of str
         Columns that ``row_source`` reads.
     """

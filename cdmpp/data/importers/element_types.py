@@ -15,7 +15,7 @@ from cdmpp.programs.elements import canonical_dtype
 
 
 class Types(NamedTuple):
-    """Types of a product as a specification keeps them (:mod:`cdmpp.programs.quantisation`)."""
+    """Types of a product as a specification keeps them (:mod:`cdmpp.programs.elements`)."""
 
     dtype: str
     weight_dtype: str | None = None

@@ -17,18 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.data.folder import STORE
-from cdmpp.data.measure.building import Library, build_program, check_toolchain
+from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
 from cdmpp.data.measure.collect import GROUP, Collector, check_flushing
-from cdmpp.data.measure.disk import disk_full_error, is_disk_full
-from cdmpp.data.measure.imports import import_tvm_alone
-from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.pools import Outcome, WorkerPool
 from cdmpp.data.measure.settings import CollectSettings, Progress
-from cdmpp.data.measure.store import Store, StoredProgram
+from cdmpp.data.measure.store import Store, StoredProgram, disk_full_error, is_disk_full
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
-from cdmpp.data.measure.worker import Outcome
+from cdmpp.devices.host import available_cores
 from cdmpp.devices.loading import from_mapping, load_device
-from cdmpp.devices.native import available_cores
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 
 FORMAT = 1

@@ -17,19 +17,22 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.measure.building import Library, build_program, check_toolchain
-from cdmpp.data.measure.disk import disk_full_error, is_disk_full
-from cdmpp.data.measure.imports import import_tvm_alone
-from cdmpp.data.measure.passes import time_in_passes
-from cdmpp.data.measure.pools import WorkerPool
-from cdmpp.data.measure.sampling import prepare_sampler, sample_programs
+from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
+from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
+from cdmpp.data.measure.sampling import begin_search, continue_search, prepare_sampler, prepare_search, sample_programs
 from cdmpp.data.measure.settings import Chooser, CollectSettings, Progress
-from cdmpp.data.measure.store import FIRST, SECOND, Store, StoredMeasurement, StoredProgram
+from cdmpp.data.measure.store import (
+    FIRST,
+    SECOND,
+    Store,
+    StoredMeasurement,
+    StoredProgram,
+    disk_full_error,
+    is_disk_full,
+)
 from cdmpp.data.measure.targets import Configuration, describe
-from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
-from cdmpp.data.measure.tuning import begin, continue_search, prepare_search
-from cdmpp.data.measure.worker import Outcome, WorkerSettings
-from cdmpp.devices.native import available_cores
+from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine, time_in_passes
+from cdmpp.devices.host import available_cores
 from cdmpp.errors import CdmppError, DataError, MeasurementError
 from cdmpp.programs.frontends.tasks import is_file, network_name, network_tasks
 
@@ -180,7 +183,7 @@ class Collector:
         with WorkerPool(1, limits, prepare_search, (first.kind,)) as pool:
             for digest, name, text in tasks:
                 try:
-                    candidates = pool.call(begin, text, digest, dict(first.target), trials, self.settings.seed)
+                    candidates = pool.call(begin_search, text, digest, dict(first.target), trials, self.settings.seed)
                     while candidates:
                         self.store.add_programs(digest, candidates, None)
                         programs = self.store.programs({p.hash for p in candidates})

@@ -15,8 +15,7 @@ from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement, from_measurements, write_records
-from cdmpp.devices.loading import from_mapping
-from cdmpp.devices.writing import specification_toml
+from cdmpp.devices.loading import from_mapping, specification_toml
 from cdmpp.utils.writing import replacing
 
 #: Name of the source in error tables.

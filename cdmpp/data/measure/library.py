@@ -1,7 +1,7 @@
 """Timing of library kernels: an operator as a PyTorch call.
 
 :func:`cdmpp.data.measure.timing.time_program` chooses the number of runs and the label, as for TVM programs. The
-protocol defines one run (:mod:`cdmpp.data.measure.kit.runtime.library_protocols`).
+protocol defines one run (:mod:`cdmpp.data.measure.kit.runtime.library_calls`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from contextlib import contextmanager
 
 import torch
 
-from cdmpp.data.measure.kit.runtime.library_calls import CallError, Tensors, make_call, precision
-from cdmpp.data.measure.kit.runtime.library_protocols import EVALUATORS
-from cdmpp.data.measure.needed_bytes import needed_bytes
+from cdmpp.data.measure.kit.runtime.library_calls import EVALUATORS, CallError, Tensors, make_call, precision
 from cdmpp.data.measure.timing import Timing, TimingSettings, time_program
 from cdmpp.data.measure.timing_devices import TimingDevice, free_bytes
-from cdmpp.data.physics import UNSTABLE
+from cdmpp.data.physics import UNSTABLE, needed_bytes
 from cdmpp.data.records import Measurement
 from cdmpp.errors import CdmppError, MeasurementError
 from cdmpp.programs.operators import OperatorSpec

@@ -8,22 +8,28 @@ of failure.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from typing import Any, NoReturn, Self
 
 from pebble import ProcessExpired, ProcessPool
 
-from cdmpp.data.measure.worker import Outcome, Report, WorkerSettings, begin, failed, identify, last_line, perform
-from cdmpp.errors import InvalidDeviceError, MeasurementError, MissingDependencyError, UnknownDeviceError
+from cdmpp.errors import CdmppError, InvalidDeviceError, MeasurementError, MissingDependencyError, UnknownDeviceError
 
+_PR_SET_PDEATHSIG = 1
+_IDENTIFY_S = 0.02
+_memory_bytes = 0
+_unready: CdmppError | None = None
 #: Number of new pools without a completed task after which an error is raised.
 RESTARTS = 3
 #: Longest wait for the start of workers, in seconds.
@@ -31,6 +37,43 @@ _START_S = 300.0
 _POLL_S = 0.5
 #: Errors that are not caused by a task: they end the whole run.
 _NOT_OF_A_TASK = (InvalidDeviceError, MissingDependencyError, UnknownDeviceError)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Limits of a worker process.
+
+    Attributes
+    ----------
+    time_limit_s : float
+        Time limit of a task; a task that exceeds it fails, and its worker is replaced.
+    memory_bytes : int
+        Limit of the address space; a larger allocation fails inside the worker. 0: no limit.
+    cores : tuple of int
+        Cores that the worker may run on; empty for all.
+    environment : mapping of str to str
+        Variables set before anything is imported.
+    log : str
+        File for the output of workers and their native code; empty: the terminal.
+    """
+
+    time_limit_s: float = 30.0
+    memory_bytes: int = 6 * 2**30
+    cores: tuple[int, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one task: a value, or a reason of failure.
+
+    ``transient`` is True if the task did not cause the failure and may be tried again.
+    """
+
+    value: Any = None
+    failure: str = ""
+    transient: bool = False
 
 
 class WorkerPool:
@@ -221,11 +264,118 @@ class WorkerPool:
         return f"its output is {'in ' + self.settings.log if self.settings.log else 'on the terminal'}"
 
 
+@dataclass(frozen=True)
+class Report:
+    """Message from a worker; it can always be unpickled, because a failure to do so would end the pool."""
+
+    outcome: Outcome
+    #: Expected error of the function, with class and hint.
+    error: CdmppError | None = None
+    #: Error of the worker's preparation; it cannot run any task.
+    unready: CdmppError | None = None
+
+
+def begin(parent: int, settings: WorkerSettings, prepare: Callable[..., None] | None, arguments: Sequence[Any]) -> None:
+    """First thing in a worker. Its failure is kept for the first task: pebble would show it to nobody."""
+    global _memory_bytes, _unready
+    _memory_bytes = settings.memory_bytes
+    try:
+        _limit(parent, settings)
+        if prepare is not None:
+            prepare(*arguments)
+    except MeasurementError as error:
+        error.transient = True  # not caused by a program
+        _unready = error
+    except CdmppError as error:
+        _unready = error
+    except Exception as error:
+        reason = _memory() if _is_memory(error) else last_line(error)
+        _unready = MeasurementError(
+            f"a worker process cannot start: {reason}", hint="see --memory-gib and the log", transient=True
+        )
+
+
+def _limit(parent: int, settings: WorkerSettings) -> None:
+    # Ctrl-C signals the whole group: the parent ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with(parent)
+    os.environ.update(settings.environment)
+    if settings.log:
+        descriptor = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
+    if settings.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, settings.cores)
+    if sys.platform != "win32":
+        import resource
+
+        # A separate process group, so that a compiler started by a task ends with it.
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, _end_group)
+        if limit := settings.memory_bytes:
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+        # No core files, which may have gigabytes.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _die_with(parent: int) -> None:
+    """End this process with its parent, even inside native code (Linux); on other systems it ends with its pipe."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent ended before the call above
+        os._exit(1)
+
+
+def _end_group(*_: object) -> None:
+    """Handle pebble's request to end this worker."""
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def perform(function: Callable[..., Any], arguments: Sequence[Any]) -> Report:
+    """Run one task in a worker."""
+    if _unready is not None:
+        return Report(Outcome(failure=_unready.message, transient=True), unready=_unready)
+    try:
+        return Report(Outcome(function(*arguments)))
+    except CdmppError as error:
+        transient = isinstance(error, MeasurementError) and error.transient
+        return Report(Outcome(failure=f"{error.code}: {error.message}", transient=transient), error)
+    except BaseException as error:  # TVM and LLVM raise many kinds of errors
+        return failed(_memory() if _is_memory(error) else f"error: {last_line(error)}")
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "bad_alloc" in str(error)
+
+
+def _memory() -> str:
+    return f"memory: more than {_memory_bytes / 2**30:.3g} GiB"
+
+
+def identify() -> int:
+    time.sleep(_IDENTIFY_S)
+    return os.getpid()
+
+
+def last_line(error: BaseException) -> str:
+    """Return the most informative line of an error message, at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("File ", "-->", "^", "Traceback"))] or lines
+    last = kept[-1] if kept else type(error).__name__
+    return next((line for line in reversed(kept) if "rror" in line), last)[:300]
+
+
+def failed(reason: str) -> Report:
+    return Report(Outcome(failure=reason))
+
+
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C in processes and threads that are started meanwhile; this thread gets it afterwards.
 
-    A worker ignores Ctrl-C as soon as it runs :func:`cdmpp.data.measure.worker.begin`. Before, it would print a
+    A worker ignores Ctrl-C as soon as it runs :func:`cdmpp.data.measure.pools.begin`. Before, it would print a
     traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):

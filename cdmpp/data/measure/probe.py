@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cdmpp.data.ceilings import CeilingWarning, check_ceilings, derive_ceilings
-from cdmpp.data.measure.needed_bytes import needed_bytes
-from cdmpp.data.physics import UNSTABLE
+from cdmpp.data.physics import UNSTABLE, needed_bytes
 from cdmpp.data.records import Measurement, from_measurements
-from cdmpp.devices.ceilings import Ceilings
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.operators import DTYPE_BYTES, OperatorSpec, make_operator
+from cdmpp.devices.spec import Ceilings, DeviceSpec
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.operators import OperatorSpec, make_operator
 
 #: Memory limit of one program: bytes, or a share of the device's memory; and a share of the free memory.
 _MOST_BYTES, _BOARD_SHARE, _FREE_SHARE = 2**30, 1 / 64, 0.25
@@ -83,7 +82,7 @@ def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: fl
     dtypes : tuple of str
         Element types of matrix programs, "float32" among them.
     memory_bytes : float
-        Memory limit of a program (:func:`cdmpp.data.measure.needed_bytes.needed_bytes`).
+        Memory limit of a program (:func:`cdmpp.data.physics.needed_bytes`).
     """
     large_s = _LARGE_S[device.kind]
     specs: list[OperatorSpec] = []

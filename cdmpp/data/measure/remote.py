@@ -17,15 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.measure.board import MACHINE
-from cdmpp.data.measure.building import Library
-from cdmpp.data.measure.imports import import_tvm_alone
-from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.board import MACHINE, Tracker, no_server, parse_tracker
+from cdmpp.data.measure.building import Library, import_tvm_alone
+from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timing import Arguments, Clock, Inputs, TimedRun, TimingSettings, time_program
-from cdmpp.data.measure.tracker import Tracker, no_server, parse_tracker
-from cdmpp.data.measure.worker import Outcome, WorkerSettings
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 
 #: Number of lost sessions after which the program counts as the cause.

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cdmpp.data.measure.pools import WorkerSettings
 from cdmpp.data.measure.sampling import SampledProgram
 from cdmpp.data.measure.timing import TimingSettings
-from cdmpp.data.measure.worker import WorkerSettings
 
 
 class CollectSettings(BaseModel):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cdmpp.devices.host import available_cores
 from cdmpp.devices.loading import from_mapping, load_device
-from cdmpp.devices.native import available_cores
 from cdmpp.devices.registry import family, lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError

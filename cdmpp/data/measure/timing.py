@@ -3,6 +3,10 @@
 The run time determines the number of runs. Many short runs form one repeat, so that the clock's resolution
 does not matter; several repeats show the spread; a program that takes seconds is run once. The label is the
 median of the repeats, which is robust against one interrupted repeat.
+
+On a CPU, runs begin while the cores have their full speed. On a shared host a virtual core loses a quarter to a half of
+its speed for tenths of a second, while another tenant works on the same physical core. Small matrix products of
+constant size show it within a millisecond. They do not show contention for the last cache or for memory.
 """
 
 from __future__ import annotations
@@ -17,15 +21,19 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from cdmpp.data.measure.imports import import_tvm_alone, load_device_runtime
-from cdmpp.data.measure.quiet import QuietCheck
+from cdmpp.data.measure.building import import_tvm_alone, load_device_runtime
 from cdmpp.errors import MeasurementError
 
+#: Side of the matrices, products in one sample (some 30 us), and samples in one check, of which the median counts.
+_SIDE, _PRODUCTS, _SAMPLES = 64, 4, 9
+#: A core that slept has lower clocks for about this long; threads of a parallel program spin for less.
+_WARM_S = 0.002
+#: Time in which the full speed of each core is found at first.
+_FIRST_S = 1.0
 #: Runs the program ``number`` times for each of ``repeat`` repeats; seconds per run, one value per repeat.
 Evaluate = Callable[[int, int], Sequence[float]]
 #: Shape, element type, and whether the program writes it, for each argument of a program.
 Arguments = Sequence[tuple[Sequence[int], str, bool]]
-
 _SPECIFY_ONE_CORE_PER_THREAD = -2  # tvm::runtime::threading::ThreadGroup::AffinityMode
 _MAX_NUMBER = 100_000
 _INPUT_BYTES_KEPT = 512 * 2**20
@@ -55,16 +63,6 @@ class TimingSettings(BaseModel):
 
 
 @dataclass(frozen=True)
-class TimedRun:
-    """A timing, its total wall-clock seconds, the seconds of the timed runs, and whether the CPU was quiet."""
-
-    timing: Timing
-    elapsed_s: float
-    timed_s: float
-    quiet: bool = False
-
-
-@dataclass(frozen=True)
 class Timing:
     """Repeats of one program.
 
@@ -80,7 +78,7 @@ class Timing:
         2 if the spread of the first round exceeded the limit; the round with the smaller spread is kept. Summed over
         passes.
     disagreement : float
-        Relative difference of the two fastest passes (:mod:`cdmpp.data.measure.passes`).
+        Relative difference of the two fastest passes (:mod:`cdmpp.data.measure.timers`).
     """
 
     repeats_s: tuple[float, ...]
@@ -99,6 +97,16 @@ class Timing:
         """Interquartile range over median (0 for a single run), or the disagreement of passes if it is larger."""
         low, high = np.quantile(self.repeats_s, [0.25, 0.75])
         return max(float((high - low) / self.latency_s), self.disagreement)
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A timing, its total wall-clock seconds, the seconds of the timed runs, and whether the CPU was quiet."""
+
+    timing: Timing
+    elapsed_s: float
+    timed_s: float
+    quiet: bool = False
 
 
 def time_program(evaluate: Evaluate, settings: TimingSettings) -> Timing:
@@ -137,6 +145,75 @@ def _positive(figures: Sequence[float]) -> tuple[float, ...]:
     if not values or not all(math.isfinite(f) and f > 0 for f in values):
         raise MeasurementError(f"the clock returned {values}", hint="check the timer of the device")
     return values
+
+
+class QuietCheck:
+    """Waits until the cores run at full speed.
+
+    Parameters
+    ----------
+    cores : sequence of int
+        Cores that the timed program uses; the calling thread is pinned to the first one and returns to it.
+    tolerance : float
+        Relative excess over the fastest check of a core up to which it runs at full speed.
+    patience_s : float
+        Longest time to wait for one program and to repeat its runs.
+    """
+
+    def __init__(self, cores: Sequence[int], tolerance: float, patience_s: float) -> None:
+        self._cores, self._tolerance, self._patience_s = tuple(cores), tolerance, patience_s
+        rng = np.random.default_rng(0)
+        self._a, self._b = (rng.random((_SIDE, _SIDE), dtype=np.float32) for _ in range(2))
+        self._out = np.empty_like(self._a)
+        self._best_s = dict.fromkeys(self._cores, float("inf"))
+        self._left_s = patience_s
+        end = time.perf_counter() + _FIRST_S
+        while time.perf_counter() < end:
+            self.is_quiet()
+
+    def begin(self) -> None:
+        """Begin a program, with its full patience."""
+        self._left_s = self._patience_s
+
+    @property
+    def has_patience(self) -> bool:
+        """Whether waiting time is left for the present program."""
+        return self._left_s > 0
+
+    def spend(self, seconds: float) -> None:
+        """Take repeated runs from the patience for the present program."""
+        self._left_s -= seconds
+
+    def is_quiet(self) -> bool:
+        """Whether every core runs at full speed now."""
+        quiet = True
+        for core in reversed(self._cores):  # ends on the first one
+            if len(self._cores) > 1:
+                os.sched_setaffinity(0, {core})
+                self._warm()
+            seconds = float(np.median([self._sample_s() for _ in range(_SAMPLES)]))
+            self._best_s[core] = min(self._best_s[core], seconds)
+            quiet = quiet and seconds <= self._best_s[core] * (1 + self._tolerance)
+        return quiet
+
+    def wait(self) -> None:
+        """Wait until the cores are quiet or the patience ends."""
+        started = time.perf_counter()
+        self._warm()
+        while not self.is_quiet() and time.perf_counter() - started < self._left_s:
+            pass
+        self._left_s -= time.perf_counter() - started
+
+    def _warm(self) -> None:
+        end = time.perf_counter() + _WARM_S
+        while time.perf_counter() < end:
+            self._sample_s()
+
+    def _sample_s(self) -> float:
+        started = time.perf_counter()
+        for _ in range(_PRODUCTS):
+            np.dot(self._a, self._b, out=self._out)
+        return time.perf_counter() - started
 
 
 class Clock:

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from cdmpp.devices.cpuinfo import read_linux
+from cdmpp.devices.host import available_cores, this_cpu, this_cpu_name
 from cdmpp.devices.loading import load_device
-from cdmpp.devices.native import available_cores, this_cpu, this_cpu_name
-from cdmpp.devices.registry import lookup
+from cdmpp.devices.registry import find_known, lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
 
@@ -66,7 +66,7 @@ def find_timing_device(on: str, device: str | DeviceSpec | None = None, threads:
     cpu = spec or this_cpu(count)
     if cpu.kind != "cpu":
         raise InvalidDeviceError(f"{cpu.name} is a {cpu.kind}, not a CPU", hint="measure it with --on cuda")
-    if spec is not None and _is_known(spec.name):
+    if spec is not None and find_known(spec.name) is not None:
         _check_cpu(spec)
     return TimingDevice(where, cpu, count)
 
@@ -93,7 +93,8 @@ def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> TimingDevice:
     assert gpu is not None
     if gpu.kind != "gpu":
         raise InvalidDeviceError(f"{gpu.name} is a {gpu.kind}, not a GPU", hint="measure it with --on cpu")
-    if seen_as is not None and _is_known(gpu.name) and lookup(gpu.name).name != seen_as.name:
+    known = find_known(gpu.name)
+    if seen_as is not None and known is not None and known.name != seen_as.name:
         raise InvalidDeviceError(f"this GPU is a {seen_as.name}, not a {gpu.name}", hint="omit --device, or correct it")
     return TimingDevice(torch.device("cuda", number), gpu, 1)
 
@@ -109,14 +110,6 @@ def _check_cpu(spec: DeviceSpec) -> None:
             f"this CPU is {here}, not {spec.name}",
             hint="omit --device, or describe the CPU in a file: --device FILE.toml",
         )
-
-
-def _is_known(name: str) -> bool:
-    try:
-        lookup(name)
-    except UnknownDeviceError:
-        return False
-    return True
 
 
 def free_bytes(place: TimingDevice) -> float:

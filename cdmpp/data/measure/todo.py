@@ -1,28 +1,41 @@
-"""Folder of programs to measure, written by ``cdmpp select``: a CSV file for any tool, and its description."""
+"""Programs to measure: the folder that ``cdmpp select`` writes, with a CSV file for any tool, and their measurement."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from cdmpp.data.device_specs import parse_spec, spec_text
 from cdmpp.data.folder import DEVICE
-from cdmpp.devices.registry import lookup
+from cdmpp.data.physics import UNSTABLE
+from cdmpp.devices.loading import specification_toml
+from cdmpp.devices.registry import find_known
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.writing import specification_toml
-from cdmpp.errors import CdmppError, DataError, UnknownDeviceError
+from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.query_options import PROTOCOLS
 from cdmpp.utils.files import MAX_CONFIG_BYTES, MAX_REQUEST_BYTES, read_bytes
 from cdmpp.utils.units import format_latency
 from cdmpp.utils.writing import replacing
 
+# Records need pyarrow, which a machine that only times a job may lack: they are imported late.
+if TYPE_CHECKING:
+    from cdmpp.data.records import Measurement
+    from cdmpp.data.table import MeasurementTable
+
 PROGRAMS, ABOUT, README = "programs.csv", "select.json", "README.md"
 COLUMNS = ("program", "operator", "family", "expected_latency_s", "latency_us", "protocol", "framework", "device")
+RECORDS = "records.parquet"
+#: Seconds between two writes of the measurements.
+_WRITE_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +124,7 @@ def _readme(todo: Todo, folder: Path) -> str:
         "kernel": "the time of the kernels only",
     }[todo.protocol]
     model = todo.about.get("model", "models/base")
-    file = "" if todo.device == _known(todo.device.name) else f" --device {folder / DEVICE}"
+    file = "" if todo.device == find_known(todo.device.name) else f" --device {folder / DEVICE}"
     return f"""# {len(todo.programs)} programs to measure on {todo.device.name}
 
 According to the model, measuring them with `cdmpp measure` takes about {format_latency(todo.estimate_s)}.
@@ -131,13 +144,6 @@ Correct the columns `protocol` and `framework` if your tool uses another definit
 """
 
 
-def _known(name: str) -> DeviceSpec | None:
-    try:
-        return lookup(name)
-    except UnknownDeviceError:
-        return None
-
-
 def read_todo(folder: Path) -> Todo:
     """Read a folder of :func:`write_todo`; the CSV may have fewer or additional programs.
 
@@ -147,7 +153,7 @@ def read_todo(folder: Path) -> Todo:
         A file cannot be read, or a row is not a program (rows are counted from 1, without the header).
     """
     # Imported late: it needs pyarrow, which a machine that only times a job may lack.
-    from cdmpp.data.program_csv import read_program
+    from cdmpp.programs.operators import read_operator
 
     try:
         about = json.loads(read_bytes(folder / ABOUT, MAX_CONFIG_BYTES))
@@ -164,7 +170,7 @@ def read_todo(folder: Path) -> Todo:
     programs, expected = [], []
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
         try:
-            programs.append(read_program((row.get("program") or "").strip()))
+            programs.append(read_operator((row.get("program") or "").strip()))
             expected.append(float(row.get("expected_latency_s") or "nan"))
         except CdmppError as error:
             raise DataError(f"{folder / PROGRAMS}, row {number}: {error.message}", hint=error.hint) from None
@@ -173,3 +179,111 @@ def read_todo(folder: Path) -> Todo:
     if not programs:
         raise DataError(f"{folder / PROGRAMS} has no programs", hint="select the programs again")
     return Todo(tuple(programs), tuple(expected), device, protocol, framework, about, estimate_s)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Result of a run.
+
+    Attributes
+    ----------
+    path : Path
+    records : int
+        Number of successful records in the file; ``new`` of them are from this run.
+    new : int
+    failed : dict of str to str
+        Programs that failed, with the reason.
+    """
+
+    path: Path
+    records: int
+    new: int
+    failed: dict[str, str]
+
+
+def records_path(out: Path | None, folder: Path) -> Path:
+    """Return the file of records: ``out`` if it ends in .parquet, else :data:`RECORDS` in that folder."""
+    place = folder if out is None else out
+    return place if place.suffix == ".parquet" else place / RECORDS
+
+
+def measure_programs(
+    programs: Sequence[OperatorSpec],
+    measure: Callable[[OperatorSpec], Measurement],
+    path: Path,
+    *,
+    device: str,
+    protocol: str,
+    step: Callable[[], None] = lambda: None,
+) -> Measured:
+    """Measure programs into a file of records; programs that it already has are skipped.
+
+    After an interruption (``KeyboardInterrupt``) the file contains the measurements so far.
+
+    Parameters
+    ----------
+    measure : callable
+        For example :meth:`cdmpp.data.measure.library.LibraryTimer.record`.
+    path : Path
+        Parquet file, as :func:`records_path` names it.
+    device, protocol : str
+        Device and protocol of ``measure``.
+    step : callable
+        Called once per program, measured or skipped.
+
+    Raises
+    ------
+    DataError
+        The file cannot be written, or has records of another device or protocol.
+    """
+    done = _done(path, device, protocol)
+    hashes = set() if done is None else {done.program_hashes[key] for key in done.program_key.tolist()}
+    new: list[Measurement] = []
+    written = time.monotonic()
+    try:
+        for spec in programs:
+            if spec.hash() not in hashes:
+                row = measure(spec)
+                if row.excluded_reason == UNSTABLE:  # the disturbance may have ended
+                    row = measure(spec)
+                new.append(row)
+                if time.monotonic() - written > _WRITE_EVERY_S:
+                    _write(path, done, new)
+                    written = time.monotonic()
+            step()
+    finally:
+        if new:
+            _write(path, done, new)
+    failed = {row.program: row.failure for row in new if row.failure}
+    return Measured(path, (0 if done is None else len(done)) + len(new) - len(failed), len(new) - len(failed), failed)
+
+
+def _done(path: Path, device: str, protocol: str) -> MeasurementTable | None:
+    """Return the successful records of earlier runs."""
+
+    from cdmpp.data.load import load_table
+    from cdmpp.data.summary import measured
+
+    if not path.exists():
+        return None
+    table = load_table(path)
+    for what, labels, expected in (("device", table.device, device), ("protocol", table.protocol, protocol)):
+        others = set(labels.used()) - {expected}
+        if others:
+            raise DataError(
+                f"{path} holds records of the {what} {', '.join(sorted(others))}, not of {expected}",
+                hint="choose another --out",
+            )
+    return table.select(np.flatnonzero(measured(table) & (table.program_key >= 0)))
+
+
+def _write(path: Path, done: MeasurementTable | None, new: Sequence[Measurement]) -> None:
+    from cdmpp.data.records import from_measurements, write_records
+    from cdmpp.data.table import concat
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}", hint="choose another --out") from None
+    table = from_measurements(list(new))
+    write_records(table if done is None else concat([done, table]), path)

@@ -1,7 +1,8 @@
-"""Files of a model folder: names, manifest, and writing that leaves a whole folder or none."""
+"""Files of a model folder: names, manifest, identity, and writing that leaves a whole folder or none."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -9,7 +10,9 @@ import shutil
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import ArtifactError
 
@@ -106,3 +109,154 @@ def no_model_folder(path: Path, error: OSError) -> ArtifactError:
         f"{path} is not a model folder: {error.strerror} ({Path(error.filename or '').name})",
         hint=f"a model folder holds {TENSORS} and {MANIFEST}; train one with: cdmpp train --out DIR",
     )
+
+
+#: Field with the SHA-256 of all other fields. Folders of versions up to 0.1.0 lack it.
+SEAL = "manifest_sha256"
+#: Fields of a trained model's manifest on which its predictions depend.
+_PREDICTING = (
+    "feature_schema",
+    "input_schema",
+    "schedule_schema",
+    "network",
+    "devices",
+    "device_specs",
+    "domain",
+    "calibration",
+    "scheduled",
+)
+
+_Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+_Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Domain(_Fields):
+    reach: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    contexts: list[str]
+
+
+class _Calibration(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    inside: Annotated[_Factor, Field(alias="in")]
+    near: _Factor
+    out: _Factor
+    open: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] = 1.0
+
+
+class TrainedManifest(_Fields):
+    """Fields that a trained model's manifest must have; reports may follow."""
+
+    name: str
+    label: str
+    feature_schema: str
+    libraries: dict[str, Any]
+    network: dict[str, Any]
+    devices: list[str]
+    device_specs: dict[str, dict[str, Any]] = {}
+    domain: _Domain
+    calibration: _Calibration
+    sha256: dict[str, _Digest]
+    metrics: dict[str, Any] = {}
+    #: Identity of the model for programs of backend ``tvm`` in the folder
+    #: :data:`cdmpp.model.artifact.folder.SCHEDULED`.
+    scheduled: str = ""
+
+
+class _Base(_Fields):
+    model_id: str
+    sha256: _Digest
+    path: str
+    was: str
+
+
+class _Names(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    operators: list[str]
+    settings: list[str]
+
+
+class AdapterManifest(_Fields):
+    """Fields that an adapted model's manifest must have."""
+
+    base: _Base
+    device: dict[str, Any]
+    process: dict[str, Any]
+    numeric: list[str]
+    names: _Names
+    weight: Annotated[float, Field(ge=0, le=1)]
+    width: _Factor
+    tuned: bool
+    scheduled: bool = False
+    report: dict[str, Any]
+    sha256: dict[str, _Digest]
+
+
+def check_fields(path: Path, manifest: Mapping[str, Any], kind: type[BaseModel]) -> None:
+    """Check the types of the fields.
+
+    Raises
+    ------
+    ArtifactError
+        The message names each missing or invalid field.
+    """
+    try:
+        kind.model_validate(manifest)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)[:5])
+        raise ArtifactError(
+            f"{path / MANIFEST} is damaged: {faults[:500]}", hint="copy the model folder again, or retrain"
+        ) from None
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with its checksum, as it will be read from JSON."""
+    content: dict[str, Any] = json.loads(json.dumps({k: v for k, v in manifest.items() if k != SEAL}))
+    return {**content, SEAL: digest(content)}
+
+
+def check_seal(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Check the checksum of the manifest, if it has one.
+
+    Raises
+    ------
+    ArtifactError
+        The manifest was changed after it was written.
+    """
+    if SEAL in manifest and sealed(manifest)[SEAL] != manifest[SEAL]:
+        raise ArtifactError(
+            f"{path / MANIFEST} does not match its checksum: it was changed after it was written",
+            hint="copy the model folder again, or retrain",
+        )
+
+
+def check_identity(path: Path, manifest: Mapping[str, Any], identity: str) -> None:
+    """Check that a manifest with a checksum names the model by the identity of its content.
+
+    Raises
+    ------
+    ArtifactError
+        It names another model.
+    """
+    if SEAL in manifest and manifest.get("model_id") != identity:
+        raise ArtifactError(
+            f"{path} names itself {str(manifest.get('model_id'))[:200]!r}, its content is {identity!r}",
+            hint="copy the model folder again, or retrain",
+        )
+
+
+def trained_identity(manifest: Mapping[str, Any]) -> str:
+    """Name of a trained model and hash of its tensors and of every other field that predictions depend on."""
+    content = {name: manifest[name] for name in _PREDICTING if name in manifest}
+    content[TENSORS] = manifest["sha256"][TENSORS]
+    return f"{manifest['name']}-{digest(content)[:12]}"
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of a JSON value, whatever its layout in a file."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

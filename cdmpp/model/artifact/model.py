@@ -7,12 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cdmpp.data.device_specs import resolve
 from cdmpp.devices.loading import from_mapping
-from cdmpp.devices.registry import commonest
+from cdmpp.devices.registry import lookup_board
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import UnknownDeviceError
-from cdmpp.model.adapter.adapter import Adapter
+from cdmpp.model.adapter import Adapter
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.config import NetworkConfig
@@ -127,13 +125,7 @@ class Artifact:
         UnknownDeviceError
             No known device and no training device has this name.
         """
-        try:
-            return resolve(name, self.device_specs)
-        except UnknownDeviceError:
-            board = commonest(name)
-            if board is None:
-                raise
-            return board
+        return lookup_board(name, self.device_specs)
 
     @cached_property
     def trained_devices(self) -> list[tuple[int, DeviceSpec]]:

@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import ArtifactError, CdmppError
-from cdmpp.model.artifact.folder import ERROR_TABLE, MANIFEST, SCHEDULED, cannot_write, read_manifest, swap_folder
+from cdmpp.model.artifact.folder import (
+    ERROR_TABLE,
+    MANIFEST,
+    SCHEDULED,
+    TrainedManifest,
+    cannot_write,
+    check_fields,
+    check_seal,
+    read_manifest,
+    sealed,
+    swap_folder,
+    trained_identity,
+)
 from cdmpp.model.artifact.load import load_artifact
-from cdmpp.model.artifact.manifest import TrainedManifest, check_fields, check_seal, sealed, trained_identity
 
 
 def attach_scheduled(folder: Path, trained: Path) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load, save
 
+from cdmpp.devices.registry import table
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.devices.table import table
 from cdmpp.errors import ArtifactError, CdmppError
 from cdmpp.features.schedule import SCHEDULE_HASHES
 from cdmpp.features.schema import SCHEMA_HASH
@@ -25,33 +25,30 @@ from cdmpp.model.artifact.folder import (
     MANIFEST,
     SCHEDULED,
     TENSORS,
-    library_versions,
-    no_model_folder,
-    read_manifest,
-    write_folder,
-)
-from cdmpp.model.artifact.manifest import (
     TrainedManifest,
     check_fields,
     check_identity,
     check_seal,
+    library_versions,
+    no_model_folder,
+    read_manifest,
     sealed,
     trained_identity,
+    write_folder,
 )
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.collectives.store import read_model
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.config import LEVELS, NetworkConfig, UnsupportedOptionError
-from cdmpp.model.nn.inputs import QUESTION_COLUMNS, SUMMARY_COLUMNS
-from cdmpp.model.nn.transfer import network_columns
-from cdmpp.model.nn.weights import Weights
+from cdmpp.model.nn.inputs import QUERY_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.weights import Weights, network_columns
 
 if TYPE_CHECKING:
     from cdmpp.model.nn.network import LatencyNetwork
 
 INPUT_HASH = hashlib.sha256(
     # "2": the reference and the ratios use sustained rates and a floor that depends on the clock.
-    ",".join(("2", *SUMMARY_COLUMNS, *QUESTION_COLUMNS, *map(str, LEVELS))).encode()
+    ",".join(("2", *SUMMARY_COLUMNS, *QUERY_COLUMNS, *map(str, LEVELS))).encode()
 ).hexdigest()[:16]
 
 

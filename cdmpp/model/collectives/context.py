@@ -1,15 +1,27 @@
-"""Contexts of collectives: everything that decides a latency except the number of bytes."""
+"""Contexts of collectives: everything that decides a latency except the number of bytes.
+
+Rows of measurement tables become contexts and bytes (:func:`collective_rows`). :class:`Reasons` says why a context is
+not a measured one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from math import log2
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from cdmpp.devices.links import link_of_name
 from cdmpp.devices.paths import devices_together, link_of_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.collectives import LIBRARIES, Collective, collective_path
+from cdmpp.programs.collectives import LIBRARIES, Collective, collective_path, is_collective
+
+if TYPE_CHECKING:
+    from cdmpp.data.table import MeasurementTable
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 #: A library that is not stated.
 UNSTATED = ""
@@ -111,3 +123,126 @@ def context_of_fields(fields: Mapping[str, Any], device: DeviceSpec, protocol: s
         link_of_device(device).name,
         device.arch.partition(" ")[0].casefold(),
     )
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """What of a query training did not have; empty fields say nothing.
+
+    Attributes
+    ----------
+    device, link : (name, bytes per second)
+        No measurements of the device, or of it with this link: the link's specification decides.
+    stack : (library, mode)
+        No measurements of this library in this mode, or for ``operator`` on this device.
+    ranks : (ranks, most measured, where these were measured)
+    kind : str
+        No measurements of this kind of link.
+    libraries : tuple of str
+        Libraries that a query without one may mean.
+    size : bool
+        The message is smaller or larger than the measured ones.
+    """
+
+    device: tuple[str, float] | None = None
+    link: tuple[str, float] | None = None
+    stack: tuple[str, str] | None = None
+    operator: str = ""
+    ranks: tuple[int, int, str] | None = None
+    kind: str = ""
+    libraries: tuple[str, ...] = ()
+    size: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a reason."""
+        return self != Reasons()
+
+
+def describe(reasons: Reasons) -> str:
+    """The reasons as a sentence."""
+    texts = []
+    if reasons.device:
+        name, bandwidth = reasons.device
+        texts.append(f"no collective was measured on this device: the figures follow {name}, {bandwidth / 1e9:g} GB/s")
+    if reasons.link:
+        name, bandwidth = reasons.link
+        texts.append(f"the device was not measured with {name}: the figures follow {bandwidth / 1e9:g} GB/s")
+    if reasons.stack:
+        library, mode = reasons.stack
+        what = f" for {reasons.operator} on this device" if reasons.operator else ""
+        texts.append(f"{library} was not measured in mode {mode}{what}: the figures follow other modes and libraries")
+    if reasons.ranks:
+        ranks, most, where = reasons.ranks
+        texts.append(f"{ranks} ranks: at most {most} were measured {where}")
+    if reasons.kind:
+        texts.append(f"no link of kind {reasons.kind} was measured")
+    if reasons.libraries:
+        texts.append(f"no library is stated: the mean of {', '.join(reasons.libraries)}, and the interval covers them")
+    if reasons.size:
+        texts.append("the message is outside the measured sizes")
+    return "; ".join(texts)
+
+
+@dataclass(frozen=True)
+class CollectiveRows:
+    """Collectives of a table.
+
+    Attributes
+    ----------
+    index : (n,) int
+        Rows of the table.
+    contexts : list of Context
+    context : (n,) int
+    bytes : (n,) float
+    """
+
+    index: Array
+    contexts: list[Context]
+    context: Array
+    bytes: Array
+
+
+def collective_rows(
+    table: MeasurementTable,
+    rows: Array,
+    known_as: Callable[[DeviceSpec], str],
+    specs: dict[str, DeviceSpec] | None = None,
+) -> CollectiveRows:
+    """The collectives among some rows of a table; rows of unknown devices must not be among them.
+
+    Parameters
+    ----------
+    rows : (n,) int
+        Rows, all of them collectives.
+    known_as : callable
+        :meth:`cdmpp.model.collectives.model.CollectiveModel.known_as`.
+    specs : dict, optional
+        Specifications by device name that replace the table's.
+    """
+    names = table.device.names
+    devices = {
+        code: (specs or {}).get(names[code]) or table.device_spec(names[code])
+        for code in np.unique(table.device.codes[rows]).tolist()
+    }
+    known = {code: known_as(device) for code, device in devices.items()}
+    protocols = table.protocol.names
+    numbers: dict[Context, int] = {}
+    context, bytes_ = np.zeros(len(table), dtype=np.int64), np.zeros(len(table))
+    wanted = np.zeros(len(table), dtype=np.bool_)
+    wanted[rows] = True
+    for block in table.specs:
+        if not is_collective(block.operator):
+            continue
+        index = block.row_index
+        columns = np.stack([table.device.codes[index], table.protocol.codes[index], block.sizes["ranks"]], axis=1)
+        distinct, inverse = np.unique(columns, axis=0, return_inverse=True)
+        bytes_[index] = block.sizes["bytes"]
+        for number, (device, protocol, ranks) in enumerate(distinct.tolist()):
+            members = index[inverse.reshape(-1) == number]
+            if not wanted[members].any():
+                continue
+            fields = {"operator": block.operator, "dtype": block.dtype, **block.flags, "ranks": ranks}
+            one = context_of_fields(fields, devices[device], protocols[protocol], known[device])
+            context[members] = numbers.setdefault(one, len(numbers))
+    return CollectiveRows(rows, list(numbers), context[rows], bytes_[rows])

@@ -1,4 +1,8 @@
-"""A model of collectives for one machine, from a few of its own measurements."""
+"""A model of collectives for one machine, from a few of its own measurements.
+
+:func:`informative_rows` chooses measurements of a new device: those that reduce the model's uncertainty most, without
+their latencies.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidProgramError
-from cdmpp.model.collectives.context import context_of
-from cdmpp.model.collectives.correction import Correction
+from cdmpp.model.collectives.context import Context, context_of
 from cdmpp.model.collectives.model import CollectiveModel
+from cdmpp.model.collectives.residual import NOISE, Correction, prior_covariance
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import make_operator, parse_operator
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def as_collective(program: Collective | Mapping[str, Any] | str) -> Collective:
@@ -79,3 +85,43 @@ def collective_seconds(
     spec = as_collective(program)
     context = context_of(spec, device, protocol, model.known_as(device))
     return float(np.exp(model.predict([context], np.zeros(1, dtype=np.int64), np.array([float(spec.bytes)])).point[0]))
+
+
+#: Candidates that are drawn of all rows, for each row that is chosen and at least, and more of each context.
+PER_CHOICE, CANDIDATES, PER_CONTEXT = 2, 400, 4
+
+
+def informative_rows(
+    model: CollectiveModel, contexts: Sequence[Context], context: Array, bytes_: Array, k: int, seed: int = 0
+) -> Array:
+    """Positions of k rows, ascending.
+
+    One row after the other is chosen: the one whose measurement leaves the smallest sum of variances over the
+    candidates, under the covariance with which :class:`cdmpp.model.collectives.residual.Correction` is fitted.
+
+    Parameters
+    ----------
+    model : CollectiveModel
+    contexts : sequence of Context
+    context, bytes_ : (n,)
+        Index into ``contexts`` and bytes of the rows to choose from; ``k`` is at most n.
+    seed : int
+        Of the draw of candidates.
+    """
+    rng = np.random.default_rng(seed)
+    rows = np.arange(len(context))
+    drawn = [rng.choice(rows, min(max(CANDIDATES, PER_CHOICE * k), len(rows)), replace=False)]
+    for number in np.unique(context).tolist():
+        members = rows[context == number]
+        drawn.append(rng.choice(members, min(PER_CONTEXT, len(members)), replace=False))
+    candidates = np.unique(np.concatenate(drawn))
+    of_candidates = [contexts[i] for i in context[candidates].tolist()]
+    size = np.log2(bytes_[candidates])
+    left = prior_covariance(model, of_candidates, size, of_candidates, size)
+    free = np.ones(len(candidates), dtype=np.bool_)
+    for _ in range(k):
+        total = np.diag(left) + NOISE**2
+        best = int(np.where(free, (left**2).sum(axis=0) / total, -1.0).argmax())
+        free[best] = False
+        left = left - np.outer(left[:, best], left[best]) / total[best]
+    return candidates[~free]

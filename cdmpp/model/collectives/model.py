@@ -3,7 +3,7 @@
 A curve is the baseline times the exponential of the components' residuals, at sizes a quarter of a power of two apart.
 It is then made monotone, and limited by the nominal bandwidth of the link. Between the sizes it is interpolated in
 logarithms, so that latencies never fall with the bytes, and no figure exceeds the link's bandwidth by more than
-:data:`cdmpp.model.collectives.baseline.OVER_NOMINAL`.
+:data:`cdmpp.model.collectives.residual.OVER_NOMINAL`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ import numpy as np
 
 from cdmpp.devices.paths import link_of_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.model.collectives.baseline import Baseline, least_seconds, roofline_seconds
-from cdmpp.model.collectives.components import COMPONENTS, Key
-from cdmpp.model.collectives.context import Context
-from cdmpp.model.collectives.correction import Correction
-from cdmpp.model.collectives.monotone import rising
-from cdmpp.model.collectives.reasons import Reasons, describe
+from cdmpp.model.collectives.context import Context, Reasons, describe
+from cdmpp.model.collectives.residual import COMPONENTS, Baseline, Correction, Key, least_seconds, roofline_seconds
 from cdmpp.model.domain.score import label
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.utils.isotonic import pool_adjacent_violators
 from cdmpp.utils.lru import Lru
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -279,7 +276,9 @@ class CollectiveModel:
         log_s = self.baseline.log_seconds(context, KNOTS) + residual
         weights = np.where((sizes[0] <= KNOTS) & (sizes[1] >= KNOTS), 1.0, 1e-3)
         bound = np.log(least_seconds(context, 2.0**KNOTS))
-        log_s = np.maximum(rising(log_s, weights), bound)
+        if (np.diff(log_s) < 0).any():
+            log_s = np.maximum.accumulate(pool_adjacent_violators(log_s, weights))
+        log_s = np.maximum(log_s, bound)
         coverage, reasons = self._coverage(context, known is not None)
         return Curve(log_s, spread, np.zeros(len(KNOTS)), coverage, sizes, reasons)
 

@@ -13,10 +13,9 @@ from safetensors.numpy import load, save
 
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import ArtifactError, UnknownDeviceError
-from cdmpp.model.collectives.baseline import Baseline
-from cdmpp.model.collectives.components import COMPONENTS, Key
 from cdmpp.model.collectives.context import Context
 from cdmpp.model.collectives.model import CollectiveModel, Devices, Known, sheet_of
+from cdmpp.model.collectives.residual import COMPONENTS, Baseline, Key
 
 TENSORS, HEADER = "collectives.safetensors", "collectives.json"
 FORMAT = 1

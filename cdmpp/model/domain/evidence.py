@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context
 from cdmpp.model.nn.rows import distinct_rows
-from cdmpp.programs.quantisation import base_type
+from cdmpp.programs.elements import base_type
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]

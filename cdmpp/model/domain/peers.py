@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context, Domain
 from cdmpp.model.nn.rows import QueryRows
-from cdmpp.programs.quantisation import base_type
+from cdmpp.programs.elements import base_type
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

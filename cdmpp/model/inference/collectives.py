@@ -10,12 +10,11 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.model.artifact.folder import default_model
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.collectives.context import Context, context_of
+from cdmpp.model.collectives.context import Context, collective_rows, context_of
 from cdmpp.model.collectives.model import CollectiveModel, CollectiveOutput
-from cdmpp.model.collectives.rows import collective_rows
 from cdmpp.model.collectives.store import read_model
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.program import TensorProgram

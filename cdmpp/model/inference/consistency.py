@@ -28,7 +28,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidProgramError
-from cdmpp.features.encoded import TIR
+from cdmpp.features.encode import TIR
 from cdmpp.model.domain.calibration import scale_quantiles
 from cdmpp.model.domain.evidence import NARROW, Evidence, Kind
 from cdmpp.model.inference.output import NetworkOutput

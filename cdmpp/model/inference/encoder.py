@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.encode import EncodedPrograms, encode_operators, encode_tvm_json, finite, overflow
-from cdmpp.features.encoded import TIR, EncodedProgram
+from cdmpp.features.encode import (
+    TIR,
+    EncodedProgram,
+    EncodedPrograms,
+    encode_operators,
+    encode_tvm_json,
+    finite,
+    overflow,
+)
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.lru import Lru

@@ -22,9 +22,8 @@ from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.model.inference.output import NetworkOutput
 from cdmpp.model.nn.config import LEVELS, NetworkConfig
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
-from cdmpp.model.nn.positional_encoding_np import encode_places
-from cdmpp.model.nn.rows import QueryRows, RowInputs
-from cdmpp.model.nn.store import Bucket
+from cdmpp.model.nn.positions import encode_positions
+from cdmpp.model.nn.rows import Bucket, QueryRows, RowInputs
 from cdmpp.model.nn.weights import Weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -186,7 +185,7 @@ class Engine:
                 "inputs": queries[padded],
                 "logs": logs[padded],
                 "device": devices[padded],
-                "places": encode_places(self.config.positions, bucket.positions[slots], self.config.width),
+                "places": encode_positions(self.config.positions, bucket.positions[slots], self.config.width),
             }
             outputs = self._session.run(names, feed)
             count = len(members)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encoded import EncodedProgram, element_types, operator_name
-from cdmpp.model.adapter.features import FeatureMaker
+from cdmpp.features.encode import EncodedProgram, element_types, operator_name
+from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence
 from cdmpp.model.domain.peers import TRANSFERRED, Peers, Trained, as_peers, corrects, shift, weights

@@ -9,8 +9,7 @@ import torch
 
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.network import LatencyNetwork
-from cdmpp.model.nn.rows import QueryRows, RowInputs
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.model.nn.rows import ProgramStore, QueryRows, RowInputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Leaves (padding counted) in one forward pass of :func:`predict_rows`, and leaf pairs of its attention.

@@ -1,7 +1,7 @@
 """Where a GPU schedule meets a GPU: occupancy, waves, and the time of each kind of instruction at full rate.
 
 The schedule's columns (:mod:`cdmpp.features.gpu_schedule`) do not depend on a device, and the limits of a compute unit
-(:mod:`cdmpp.devices.occupancy`) do not depend on a program. Times enter as ratios to the reference
+(:mod:`cdmpp.devices.limits`) do not depend on a program. Times enter as ratios to the reference
 of :func:`gpu_inputs`, which transfer to devices outside the training set.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.occupancy import unit_limits
+from cdmpp.devices.limits import unit_limits
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.gpu_schedule import GPU_COLUMNS, GPU_FLAGS, LARGEST, LEAF, PROGRAM, WARP
 

@@ -3,44 +3,115 @@
 CDMPP section 4.2-4.3 with these deviations: any number of leaves in one model (padding mask and attention
 pooling in place of one flatten layer per leaf count); the network predicts log(latency / reference), the
 reference being arithmetic + traffic + launch floor of the device at hand; the device conditions every leaf.
+
+All leaves go through each matrix product together; attention is computed for one leaf count at a time.
+
+The time of a scheduled program is the sum of its leaves' times (:meth:`LatencyNetwork.leaf_seconds`), because a
+program runs its leaves one after the other. Each of a leaf's counts (:mod:`cdmpp.features.instructions`: vector
+instructions, cache lines, library calls, ...) has a cost, which the leaf's token adjusts within bounds. The program's
+time is the sum over leaves plus a constant. Costs of instructions that can overlap are combined by a power mean, the
+others add up. The counts are of a CPU: a program with thread bindings has no such time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from cdmpp.model.nn.config import LEVELS, NetworkConfig
-from cdmpp.model.nn.encoder import EncoderLayer, Part, attention_bias, split_parts
-from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
-from cdmpp.model.nn.leaf_times import LeafTimes
-from cdmpp.model.nn.positions import PositionEncoding
+from cdmpp.features.schedule import SCHEDULE_COLUMNS
+from cdmpp.features.schema import WIDTH
+from cdmpp.model.nn.config import (
+    ADD,
+    CALL_CYCLES,
+    CYCLE_S,
+    LEVELS,
+    OVERLAP,
+    PEAK_CENTRE,
+    PEAK_LOG,
+    POWER,
+    REACH,
+    THREADS,
+    UNITS_LOG,
+    VECTOR_FLOPS,
+    NetworkConfig,
+)
+from cdmpp.model.nn.inputs import INPUT_WIDTH, LEAF_DEVICE_RATIOS, QUERY_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.layers import Layer, member_layers
+from cdmpp.model.nn.positions import encode_positions
 
-__all__ = ["INPUT_WIDTH", "LEVELS", "TIMED_MULTIPLE", "LatencyNetwork", "NetworkConfig", "Residual", "parameter_count"]
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one padded leaf count.
+
+    Attributes
+    ----------
+    leaves : (rows, leaves, columns)
+    positions : (rows, leaves) or (leaves,)
+    mask : (rows, leaves) bool, True for real leaves; None when all are
+    """
+
+    leaves: Tensor
+    positions: Tensor
+    mask: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and leaves."""
+        return self.leaves.shape[0], self.leaves.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        """Leaves of all rows, padding counted."""
+        return self.leaves.shape[0] * self.leaves.shape[1]
+
+
+def split_parts(tokens: Tensor, parts: Sequence[Part]) -> tuple[Tensor, ...]:
+    """Tokens of each part, then the padding at the end."""
+    sizes = [part.tokens for part in parts]
+    return torch.split(tokens, [*sizes, len(tokens) - sum(sizes)])
+
+
+def _counted(leaves: Tensor) -> Tensor:
+    """Mask of the leaves with counts of a CPU, (rows, leaves); ``leaves`` (rows, leaves, columns), unscaled."""
+    counted = leaves[:, :, _COUNTS[0]] > 0
+    return counted & (leaves[:, :, _THREADS] == 0) if leaves.shape[2] > _THREADS else counted
+
 
 #: In training, rows of scheduled programs are padded to a multiple of this.
 TIMED_MULTIPLE = 32
 
 
-class Residual(nn.Module):
-    """Pre-norm residual block of the head."""
+#: Columns of a leaf with counts of a CPU, and the logarithm of their initial costs.
+_COUNTS = torch.tensor([WIDTH + SCHEDULE_COLUMNS.index(name) for name in (*OVERLAP, *ADD)])
+_LOG_COSTS = torch.tensor([math.log(cost) for cost in (*OVERLAP.values(), *ADD.values())])
+_THREADS = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
+_RATIOS = torch.tensor(LEAF_DEVICE_RATIOS)
 
-    def __init__(self, width: int, dropout: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, width)
-        self.down = nn.Linear(width, width)
-        self.dropout = nn.Dropout(dropout)
-        nn.init.zeros_(self.down.weight)
-        nn.init.zeros_(self.down.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(rows, width) -> (rows, width)."""
-        out: Tensor = x + self.dropout(self.down(nn.functional.silu(self.up(self.norm(x)))))
-        return out
+def _add_layer(network: nn.Module, name: str, layer: Layer) -> None:
+    """Add a layer with its initial weights; its name contains the names of the modules around it."""
+    *path, own_name = name.split(".")
+    for part in path:
+        if part not in network._modules:
+            network.add_module(part, nn.Module())
+        network = network.get_submodule(part)
+    module: nn.Linear | nn.LayerNorm | nn.Embedding
+    if layer.kind == "linear":
+        module = nn.Linear(layer.inputs, layer.outputs)
+    elif layer.kind == "norm":
+        module = nn.LayerNorm(layer.outputs)
+    else:
+        module = nn.Embedding(layer.inputs, layer.outputs)
+        nn.init.normal_(module.weight, std=0.1)
+    if layer.zero:
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+    network.add_module(own_name, module)
 
 
 class LatencyNetwork(nn.Module):
@@ -57,43 +128,17 @@ class LatencyNetwork(nn.Module):
     leaf_scale: Tensor
     input_mean: Tensor
     input_scale: Tensor
-    _meets: Tensor
 
     def __init__(self, config: NetworkConfig, devices: int) -> None:
         super().__init__()
         self.config = config
-        width = config.width
-        self.register_buffer("leaf_mean", torch.zeros(config.leaf_width))
-        self.register_buffer("leaf_scale", torch.ones(config.leaf_width))
-        self.register_buffer("input_mean", torch.zeros(INPUT_WIDTH))
-        self.register_buffer("input_scale", torch.ones(INPUT_WIDTH))
-        self.register_buffer("_meets", torch.tensor(LEAF_MEETS_DEVICE), persistent=False)
-        self.leaf_in = nn.Linear(config.leaf_width + len(DEVICE_LOGS), width)
-        self.condition = nn.Linear(INPUT_WIDTH, width)
-        self.encoding: nn.Module = PositionEncoding(config.positions, width)
-        self.layers = nn.ModuleList(
-            EncoderLayer(width, config.heads, config.feed_forward) for _ in range(config.layers)
-        )
-        self.pool_norm = nn.LayerNorm(width)
-        self.pool_score = nn.Linear(width, config.heads)
-        self.leaf_times = LeafTimes(width, INPUT_WIDTH, config.leaf_width) if config.schedule else None
-        self.device = nn.Embedding(devices + 1, config.device_width)
-        nn.init.normal_(self.device.weight, std=0.1)
-        latent = 2 * width + (2 if self.leaf_times else 0)
-        self.head_in = nn.Linear(latent + INPUT_WIDTH + config.device_width, config.head_width)
-        self.head = nn.Sequential(
-            *(Residual(config.head_width, config.dropout) for _ in range(config.head_layers)),
-            nn.LayerNorm(config.head_width),
-        )
-        self.out = nn.Linear(config.head_width, (4 if config.head == "structured" else 1) + len(LEVELS))
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-        self.timed = nn.Linear(config.head_width, 1) if self.leaf_times else None
-        if self.timed is not None:
-            nn.init.zeros_(self.timed.weight)
-            nn.init.zeros_(self.timed.bias)
-        alone = config.model_copy(update={"members": 1})
-        self.members = nn.ModuleList(LatencyNetwork(alone, devices) for _ in range(config.members - 1))
+        for name, width in (("leaf", config.leaf_width), ("input", INPUT_WIDTH)):
+            self.register_buffer(f"{name}_mean", torch.zeros(width))
+            self.register_buffer(f"{name}_scale", torch.ones(width))
+        for name, layer in member_layers(config, devices).items():
+            _add_layer(self, name, layer)
+        single_member = config.model_copy(update={"members": 1})
+        self.members = nn.ModuleList(LatencyNetwork(single_member, devices) for _ in range(config.members - 1))
 
     def all_members(self) -> list[LatencyNetwork]:
         """This network and the further ones."""
@@ -126,60 +171,119 @@ class LatencyNetwork(nn.Module):
         """
         return torch.cat([one._encode(parts, inputs, logs, multiple) for one in self.all_members()], dim=-1)
 
+    def _apply_layer(self, name: str, x: Tensor) -> Tensor:
+        """Output of the layer of this name."""
+        out: Tensor = self.get_submodule(name)(x)
+        return out
+
     def _encode(self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
-        """:meth:`encode_parts` of this network alone."""
+        """:meth:`encode_parts` of this member."""
         rows = [part.shape[0] for part in parts]
-        leaves, places, biases = [], [], []
-        conditions = torch.split(self.condition(inputs), rows)
-        for part, condition, log in zip(parts, conditions, torch.split(logs, rows), strict=True):
-            meets = part.leaves[:, :, self._meets] - log[:, None, :] - 10.0
+        leaves, conditions = [], []
+        split_conditions = torch.split(self._apply_layer("condition", inputs), rows)
+        for part, condition, log in zip(parts, split_conditions, torch.split(logs, rows), strict=True):
+            ratios = part.leaves[:, :, _RATIOS] - log[:, None, :] - 10.0
             scaled = (part.leaves - self.leaf_mean) * self.leaf_scale
-            leaves.append(torch.cat((scaled, meets * 0.1), dim=-1).flatten(0, 1))
-            place = condition[:, None, :].expand(*part.shape, -1) + self.encoding(part.positions)
-            places.append(place.flatten(0, 1))
-            biases.append(self.attention_bias(part))
-        left = -sum(part.tokens for part in parts) % multiple
-        if left:
-            leaves.append(leaves[0].new_zeros(left, leaves[0].shape[1]))
-            places.append(places[0].new_zeros(left, places[0].shape[1]))
-        tokens = self.leaf_in(torch.cat(leaves)) + torch.cat(places)
-        for layer in self.layers:
-            tokens = layer(tokens, parts, biases)
-        tokens = self.pool_norm(tokens)
-        scores = self.pool_score(tokens)
+            leaves.append(torch.cat((scaled, ratios * 0.1), dim=-1).flatten(0, 1))
+            encoding = encode_positions(self.config.positions, part.positions.numpy(), self.config.width)
+            added = condition[:, None, :].expand(*part.shape, -1) + torch.from_numpy(encoding)
+            conditions.append(added.flatten(0, 1))
+        padding = -sum(part.tokens for part in parts) % multiple
+        if padding:
+            leaves.append(leaves[0].new_zeros(padding, leaves[0].shape[1]))
+            conditions.append(conditions[0].new_zeros(padding, conditions[0].shape[1]))
+        tokens = self._apply_layer("leaf_in", torch.cat(leaves)) + torch.cat(conditions)
+        for layer in range(self.config.layers):
+            tokens = self._layer(tokens, f"layers.{layer}", parts)
+        tokens = self._apply_layer("pool_norm", tokens)
+        scores = self._apply_layer("pool_score", tokens)
         pooled = map(self._pool, parts, split_parts(tokens, parts), split_parts(scores, parts))
         latent = torch.cat(list(pooled))
-        if self.leaf_times is not None:
+        if self.config.schedule:
             # The padding comes last and belongs to no part.
-            own = zip(parts, split_parts(tokens, parts), strict=False)
-            per_part = zip(own, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
+            tokens_of = zip(parts, split_parts(tokens, parts), strict=False)
+            per_part = zip(tokens_of, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
             times = [self._timed(part, token.view(*part.shape, -1), x, log) for (part, token), x, log in per_part]
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
 
-    def attention_bias(self, part: Part) -> Tensor | None:
-        """Attention mask of a part; None when all leaves are real."""
-        return attention_bias(part.mask)
+    def _layer(self, tokens: Tensor, name: str, parts: Sequence[Part]) -> Tensor:
+        """Pre-norm self-attention over the leaves of a program, then a feed-forward block.
+
+        Parameters
+        ----------
+        tokens : (tokens, width)
+            Leaves of all parts one below the other, padding rows at the end.
+        """
+        mixed = []
+        projected = self._apply_layer(f"{name}.qkv", self._apply_layer(f"{name}.norm_attention", tokens))
+        for part, own in zip(parts, split_parts(projected, parts), strict=False):
+            rows, leaves = part.shape
+            if leaves == 1:  # attends to itself alone
+                mixed.append(own[:, 2 * own.shape[1] // 3 :])
+                continue
+            q, k, v = own.view(rows, leaves, 3, self.config.heads, -1).permute(2, 0, 3, 1, 4)
+            mask = None if part.mask is None else part.mask[:, None, None, :]
+            attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            mixed.append(attended.transpose(1, 2).reshape(rows * leaves, -1))
+        padding = len(tokens) - sum(len(m) for m in mixed)
+        if padding:
+            mixed.append(tokens.new_zeros(padding, tokens.shape[1]))
+        tokens = tokens + self._apply_layer(f"{name}.out", torch.cat(mixed))
+        wide = self._apply_layer(f"{name}.feed.0", self._apply_layer(f"{name}.norm_feed", tokens))
+        return tokens + self._apply_layer(f"{name}.feed.2", nn.functional.gelu(wide))
 
     def _timed(self, part: Part, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
-        """:class:`LeafTimes` of a part, (rows, 2).
+        """:meth:`leaf_seconds` of a part, (rows, 2).
 
         Training computes the scheduled programs only, which are few among library operators, padded so that
         shapes repeat. A prediction computes all rows: its shapes must not depend on the other rows.
         """
-        assert self.leaf_times is not None
         if not self.training:
-            times: Tensor = self.leaf_times(part.leaves, tokens, part.mask, inputs, logs)
-            return times
-        chosen = self.leaf_times.scheduled(part.leaves).nonzero()[:, 0]
+            return self.leaf_seconds(part.leaves, tokens, part.mask, inputs, logs)
+        chosen = _counted(part.leaves).any(dim=1).nonzero()[:, 0]
         out = tokens.new_zeros(len(tokens), 2)
         if not len(chosen):
             return out
         padded = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
         mask = None if part.mask is None else part.mask[padded]
-        seconds = self.leaf_times(part.leaves[padded], tokens[padded], mask, inputs[padded], logs[padded])
-        placed: Tensor = out.index_copy(0, chosen, seconds[: len(chosen)])
-        return placed
+        seconds = self.leaf_seconds(part.leaves[padded], tokens[padded], mask, inputs[padded], logs[padded])
+        return out.index_copy(0, chosen, seconds[: len(chosen)])
+
+    def leaf_seconds(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
+        """Log seconds of scheduled programs from tokens and counts of their leaves, and an indicator of a schedule.
+
+        Parameters
+        ----------
+        leaves : (rows, leaves, columns), unscaled
+        tokens : (rows, leaves, width)
+        mask : (rows, leaves) bool, True for real leaves; None when all are
+        inputs : (rows, .), standardised
+        logs : (rows, len(DEVICE_LOGS))
+
+        Returns
+        -------
+        (rows, 2)
+            Natural logarithm of seconds and 1; two zeros for a program without schedule columns.
+        """
+        counts = torch.exp2(leaves[:, :, _COUNTS].clamp(0.0, 60.0)) - 1
+        real = _counted(leaves)
+        real = real if mask is None else real & mask
+        known = real.any(dim=1)
+        token = self._apply_layer("leaf_times.norm", tokens)
+        hidden = nn.functional.silu(self._apply_layer("leaf_times.hidden", token))
+        moved = REACH * torch.tanh(self._apply_layer("leaf_times.costs", token + hidden) / REACH)
+        costs = counts * torch.exp(moved[:, :, :-1] + _LOG_COSTS)
+        # Vector arithmetic scales with the device's peak, everything else with the number of its units.
+        cycle = math.log(CYCLE_S) - logs[:, UNITS_LOG] * math.log(2.0)
+        vector = math.log(VECTOR_FLOPS) - (logs[:, PEAK_LOG] + PEAK_CENTRE) * math.log(2.0)
+        first = costs[:, :, :1] * torch.exp(vector - cycle)[:, None, None]
+        overlap = torch.cat((first, costs[:, :, 1 : len(OVERLAP)]), dim=2)
+        together = (overlap.clamp_max(1e12).pow(POWER).sum(dim=2) + 1e-9).pow(1 / POWER)
+        cycles = (together + costs[:, :, len(OVERLAP) :].sum(dim=2)) * torch.exp(moved[:, :, -1])
+        call = CALL_CYCLES * torch.exp(self._apply_layer("leaf_times.call", inputs)[:, 0].clamp(-REACH, 2 * REACH))
+        seconds = torch.log(torch.where(real, cycles, 0.0).sum(dim=1) + call) + cycle
+        return torch.stack((torch.where(known, seconds, 0.0), known.to(seconds.dtype)), dim=1)
 
     def _pool(self, part: Part, tokens: Tensor, score: Tensor) -> Tensor:
         """Attention pooling and mean over the leaves: (rows * leaves, width) -> (rows, 2 * width)."""
@@ -202,9 +306,9 @@ class LatencyNetwork(nn.Module):
 
     def decode(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor]:
         """Point (rows,) and quantiles (rows, LEVELS) of log(latency / reference)."""
-        return self.decode_seen(latent, inputs, device)[:2]
+        return self.decode_with_hidden(latent, inputs, device)[:2]
 
-    def decode_seen(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def decode_with_hidden(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """:meth:`decode`, and the last hidden layer of the first member, (rows, NetworkConfig.head_width)."""
         outputs = self.decode_each(latent, inputs, device)
         if len(outputs) == 1:
@@ -213,24 +317,28 @@ class LatencyNetwork(nn.Module):
         return point, levels, outputs[0][2]
 
     def decode_each(self, latent: Tensor, inputs: Tensor, device: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """:meth:`decode_seen` of each member."""
+        """:meth:`decode_with_hidden` of each member."""
         parts = latent.chunk(len(self.members) + 1, dim=1)
         return [one._decode(part, inputs, device) for one, part in zip(self.all_members(), parts, strict=True)]
 
     def _decode(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """:meth:`decode_seen` of this network alone."""
-        leaf_times = None
-        if self.leaf_times is not None:
-            latent, leaf_times, timed = (latent[:, :-2], latent[:, -2] - self._log_reference(inputs), latent[:, -1])
-            seen = torch.stack((0.2 * leaf_times * timed, timed), dim=1)
-            latent = torch.cat((latent, seen), dim=-1)
-        x = self.head_in(torch.cat((latent, inputs, self.device(device)), dim=-1))
-        hidden = self.head(nn.functional.silu(x))
-        raw = self.out(hidden)
+        """:meth:`decode_with_hidden` of this member."""
+        times = scheduled = None
+        if self.config.schedule:
+            latent, times, scheduled = latent[:, :-2], latent[:, -2] - self._log_reference(inputs), latent[:, -1]
+            latent = torch.cat((latent, torch.stack((0.2 * times * scheduled, scheduled), dim=1)), dim=-1)
+        embedded = self._apply_layer("device", device)
+        x = nn.functional.silu(self._apply_layer("head_in", torch.cat((latent, inputs, embedded), dim=-1)))
+        for layer in (f"head.{i}" for i in range(self.config.head_layers)):
+            up = nn.functional.silu(self._apply_layer(f"{layer}.up", self._apply_layer(f"{layer}.norm", x)))
+            down = self._apply_layer(f"{layer}.down", up)
+            x = x + nn.functional.dropout(down, self.config.dropout, self.training)
+        hidden = self._apply_layer(f"head.{self.config.head_layers}", x)
+        raw = self._apply_layer("out", hidden)
         structured = self.config.head == "structured"
         point = self._structured(raw[:, :4], inputs) if structured else raw[:, 0]
-        if leaf_times is not None and self.timed is not None:
-            point = torch.where(timed > 0, leaf_times + self.timed(hidden)[:, 0], point)
+        if times is not None and scheduled is not None:
+            point = torch.where(scheduled > 0, times + self._apply_layer("timed", hidden)[:, 0], point)
         steps = nn.functional.softplus(raw[:, -len(LEVELS) :] - 3.0)
         middle = LEVELS.index(0.5)
         # Quantiles grow outwards from the median, so they never cross.
@@ -242,7 +350,7 @@ class LatencyNetwork(nn.Module):
 
     def _log_reference(self, inputs: Tensor) -> Tensor:
         """Natural logarithm of the reference in seconds, recovered from the inputs."""
-        place = len(SUMMARY_COLUMNS) + QUESTION_COLUMNS.index("log_reference_us")
+        place = len(SUMMARY_COLUMNS) + QUERY_COLUMNS.index("log_reference_us")
         column = inputs[:, place] / self.input_scale[place].clamp_min(1e-6) + self.input_mean[place]
         return column * math.log(2.0) + math.log(1e-6)
 

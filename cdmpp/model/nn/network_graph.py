@@ -1,7 +1,8 @@
 """The network of :mod:`cdmpp.model.nn.network` as an ONNX graph, from its weights alone.
 
 The two forms follow each other line by line, and a test compares them for every option of the configuration.
-Numbers of rows and leaves vary in the graph; padded leaves are masked and do not affect the result.
+Numbers of rows and leaves vary in the graph; padded leaves are masked and do not affect the result. Only numpy and onnx
+are used, so a model folder can be converted without torch.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.config import LEVELS, NetworkConfig, member_prefixes
-from cdmpp.model.nn.constants import (
+from cdmpp.model.nn.config import (
     ADD,
     CALL_CYCLES,
     CYCLE_S,
+    LEVELS,
     OVERLAP,
     PEAK_CENTRE,
     PEAK_LOG,
@@ -27,11 +30,116 @@ from cdmpp.model.nn.constants import (
     THREADS,
     UNITS_LOG,
     VECTOR_FLOPS,
+    NetworkConfig,
+    member_prefixes,
 )
-from cdmpp.model.nn.graph import Graph, Value
-from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_MEETS_DEVICE, QUESTION_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_DEVICE_RATIOS, QUERY_COLUMNS, SUMMARY_COLUMNS
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Operator set of the newest operator used (Gelu), and the matching file format.
+OPSET, IR_VERSION = 20, 9
+#: Name of a value in the graph.
+Value = str
+
+_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+
+
+class Graph:
+    """A graph under construction. A call adds a node and returns its output.
+
+    Parameters
+    ----------
+    weights : mapping of str to array
+        Arrays by name; those that are used are stored in the graph.
+
+    Examples
+    --------
+    >>> graph = Graph({})
+    >>> doubled = graph("Mul", graph.input("x", "float32", ["rows"]), 2.0)
+    """
+
+    def __init__(self, weights: dict[str, Array]) -> None:
+        self._weights = weights
+        #: What the names of weights begin with.
+        self.prefix = ""
+        self._nodes: list[Any] = []
+        self._stored: dict[str, Any] = {}
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._count = 0
+
+    def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> Value:
+        """Add an input; texts in its shape are variable sizes."""
+        self._inputs.append(helper.make_tensor_value_info(name, _TYPES[dtype], list(shape)))
+        return name
+
+    def output(self, value: Value, name: str, shape: Sequence[int | str]) -> None:
+        """Make a value an output of this name."""
+        self._nodes.append(helper.make_node("Identity", [value], [name]))
+        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+
+    def weight(self, name: str) -> Value:
+        """A weight, by its name behind the prefix."""
+        name = self.prefix + name
+        if name not in self._stored:
+            self._stored[name] = numpy_helper.from_array(np.ascontiguousarray(self._weights[name]), name)
+        return name
+
+    def constant(self, value: Array | Sequence[int] | int | float) -> Value:
+        """A constant: floats are float32, integers int64."""
+        array = np.asarray(value)
+        array = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        # Equal constants are stored once.
+        name = f"constant_{array.dtype.kind}{list(array.shape)}_{array.tobytes().hex()[:96]}"
+        if array.nbytes > 48:
+            name = f"constant_{self._next()}"
+        if name not in self._stored:
+            self._stored[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def __call__(self, kind: str, *inputs: Value | Array | float | int, **attributes: Any) -> Value:
+        """Add a node and return its output; numbers and arrays among its inputs become constants."""
+        return self.several(kind, 1, *inputs, **attributes)[0]
+
+    def several(self, kind: str, outputs: int, *inputs: Value | Array | float | int, **attributes: Any) -> list[Value]:
+        """Add a node with several outputs and return them."""
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        made = [f"v{self._next()}" for _ in range(outputs)]
+        self._nodes.append(helper.make_node(kind, names, made, **attributes))
+        return made
+
+    def linear(self, x: Value, name: str) -> Value:
+        """``torch.nn.Linear`` of two dimensions."""
+        return self("Gemm", x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"), transB=1)
+
+    def norm(self, x: Value, name: str) -> Value:
+        """``torch.nn.LayerNorm`` of the last dimension."""
+        scale, bias = self.weight(f"{name}.weight"), self.weight(f"{name}.bias")
+        return self("LayerNormalization", x, scale, bias, axis=-1, epsilon=1e-5)
+
+    def columns(self, x: Value, first: int, last: int) -> Value:
+        """Columns ``first`` up to ``last`` of two dimensions."""
+        return self("Slice", x, np.array([first]), np.array([last]), np.array([1]))
+
+    def column(self, x: Value, place: int) -> Value:
+        """One column of two dimensions, (rows, columns) -> (rows,)."""
+        return self("Gather", x, place, axis=1)
+
+    def model(self) -> bytes:
+        """The finished and checked graph as an ONNX file."""
+        graph = helper.make_graph(self._nodes, "latency", self._inputs, self._outputs, list(self._stored.values()))
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="cdmpp"
+        )
+        onnx.checker.check_model(model)
+        content: bytes = model.SerializeToString()
+        return content
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
 
 #: Added to scores of leaves that are padding: their weight becomes exactly 0.
 _NEVER = -1e9
@@ -115,7 +223,7 @@ class _Writer:
         """First token of each leaf: (rows * leaves, width)."""
         g, config = self._graph, self._config
         logs = g("Unsqueeze", self._logs, np.array([1]))
-        meets = g("Sub", g("Gather", self._leaves, np.array(LEAF_MEETS_DEVICE), axis=2), logs)
+        meets = g("Sub", g("Gather", self._leaves, np.array(LEAF_DEVICE_RATIOS), axis=2), logs)
         scaled = g("Mul", g("Sub", self._leaves, g.weight("leaf_mean")), g.weight("leaf_scale"))
         both = g("Concat", scaled, g("Mul", g("Sub", meets, 10.0), 0.1), axis=2)
         token = g.linear(self._flat(both, config.leaf_width + len(DEVICE_LOGS)), "leaf_in")
@@ -154,7 +262,7 @@ class _Writer:
         return pooled, g("Div", total, g("ReduceSum", self._real, np.array([1]), keepdims=1))
 
     def _leaf_times(self, tokens: Value, inputs: Value) -> tuple[Value, Value]:
-        """:mod:`cdmpp.model.nn.leaf_times`: log seconds and whether there is a schedule, (rows,) each."""
+        """:mod:`cdmpp.model.nn.network`: log seconds and whether there is a schedule, (rows,) each."""
         g = self._graph
         names = (*OVERLAP, *ADD)
         places = np.array([WIDTH + SCHEDULE_COLUMNS.index(name) for name in names])
@@ -230,7 +338,7 @@ class _Writer:
 
     def _log_reference(self, inputs: Value) -> Value:
         """Natural logarithm of the reference in seconds, recovered from the inputs."""
-        place = len(SUMMARY_COLUMNS) + QUESTION_COLUMNS.index("log_reference_us")
+        place = len(SUMMARY_COLUMNS) + QUERY_COLUMNS.index("log_reference_us")
         return self._graph("Add", self._graph("Mul", self._column(inputs, place), _LN2), math.log(1e-6))
 
     def _structured(self, raw: Value, inputs: Value) -> Value:

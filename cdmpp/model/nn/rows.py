@@ -1,18 +1,114 @@
-"""Queries as arrays of numbers, and the programs and devices that these numbers refer to."""
+"""Queries as arrays of numbers, and the programs and devices that these numbers refer to.
+
+Encoded programs are stored by key, in buckets of equal padded leaf count. The bucket of a program depends only on its
+leaf count, so a prediction does not depend on the other programs of the batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.model.nn.inputs import query_inputs
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.features.encode import EncodedPrograms
+from cdmpp.features.schema import WIDTH
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, add_operator_columns, query_inputs, summarise
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Padded leaf counts; longer programs are padded to a multiple of the last.
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+def bucket_of(leaves: int) -> int:
+    """Padded leaf count of a program with this many leaves."""
+    for size in BUCKETS:
+        if leaves <= size:
+            return size
+    return -(-leaves // BUCKETS[-1]) * BUCKETS[-1]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Programs padded to one leaf count: leaves (n, size, width), positions and mask (n, size)."""
+
+    leaves: Array
+    positions: Array
+    mask: Array
+
+
+class ProgramStore:
+    """Encoded programs, looked up by key (0 .. count-1).
+
+    Parameters
+    ----------
+    count : int
+    width : int
+        Columns of a leaf. Operators have no schedule; their schedule columns are 0.
+    """
+
+    def __init__(self, count: int, width: int = WIDTH) -> None:
+        self.width = width
+        self.summary = np.zeros((count, len(SUMMARY_COLUMNS)), dtype=np.float32)
+        self.bucket = np.zeros(count, dtype=np.int32)
+        self.slot = np.zeros(count, dtype=np.int64)
+        self._parts: dict[int, list[Bucket]] = {}
+        self._sizes: dict[int, int] = {}
+        self.buckets: dict[int, Bucket] = {}
+
+    @classmethod
+    def of(cls, encoded: Iterable[EncodedPrograms], width: int = WIDTH) -> ProgramStore:
+        """Programs in order, keys counting up."""
+        groups: dict[tuple[int, int, str, str], list[tuple[EncodedPrograms, int]]] = {}
+        start = 0
+        for item in encoded:
+            alike = (*item.leaves.shape[1:], item.dtype, item.family)
+            groups.setdefault(alike, []).append((item, start))
+            start += len(item)
+        store = cls(start, width)
+        for group in groups.values():
+            keys = [np.arange(first, first + len(item)) for item, first in group]
+            store.add(np.concatenate(keys), together := EncodedPrograms.join([item for item, _ in group]))
+            if together.structure:
+                continue
+            # Programs of several structural classes lose their own fields when they are joined.
+            for (item, _), own in zip(group, keys, strict=True):
+                if item.structure:
+                    add_operator_columns(store.summary, own, item.structure, item.sizes)
+        store.finish()
+        return store
+
+    def add(self, keys: Array, encoded: EncodedPrograms) -> None:
+        """Store programs under their keys, without columns from ``width`` on."""
+        encoded = encoded.narrow(self.width)
+        count, real = encoded.leaves.shape[:2]
+        size = bucket_of(real)
+        leaves = np.zeros((count, size, self.width), dtype=np.float32)
+        leaves[:, :real, : encoded.leaves.shape[2]] = encoded.leaves
+        positions = np.zeros((count, size), dtype=np.int32)
+        positions[:, :real] = encoded.positions
+        mask = np.zeros((count, size), dtype=bool)
+        mask[:, :real] = True
+        start = self._sizes.get(size, 0)
+        self._sizes[size] = start + count
+        self._parts.setdefault(size, []).append(Bucket(leaves, positions, mask))
+        self.bucket[keys] = size
+        self.slot[keys] = np.arange(start, start + count)
+        self.summary[keys] = summarise(encoded)
+
+    def finish(self) -> None:
+        """Join the added programs; call once before reading :attr:`buckets`."""
+        for size in list(self._parts):
+            parts = self._parts.pop(size)
+            self.buckets[size] = (
+                parts[0]
+                if len(parts) == 1
+                else Bucket(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("leaves", "positions", "mask")))
+            )
+
 
 #: Rows whose inputs are computed together.
 BLOCK_ROWS = 65_536

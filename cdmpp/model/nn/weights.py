@@ -2,27 +2,32 @@
 
 :mod:`cdmpp.model.inference.engine` predicts from them with ONNX Runtime. Training, tuning and inspection of layers use
 :attr:`Weights.network`, which needs torch.
+
+:func:`transferred` makes weights for a network with more input columns and other devices. Columns and devices are
+matched by name. A new column has weights of 0, so the outputs do not change. A new device starts as "not trained on".
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdmpp.errors import MissingDependencyError, install_hint
-from cdmpp.model.nn.config import LEVELS, NetworkConfig, member_prefixes
-from cdmpp.model.nn.constants import ADD, OVERLAP
-from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
+from cdmpp.features.schedule import SCHEDULE_COLUMNS
+from cdmpp.features.schema import COLUMNS
+from cdmpp.model.nn.config import NetworkConfig
+from cdmpp.model.nn.inputs import DEVICE_LOGS, QUERY_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.layers import shapes
 
 if TYPE_CHECKING:
     from cdmpp.model.nn.network import LatencyNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Shape = tuple[int, ...]
+
 
 #: Weights tuned on one device, by name: its vector ("device"), the last norm and the output layer.
 Tuned = dict[str, Array]
@@ -137,56 +142,6 @@ def tuned_names(config: NetworkConfig) -> dict[str, str]:
     }
 
 
-def shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
-    """Shape of every array of a network."""
-    member = _member_shapes(config, devices)
-    return {prefix + name: shape for prefix in member_prefixes(config) for name, shape in member.items()}
-
-
-def _member_shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
-    width, head, leaf = config.width, config.head_width, config.leaf_width
-    out: dict[str, Shape] = {
-        "leaf_mean": (leaf,),
-        "leaf_scale": (leaf,),
-        "input_mean": (INPUT_WIDTH,),
-        "input_scale": (INPUT_WIDTH,),
-        "device.weight": (devices + 1, config.device_width),
-    }
-
-    def linear(name: str, inputs: int, outputs: int) -> None:
-        out[f"{name}.weight"], out[f"{name}.bias"] = (outputs, inputs), (outputs,)
-
-    def norm(name: str, columns: int) -> None:
-        out[f"{name}.weight"], out[f"{name}.bias"] = (columns,), (columns,)
-
-    linear("leaf_in", leaf + len(DEVICE_LOGS), width)
-    linear("condition", INPUT_WIDTH, width)
-    for layer in (f"layers.{i}" for i in range(config.layers)):
-        norm(f"{layer}.norm_attention", width)
-        linear(f"{layer}.qkv", width, 3 * width)
-        linear(f"{layer}.out", width, width)
-        norm(f"{layer}.norm_feed", width)
-        linear(f"{layer}.feed.0", width, config.feed_forward)
-        linear(f"{layer}.feed.2", config.feed_forward, width)
-    norm("pool_norm", width)
-    linear("pool_score", width, config.heads)
-    if config.schedule:
-        norm("leaf_times.norm", width)
-        linear("leaf_times.hidden", width, width)
-        linear("leaf_times.costs", width, len(OVERLAP) + len(ADD) + 1)
-        linear("leaf_times.call", INPUT_WIDTH, 1)
-        linear("timed", head, 1)
-    latent = 2 * width + (2 if config.schedule else 0)
-    linear("head_in", latent + INPUT_WIDTH + config.device_width, head)
-    for layer in (f"head.{i}" for i in range(config.head_layers)):
-        norm(f"{layer}.norm", head)
-        linear(f"{layer}.up", head, head)
-        linear(f"{layer}.down", head, head)
-    norm(f"head.{config.head_layers}", head)
-    linear("out", head, (4 if config.head == "structured" else 1) + len(LEVELS))
-    return out
-
-
 def _torch_network(weights: Weights) -> LatencyNetwork:
     try:
         import torch
@@ -200,3 +155,101 @@ def _torch_network(weights: Weights) -> LatencyNetwork:
     network = LatencyNetwork(weights.config, weights.devices)
     network.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in weights.arrays.items()})
     return network.eval()
+
+
+#: Names of the input columns: ``leaf`` and ``inputs`` (of :func:`cdmpp.model.nn.inputs.query_inputs`).
+Columns = Mapping[str, Sequence[str]]
+
+
+def network_columns(config: NetworkConfig) -> dict[str, list[str]]:
+    """Names of the columns that this version's networks read, as the manifest of a model has them."""
+    return {"leaf": [*COLUMNS, *SCHEDULE_COLUMNS][: config.leaf_width], "inputs": [*SUMMARY_COLUMNS, *QUERY_COLUMNS]}
+
+
+def transferred(
+    arrays: Mapping[str, Array],
+    config: NetworkConfig,
+    columns: Columns,
+    devices: Sequence[str],
+    new_devices: Sequence[str],
+    fitted: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
+    """State of a network with this version's columns and ``new_devices``.
+
+    Parameters
+    ----------
+    arrays : mapping of str to array
+        State of the trained network.
+    config : NetworkConfig
+        Sizes of both networks.
+    columns : mapping
+        Columns of the trained network, from its manifest.
+    devices : sequence of str
+        Devices of the trained network; "" for one that was held out.
+    new_devices : sequence of str
+    fitted : mapping, optional
+        ``leaf_mean``, ``leaf_scale``, ``input_mean``, ``input_scale`` of the new training data. A column that is new
+        or was constant takes them, the others keep theirs. Default: mean 0, scale 1 for new columns.
+
+    Raises
+    ------
+    ValueError
+        The trained network reads a column that this version does not compute, or its arrays have other shapes.
+    """
+    out = {name: np.array(value) for name, value in arrays.items()}
+    wanted = network_columns(config)
+    logs = [f"device_{name}" for name in DEVICE_LOGS]
+    latent, own = _head_columns(arrays, config, len(columns["inputs"]))
+    for axis in ("leaf", "inputs"):
+        lost = [name for name in columns[axis] if name not in wanted[axis]]
+        if lost:
+            raise ValueError(f"the network reads columns that this version does not compute: {', '.join(lost[:5])}")
+    spread: dict[str, Array] = {}
+    for what, axis in (("leaf", "leaf"), ("input", "inputs")):
+        known = {name: i for i, name in enumerate(columns[axis])}
+        position = np.array([known.get(name, -1) for name in wanted[axis]])
+        # A column without spread in the old data has scale 0: its weights were never trained.
+        used = (position >= 0) & (arrays[f"{what}_scale"][position] != 0)
+        for suffix, default in (("mean", 0.0), ("scale", 1.0)):
+            name = f"{what}_{suffix}"
+            old = np.where(position >= 0, arrays[name][position], default)
+            out[name] = (old if fitted is None else np.where(used, old, fitted[name])).astype(np.float32)
+        spread[axis] = used
+    for name, order_old, order_new, used in (
+        (
+            "leaf_in.weight",
+            [*columns["leaf"], *logs],
+            [*wanted["leaf"], *logs],
+            [*spread["leaf"], *(True for _ in logs)],
+        ),
+        ("condition.weight", columns["inputs"], wanted["inputs"], spread["inputs"]),
+        ("leaf_times.call.weight", columns["inputs"], wanted["inputs"], spread["inputs"]),
+        (
+            "head_in.weight",
+            [*latent, *columns["inputs"], *own],
+            [*latent, *wanted["inputs"], *own],
+            [*(True for _ in latent), *spread["inputs"], *(True for _ in own)],
+        ),
+    ):
+        if name in arrays:
+            out[name] = _placed(name, arrays[name], order_old, order_new, np.asarray(used))
+    rows = {name: i + 1 for i, name in enumerate(devices) if name}
+    out["device.weight"] = arrays["device.weight"][[0, *(rows.get(name, 0) for name in new_devices)]].copy()
+    return out
+
+
+def _head_columns(arrays: Mapping[str, Array], config: NetworkConfig, inputs: int) -> tuple[list[str], list[str]]:
+    """Names for the columns of the head's input before and behind the query's."""
+    before = arrays["head_in.weight"].shape[1] - inputs - config.device_width
+    return [f"latent_{i}" for i in range(before)], [f"embedding_{i}" for i in range(config.device_width)]
+
+
+def _placed(name: str, weight: Array, old: Sequence[str], new: Sequence[str], used: Array) -> Array:
+    if weight.shape[1] != len(old):
+        raise ValueError(f"{name} has {weight.shape[1]} columns, not {len(old)}")
+    known = {column: i for i, column in enumerate(old)}
+    out = np.zeros((len(weight), len(new)), dtype=np.float32)
+    for i, column in enumerate(new):
+        if column in known and used[i]:
+            out[:, i] = weight[:, known[column]]
+    return out

@@ -142,9 +142,6 @@ def size(
 
     Parameters
     ----------
-    attention, ffn : Side
-    link : Link or LinkCurve
-    layers : int
     tpot_s : float
         Most seconds between two tokens.
     tokens_per_s : float
@@ -464,8 +461,6 @@ class Colocated:
         As many as the goal needs.
     batch : int
         Sequences on each instance.
-    tpot_s : float
-    price_s_per_token : float
     """
 
     instances: int

@@ -1,6 +1,5 @@
 """Applications of several models and tools as graphs of primitives on batching engines (Teola)."""
 
-from cdmpp.plan.application.graph import Application, Engine, Primitive
-from cdmpp.plan.application.simulate import Policy, Run, simulate
+from cdmpp.plan.application.simulate import Application, Engine, Policy, Primitive, Run, simulate
 
 __all__ = ["Application", "Engine", "Policy", "Primitive", "Run", "simulate"]

@@ -9,8 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from cdmpp.plan.application.graph import Application
-from cdmpp.plan.application.simulate import Policy, Run, simulate, without_idle_time
+from cdmpp.plan.application.simulate import Application, Policy, Run, simulate, without_idle_time
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.request import Answer
 from cdmpp.simulate.replay import Graph, Node
@@ -52,8 +51,6 @@ def search(
         Primitives that are not split.
     split : Application
         Primitives divided into parts that can start earlier; may be ``whole`` itself.
-    arrivals_s : sequence of float
-    control : SearchControl
     seed : int
         Seed of the random orders.
     max_steps : int, optional

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cdmpp.plan.application.graph import Application, Engine, Primitive
 from cdmpp.plan.application.schema import (
     ApplicationPlan,
     ApplicationRequest,
@@ -16,7 +15,7 @@ from cdmpp.plan.application.schema import (
     PrimitiveForm,
 )
 from cdmpp.plan.application.search import Incumbent, least_bound_s, replay_graph, search
-from cdmpp.plan.application.simulate import Batch, Run
+from cdmpp.plan.application.simulate import Application, Batch, Engine, Primitive, Run
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.simulate.replay import replay

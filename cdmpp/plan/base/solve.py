@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.devices.loading import resolve_device
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, FieldError, InfeasibleError
 from cdmpp.model.domain.score import worst as worst_domain
-from cdmpp.plan.base.predict import predict_prices
 from cdmpp.plan.base.validation_errors import places
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.fields import PriceRequest
 from cdmpp.predict.requests.reliability import Choice, Ends, summarise
 from cdmpp.predict.requests.request import Answer, Plan, Request
+from cdmpp.programs.frontends.load import program_from_request
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import Backend
 
 _MOST_NAMED = 8
+V = TypeVar("V")
 R = TypeVar("R", bound=BaseModel)
 A = TypeVar("A", bound=Answer)
-AnyRequest = Request[Any]
 
 
 def read_request(model: type[R], value: Any) -> R:
@@ -74,13 +80,6 @@ def solve_request(request: Request[A], predictor: Predictor | None = None, contr
     return solve_priced(request, predict_prices(programs, predictor), control)
 
 
-def solve(
-    request: Request[Any], predictor: Predictor | None = None, control: SearchControl | None = None
-) -> dict[str, Any]:
-    """:func:`solve_request` as JSON values."""
-    return to_json(solve_request(request, predictor, control))
-
-
 def solve_priced(request: Request[A], prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
     """Solve a request whose programs are priced already.
 
@@ -99,16 +98,6 @@ def solve_priced(request: Request[A], prices: Sequence[Prediction], control: Sea
             raise
         raise _out_of_range("the answer is not finite") from error
     return signed(request, answer, prices, control)
-
-
-def finish(request: Request[Any], prices: Sequence[Prediction], control: SearchControl | None = None) -> dict[str, Any]:
-    """:func:`solve_priced` as JSON values."""
-    return to_json(solve_priced(request, prices, control))
-
-
-def to_json(answer: Answer) -> dict[str, Any]:
-    """An answer as JSON values."""
-    return answer.to_json()
 
 
 def _out_of_range(reason: str) -> FieldError:
@@ -173,3 +162,66 @@ def _best(request: Request[A], plan: Plan, control: SearchControl | None) -> Cho
     if part.expired or not isinstance(again, Plan):
         return None
     return "same plan" if again.choice == plan.choice else "another plan"
+
+
+def predict_prices(requests: Sequence[PriceRequest], predictor: Predictor) -> list[Prediction]:
+    """Predict each program; equal ones are predicted once.
+
+    Raises
+    ------
+    FieldError
+        A program or device cannot be read, or has no prediction.
+    """
+    # Each program is read once: whole models repeat their layers.
+    programs: dict[str, TensorProgram] = {}
+    devices: dict[str, DeviceSpec | str] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
+    queries: list[Query] = []
+    positions: list[int] = []
+    for request in requests:
+        program = _read_once(programs, (request.program, request.backend), request.path, partial(_program, request))
+        device = _read_once(devices, request.device, request.path, partial(resolve_device, request.device, str))
+        key = (id(program), id(device), request.protocol, request.framework)
+        if key not in numbers:
+            numbers[key] = len(queries)
+            queries.append(Query(program, device, request.protocol, request.framework))
+        positions.append(numbers[key])
+    predictions = predictor.predict_queries(queries)
+    return [check_price(request, predictions[i]) for request, i in zip(requests, positions, strict=True)]
+
+
+def check_price(request: PriceRequest, prediction: Prediction) -> Prediction:
+    """Return a prediction that has a latency.
+
+    Raises
+    ------
+    FieldError
+        The prediction is an error; this one names the field of the request.
+    """
+    if prediction.error is not None:
+        error = prediction.error
+        raise FieldError(f"{request.path}: {error.message}", path=request.path, hint=error.hint)
+    return prediction
+
+
+def _program(request: PriceRequest) -> TensorProgram:
+    if set(request.program) == {"hash"}:
+        raise FieldError(
+            f"{request.path}: a hash names a program that a service has stored",
+            path=request.path,
+            hint="give the program itself",
+        )
+    backend: Backend | None = request.backend
+    return program_from_request(request.program, backend)
+
+
+def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) -> V:
+    key = repr(form)
+    if key not in read:
+        try:
+            read[key] = make()
+        except FieldError:
+            raise
+        except CdmppError as error:
+            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
+    return read[key]

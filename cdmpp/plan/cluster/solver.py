@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.cluster.allocate import Job, allocate, equal_share, greedy, least, most_saved, total_s
-from cdmpp.plan.cluster.reclaim import reclaim
+from cdmpp.plan.cluster.allocate import Job, allocate, equal_share, greedy, least, most_saved, reclaim, total_s
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest, JobPlan, ReclaimPlan
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import cost_of

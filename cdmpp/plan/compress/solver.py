@@ -9,8 +9,7 @@ from typing import cast, get_args
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest, Span, Stage, Stream, TensorPlan
-from cdmpp.plan.compress.search import Incumbent, everywhere, search
-from cdmpp.plan.compress.strategy import Option, Place, Tensor, hidden, timeline
+from cdmpp.plan.compress.strategy import Incumbent, Option, Place, Tensor, everywhere, hidden, search, timeline
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import cost_of
 from cdmpp.simulate.replay.build import read_link

@@ -8,8 +8,6 @@
 docs/exports.md describes the formats.
 """
 
-from cdmpp.plan.formats.formats import Exported, Imported
-from cdmpp.plan.formats.registry import FORMATS, export_plan, import_request
-from cdmpp.plan.formats.writing import write_export
+from cdmpp.plan.formats.registry import FORMATS, Exported, Imported, export_plan, import_request, write_export
 
 __all__ = ["FORMATS", "Exported", "Imported", "export_plan", "import_request", "write_export"]

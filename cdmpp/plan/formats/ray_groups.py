@@ -10,16 +10,16 @@ from pydantic import Field
 from cdmpp.errors import FieldError
 from cdmpp.plan.afd.schema import AfdPlan
 from cdmpp.plan.base.solve import read_request
-from cdmpp.plan.formats.formats import Exported, Exporter, Imported, Importer
-from cdmpp.plan.formats.rl_pools import MISSING, rl_request
-from cdmpp.plan.formats.sizes import tensor_parallel
+from cdmpp.plan.formats.layers import tensor_parallel
+from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
+from cdmpp.plan.formats.rl_jobs import MISSING, rl_request
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.predict.requests.request import MAX_COUNT, Answer, Count, Name, Request, Row
 
 Group = dict[str, Any]
 
 
-class RayExporter(Exporter):
+class RayExporter(PlanExporter):
     """Writes ``{"groups": [{"name", "strategy", "bundles"}]}``; a group is ``ray.util.placement_group(**group)``."""
 
     kinds = ("rl", "afd")
@@ -76,7 +76,7 @@ def _rl_pools(plan: RlPlan) -> list[tuple[str, str, int]]:
     return [*pools, ("training", plan.training.pool, plan.training.units)]
 
 
-class RayImporter(Importer):
+class RayImporter(RequestImporter):
     """Reads the groups that :class:`RayExporter` writes for RL plans."""
 
     kinds = ("rl",)

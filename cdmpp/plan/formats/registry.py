@@ -1,75 +1,229 @@
-"""All file formats by name, as the command line offers them."""
+"""All file formats by name: an exporter writes a plan, an importer reads a request.
+
+The fields of an exporter or importer are its options.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from os import PathLike
+from typing import Any, ClassVar, TypeVar
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import read_request
-from cdmpp.plan.formats.formats import Exported, Exporter, Imported, Importer, at
-from cdmpp.plan.formats.merging import merge
 from cdmpp.plan.registry import PLANNERS, load
+from cdmpp.predict.requests.fields import Closed
 from cdmpp.predict.requests.request import Answer, Request
+from cdmpp.utils.writing import replacing
 
-Model = TypeVar("Model", Exporter, Importer)
+
+@dataclass(frozen=True)
+class Exported:
+    """A plan in the format of another framework.
+
+    Attributes
+    ----------
+    text : str
+        Content of the file.
+    notes : tuple of str
+        Parts of the plan that the format cannot express, and assumptions; one sentence each.
+    """
+
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A plan request from the file of another framework.
+
+    Attributes
+    ----------
+    request : dict
+        The request as JSON values. Fields that the file does not determine are missing.
+    ignored : tuple of str
+        Fields of the file that have no counterpart in the request.
+    notes : tuple of str
+        Assumptions; one sentence each.
+    missing : tuple of str
+        Dotted paths of fields that the planner needs and the file does not have.
+    """
+
+    request: dict[str, Any]
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+class PlanExporter(Closed, ABC):
+    """Writes plans of some planners; its fields are the options of the format."""
+
+    #: Planners (:data:`cdmpp.plan.registry.PLANNERS`) whose plans it writes.
+    kinds: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def export(self, request: Request[Any], plan: Answer) -> Exported:
+        """The plan in this format.
+
+        Raises
+        ------
+        FieldError
+            The format cannot express the plan; ``path`` names the field of the plan or of the request.
+        """
+
+
+class RequestImporter(Closed, ABC):
+    """Reads requests of some planners; its fields are the options of the format."""
+
+    #: Planners whose requests it reads.
+    kinds: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def read(self, text: str, kind: str) -> Imported:
+        """The request that a file describes.
+
+        Raises
+        ------
+        FieldError
+            The text is not of this format, or has a value that no request can express.
+        """
+
+
+def at(tree: Any, path: str, default: Any = None) -> Any:
+    """The value at a dotted path of nested mappings, or the default; a number is an index of a list."""
+    for name in path.split("."):
+        if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
+            tree = tree[int(name)]
+        elif isinstance(tree, Mapping) and name in tree:
+            tree = tree[name]
+        else:
+            return default
+    return tree
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested mappings by their dotted path; an empty mapping is a value."""
+    values: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            values |= leaves(value, f"{path}.")
+        else:
+            values[path] = value
+    return values
+
+
+def put(tree: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a dotted path of nested dictionaries."""
+    *parents, last = path.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+    tree[last] = value
+
+
+def write_export(exported: Exported, path: str | PathLike[str]) -> None:
+    """Write an exported plan; the file is replaced atomically.
+
+    Raises
+    ------
+    DataError
+        The file cannot be written; a previous file is kept.
+    """
+    with replacing(path) as aside:
+        aside.write_text(exported.text, encoding="utf-8", newline="")
+
+
+def merge(request: Any, fields: Any, path: str = "") -> Any:
+    """A copy of a request with further fields.
+
+    Objects are merged field by field. An object for a list is merged into each of its items. A list of objects for a
+    list of the same length is merged item by item. Any other value replaces the value of the request.
+
+    Parameters
+    ----------
+    request, fields : JSON values
+    path : str
+        Dotted path of both, for errors.
+
+    Raises
+    ------
+    FieldError
+        Two lists of objects have different lengths.
+    """
+    if isinstance(request, Mapping) and isinstance(fields, Mapping):
+        merged = dict(request)
+        for name, value in fields.items():
+            merged[name] = merge(request[name], value, f"{path}{name}.") if name in request else value
+        return merged
+    if isinstance(request, list) and isinstance(fields, Mapping):
+        return [merge(item, fields, f"{path}{index}.") for index, item in enumerate(request)]
+    if _objects(request) and _objects(fields):
+        if len(request) != len(fields):
+            place = path.removesuffix(".")
+            raise FieldError(
+                f"{place}: {len(fields)} items for the {len(request)} of the file",
+                path=place,
+                hint="give as many items, or one object for all of them",
+            )
+        return [merge(one, more, f"{path}{i}.") for i, (one, more) in enumerate(zip(request, fields, strict=True))]
+    return fields
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+Model = TypeVar("Model", PlanExporter, RequestImporter)
 
 
 @dataclass(frozen=True)
 class Format:
-    """A file format; its modules are imported on first use.
+    """A file format; its module is imported on first use.
 
     Attributes
     ----------
-    name : str
     summary : str
         What the file is for, in one line.
+    module : str
+        Module of this package.
     writes, reads : str or None
-        Exporter and importer as ``module:Class`` of this package.
+        Its exporter and its importer.
     """
 
-    name: str
     summary: str
+    module: str
     writes: str | None
     reads: str | None
 
-    def exporter(self) -> type[Exporter] | None:
+    def exporter(self) -> type[PlanExporter] | None:
         """Class that writes it."""
-        return None if self.writes is None else load(f"cdmpp.plan.formats.{self.writes}")
+        return None if self.writes is None else load(f"cdmpp.plan.formats.{self.module}:{self.writes}")
 
-    def importer(self) -> type[Importer] | None:
+    def importer(self) -> type[RequestImporter] | None:
         """Class that reads it."""
-        return None if self.reads is None else load(f"cdmpp.plan.formats.{self.reads}")
+        return None if self.reads is None else load(f"cdmpp.plan.formats.{self.module}:{self.reads}")
 
 
 #: In the order of docs/exports.md.
-_ALL: tuple[Format, ...] = (
-    Format(
-        "torch-csv",
-        "Schedule of torch.distributed.pipelining.",
-        "torch_csv:TorchCsvExporter",
-        "torch_csv_import:TorchCsvImporter",
+FORMATS: dict[str, Format] = {
+    "torch-csv": Format(
+        "Schedule of torch.distributed.pipelining.", "torch_csv", "TorchCsvExporter", "TorchCsvImporter"
     ),
-    Format(
-        "torchtitan",
+    "torchtitan": Format(
         "Parallelism and model parts of a torchtitan job (TOML).",
-        "torchtitan:TorchtitanExporter",
-        "torchtitan_import:TorchtitanImporter",
+        "torchtitan",
+        "TorchtitanExporter",
+        "TorchtitanImporter",
     ),
-    Format("megatron-layout", "Pipeline layout of Megatron-LM.", "megatron_layout:MegatronLayoutExporter", None),
-    Format("megatron", "Arguments of Megatron-LM.", None, "megatron_import:MegatronImporter"),
-    Format("verl", "Pools of a veRL job (YAML).", "verl:VerlExporter", "verl:VerlImporter"),
-    Format(
-        "openrlhf", "Pools of an OpenRLHF job (arguments).", "openrlhf:OpenRlhfExporter", "openrlhf:OpenRlhfImporter"
-    ),
-    Format(
-        "torch-amp", "Type of each module of a torch model.", "torch_amp:TorchAmpExporter", "torch_amp:TorchAmpImporter"
-    ),
-    Format("ray", "Placement groups of Ray.", "ray_groups:RayExporter", "ray_groups:RayImporter"),
-)
-
-FORMATS: dict[str, Format] = {item.name: item for item in _ALL}
+    "megatron-layout": Format("Pipeline layout of Megatron-LM.", "megatron", "MegatronLayoutExporter", None),
+    "megatron": Format("Arguments of Megatron-LM.", "megatron", None, "MegatronImporter"),
+    "verl": Format("Pools of a veRL job (YAML).", "rl_jobs", "VerlExporter", "VerlImporter"),
+    "openrlhf": Format("Pools of an OpenRLHF job (arguments).", "rl_jobs", "OpenRlhfExporter", "OpenRlhfImporter"),
+    "torch-amp": Format("Type of each module of a torch model.", "torch_amp", "TorchAmpExporter", "TorchAmpImporter"),
+    "ray": Format("Placement groups of Ray.", "ray_groups", "RayExporter", "RayImporter"),
+}
 
 
 def export_plan(
@@ -132,7 +286,7 @@ def import_request(
     return replace(found, request=request, missing=missing)
 
 
-def exporter_of(format: str, kind: str) -> type[Exporter]:
+def exporter_of(format: str, kind: str) -> type[PlanExporter]:
     """The exporter of a format, for a planner.
 
     Raises
@@ -144,7 +298,7 @@ def exporter_of(format: str, kind: str) -> type[Exporter]:
     return _choose(known, format, kind, "export")
 
 
-def importer_of(format: str, kind: str) -> type[Importer]:
+def importer_of(format: str, kind: str) -> type[RequestImporter]:
     """The importer of a format, for a planner; errors as :func:`exporter_of`."""
     known = {name: cls for name, item in FORMATS.items() if (cls := item.importer()) is not None}
     return _choose(known, format, kind, "import")

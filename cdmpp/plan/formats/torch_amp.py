@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.formats.formats import Exported, Exporter, Imported, Importer
+from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.precision.schema import PrecisionPlan
 from cdmpp.predict.requests.request import Answer, Name, Request
 
@@ -16,7 +16,7 @@ from cdmpp.predict.requests.request import Answer, Name, Request
 TYPES = ("float16", "bfloat16", "float32")
 
 
-class TorchAmpExporter(Exporter):
+class TorchAmpExporter(PlanExporter):
     """Writes a JSON object: module name to type, for one device of the plan."""
 
     kinds = ("precision",)
@@ -48,7 +48,7 @@ class TorchAmpExporter(Exporter):
         return Exported(json.dumps(types, indent=1) + "\n", tuple(notes))
 
 
-class TorchAmpImporter(Importer):
+class TorchAmpImporter(RequestImporter):
     """Reads the map: each operator has one type."""
 
     kinds = ("precision",)

@@ -1,26 +1,35 @@
-"""Schedules of ``torch.distributed.pipelining`` (``_PipelineScheduleRuntime._load_csv``, compute-only format).
+"""Schedules of ``torch.distributed.pipelining``, written from plans and read as ``simulate`` requests.
 
-The file has one row for each rank. An action is ``<stage><type><micro-batch>``, such as ``2F0``. Its types are F
-(forward), B (backward), I (backward for the inputs alone) and W (backward for the weights). torch derives the ranks of
-the stages from the rows, and adds the communication.
+They are written in the compute-only format of ``_PipelineScheduleRuntime._load_csv``. The file has one row for each
+rank. An action is ``<stage><type><micro-batch>``, such as ``2F0``. Its types are F (forward), B (backward), I (backward
+for the inputs alone) and W (backward for the weights). torch derives the ranks of the stages from the rows, and adds
+the communication.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.formats.formats import Exported, Exporter
+from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
-from cdmpp.plan.multimodal.plan_schema import LayoutEntry, MultimodalPlan
-from cdmpp.plan.multimodal.schema import MultimodalRequest
+from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Request
 from cdmpp.simulate.emulator.orders import one_f_one_b
 from cdmpp.simulate.emulator.schema import SimulatePlan, SimulateRequest
+
+#: An action as ``_Action.from_str`` of torch reads it: stage, type, micro-batch.
+_ACTION = re.compile(r"(\d+)(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B|F|I|B|W)(\d*)")
+_OVERLAP = re.compile(r"\((.*)\)OVERLAP_F_B")
+#: Costs of the stages.
+MISSING = ("stages.0.forward_s", "stages.0.backward_s")
+_PASSES = {"F": "F", "B": "B", "I": "B", "W": "W"}
 
 
 class Action(NamedTuple):
@@ -37,7 +46,7 @@ class Action(NamedTuple):
 Rows = list[list[Action]]
 
 
-class TorchCsvExporter(Exporter):
+class TorchCsvExporter(PlanExporter):
     """Writes the order of the passes of each rank."""
 
     kinds = ("pipeline", "simulate", "split")
@@ -190,3 +199,55 @@ def _check_ranks(rows: Rows) -> None:
             path="ranks",
             hint=f"plan for {len(rows) - len(idle)} ranks",
         )
+
+
+class TorchCsvImporter(RequestImporter):
+    """Reads the compute-only format and the format with communication."""
+
+    kinds = ("simulate",)
+
+    def read(self, text: str, kind: str) -> Imported:
+        """Order, number of stages and of micro-batches; the costs of the stages are missing."""
+        left_out: Counter[str] = Counter()
+        order, overlaps = [], 0
+        for row, cells in enumerate(csv.reader(io.StringIO(text))):
+            passes: list[dict[str, Any]] = []
+            for column, cell in enumerate(cells):
+                actions, overlapping = _actions(cell, f"row {row + 1}, column {column + 1}")
+                overlaps += overlapping
+                for stage, name, micro_batch in actions:
+                    if name in _PASSES:
+                        passes.append({"stage": stage, "pass": _PASSES[name], "micro_batch": micro_batch})
+                    else:
+                        left_out[name] += 1
+            order.append(passes)
+        if not any(order):
+            raise FieldError("no pass in the file", hint="a schedule has rows of actions such as 0F0,0F1,0B0,0B1")
+        found = {step["stage"] for row in order for step in row}
+        stages = 1 + max(found)
+        if len(found) < stages:
+            raise FieldError(
+                f"stage {next(s for s in range(stages) if s not in found)} has no passes, and stage {stages - 1} has",
+                hint="number the stages from 0",
+            )
+        micro_batches = 1 + max(step["micro_batch"] for row in order for step in row)
+        notes = [f"{overlaps} overlapping pairs (OVERLAP_F_B) run one after the other"] if overlaps else []
+        request = {"stages": [{} for _ in range(stages)], "micro_batches": micro_batches, "schedule": {"order": order}}
+        return Imported(request, tuple(f"{name} ({count})" for name, count in left_out.items()), tuple(notes), MISSING)
+
+
+def _actions(cell: str, place: str) -> tuple[list[tuple[int, str, int]], bool]:
+    """Actions of a cell, and whether they overlap; none for an empty cell."""
+    overlap = _OVERLAP.fullmatch(cell.strip())
+    parts = overlap.group(1).split(";") if overlap else [cell]
+    return list(_parse(parts, place)), overlap is not None
+
+
+def _parse(parts: list[str], place: str) -> Iterator[tuple[int, str, int]]:
+    for part in filter(None, map(str.strip, parts)):
+        found = _ACTION.fullmatch(part)
+        if found is None or (found.group(2) in _PASSES and not found.group(3)):
+            raise FieldError(
+                f"{place}: {part[:40]!r} is no action", hint="an action is stage, type and micro-batch, such as 2F0"
+            )
+        yield int(found.group(1)), found.group(2), int(found.group(3) or 0)

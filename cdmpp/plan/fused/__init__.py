@@ -4,7 +4,7 @@
 list scheduler, :mod:`search` the search over its priorities, and :mod:`check` verifies a plan independently.
 """
 
-from cdmpp.plan.fused.bound import lower_bound_s
+from cdmpp.plan.fused.list_scheduling import lower_bound_s
 from cdmpp.plan.fused.problem import Model, Problem
 from cdmpp.plan.fused.search import FusedSearchResult, search
 

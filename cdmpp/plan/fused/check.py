@@ -10,11 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base import validation_errors
-from cdmpp.plan.fused.baselines import EQUAL, greedy, serial_1f1b
-from cdmpp.plan.fused.bound import lower_bound_s
-from cdmpp.plan.fused.problem import Problem
+from cdmpp.plan.fused.list_scheduling import EQUAL, greedy, lower_bound_s, serial_1f1b
+from cdmpp.plan.fused.problem import Problem, Task, all_tasks, duration_s, peaks, predecessor, run_order
 from cdmpp.plan.fused.schema import Figure, FusedRequest
-from cdmpp.plan.fused.timing import Task, all_tasks, duration_s, peaks, predecessor, run_order
 from cdmpp.predict.prediction import Prediction
 
 #: Largest difference between a claimed time and the simulated one, as a share of the makespan.
@@ -62,7 +60,6 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
 
     Parameters
     ----------
-    request : FusedRequest
     answer : JSON value
         Plan of any program; unknown fields are ignored.
     prices : sequence of Prediction

@@ -2,13 +2,21 @@
 
 The functions that call each other share this file: numba does not recompile a caller when a callee in another file
 changes.
-"""
+
+
+Baseline schedules; the search starts from them.
+
+Lower bounds of the makespan of a fused pipeline."""
 
 from __future__ import annotations
 
-import numpy as np
+import heapq
+from dataclasses import dataclass
 
-from cdmpp.plan.fused.problem import GroupArrays
+import numpy as np
+import numpy.typing as npt
+
+from cdmpp.plan.fused.problem import GroupArrays, Model, Problem
 from cdmpp.utils.jit import jit
 
 
@@ -21,7 +29,6 @@ def can_finish(groups: GroupArrays, firsts: np.ndarray, done: np.ndarray, free: 
 
     Parameters
     ----------
-    groups : GroupArrays
     firsts : ndarray of int64, shape (replicas,)
         Group of each replica's first stage that allocates memory.
     done : ndarray of int64, shape (groups,)
@@ -296,3 +303,193 @@ def improve(
             else:
                 for t in range(tasks):
                     priority[mirror[t]] = -(start[t] + groups.duration[group[t]])
+
+
+#: Relative difference below which two makespans are equal: sums of the same terms in another order.
+EQUAL = 1e-9
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Start times of all tasks, with makespan and memory.
+
+    Attributes
+    ----------
+    start_s : ndarray, shape (tasks,)
+        Start of each task, in seconds.
+    peak : float
+        Largest peak memory of the ranks, in the unit of ``Model.activation``.
+    peaks_sum : float
+        Sum of the peak memory of the ranks.
+    """
+
+    start_s: Floats
+    makespan_s: float
+    peak: float
+    peaks_sum: float
+
+    @property
+    def key(self) -> tuple[float, float, float]:
+        """Sort key: the makespan, then memory."""
+        return (self.makespan_s, self.peak, self.peaks_sum)
+
+
+def schedule_from(problem: Problem, start_s: Floats) -> Schedule:
+    """The schedule with these start times in seconds, shape (tasks,)."""
+    tasks = problem.tasks
+    peaks = tasks.peaks(start_s)
+    makespan = float((start_s + tasks.duration[tasks.group]).max())
+    return Schedule(start_s, makespan, float(peaks.max()), float(peaks.sum()))
+
+
+def greedy(problem: Problem, limit: float) -> Schedule | None:
+    """Greedy schedule: no rank idles while it can run a pass.
+
+    Backward passes go first, then the earlier micro-batch, then the model of smaller index.
+
+    Parameters
+    ----------
+    limit : float
+        Memory of each rank; may be infinite.
+
+    Returns
+    -------
+    Schedule or None
+        None where the memory limit leads to a deadlock.
+    """
+    tasks = problem.tasks
+    largest_count = float(tasks.count.max()) + 1
+    order = tasks.index * (float(tasks.replica.max()) + 1) + tasks.replica[tasks.group]
+    forward_last = np.where(tasks.forward, largest_count * len(tasks.count), 0.0)[tasks.group]
+    return _schedule_once(problem, forward_last + order, limit)
+
+
+def serial_1f1b(problem: Problem) -> tuple[Floats, float]:
+    """Serial schedule: one model after the other, each by 1F1B, its replicas at the same time.
+
+    Returns
+    -------
+    start_s : ndarray, shape (tasks,)
+    makespan_s : float
+        The sum of (M + P - 1) (f + b) where no limit holds micro-batches back.
+    """
+    starts, begin_s = [], 0.0
+    for model in problem.models:
+        # The replicas share no rank: one schedule holds for all.
+        single = Problem(model.stages, (Model(**{**vars(model), "direction": "down"}),))
+        tasks = single.tasks
+        window = model.stages - tasks.stage
+        if problem.max_activations is not None:
+            in_flight = int(problem.max_activations * (1 + EQUAL) // model.activation)
+            window = np.minimum(window, max(in_flight, 1))
+        priority = np.where(tasks.forward, 1.0, 0.0)[tasks.group]
+        schedule = _schedule_once(single, priority, np.inf, window)
+        assert schedule is not None, "the windows of a single model cannot deadlock"
+        starts += [schedule.start_s + begin_s] * (problem.ranks // model.stages)
+        begin_s += schedule.makespan_s
+    return np.concatenate(starts), begin_s
+
+
+def _schedule_once(problem: Problem, priority: Floats, limit: float, window: Ints | None = None) -> Schedule | None:
+    """One list schedule without improvement; None on a deadlock."""
+    tasks = problem.tasks
+    if window is None:
+        window = np.full(len(tasks.count), np.iinfo(np.int64).max)
+    start, peak = np.empty(tasks.size), np.empty(problem.ranks)
+    limits, guarded = np.full(problem.ranks, limit), bool(np.isfinite(limit))
+    makespan = list_schedule(tasks.arrays, window, limits, guarded, priority, 0.0, start, peak, np.zeros(1, np.int64))
+    return None if makespan < 0 else Schedule(start, makespan, float(peak.max()), float(peak.sum()))
+
+
+def lower_bound_s(problem: Problem) -> float:
+    """Lower bound of the makespan of every schedule, in seconds.
+
+    Each rank is relaxed to one machine with preemption. A task is released when its micro-batch and those before it
+    can have reached the stage at the earliest; its tail is what its micro-batch and those after it still need
+    afterwards. Jackson's rule (largest tail first) solves this relaxation exactly. The result is at least each of
+    the usual bounds: a model's own (M + P - 1) (f + b), the work of a rank between the earliest first task and the
+    shortest tail, and the total work over the ranks. With a memory limit, :func:`memory_bound_s` holds as well.
+
+    Notes
+    -----
+    A task's release assumes no order of passes. Micro-batch ``i`` (counted from 0) of a stage cannot start its
+    forward pass before ``i`` others have run theirs there. Its backward pass cannot end on the last stage before
+    ``i + 1`` micro-batches have run both passes there. Tails follow the same argument in reversed time.
+    """
+    tasks = problem.tasks
+    head, tail = heads_and_tails(problem)
+    duration = tasks.duration[tasks.group]
+    work = max(_preemptive_makespan_s(head[r], duration[r], tail[r]) for r in tasks.by_rank())
+    return max(work, memory_bound_s(problem))
+
+
+def memory_bound_s(problem: Problem) -> float:
+    """Lower bound of the makespan from the memory limit, in seconds; 0 without a limit.
+
+    A rank needs the total time for which it must hold its micro-batches, divided by how many it may hold.
+    """
+    if problem.max_activations is None:
+        return 0.0
+    limit = problem.max_activations
+    sizes = {model.activation for model in problem.models}
+    if len(sizes) == 1:
+        size = sizes.pop()
+        limit = size * max(np.floor(limit / size * (1 + 1e-9)), 1.0)
+    tasks = problem.tasks
+    bound = 0.0
+    for r in range(problem.ranks):
+        groups = np.flatnonzero((tasks.rank == r) & tasks.forward)
+        # A micro-batch is held at least until it has been to the last stage and back.
+        held_s = tasks.tail[groups] - tasks.tail[tasks.partner[groups]] + tasks.duration[groups]
+        total = float((tasks.count[groups] * tasks.activation[groups] * held_s).sum())
+        bound = max(bound, float(tasks.head[groups].min() + total / limit + tasks.tail[tasks.partner[groups]].min()))
+    return bound
+
+
+def heads_and_tails(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds that must pass before each task starts, and after it ends; both of shape (tasks,)."""
+    tasks = problem.tasks
+    head, tail = np.empty(tasks.size), np.empty(tasks.size)
+    for g in range(len(tasks.count)):
+        model = problem.models[tasks.model[g]]
+        f, b, m = model.forward_s, model.backward_s, model.micro_batches
+        stage, last = int(tasks.stage[g]), model.stages - 1
+        earlier = np.arange(m)
+        later = m - 1 - earlier
+        numbers = slice(tasks.offset[g], tasks.offset[g] + m)
+        if tasks.forward[g]:
+            head[numbers] = (stage + earlier) * f
+            # At the last stage, both passes of this micro-batch and of the later ones follow.
+            on_last = b + later * b + later * f if stage == last else (later + 1) * (f + b)
+            tail[numbers] = on_last + max(last - 1 - stage, 0) * f + last * b
+        else:
+            on_last = (earlier + 1) * f + earlier * b if stage == last else (earlier + 1) * (f + b)
+            head[numbers] = last * f + on_last + max(last - 1 - stage, 0) * b
+            tail[numbers] = (stage + later) * b
+    return head, tail
+
+
+def _preemptive_makespan_s(head: np.ndarray, duration: np.ndarray, tail: np.ndarray) -> float:
+    """Latest end plus tail of Jackson's preemptive schedule on one machine, in seconds."""
+    by_head = np.argsort(head, kind="stable")
+    ready: list[list[float]] = []  # [-tail, remaining duration]
+    now, makespan, at = 0.0, 0.0, 0
+    while at < len(by_head) or ready:
+        if not ready:
+            now = max(now, float(head[by_head[at]]))
+        while at < len(by_head) and head[by_head[at]] <= now:
+            task = by_head[at]
+            heapq.heappush(ready, [-float(tail[task]), float(duration[task])])
+            at += 1
+        first = ready[0]
+        until = float(head[by_head[at]]) if at < len(by_head) else np.inf
+        if now + first[1] <= until:
+            now += first[1]
+            makespan = max(makespan, now - first[0])
+            heapq.heappop(ready)
+        else:
+            first[1] -= until - now
+            now = until
+    return makespan

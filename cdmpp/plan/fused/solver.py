@@ -8,11 +8,10 @@ from functools import partial
 import numpy as np
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.fused.bound import memory_bound_s
-from cdmpp.plan.fused.problem import Problem
+from cdmpp.plan.fused.list_scheduling import memory_bound_s
+from cdmpp.plan.fused.problem import Pass, Problem, Task, makespan_s, peaks, run_order
 from cdmpp.plan.fused.schema import MAX_RATIO, FusedPlan, FusedRequest, StageCost, Step
 from cdmpp.plan.fused.search import FusedSearchResult, search
-from cdmpp.plan.fused.timing import Pass, Task, makespan_s, peaks, run_order
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.predict.requests.request import Interval

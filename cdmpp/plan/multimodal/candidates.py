@@ -1,25 +1,28 @@
-"""Candidate placements of a step, and its sub-micro-batches and micro-batches."""
+"""Candidate placements of a step, its sub-micro-batches and micro-batches, and 1F1B of contiguous placements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from cdmpp.plan.multimodal.links import ItemLinks
-from cdmpp.plan.multimodal.modules import Module, split_evenly
-from cdmpp.plan.multimodal.one_f_one_b import improve_cuts
-from cdmpp.plan.multimodal.placement import Placement, contiguous, in_segments, segment_counts
+from cdmpp.plan.multimodal.modules import ItemLinks, Module, split_evenly, topological_order
+from cdmpp.plan.multimodal.placement import (
+    Placement,
+    contiguous,
+    contiguous_at,
+    contiguous_cuts,
+    in_segments,
+    move_layer,
+    segment_counts,
+)
+from cdmpp.plan.multimodal.task_graph import TaskGraph, make_graph, run_in_order
+from cdmpp.plan.multimodal.tasks import Tasks
 
 #: Most micro-batch counts that are tried for 1F1B.
 MAX_COUNTS = 16
 #: Passes to simulate for cuts that make 1F1B short: about ten milliseconds compiled, two seconds otherwise.
 MAX_CUT_PASSES = 1_000_000
-
-
-def unit_sizes(modules: Sequence[Module], efficiency: float) -> list[int]:
-    """Sub-micro-batch size of each module by PipeWeaver's rule."""
-    return [module.efficient_size(efficiency) for module in modules]
 
 
 def split_batch(batch: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -34,11 +37,11 @@ def task_count(placement: Placement, items: Sequence[Sequence[int]]) -> int:
 
 def rule_sizes(modules: Sequence[Module]) -> list[list[int]]:
     """Sizes of the rule for every efficiency from 0 to 1, by growing efficiency."""
-    rates = [module.sizes / (module.forward_s + module.backward_s) for module in modules]
+    rates = [module.items_per_s for module in modules]
     shares = sorted({float(share) for row in rates for share in row / row.max()})
     sizes: list[list[int]] = []
     for share in shares:
-        at_share = unit_sizes(modules, share)
+        at_share = [module.efficient_size(share) for module in modules]
         if at_share not in sizes:
             sizes.append(at_share)
     return sizes
@@ -120,8 +123,125 @@ def split_micro_batches(
 
 def _work_s(modules: Sequence[Module], items: Sequence[Sequence[int]]) -> list[float]:
     """Seconds of all units in each module; a little for a module without items, so that its layers are distributed."""
-    work = [
-        module.work * sum(sum(module.layer_s(n)) for n in units) for module, units in zip(modules, items, strict=True)
-    ]
+    work = [module.work * module.units_s(units) for module, units in zip(modules, items, strict=True)]
     least = 1e-6 * sum(work)
     return [seconds if seconds else least for seconds in work]
+
+
+def one_f_one_b_orders(tasks: Tasks, micro_batch: Sequence[Sequence[int]]) -> list[list[int]]:
+    """1F1B order of each rank's tasks for a contiguous placement.
+
+    Rank r of P runs ``min(P - 1 - r, micro-batches)`` forward passes, then forward and backward passes alternately.
+
+    ``micro_batch`` has the micro-batch of each unit, by module.
+    """
+    ranks, half = tasks.ranks, tasks.half
+    count = 1 + max(max(units) for units in micro_batch if len(units))
+    stages: list[list[list[int]]] = [[[] for _ in range(count)] for _ in range(ranks)]
+    for i, _ in tasks.classes:
+        for unit, row in enumerate(tasks.ids[i]):
+            for t in row.tolist():
+                stages[int(tasks.rank[t])][micro_batch[i][unit]].append(t)
+    orders = []
+    for r, stage in enumerate(stages):
+        warm_up = min(ranks - 1 - r, count)
+        order = [t for m in range(warm_up) for t in stage[m]]
+        for m in range(count):
+            if warm_up + m < count:
+                order += stage[warm_up + m]
+            order += [half + t for t in reversed(stage[m])]
+        orders.append(order)
+    return orders
+
+
+def improve_cuts(
+    modules: Sequence[Module], placement: Placement, items: Sequence[np.ndarray], ranks: int, max_passes: int
+) -> tuple[Placement, float, int]:
+    """Improve a contiguous placement by the makespan of 1F1B rather than by its slowest stage.
+
+    With few or unequal micro-batches the most even cut is not the best: filling and draining the pipeline counts as
+    much as its pace. Layers are moved between two stages as long as that shortens 1F1B.
+
+    Parameters
+    ----------
+    placement : Placement
+        Contiguous placement to start from.
+    items : sequence of ndarray of int64, shape (micro-batches,)
+        Items of each module in each micro-batch; 0 where it has none.
+    max_passes : int
+        Passes to simulate altogether.
+
+    Returns
+    -------
+    placement : Placement
+    makespan_s : float
+        Makespan of 1F1B whose stages pass a micro-batch on as a whole.
+    remaining : int
+        Passes of ``max_passes`` that are left.
+    """
+    count = len(items[0])
+    forward, backward = [], []
+    for i in topological_order(modules):
+        costs = {int(n): modules[i].layer_s(int(n)) if n else (0.0, 0.0) for n in set(items[i].tolist())}
+        seconds = np.array([costs[int(n)] for n in items[i]]).T
+        layers = np.array(modules[i].layers)[:, None]
+        forward.append(layers * seconds[0])
+        backward.append(layers * seconds[1])
+    zeros = np.zeros((1, count))
+    forward_total_s = np.cumsum(np.concatenate([zeros, *forward]), axis=0)
+    backward_total_s = np.cumsum(np.concatenate([zeros, *backward]), axis=0)
+    cuts = contiguous_cuts(placement, ranks)
+    graph, order = _whole_micro_batches(ranks, count)
+    first_of = np.arange(ranks + 1) * 2 * count
+    start_s, place = np.empty(order.size), np.empty(order.size, np.int64)
+
+    def makespan_s(at: np.ndarray) -> float:
+        passes_s = [np.diff(total_s[at], axis=0).ravel() for total_s in (forward_total_s, backward_total_s)]
+        timed = graph._replace(duration_s=np.concatenate(passes_s))
+        return float(run_in_order(timed, first_of, order.ravel(), start_s, place))
+
+    # With many ranks and few micro-batches the time is that of waiting ranks, which are visited in each round.
+    passes = 2 * ranks * max(count, ranks // 32)
+    best_s, remaining = makespan_s(cuts), max_passes - passes
+    moves = rank_pairs(ranks)
+    while remaining >= passes and (pair := next(moves, None)) is not None:
+        source, target = pair
+        if cuts[source + 1] == cuts[source]:
+            continue
+        moved = move_layer(cuts, source, target)
+        remaining -= passes
+        moved_s = makespan_s(moved)
+        if moved_s < best_s * (1 - 1e-9):
+            best_s, cuts, moves = moved_s, moved, rank_pairs(ranks)
+    return contiguous_at(modules, cuts), best_s, remaining
+
+
+def _whole_micro_batches(ranks: int, count: int) -> tuple[TaskGraph, np.ndarray]:
+    """Passes of a pipeline whose stages pass a micro-batch on as a whole, and their 1F1B order by rank.
+
+    Returns
+    -------
+    graph : TaskGraph
+        Forward pass of micro-batch m on rank r as task r * count + m, then the backward passes; without durations.
+    order : ndarray of int64, shape (ranks, 2 * count)
+    """
+    forward = np.arange(ranks * count).reshape(ranks, count)
+    backward = forward + forward.size
+    sources = [forward[:-1].ravel(), backward[1:].ravel(), forward[-1]]
+    targets = [forward[1:].ravel(), backward[:-1].ravel(), backward[-1]]
+    graph = make_graph(np.zeros(2 * forward.size), sources, targets)
+    m, warm_up = np.arange(count), np.minimum(ranks - 1 - np.arange(ranks), count)[:, None]
+    order = np.empty((ranks, 2 * count), np.int64)
+    # ``warm_up`` forward passes, forward and backward alternately, ``warm_up`` backward passes.
+    np.put_along_axis(order, np.where(m < warm_up, m, 2 * m - warm_up), forward, axis=1)
+    np.put_along_axis(order, np.where(m < count - warm_up, warm_up + 2 * m + 1, count + m), backward, axis=1)
+    return graph, order
+
+
+def rank_pairs(ranks: int) -> Iterator[tuple[int, int]]:
+    """Pairs of different ranks, neighbours first: most of the gain of a move of layers is there."""
+    for distance in range(1, ranks):
+        for a in range(ranks):
+            for b in (a - distance, a + distance):
+                if 0 <= b < ranks:
+                    yield a, b

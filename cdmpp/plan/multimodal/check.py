@@ -9,11 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from cdmpp.plan.base import validation_errors
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.memory import chunk_cost
-from cdmpp.plan.multimodal.modules import Module
-from cdmpp.plan.multimodal.plan_schema import LayoutEntry, MultimodalPlan, StepPlan
-from cdmpp.plan.multimodal.schema import MultimodalRequest
+from cdmpp.plan.multimodal.modules import Module, chunk_cost, link_items
+from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest, StepPlan
 from cdmpp.predict.prediction import Prediction
 
 #: Largest difference between a claimed and a computed figure, as a share of the makespan or of the bytes.
@@ -33,8 +30,6 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
 
     Parameters
     ----------
-    request : MultimodalRequest
-    answer : JSON value
     prices : sequence of Prediction
         Predictions of ``request.price_requests()``.
     """

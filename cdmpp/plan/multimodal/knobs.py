@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdmpp.plan.multimodal.memory import Knob, Knobs, chunk_cost
+from cdmpp.plan.multimodal.modules import Knob, Knobs, chunk_cost
 from cdmpp.plan.multimodal.tasks import Tasks
 
 #: Most partial choices that are kept; with fewer the result is exact.

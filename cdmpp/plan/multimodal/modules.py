@@ -1,10 +1,15 @@
-"""Modules of a multimodal model, and the cost of a layer by size of the sub-micro-batch."""
+"""Modules of a multimodal model, and the cost of a layer by size of the sub-micro-batch.
+
+Links between the items of a step's modules: which item's data goes to which.
+
+Memory limit of the ranks, memory knobs, and the cost of a chunk of layers under each knob."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -15,13 +20,16 @@ from cdmpp.plan.base.batch_curve import interpolate
 EFFICIENCY = 0.95
 
 
+#: Most segments of a module.
+MOST_SEGMENTS = 16
+
+
 @dataclass(frozen=True)
 class Module:
     """One module: a chain of layers that are distributed over all ranks.
 
     Attributes
     ----------
-    name : str
     layers : tuple of float
         Time of each layer relative to the curves; 1.0 for layers that are all alike.
     sizes : ndarray of float64, shape (points,)
@@ -69,23 +77,29 @@ class Module:
             )
         return self._layer_cache[items]
 
+    def units_s(self, units: Iterable[int]) -> float:
+        """Seconds of sub-micro-batches of these sizes in a layer of relative time 1, forward and backward."""
+        return sum(sum(self.layer_s(n)) for n in units)
+
+    def most_segments(self, ranks: int) -> int:
+        """Most segments: those that the request gives, or as many as have a layer on each rank."""
+        if self.segments is not None:
+            return self.segments
+        return max(1, min(MOST_SEGMENTS, len(self.layers) // ranks))
+
     @cached_property
-    def _items_per_s(self) -> np.ndarray:
+    def items_per_s(self) -> np.ndarray:
+        """Items per second of a layer at each of ``sizes``."""
         rates: np.ndarray = self.sizes / (self.forward_s + self.backward_s)
         return rates
 
-    @property
-    def peak_items_per_s(self) -> float:
-        """Items per second of a layer at the best size."""
-        return float(self._items_per_s.max())
-
     def efficiency(self, items: int) -> float:
         """Items per second at this size, as a share of the best size's."""
-        return float(items / sum(self.layer_s(items)) / self._items_per_s.max())
+        return float(items / sum(self.layer_s(items)) / self.items_per_s.max())
 
     def efficient_size(self, efficiency: float) -> int:
         """Smallest size with this share of the peak items per second (PipeWeaver's rule, which uses 0.95)."""
-        rates = self._items_per_s
+        rates = self.items_per_s
         # A share of 1 must find the peak itself, despite rounding.
         return int(self.sizes[np.flatnonzero(rates >= efficiency * rates.max() * (1 - 1e-12))[0]])
 
@@ -125,3 +139,183 @@ def sort_topologically(names: Sequence[str], after: Sequence[Sequence[int]]) -> 
         remaining.remove(ready)
         order.append(ready)
     return order
+
+
+@dataclass(frozen=True)
+class ItemLink:
+    """Data transfer between items of two modules.
+
+    Each item of ``single`` belongs to one item of ``other``: item j of n to item floor(j·N/n) of N.
+
+    Attributes
+    ----------
+    single, other : int
+        Indices of the modules.
+    forward : bool
+        In the forward pass data goes from ``single`` to ``other``; otherwise from ``other`` to ``single``.
+    """
+
+    single: int
+    other: int
+    forward: bool
+
+    def pairs(self, single: Sequence[int], other: Sequence[int]) -> np.ndarray:
+        """Pairs of sub-micro-batches that share items.
+
+        Parameters
+        ----------
+        single, other : sequence of int
+            Items of each sub-micro-batch of the two modules.
+
+        Returns
+        -------
+        ndarray of int64, shape (pairs, 2)
+            Sub-micro-batches of ``single`` and of ``other``, growing.
+        """
+        return _pairs(tuple(single), tuple(other))
+
+
+@lru_cache(maxsize=4096)
+def _pairs(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
+    """:meth:`ItemLink.pairs`; cached because a search repeats the same calls."""
+    other_items = np.arange(sum(single)) * sum(other) // max(1, sum(single))
+    single_units = np.repeat(np.arange(len(single)), single)
+    other_units = np.searchsorted(np.cumsum(other), other_items, side="right")
+    pairs = np.unique(np.stack([single_units, other_units], axis=1), axis=0)
+    pairs.flags.writeable = False
+    return pairs
+
+
+@dataclass(frozen=True)
+class ItemLinks:
+    """Links between the items of a step.
+
+    Attributes
+    ----------
+    samples : int
+        Module whose items are the samples of the step; each item of another module belongs to one of them.
+    all : tuple of ItemLink
+        Links on the path to the samples come first.
+    """
+
+    samples: int
+    all: tuple[ItemLink, ...]
+
+    def sample_of(self, module: int, batch: Sequence[int]) -> np.ndarray:
+        """Sample of each item of a module; ndarray of int64, shape (items,), growing."""
+        items, at = np.arange(batch[module]), module
+        while at != self.samples:
+            link = next((link for link in self.all if link.single == at), None)
+            if link is None:  # no data goes between it and the samples
+                return items * batch[self.samples] // max(1, batch[module])
+            items = items * batch[link.other] // max(1, batch[at])
+            at = link.other
+        return items
+
+
+def link_items(modules: Sequence[Module], batch: Sequence[int], samples: int | None = None) -> ItemLinks:
+    """Derive the links between the items of a step.
+
+    Parameters
+    ----------
+    batch : sequence of int
+        Items of each module. Data passes through a module without items to the next.
+    samples : int, optional
+        Module whose items are the samples. Default (also where it has no items): the module that exchanges data with
+        most others, the last of these in topological order. An image belongs to one sequence; a sequence may have
+        no image.
+    """
+    sources: list[set[int]] = [set() for _ in modules]
+    order = topological_order(modules)
+    for i in order:
+        for j in modules[i].after:
+            sources[i] |= {j} if batch[j] else sources[j]
+    neighbours: list[set[int]] = [set() for _ in modules]
+    for i in order:
+        if batch[i]:
+            for j in sources[i]:
+                neighbours[i].add(j)
+                neighbours[j].add(i)
+    if samples is None or not batch[samples]:
+        samples = max((i for i in order if batch[i]), key=lambda i: (len(neighbours[i]), order.index(i)))
+    distance = {samples: 0}
+    queue = [samples]
+    for i in queue:
+        for j in sorted(neighbours[i]):
+            if j not in distance:
+                distance[j] = distance[i] + 1
+                queue.append(j)
+    links = []
+    for i in order:
+        for j in sorted(sources[i]) if batch[i] else ():
+            towards_samples = distance.get(j, 0) >= distance.get(i, 0)
+            links.append(ItemLink(j, i, True) if towards_samples else ItemLink(i, j, False))
+    links.sort(key=lambda link: distance.get(link.other, 0))
+    return ItemLinks(samples, tuple(links))
+
+
+Knob = Literal["keep", "recompute", "offload"]
+#: Knob of each chunk, by module and chunk.
+Knobs = tuple[tuple[Knob, ...], ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory limit, and what may be done to keep it.
+
+    Attributes
+    ----------
+    limit_bytes : float
+        Memory of each rank; infinite without a limit.
+    knobs : tuple of {"keep", "recompute", "offload"}
+        What may be done with activations.
+    host_bytes_per_s : float
+        Bandwidth of a rank's link to the host, in each direction; for "offload".
+    """
+
+    limit_bytes: float = float("inf")
+    knobs: tuple[Knob, ...] = ("keep",)
+    host_bytes_per_s: float = float("inf")
+
+
+class ChunkCost(NamedTuple):
+    """Time and memory of a sub-micro-batch in a chunk of layers.
+
+    Attributes
+    ----------
+    kept_bytes : float
+        Held from the start of the forward pass to the end of the backward pass.
+    extra_forward_bytes, extra_backward_bytes : float
+        Held in addition while the pass runs.
+    """
+
+    forward_s: float
+    backward_s: float
+    kept_bytes: float
+    extra_forward_bytes: float
+    extra_backward_bytes: float
+
+
+def chunk_cost(module: Module, layers: tuple[int, int], items: int, knob: Knob, memory: Memory) -> ChunkCost:
+    """Time and memory of ``items`` in a chunk of layers.
+
+    Recomputation repeats the forward pass before the backward pass and keeps only the chunk's input between them.
+    Offloading moves all activations to the host during the forward pass and back during the backward pass; a pass
+    takes as long as the longer of its arithmetic and its transfer.
+
+    Parameters
+    ----------
+    layers : (int, int)
+        First layer and number of layers.
+    """
+    first, count = layers
+    weight = sum(module.layers[first : first + count])
+    forward_s, backward_s = (weight * layer_s for layer_s in module.layer_s(items))
+    full = count * module.activation_bytes * items
+    if knob == "recompute" and count:
+        boundary = min(module.boundary_bytes * items, full)
+        return ChunkCost(forward_s, backward_s + forward_s, boundary, 0.0, full - boundary)
+    if knob == "offload" and count:
+        transfer_s = full / memory.host_bytes_per_s
+        return ChunkCost(max(forward_s, transfer_s), max(backward_s, transfer_s), 0.0, full, full)
+    return ChunkCost(forward_s, backward_s, full, 0.0, 0.0)

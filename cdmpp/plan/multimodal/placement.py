@@ -1,8 +1,11 @@
-"""Placement of layers on ranks: segments over all ranks, or modules one after the other (contiguous)."""
+"""Placement of layers on ranks: segments over all ranks, or modules one after the other (contiguous).
+
+Designs of a step that a request allows: cuts of the layers, and sub-micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,12 +121,10 @@ def in_segments(
 
     Parameters
     ----------
-    modules : sequence of Module
     counts : sequence of int
         Segments of each module.
     work_s : sequence of float
         Seconds of the whole step in each module: the weights by which the ranks are balanced.
-    ranks : int
     lead_s : float
         Seconds by which a rank starts later or ends earlier than the one before it: the odd layers go to the first
         ranks rather than to the last.
@@ -232,3 +233,44 @@ def contiguous_at(modules: Sequence[Module], cuts: np.ndarray) -> Placement:
         chunks[i] = tuple(parts)
         begin = end
     return Placement("contiguous", tuple(chunks))
+
+
+#: Cuts of each module's layers into ``segments * ranks`` parts, from 0 to its layers; parts may be empty.
+Cuts = tuple[tuple[int, ...], ...]
+#: Items of each sub-micro-batch, by module.
+Items = tuple[tuple[int, ...], ...]
+
+
+def place(cuts: Cuts, ranks: int) -> Placement:
+    """Placement with these cuts. Empty parts are left out, and segments are counted by the passes over the ranks."""
+    rows = []
+    for module in cuts:
+        chunks: list[Chunk] = []
+        for part, (first, last) in enumerate(itertools.pairwise(module)):
+            if last > first:
+                rank = part % ranks
+                segment = 0 if not chunks else chunks[-1].segment + (rank <= chunks[-1].rank)
+                chunks.append(Chunk(segment, rank, first, last - first))
+        rows.append(tuple(chunks))
+    return Placement("segments", tuple(rows))
+
+
+def cuts_of(placement: Placement, ranks: int) -> Cuts:
+    """Cuts of a placement."""
+    rows = []
+    for chunks in placement.chunks:
+        layers = np.zeros((chunks[-1].segment + 1) * ranks, np.int64)
+        for chunk in chunks:
+            layers[chunk.segment * ranks + chunk.rank] = chunk.layers
+        rows.append((0, *np.cumsum(layers).tolist()))
+    return tuple(rows)
+
+
+def every_cut(layers: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every cut of a chain of layers into so many parts, empty ones included."""
+    if parts == 1:
+        yield (0, layers)
+        return
+    for cut in every_cut(layers, parts - 1):
+        for last in range(cut[-2], layers + 1):
+            yield (*cut[:-1], last, layers)

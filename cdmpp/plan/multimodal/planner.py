@@ -1,38 +1,74 @@
-"""Search for the plans of several steps: baselines, designs on one placement, then the order of each step."""
+"""Solution of one step.
+
+Search for the plans of several steps: baselines, designs on one placement, then the order of each step.
+
+Plans of one or several steps of a multimodal model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.multimodal.branch_and_bound import MAX_TASKS, solve_exactly
 from cdmpp.plan.multimodal.candidates import (
     MAX_CUT_PASSES,
     contiguous_placements,
+    rank_pairs,
     rule_placement,
     rule_sizes,
     segment_placements,
     split_batch,
-    unit_sizes,
 )
-from cdmpp.plan.multimodal.design_search import Design, DesignSearch, Entry
-from cdmpp.plan.multimodal.evaluate import Evaluated, StepDesigns, StepSettings, variants_of
-from cdmpp.plan.multimodal.exhaustive import try_all
+from cdmpp.plan.multimodal.designs import Design, DesignSearch, Entry, Evaluated, StepDesigns, variants_of
+from cdmpp.plan.multimodal.exact import MAX_TASKS, solve_exactly, try_all
 from cdmpp.plan.multimodal.knobs import choose_knobs
-from cdmpp.plan.multimodal.links import link_items
-from cdmpp.plan.multimodal.memory import Memory
-from cdmpp.plan.multimodal.one_f_one_b import rank_pairs
-from cdmpp.plan.multimodal.placement import Placement, contiguous_at, contiguous_cuts, move_layer
+from cdmpp.plan.multimodal.modules import EFFICIENCY, Memory, Module, link_items
+from cdmpp.plan.multimodal.placement import Items, Placement, contiguous_at, contiguous_cuts, cuts_of, move_layer
 from cdmpp.plan.multimodal.request_bound import request_bound_s
 from cdmpp.plan.multimodal.schedule import Schedule, schedule_orders
-from cdmpp.plan.multimodal.search import search
-from cdmpp.plan.multimodal.solution import StepSolution
-from cdmpp.plan.multimodal.space import Items, cuts_of, most_segments
-from cdmpp.plan.multimodal.tree import CacheCounts
+from cdmpp.plan.multimodal.search import CacheCounts, search
+from cdmpp.plan.multimodal.tasks import StepSettings
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
+
+
+@dataclass(frozen=True)
+class StepSolution:
+    """Best schedule of one step.
+
+    Attributes
+    ----------
+    batch : tuple of int
+        Items of each module.
+    bound_s : float
+        Lower bound of every plan that the request allows, in seconds.
+    searched_bound_s : float
+        Lower bound of the designs that were searched, in seconds.
+    baselines_s : dict of str to float
+        "1f1b": contiguous modules, the best number of micro-batches; "1f1b_segments": the rule's segments in data
+        order. Absent where they do not fit the memory.
+    one_f_one_b : Schedule or None
+        Schedule of "1f1b".
+    micro_batches : int or None
+        Micro-batches of "1f1b".
+    complete : bool
+        No plan that the request allows is shorter.
+    steps : int
+        Orders that were evaluated.
+    """
+
+    batch: tuple[int, ...]
+    schedule: Schedule
+    bound_s: float
+    searched_bound_s: float
+    baselines_s: dict[str, float]
+    one_f_one_b: Schedule | None
+    micro_batches: int | None
+    complete: bool = False
+    steps: int = 0
+
 
 #: Shares of the budget, and of the steps, after which the parts of the search end: the scan of counts and segments,
 #: the trial of every design of a small step, and random changes. The rest is for orders of the best designs. Designs
@@ -116,9 +152,9 @@ class Planner:
             )
         return solutions
 
-    def _over(self) -> bool:
-        """Whether the present share of the budget is spent, or of the orders evaluated."""
-        steps = sum(designs.steps for designs in self.designs)
+    def _over(self, more: int = 0) -> bool:
+        """Whether the present share of the budget is spent, or of the orders evaluated; ``more``: not counted yet."""
+        steps = more + sum(designs.steps for designs in self.designs)
         return self._late() or (self.max_steps is not None and steps >= self.share * self.max_steps)
 
     def _late(self, share: float | None = None) -> bool:
@@ -153,7 +189,7 @@ class Planner:
                 break
             self._try_1f1b(placement)
         self._fit_cuts()
-        sizes = unit_sizes(self.modules, self.settings[0].efficiency)
+        sizes = [module.efficient_size(self.settings[0].efficiency) for module in self.modules]
         placement = rule_placement(self.modules, self.total, sizes, self.ranks)
         for at, designs in enumerate(self.designs):
             self.segments[at] = designs.segments_1f1b(placement, split_batch(designs.step.batch, sizes))
@@ -209,7 +245,8 @@ class Planner:
         small = all(schedule.tasks.size <= MAX_TASKS for schedule in self.best)
         if small and len(self.designs) == 1 and not self._done():
             self.share = TRY_ALL_SHARE
-            best, self.complete = try_all(self.designs[0], self.best[0], self._over)
+            best, self.complete, steps = try_all(self.settings[0], self.best[0], self._over)
+            self.designs[0].steps += steps
             if best is not self.best[0]:
                 self._insert([best])
         self.share = SMALL_DESIGN_SHARE if small else DESIGN_SHARE
@@ -227,7 +264,7 @@ class Planner:
             yield Design(cuts_of(placement, self.ranks), tuple(items))
         for entry in self.search.pool[:3]:
             rule = [(len(cuts) - 1) // self.ranks for cuts in entry.design.cuts]
-            most = [most_segments(module, self.ranks) for module in self.modules]
+            most = [module.most_segments(self.ranks) for module in self.modules]
             doubled = [min(2 * k, top) for k, top in zip(rule, most, strict=True)]
             two = [max(k, min(2, top)) for k, top in zip(rule, most, strict=True)]
             for segments in (rule, one_segment, doubled, two):
@@ -291,4 +328,120 @@ def _infeasible(designs: Sequence[StepDesigns], memory: Memory) -> InfeasibleErr
         f"the leanest plan that was found needs {np.ceil(least):.0f}",
         path="memory_bytes",
         hint=f"raise memory_bytes, allow more knobs, or use more ranks; {IGNORE_HINT}",
+    )
+
+
+def plan_step(
+    modules: Sequence[Module],
+    batch: Sequence[int],
+    ranks: int,
+    *,
+    memory: Memory | None = None,
+    efficiency: float = EFFICIENCY,
+    samples: int | None = None,
+    control: SearchControl | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+    counts: CacheCounts | None = None,
+) -> StepSolution:
+    """Plan one step: :func:`plan_steps` of a single batch."""
+    (solution,) = plan_steps(
+        modules,
+        [batch],
+        ranks,
+        memory=memory,
+        efficiency=efficiency,
+        samples=samples,
+        control=control,
+        seed=seed,
+        max_steps=max_steps,
+        counts=counts,
+    )
+    return solution
+
+
+def plan_steps(
+    modules: Sequence[Module],
+    batches: Sequence[Sequence[int]],
+    ranks: int,
+    *,
+    memory: Memory | None = None,
+    efficiency: float = EFFICIENCY,
+    samples: int | None = None,
+    control: SearchControl | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+    counts: CacheCounts | None = None,
+    on_progress: Callable[[list[StepSolution]], None] | None = None,
+) -> list[StepSolution]:
+    """Place the modules once, and schedule each step on that placement.
+
+    PipeWeaver searches the order for one placement and one size of sub-micro-batches of each module. Here cuts,
+    segments and numbers of sub-micro-batches are searched too, beginning from its rule for every efficiency and from
+    1F1B on a contiguous placement. So a plan is never longer than these on the same costs.
+
+    Parameters
+    ----------
+    batches : sequence of sequence of int
+        Items of each module in each step.
+    efficiency : float
+        Share of the peak items per second that the rule's sub-micro-batches reach, for the baseline.
+    samples : int, optional
+        Module whose items are the samples; default: see :func:`cdmpp.plan.multimodal.modules.link_items`.
+    control : SearchControl, optional
+        Default: a budget of one second.
+    max_steps : int, optional
+        Orders to evaluate in all steps together.
+    counts : CacheCounts, optional
+        Updated.
+    on_progress : callable, optional
+        Called with a copy of the solutions so far, every few orders.
+
+    Returns
+    -------
+    list of StepSolution
+        One for each batch.
+
+    Raises
+    ------
+    FieldError
+        The modules form a cycle.
+    InfeasibleError
+        No plan fits the memory limit; the message names one that does.
+    """
+    memory = memory if memory is not None else Memory()
+    control = control if control is not None else SearchControl(1.0)
+    counts = counts if counts is not None else CacheCounts()
+    used = most_used_ranks(modules, ranks)
+    settings = [
+        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency) for batch in batches
+    ]
+
+    def report(solutions: list[StepSolution]) -> None:
+        if on_progress is not None:
+            on_progress([_on_ranks(solution, ranks) for solution in solutions])
+
+    planner = Planner(settings, samples, control, np.random.default_rng(seed), max_steps, counts, report)
+    return [_on_ranks(solution, ranks) for solution in planner.plan()]
+
+
+def most_used_ranks(modules: Sequence[Module], ranks: int) -> int:
+    """Most ranks that can have a layer.
+
+    With more ranks than layers each module has one segment. So a plan that leaves ranks idle is also a plan on the
+    other ranks alone: the search of these misses no plan, and its lower bound holds for all ranks.
+    """
+    return min(ranks, sum(len(module.layers) for module in modules))
+
+
+def _on_ranks(solution: StepSolution, ranks: int) -> StepSolution:
+    """The solution with idle ranks behind those that it uses."""
+
+    def extend(schedule: Schedule) -> Schedule:
+        same = schedule.tasks.ranks == ranks
+        return schedule if same else replace(schedule, tasks=replace(schedule.tasks, ranks=ranks))
+
+    baseline = solution.one_f_one_b
+    return replace(
+        solution, schedule=extend(solution.schedule), one_f_one_b=None if baseline is None else extend(baseline)
     )

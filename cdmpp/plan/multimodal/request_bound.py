@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from cdmpp.plan.base.batch_curve import interpolate
-from cdmpp.plan.multimodal.links import ItemLinks
-from cdmpp.plan.multimodal.modules import Module, split_evenly, topological_order
-from cdmpp.plan.multimodal.space import most_segments
+from cdmpp.plan.multimodal.modules import ItemLinks, Module, split_evenly, topological_order
 
 #: Most ranges of counts that are examined; with fewer the bound is the best of its kind.
 MAX_RANGES = 300
@@ -186,7 +184,7 @@ class _CountBound:
                 self.sources[number[link.other]].append((number[link.single], sure))
             else:
                 self.sources[number[link.single]].append((number[link.other], 1))
-        self.one_segment = len(self.active) == 1 and most_segments(modules[self.active[0]], ranks) == 1
+        self.one_segment = len(self.active) == 1 and modules[self.active[0]].most_segments(ranks) == 1
         self.one_segment = self.one_segment and len(self.layers[0]) <= MAX_LAYERS
         alike = all((layers == layers[0]).all() for layers in self.layers)
         self.list_loads = alike and math.prod(len(layers) + 1 for layers in self.layers) <= MAX_LOADS

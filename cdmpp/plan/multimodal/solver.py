@@ -1,4 +1,8 @@
-"""Solver of multimodal pipeline requests."""
+"""Plan of a multimodal request from the solutions of its steps.
+
+Explanation of a multimodal plan: bound, baselines, the busiest rank, and the programs of each module.
+
+Solver of multimodal pipeline requests."""
 
 from __future__ import annotations
 
@@ -7,15 +11,256 @@ from functools import cache, partial
 
 import numpy as np
 
-from cdmpp.plan.multimodal.modules import Module
-from cdmpp.plan.multimodal.plan_schema import MultimodalPlan
-from cdmpp.plan.multimodal.report import make_plan, make_step_plan
-from cdmpp.plan.multimodal.schema import MultimodalRequest
-from cdmpp.plan.multimodal.solution import StepSolution
-from cdmpp.plan.multimodal.steps import plan_step, plan_steps
-from cdmpp.plan.multimodal.tree import CacheCounts
+from cdmpp.plan.multimodal.knobs import peak_bytes
+from cdmpp.plan.multimodal.modules import EFFICIENCY, Knob, Module
+from cdmpp.plan.multimodal.planner import StepSolution, plan_step, plan_steps
+from cdmpp.plan.multimodal.schedule import Schedule, schedule_orders
+from cdmpp.plan.multimodal.schema import (
+    CacheSummary,
+    Entry,
+    LayoutEntry,
+    MultimodalPlan,
+    MultimodalRequest,
+    RankMemory,
+    StepPlan,
+    SubBatches,
+)
+from cdmpp.plan.multimodal.search import CacheCounts
+from cdmpp.plan.multimodal.tasks import Tasks
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.pricing import Cost
+from cdmpp.predict.requests.request import Interval
 from cdmpp.utils.jit import COMPILED
+from cdmpp.utils.units import format_latency
+
+
+def make_plan(
+    solutions: Sequence[StepSolution],
+    steps: Sequence[StepPlan],
+    costs: Sequence[tuple[list[Cost], list[Cost]]],
+    counts: CacheCounts,
+    *,
+    several: bool,
+) -> MultimodalPlan:
+    """The plan of a request: that of its only step, or those of all steps and their sums.
+
+    Parameters
+    ----------
+    solutions, steps : sequence of StepSolution, sequence of StepPlan
+    costs : sequence of (list of Cost, list of Cost)
+        Forward and backward cost of a layer of each module, by size.
+    several : bool
+        The request has ``batches``.
+    """
+    first = steps[0]
+    makespan_s = sum(step.makespan_s for step in steps)
+    bound_s = sum(step.lower_bound_s for step in steps)
+    names = [name for name in first.baselines if all(name in step.baselines for step in steps)]
+    baselines = {name: sum(step.baselines[name] for step in steps) for name in names}
+    intervals = [step.interval for step in steps if step.interval is not None]
+    return MultimodalPlan(
+        makespan_s=makespan_s,
+        lower_bound_s=bound_s,
+        searched_lower_bound_s=sum(step.searched_lower_bound_s for step in steps),
+        baselines=baselines,
+        interval=Interval(lower_s=sum(i.lower_s for i in intervals), upper_s=sum(i.upper_s for i in intervals))
+        if intervals
+        else None,
+        batch=None if several else first.batch,
+        sub_batches=None if several else first.sub_batches,
+        layout=first.layout,
+        memory=None if several else first.memory,
+        order=None if several else first.order,
+        bubble=sum(step.bubble * step.makespan_s for step in steps) / makespan_s,
+        plans=list(steps) if several else None,
+        cache=CacheSummary(
+            hits=counts.hits, misses=counts.misses, hit_rate=counts.hits / counts.total if counts.total else 0.0
+        ),
+        steps=sum(solution.steps for solution in solutions),
+        complete=all(solution.complete for solution in solutions),
+        explanation=explain(solutions, costs, makespan_s, bound_s, baselines),
+    )
+
+
+def make_step_plan(
+    solution: StepSolution,
+    efficiency: float = EFFICIENCY,
+    bounds: tuple[Sequence[Module], Sequence[Module]] | None = None,
+) -> StepPlan:
+    """Plan of one step.
+
+    Parameters
+    ----------
+    efficiency : float
+        Share of the peak items per second that the rule's sub-micro-batches reach.
+    bounds : pair of sequence of Module, optional
+        The modules at the lower and at the upper bounds of their predicted costs.
+    """
+    schedule = solution.schedule
+    tasks, orders = schedule.tasks, schedule.orders
+    names = [module.name for module in tasks.modules]
+    busy_s = float(tasks.duration_s.sum())
+    total_s = schedule.makespan_s * tasks.ranks
+    interval = None
+    if bounds is not None:
+        lower_s, upper_s = (schedule_orders(tasks.with_costs(modules), orders).makespan_s for modules in bounds)
+        interval = Interval(lower_s=lower_s, upper_s=upper_s)
+    return StepPlan(
+        batch=dict(zip(names, solution.batch, strict=True)),
+        makespan_s=schedule.makespan_s,
+        lower_bound_s=solution.bound_s,
+        searched_lower_bound_s=solution.searched_bound_s,
+        gap=schedule.makespan_s / solution.bound_s - 1,
+        baselines=solution.baselines_s,
+        interval=interval,
+        sub_batches={
+            module.name: _sub_batches(module, units, efficiency)
+            for module, units in zip(tasks.modules, tasks.items, strict=True)
+        },
+        layout=[
+            LayoutEntry(
+                module=names[i], segment=chunk.segment, rank=chunk.rank, first_layer=chunk.first, layers=chunk.layers
+            )
+            for i, row in enumerate(tasks.placement.chunks)
+            for chunk in row
+        ],
+        memory=_memory(tasks, orders),
+        order=order_entries(schedule),
+        bubble=1 - busy_s / total_s if total_s else 0.0,
+    )
+
+
+def _sub_batches(module: Module, units: Sequence[int], efficiency: float) -> SubBatches:
+    work_s = module.units_s(units)
+    return SubBatches(
+        rule_size=module.efficient_size(efficiency),
+        size=max(units, default=0),
+        count=len(units),
+        items=list(units),
+        efficiency=float(sum(units) / work_s / module.items_per_s.max()) if units else 0.0,
+    )
+
+
+def _memory(tasks: Tasks, orders: Sequence[Sequence[int]]) -> list[RankMemory]:
+    """Peak memory and knobs of each rank."""
+    knobs: list[dict[str, list[Knob]]] = [{} for _ in range(tasks.ranks)]
+    for module, row, chosen in zip(tasks.modules, tasks.placement.chunks, tasks.knobs, strict=True):
+        for chunk, knob in zip(row, chosen, strict=True):
+            knobs[chunk.rank].setdefault(module.name, []).append(knob)
+    peaks = peak_bytes(tasks, orders)
+    return [RankMemory(rank=rank, peak_bytes=peak, knobs=knobs[rank]) for rank, peak in enumerate(peaks)]
+
+
+def order_entries(schedule: Schedule) -> list[list[Entry]]:
+    """Passes of each rank, in order."""
+    tasks, start_s = schedule.tasks, schedule.start_s
+    labels: list[tuple[str, int, int]] = [("", 0, 0)] * tasks.half  # module, segment, unit
+    for i, grid in enumerate(tasks.ids):
+        for c, chunk in enumerate(tasks.placement.chunks[i]):
+            for unit in range(len(grid)):
+                labels[int(grid[unit, c])] = (tasks.modules[i].name, chunk.segment, unit)
+    entries = []
+    for order in schedule.orders:
+        row = []
+        for task in order:
+            module, segment, unit = labels[task % tasks.half]
+            row.append(
+                Entry(
+                    module=module,
+                    segment=segment,
+                    pass_="F" if task < tasks.half else "B",
+                    micro_batch=unit,
+                    start_s=float(start_s[task]),
+                    end_s=float(start_s[task] + tasks.duration_s[task]),
+                )
+            )
+        entries.append(row)
+    return entries
+
+
+def explain(
+    solutions: Sequence[StepSolution],
+    costs: Sequence[tuple[list[Cost], list[Cost]]],
+    makespan_s: float,
+    bound_s: float,
+    baselines: dict[str, float],
+) -> list[str]:
+    """Sentences that explain the makespan.
+
+    Parameters
+    ----------
+    costs : sequence of (list of Cost, list of Cost)
+        Forward and backward cost of a layer of each module, by size.
+    makespan_s, bound_s : float
+        Sums of all steps.
+    baselines : dict of str to float
+        Makespans of the baselines in seconds.
+    """
+    proven = all(solution.complete for solution in solutions)
+    gap = f"{100 * (makespan_s / bound_s - 1):.1f} % above the lower bound of all plans"
+    lines = [f"{format_latency(makespan_s)}, {'no plan of this request is shorter' if proven else gap}"]
+    if "1f1b" in baselines:
+        counts = ", ".join(str(solution.micro_batches) for solution in solutions)
+        lines.append(
+            f"1F1B with contiguous modules takes {format_latency(baselines['1f1b'])} "
+            f"({100 * (baselines['1f1b'] / makespan_s - 1):.1f} % longer; micro-batches: {counts})"
+        )
+    else:
+        lines.append("1F1B with contiguous modules does not fit the memory")
+    longest = max(solutions, key=lambda solution: solution.schedule.makespan_s)
+    tasks = longest.schedule.tasks
+    lines.append(_busiest_rank(tasks, longest.schedule.makespan_s))
+    kept = tasks.with_knobs(tasks.uniform_knobs("keep"))
+    added_s = _work_by_rank(tasks, tasks.duration_s - kept.duration_s)
+    if added_s.any():
+        rank = int(added_s.argmax())
+        lines.append(
+            f"recomputation and offloading for the memory limit add up to {format_latency(float(added_s[rank]))} "
+            f"of work to a rank ({rank})"
+        )
+    for module, units, (forward, backward) in zip(tasks.modules, tasks.items, costs, strict=True):
+        if units:
+            lines.append(_module(module, units, forward, backward))
+    return lines
+
+
+def _work_by_rank(tasks: Tasks, seconds: np.ndarray) -> np.ndarray:
+    return np.bincount(tasks.rank_of_all, weights=seconds, minlength=tasks.ranks)
+
+
+def _busiest_rank(tasks: Tasks, makespan_s: float) -> str:
+    work_s = _work_by_rank(tasks, tasks.duration_s)
+    rank = int(work_s.argmax())
+    shares = []
+    for i, module in enumerate(tasks.modules):
+        for c, chunk in enumerate(tasks.placement.chunks[i]):
+            if chunk.rank == rank and len(tasks.ids[i]) and chunk.layers:
+                ids = tasks.ids[i][:, c]
+                seconds = float(tasks.duration_s[ids].sum() + tasks.duration_s[tasks.half + ids].sum())
+                knob = "" if tasks.knobs[i][c] == "keep" else f", {tasks.knobs[i][c]}"
+                shares.append((seconds, f"{module.name} segment {chunk.segment} ({chunk.layers} layers{knob})"))
+    shares.sort(reverse=True)
+    return f"rank {rank} has the most work, {100 * work_s[rank] / makespan_s:.0f} % of its step: " + ", ".join(
+        f"{text} {100 * seconds / work_s[rank]:.0f} %" for seconds, text in shares[:4]
+    )
+
+
+def _module(module: Module, units: Sequence[int], forward: list[Cost], backward: list[Cost]) -> str:
+    """Sub-micro-batches of a module, the time of a layer, and its dominating programs."""
+    size = max(units)
+    forward_s, backward_s = module.layer_s(size)
+    line = (
+        f"{module.name}: {len(units)} sub-micro-batches of up to {size} items reach "
+        f"{100 * module.efficiency(size):.0f} % of the best items per second; a layer takes "
+        f"{format_latency(forward_s)} forward and {format_latency(backward_s)} backward"
+    )
+    point = int(np.searchsorted(module.sizes, size).clip(0, len(module.sizes) - 1))
+    programs = [
+        f"{name}: {costs[point].largest()}"
+        for name, costs in (("forward", forward), ("backward", backward))
+        if costs[point].parts
+    ]
+    return line + (f" ({'; '.join(programs)})" if programs else "")
 
 
 @cache

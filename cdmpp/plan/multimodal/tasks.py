@@ -8,13 +8,16 @@ from functools import cached_property
 
 import numpy as np
 
-from cdmpp.plan.multimodal.bound import lower_bound_s
-from cdmpp.plan.multimodal.dispatch import MemoryUse, RankQueues
-from cdmpp.plan.multimodal.graph import TaskGraph, longest_paths_s
-from cdmpp.plan.multimodal.links import ItemLinks
-from cdmpp.plan.multimodal.memory import Knob, Knobs, Memory, chunk_cost
-from cdmpp.plan.multimodal.modules import Module, topological_order
+from cdmpp.plan.multimodal.modules import ItemLinks, Knob, Knobs, Memory, Module, chunk_cost, topological_order
 from cdmpp.plan.multimodal.placement import Placement
+from cdmpp.plan.multimodal.task_graph import (
+    MemoryUse,
+    RankQueues,
+    TaskGraph,
+    longest_paths_s,
+    lower_bound_s,
+    make_graph,
+)
 
 
 @dataclass(frozen=True)
@@ -27,24 +30,18 @@ class Tasks:
 
     Attributes
     ----------
-    modules : tuple of Module
-    placement : Placement
     items : tuple of tuple of int
         Items of each unit, by module; empty for a module without items.
-    ranks : int
-    memory : Memory
-    knobs : Knobs
     ids : tuple of ndarray of int64, shape (units, chunks)
         Forward task of each unit and chunk, by module.
     rank : ndarray of int64, shape (forward tasks,)
-    graph : TaskGraph
     first_task, first_segment, need_ptr, need_class, need_count : ndarray of int64
         Forward tasks of each segment, segments of each class, and what a segment depends on; see
-        :func:`cdmpp.plan.multimodal.sequence.complete`.
+        :func:`cdmpp.plan.multimodal.schedule.complete`.
     classes : tuple of (int, int)
         Module and segment of each class, in topological order.
     kept, extra_forward, extra_backward : ndarray of float64, shape (forward tasks,)
-        Bytes; see :class:`cdmpp.plan.multimodal.memory.ChunkCost`.
+        Bytes; see :class:`cdmpp.plan.multimodal.modules.ChunkCost`.
     """
 
     modules: tuple[Module, ...]
@@ -205,7 +202,6 @@ def make_tasks(
         units, earlier_units = pairs[:, 0], pairs[:, 1]
         source += [ids[j][earlier_units, -1], half + ids[i][units, 0]]
         target += [ids[i][units, 0], half + ids[j][earlier_units, -1]]
-    sources, targets = np.concatenate(source), np.concatenate(target)
     need_ptr, need_class, need_count = _needs(classes, items, dependent, placement)
     knobs: Knobs = tuple(tuple("keep" for _ in chunks) for chunks in placement.chunks)
     unit_items = tuple(tuple(units) for units in items)
@@ -219,12 +215,7 @@ def make_tasks(
         knobs=knobs,
         ids=tuple(ids),
         rank=rank,
-        graph=TaskGraph(
-            duration_s=duration_s,
-            dependencies=np.bincount(targets, minlength=2 * half),
-            first_after=np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=2 * half))]),
-            after=targets[np.argsort(sources, kind="stable")],
-        ),
+        graph=make_graph(duration_s, source, target),
         first_task=np.array(first_task),
         first_segment=np.array(first_segment),
         need_ptr=need_ptr,
@@ -235,6 +226,30 @@ def make_tasks(
         extra_forward=extra_forward,
         extra_backward=extra_backward,
     )
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What all designs of a step share.
+
+    Attributes
+    ----------
+    batch : sequence of int
+        Items of each module.
+    efficiency : float
+        Share of the peak items per second that the rule's sub-micro-batches reach.
+    """
+
+    modules: Sequence[Module]
+    batch: Sequence[int]
+    ranks: int
+    memory: Memory
+    links: ItemLinks
+    efficiency: float
+
+    def tasks(self, placement: Placement, items: Sequence[Sequence[int]]) -> Tasks:
+        """Tasks of the step with this placement and these sub-micro-batches."""
+        return make_tasks(self.modules, placement, items, self.ranks, self.memory, self.links)
 
 
 def _dependent_units(items: Sequence[Sequence[int]], links: ItemLinks) -> dict[tuple[int, int], np.ndarray]:

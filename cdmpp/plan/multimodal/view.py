@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdmpp.plan.multimodal.plan_schema import Entry, MultimodalPlan
-from cdmpp.plan.multimodal.schema import MultimodalRequest
+from cdmpp.plan.multimodal.schema import Entry, MultimodalPlan, MultimodalRequest
 from cdmpp.predict.requests.plot import Bar, draw_legend, draw_timeline, new_figure, shade
 
 if TYPE_CHECKING:

@@ -1,21 +1,317 @@
 """Best types of one device by mixed-integer programming: smallest error, memory or time.
 
-The solver compares sums up to a tolerance. So levels that it finds count only where :class:`Pricing` finds them
-within the limits.
+The columns and rows of the program (:class:`LinearProgram`):
+
+- ``x[i][k]``, binary: operator i computes in its type k; one type for each operator.
+- For each edge and pair of types a column in [0, 1], whose sums over either end are the ends' ``x``. It is 1 for
+  the chosen pair, so a cast costs its table entry. These equations make the linear relaxation tight.
+- For each shared tensor and type a column that is at least the ``x`` of every consumer in that type: its copy.
+- For each exchange the time at which its gradients are ready: the time of the one before plus the slots between.
+
+The package ``highspy`` is used, not ``scipy.optimize.milp`` (the same solver): only its callbacks report better
+plans and bounds while the solver runs and can interrupt it, and only it accepts a start. The solver compares sums up
+to a tolerance. So levels that it finds count only where :class:`Pricing` finds them within the limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from cdmpp.plan.precision.highs import Effort, branch, relax
-from cdmpp.plan.precision.linear import LinearProgram
-from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, lowest
-from cdmpp.plan.precision.qsync import heap
+from cdmpp.errors import MissingDependencyError, install_hint
+from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, heap, lowest
 from cdmpp.predict.requests.budget import SearchControl
+
+Terms = tuple[np.ndarray, np.ndarray]
+_INF = float("inf")
+
+
+class LinearProgram:
+    """Columns and rows of one device; starts with ``x`` and one row per operator.
+
+    Parameters
+    ----------
+    costs : DeviceCosts
+
+    Attributes
+    ----------
+    x : list of ndarray of int
+        Column numbers by operator and level.
+    cost, upper : list of float
+        Objective and upper bound of each column; lower bounds are 0.
+    rows : list of (indexes, values)
+    row_lower, row_upper : list of float
+    """
+
+    def __init__(self, costs: DeviceCosts) -> None:
+        self.costs = costs
+        self.cost: list[float] = []
+        self.upper: list[float] = []
+        self.rows: list[Terms] = []
+        self.row_lower: list[float] = []
+        self.row_upper: list[float] = []
+        self.x = [self.columns(len(names)) for names in costs.dtypes]
+        for columns in self.x:
+            self.row(columns, np.ones(len(columns)), 1.0, 1.0)
+
+    def columns(self, count: int, upper: float = 1.0) -> np.ndarray:
+        """Add columns without cost; their numbers."""
+        first = len(self.cost)
+        self.cost += [0.0] * count
+        self.upper += [upper] * count
+        return np.arange(first, first + count)
+
+    def row(self, index: np.ndarray, values: np.ndarray, lower: float, upper: float) -> None:
+        """Add lower <= sum of values x columns <= upper; every column at most once."""
+        self.rows.append((index, values))
+        self.row_lower.append(lower)
+        self.row_upper.append(upper)
+
+    def levels(self, values: np.ndarray) -> Levels:
+        """Level of each operator with the largest value."""
+        return [int(np.argmax(values[columns])) for columns in self.x]
+
+    def lowest_levels(self, values: np.ndarray) -> Levels:
+        """Lowest level of each operator with a positive value: a fractional solution rounded down."""
+        return [int(np.argmax(values[columns] > 1e-6)) for columns in self.x]
+
+    def memory(self) -> list[Terms]:
+        """Terms of the bytes above ``fixed_bytes``; adds the columns of shared copies."""
+        costs = self.costs
+        terms = [(columns, own) for columns, own in zip(self.x, costs.own_bytes, strict=True)]
+        for kept in costs.kept:
+            if len(kept.consumers) == 1:
+                i = kept.consumers[0]
+                terms.append((self.x[i], kept.elements * costs.element_bytes[i]))
+                continue
+            copies: dict[str, int] = {}
+            for i in kept.consumers:
+                for level, dtype in enumerate(costs.dtypes[i]):
+                    if dtype not in copies:
+                        copies[dtype] = int(self.columns(1)[0])
+                        size = kept.elements * costs.element_bytes[i][level]
+                        terms.append((np.array([copies[dtype]]), np.array([size])))
+                    self.row(np.array([copies[dtype], self.x[i][level]]), np.array([1.0, -1.0]), 0.0, _INF)
+        return terms
+
+    def limit_memory(self, margin: float = 0.0) -> None:
+        """Add the row of the memory limit, reduced by a share ``margin``, where there is a limit."""
+        if np.isfinite(self.costs.memory_bytes):
+            available = self.costs.memory_bytes * (1.0 - margin) - self.costs.fixed_bytes
+            unit = max(available, 1.0)
+            index, size = _added(self.memory())
+            self.row(index, size / unit, -_INF, available / unit)
+
+    def ends(self, unit_s: float) -> list[int]:
+        """Add a column for the end of the last slot before each entry of ``costs.after``, in units of time."""
+        costs, slots = self.costs, self._slots()
+        columns = [0] * len(costs.after)
+        previous, first = -1, 0
+        for entry in np.argsort(costs.after, kind="stable"):
+            end = int(self.columns(1, _INF)[0])
+            # In seconds; the ends are in units.
+            terms: list[Terms] = [(np.array([end]), np.array([-unit_s]))]
+            if previous >= 0:
+                terms.append((np.array([previous]), np.array([unit_s])))
+            for slot in slots[first : costs.after[entry] + 1]:
+                terms += slot
+            index, seconds = _added(terms)
+            self.row(index, seconds / unit_s, -_INF, 0.0)
+            columns[entry] = previous = end
+            first = int(costs.after[entry]) + 1
+        return columns
+
+    def _slots(self) -> list[list[Terms]]:
+        """Terms of the seconds of each slot of the queue; adds the columns of edges."""
+        costs, x = self.costs, self.x
+        slots: list[list[Terms]] = [[] for _ in range(2 * costs.size)]
+        for i in range(costs.size):
+            slots[i].append((x[i], costs.forward_s[i]))
+            slots[costs.backward_slot(i)].append((x[i], costs.backward_s[i]))
+        for edge in costs.edges:
+            if not (edge.forward_s.any() or edge.backward_s.any()):
+                continue
+            producer, consumer = x[edge.producer], x[edge.consumer]
+            pairs = self.columns(edge.forward_s.size).reshape(edge.forward_s.shape)
+            for column, group in [*zip(producer, pairs, strict=True), *zip(consumer, pairs.T, strict=True)]:
+                self.row(np.append(group, column), np.append(np.ones(len(group)), -1.0), 0.0, 0.0)
+            slots[edge.consumer].append((pairs, edge.forward_s))
+            slots[costs.backward_slot(edge.producer)].append((pairs, edge.backward_s))
+        return slots
+
+
+def _added(terms: Sequence[Terms]) -> Terms:
+    """One term for each column: coefficients of the same column are added."""
+    index = np.concatenate([np.ravel(columns) for columns, _ in terms])
+    values = np.concatenate([np.ravel(coefficients) for _, coefficients in terms])
+    columns, inverse = np.unique(index, return_inverse=True)
+    return columns, np.bincount(inverse, values, len(columns))
+
+
+_OPTIONS = {
+    "output_flag": False,
+    # One thread: the same request gives the same plan, and plans for several users run side by side.
+    "threads": 1,
+    "parallel": "off",
+    "mip_rel_gap": 1e-10,
+    "mip_abs_gap": 1e-7,
+    "mip_feasibility_tolerance": 1e-9,
+    "primal_feasibility_tolerance": 1e-9,
+    "dual_feasibility_tolerance": 1e-9,
+    "small_matrix_value": 1e-12,
+}
+#: Called with the values of a better solution (or None) and the lower bound; True ends the search.
+Listener = Callable[[np.ndarray | None, float], bool]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Limits of one call of the solver.
+
+    Attributes
+    ----------
+    control : SearchControl
+        Budget and cancellation.
+    until_s : float, optional
+        ``control.spent_s`` at which this call ends.
+    nodes : int, optional
+        Limit of branch-and-bound nodes. With it, and a budget that is not reached, equal requests give equal plans.
+    seed : int
+    """
+
+    control: SearchControl
+    until_s: float | None = None
+    nodes: int | None = None
+    seed: int = 0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; infinite without a budget."""
+        left = self.control.left_s
+        return left if self.until_s is None else max(min(left, self.until_s - self.control.spent_s), 0.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a call.
+
+    Attributes
+    ----------
+    values : ndarray or None
+        Values of the columns; None where no solution was found.
+    bound : float
+        Lower bound of the objective; minus infinity where there is none.
+    optimal : bool
+        The solution is optimal within the solver's tolerance.
+    """
+
+    values: np.ndarray | None
+    bound: float
+    optimal: bool
+
+
+def relax(program: LinearProgram, effort: Effort) -> Outcome:
+    """Solve the linear relaxation of a program."""
+    highs = _load(program, effort, integer=False)
+    highs.setOptionValue("presolve", "off")  # takes longer than it saves
+    _run(highs, effort, lambda values, bound: False)
+    optimal = _is_optimal(highs)
+    values = np.array(highs.getSolution().col_value) if optimal else None
+    return Outcome(values, float(highs.getInfo().objective_function_value) if optimal else -np.inf, optimal)
+
+
+def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen: Listener) -> Outcome:
+    """Solve a program by branch and bound.
+
+    Parameters
+    ----------
+    program : LinearProgram
+    start : list of int, optional
+        Levels to begin with; ignored where they break a row.
+    effort : Effort
+    listen : callable
+        Called for every better solution, and regularly in between.
+    """
+    highs = _load(program, effort, integer=True)
+    if start is not None:
+        columns = np.concatenate(program.x).astype(np.int32)
+        values = np.concatenate([np.arange(len(x)) == level for x, level in zip(program.x, start, strict=True)])
+        highs.setSolution(len(columns), columns, values.astype(np.float64))
+    _run(highs, effort, listen)
+    solution = highs.getSolution()
+    return Outcome(
+        np.array(solution.col_value) if solution.value_valid else None,
+        float(highs.getInfo().mip_dual_bound),
+        _is_optimal(highs),
+    )
+
+
+def _load(program: LinearProgram, effort: Effort, integer: bool) -> Any:
+    try:
+        import highspy
+    except ImportError:
+        raise MissingDependencyError("precision plans need highspy", hint=install_hint("plan")) from None
+    highs = highspy.Highs()
+    options: dict[str, Any] = {**_OPTIONS, "random_seed": effort.seed % 2**31, "time_limit": effort.left_s}
+    if effort.nodes is not None:
+        options["mip_max_nodes"] = effort.nodes
+    for name, value in options.items():
+        highs.setOptionValue(name, value)
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(program.cost), len(program.rows)
+    lp.col_cost_, lp.col_upper_ = np.array(program.cost), np.array(program.upper)
+    lp.col_lower_ = np.zeros(lp.num_col_)
+    lp.row_lower_, lp.row_upper_ = np.array(program.row_lower), np.array(program.row_upper)
+    if integer:
+        kinds = [highspy.HighsVarType.kContinuous] * lp.num_col_
+        for column in np.concatenate(program.x):
+            kinds[column] = highspy.HighsVarType.kInteger
+        lp.integrality_ = kinds
+    matrix = lp.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    matrix.num_col_, matrix.num_row_ = lp.num_col_, lp.num_row_
+    matrix.start_ = np.cumsum([0, *(len(index) for index, _ in program.rows)]).astype(np.int32)
+    matrix.index_ = np.concatenate([index for index, _ in program.rows]).astype(np.int32)
+    matrix.value_ = np.concatenate([value for _, value in program.rows])
+    status = highs.passModel(lp)
+    assert status != highspy.HighsStatus.kError, "the solver refuses the program"
+    return highs
+
+
+def _run(highs: Any, effort: Effort, listen: Listener) -> None:
+    """Run the solver; exceptions of the listener end it and are raised here."""
+    failures: list[BaseException] = []
+
+    def interrupt(event: Any) -> None:
+        try:
+            if failures or effort.left_s <= 0.0 or listen(None, event.data_out.mip_dual_bound):
+                event.interrupt()
+        except BaseException as error:  # nothing may be raised through the solver's own frames
+            failures.append(error)
+            event.interrupt()
+
+    def improved(event: Any) -> None:
+        try:
+            listen(np.array(event.data_out.mip_solution), event.data_out.mip_dual_bound)
+        except BaseException as error:
+            failures.append(error)
+
+    highs.cbSimplexInterrupt += interrupt
+    highs.cbMipInterrupt += interrupt
+    highs.cbMipImprovingSolution += improved
+    highs.run()
+    if failures:
+        raise failures[0]
+
+
+def _is_optimal(highs: Any) -> bool:
+    from highspy import HighsModelStatus
+
+    return bool(highs.getModelStatus() == HighsModelStatus.kOptimal)
+
 
 #: Relative difference below which an objective and its bound count as equal.
 CLOSE = 1e-9

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cdmpp.errors import FieldError
 from cdmpp.plan.precision.indicator import indicator
 from cdmpp.plan.precision.schema import DeviceLine, OperatorForm, PrecisionRequest
-from cdmpp.programs.operators import BASIC_DTYPES, DTYPE_BYTES
+from cdmpp.programs.elements import BASIC_DTYPES, DTYPE_BYTES
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Time, memory and added error of a choice of element types on one device.
+"""Time, memory and added error of a choice of element types on one device, and simple choices: QSync's, one type.
 
 Operators are in topological order. A device has one compute queue: the forward passes in that order, then the
 backward passes in the reverse order. So an operator has two slots. A cast is part of the receiver's slot: of the
@@ -8,10 +8,13 @@ operator changes the casts on both of its sides; QSync's code updates only those
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from cdmpp.programs.elements import BASIC_DTYPES
 
 Levels = list[int]
 
@@ -227,3 +230,53 @@ def uniform(costs: DeviceCosts, dtype: str) -> Levels:
         higher = [k for k, name in enumerate(names) if bits[name] >= bits[dtype]]
         levels.append(names.index(dtype) if dtype in names else higher[0] if higher else len(names) - 1)
     return levels
+
+
+def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
+    """Raise one operator by one level at a time, largest reduction of the error first.
+
+    A raise that breaks a limit is rejected, and its operator is not tried again. No raise is taken back, so the
+    order decides.
+
+    Parameters
+    ----------
+    costs : DeviceCosts
+    start : list of int
+        Levels within the limits.
+    limit_s : float
+        Time limit of an iteration.
+    """
+    priced = Pricing(costs, start)
+    candidates: list[tuple[float, int]] = []
+
+    def push(i: int) -> None:
+        level = priced.levels[i]
+        if level + 1 < len(costs.dtypes[i]):
+            reduction = float(costs.sensitivity[i][level] - costs.sensitivity[i][level + 1])
+            if reduction > 0:
+                heapq.heappush(candidates, (-reduction, i))
+
+    for i in range(costs.size):
+        push(i)
+    while candidates:
+        _, i = heapq.heappop(candidates)
+        level = priced.levels[i]
+        priced.change(i, level + 1)
+        if priced.within(limit_s):
+            push(i)
+        else:
+            priced.change(i, level)
+    return list(priced.levels)
+
+
+def fastest_uniform(costs: DeviceCosts, default: Levels) -> Levels:
+    """The fastest plan of one type that fits into the memory; ``default`` where none fits."""
+    plans = [Pricing(costs, uniform(costs, dtype)) for dtype in BASIC_DTYPES]
+    fitting = [plan for plan in plans if plan.memory_bytes <= costs.memory_bytes]
+    return min(fitting, key=lambda plan: plan.iteration_s).levels if fitting else default
+
+
+def best_simple(costs: DeviceCosts, heap_levels: Levels, limit_s: float) -> Levels:
+    """The heap's plan, or one type everywhere where that is within the limits and adds less error."""
+    plans = [Pricing(costs, heap_levels), *(Pricing(costs, uniform(costs, dtype)) for dtype in BASIC_DTYPES)]
+    return min((plan for plan in plans if plan.within(limit_s)), key=lambda plan: plan.sensitivity).levels

@@ -28,7 +28,7 @@ from cdmpp.predict.requests.request import (
     WholeNumber,
     Work,
 )
-from cdmpp.programs.operators import DType
+from cdmpp.programs.elements import DType
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.utils.units import format_latency, format_si
@@ -339,7 +339,7 @@ class PrecisionRequest(Request[PrecisionPlan]):
 
     def price_requests(self) -> list[PriceRequest]:
         """Programs of the operators whose costs are not given, in each type of each device."""
-        requests: list[PriceRequest] = self.sibling("solver").price_requests(self)
+        requests: list[PriceRequest] = self.sibling("tables").price_requests(self)
         return requests + collect(self)
 
     def with_prices(self, prices: Sequence[Prediction]) -> Self:

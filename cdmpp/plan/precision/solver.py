@@ -1,31 +1,31 @@
-"""Solving a precision request: tables, the search, and the plan with its baselines and reasons."""
+"""Solving a precision request: tables, the search, and the plan with its baselines and reasons.
+
+The reasons are what limits the time, which raises were rejected, and where the error comes from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
-from cdmpp.plan.precision import programs
-from cdmpp.plan.precision.explain import explain, rejected_raises
+import numpy as np
+
 from cdmpp.plan.precision.network import Network, read_network
 from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, lowest, uniform
-from cdmpp.plan.precision.schema import BaselinePlan, DevicePlan, PrecisionPlan, PrecisionRequest
+from cdmpp.plan.precision.schema import (
+    BaselinePlan,
+    BrokenLimit,
+    DevicePlan,
+    PrecisionPlan,
+    PrecisionRequest,
+    RejectedRaise,
+)
 from cdmpp.plan.precision.search import JobSolution, search, total
 from cdmpp.plan.precision.tables import DeviceTables, build_tables
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.request import PriceRequest
-from cdmpp.programs.operators import BASIC_DTYPES
-
-
-def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
-    """Programs of the operators whose costs are not given, in each type of each device.
-
-    Raises
-    ------
-    FieldError
-        Parts of the request contradict each other, or a program or a device is missing.
-    """
-    return programs.price_requests(read_network(request))
+from cdmpp.programs.elements import BASIC_DTYPES
+from cdmpp.utils.units import format_latency, format_si
 
 
 def solve(request: PrecisionRequest, control: SearchControl) -> PrecisionPlan:
@@ -129,3 +129,129 @@ def baseline_plans(devices: Sequence[DeviceCosts], job: JobSolution) -> list[Bas
             )
         )
     return out
+
+
+_MOST = 3
+
+
+def rejected_raises(network: Network, priced: Sequence[Pricing], limit_s: float) -> list[RejectedRaise]:
+    """Every raise by one level that would reduce the error and breaks a limit, largest reduction first.
+
+    Parameters
+    ----------
+    network : Network
+    priced : sequence of Pricing
+        The plan, by device.
+    limit_s : float
+        Time limit of an iteration.
+    """
+    raises: list[tuple[float, int, int, RejectedRaise]] = []
+    for d, pricing in enumerate(priced):
+        for i, operator in enumerate(network.operators):
+            rejected = _rejected_raise(pricing, i, operator.id, limit_s)
+            if rejected is not None:
+                raises.append((-rejected.reduction, d, i, rejected))
+    return [rejected for *_, rejected in sorted(raises, key=lambda entry: entry[:3])]
+
+
+def _rejected_raise(pricing: Pricing, i: int, operator: str, limit_s: float) -> RejectedRaise | None:
+    costs, level = pricing.costs, pricing.levels[i]
+    dtypes, errors = costs.dtypes[i], costs.sensitivity[i]
+    if level + 1 == len(dtypes) or errors[level] <= errors[level + 1]:
+        return None
+    pricing.change(i, level + 1)
+    memory, seconds = pricing.memory_bytes, pricing.iteration_s
+    pricing.change(i, level)
+    broken = [name for name, breaks in (("memory", memory > costs.memory_bytes), ("time", seconds > limit_s)) if breaks]
+    if not broken:
+        return None  # the search ended before it tried this raise
+    kinds: dict[str, BrokenLimit] = {"memory": "memory", "time": "time", "memory and time": "memory and time"}
+    return RejectedRaise(
+        device=costs.name,
+        operator=operator,
+        source=dtypes[level],
+        target=dtypes[level + 1],
+        reduction=float(errors[level] - errors[level + 1]),
+        breaks=kinds[" and ".join(broken)],
+        iteration_s=seconds,
+        memory_bytes=memory,
+    )
+
+
+def explain(
+    network: Network,
+    tables: Sequence[DeviceTables],
+    priced: Sequence[Pricing],
+    limit_s: float,
+    limit_of: Literal["request", "start"],
+    rejected: Sequence[RejectedRaise],
+) -> list[str]:
+    """Sentences, the most important first."""
+    origin = "the request's" if limit_of == "request" else "the time of the fastest plan of one type on each device"
+    sentences = [f"the time limit of {format_latency(limit_s)} is {origin}"]
+    slowest = max(range(len(priced)), key=lambda d: priced[d].iteration_s)
+    sentences += _time(network, tables[slowest], priced[slowest])
+    for pricing in priced:
+        available = pricing.costs.memory_bytes
+        if np.isfinite(available):
+            sentences.append(
+                f"{pricing.costs.name} uses {format_si(pricing.memory_bytes, 'B')} of {format_si(available, 'B')} "
+                f"({100 * pricing.memory_bytes / available:.0f} %)"
+            )
+    sentences += [_error(network, pricing) for pricing in priced]
+    by_name = {pricing.costs.name: pricing.costs for pricing in priced}
+    for refused in rejected[:_MOST]:
+        over = []
+        if "time" in refused.breaks:
+            over.append(f"{format_latency(refused.iteration_s - limit_s)} over the time limit")
+        if "memory" in refused.breaks:
+            excess = refused.memory_bytes - by_name[refused.device].memory_bytes
+            over.append(f"{format_si(excess, 'B')} over the memory limit")
+        sentences.append(
+            f"{refused.operator} is not raised to {refused.target} on {refused.device}: " + " and ".join(over)
+        )
+    return sentences
+
+
+def _error(network: Network, pricing: Pricing) -> str:
+    """Operators that add most of a device's error."""
+    costs = pricing.costs
+    added = np.array([errors[level] for errors, level in zip(costs.sensitivity, pricing.levels, strict=True)])
+    total = float(added.sum())
+    if total <= 0:
+        return f"{costs.name} adds no error"
+    largest = np.argsort(-added, kind="stable")[:_MOST]
+    parts = ", ".join(
+        f"{network.operators[i].id} in {costs.dtypes[i][pricing.levels[i]]} {100 * added[i] / total:.0f} %"
+        for i in largest
+        if added[i] > 0
+    )
+    return f"the error of {costs.name} comes from {parts}"
+
+
+def _time(network: Network, table: DeviceTables, pricing: Pricing) -> list[str]:
+    """Slowest part of the iteration, and operators that take most of its time."""
+    costs = pricing.costs
+    ends = np.cumsum(pricing.slots_s)[costs.after] + costs.tail_s
+    last = int(np.argmax(ends))
+    computes = float(pricing.slots_s.sum())
+    if last == len(ends) - 1:
+        part = "its computation"
+    else:
+        operator = network.operators[2 * costs.size - 1 - int(costs.after[last])]
+        part = f"the exchange that starts after the backward pass of {operator.id}"
+    sentences = [
+        f"{costs.name} is the slowest device, limited by {part}: it computes {format_latency(computes)}, "
+        f"{format_latency(pricing.casts_s)} of it casts"
+    ]
+    forward, backward = table.operators.forward, table.operators.backward
+    seconds = [forward[i][level].latency_s + backward[i][level].latency_s for i, level in enumerate(pricing.levels)]
+    for i in sorted(range(costs.size), key=lambda i: (-seconds[i], i))[:_MOST]:
+        level = pricing.levels[i]
+        programs = forward[i][level].largest()
+        share = 100 * seconds[i] / computes if computes else 0.0
+        sentences.append(
+            f"{network.operators[i].id} in {costs.dtypes[i][level]} takes {share:.0f} % of it"
+            + (f" (forward: {programs})" if programs else "")
+        )
+    return sentences

@@ -1,24 +1,318 @@
-"""Cost tables of each device: seconds, bytes and errors of every operator in every type."""
+"""Cost tables of each device: seconds, bytes and errors of every operator in every type.
+
+A cast costs a straight line in the number of elements, for each pair of types. Exchanges of gradients run during the
+backward pass, across unlike devices. QSync's rule for an exchange between devices A and B: it starts on each device
+when that device is ready (s = max(end of its last exchange, ready)). It lasts until the other device is ready too,
+plus the longer of the two durations. So it ends on both at max(s_A, s_B) + duration. The last exchange therefore ends
+at the maximum, over devices and buckets, of (ready + durations of this bucket and all later ones). This is a set of
+limits that can be checked for each device alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.plan.precision.casts import MEASURED, CastCost, scaled
-from cdmpp.plan.precision.exchange import buckets, limits
-from cdmpp.plan.precision.network import Network
+from cdmpp.plan.precision.indicator import gradient_dtype
+from cdmpp.plan.precision.network import Network, read_network
 from cdmpp.plan.precision.pricing import DeviceCosts, Edge, Kept
-from cdmpp.plan.precision.programs import OperatorCosts, backward_dtype, operator_costs
-from cdmpp.plan.precision.schema import CastSource, DeviceLine, PrecisionRequest
+from cdmpp.plan.precision.schema import CastSource, DeviceLine, ExchangeForm, OperatorForm, PrecisionRequest
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost
-from cdmpp.programs.operators import DTYPE_BYTES
+from cdmpp.predict.requests.request import PriceRequest, Work
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.query_options import FLOOR_S, Protocol
+from cdmpp.simulate.replay.build import read_link
+from cdmpp.simulate.replay.links import Algorithm, collective_s
+
+#: Bytes per second that a plain copy read and wrote on the machine of :data:`MEASURED`.
+MEASURED_COPY_BYTES_PER_S = 1.75e10
+
+
+@dataclass(frozen=True)
+class CastCost:
+    """Seconds = overhead_s + s_per_element x elements."""
+
+    s_per_element: float
+    overhead_s: float
+
+    def seconds(self, elements: float) -> float:
+        """Seconds of one cast; 0 for no elements."""
+        return self.overhead_s + self.s_per_element * elements if elements else 0.0
+
+
+#: (from, to), measured on one core of an idle x86 server CPU with PyTorch on one thread
+#: (`planning.casts` in docs/benchmarks.md). One line for small and large tensors is off by 8 to 40 % on average:
+#: too slow for tensors that fit into a cache, too fast for the others.
+MEASURED: dict[tuple[str, str], CastCost] = {
+    ("int8", "float16"): CastCost(1.00e-09, 2.82e-06),
+    ("int8", "bfloat16"): CastCost(3.84e-10, 2.80e-06),
+    ("int8", "float32"): CastCost(2.38e-10, 2.63e-06),
+    ("float16", "int8"): CastCost(1.05e-09, 8.84e-06),
+    ("float16", "bfloat16"): CastCost(9.27e-10, 7.70e-07),
+    ("float16", "float32"): CastCost(1.57e-10, 5.10e-07),
+    ("bfloat16", "int8"): CastCost(8.31e-10, 8.14e-06),
+    ("bfloat16", "float16"): CastCost(6.11e-10, 7.40e-07),
+    ("bfloat16", "float32"): CastCost(1.53e-10, 7.10e-07),
+    ("float32", "int8"): CastCost(9.68e-10, 8.36e-06),
+    ("float32", "float16"): CastCost(1.41e-10, 5.50e-07),
+    ("float32", "bfloat16"): CastCost(1.94e-10, 7.10e-07),
+}
+
+
+def scaled(device: DeviceSpec, protocol: Protocol) -> dict[tuple[str, str], CastCost]:
+    """The measured lines scaled to a device by the ratio of memory bandwidths, with its launch cost.
+
+    This is an estimate: casts on a GPU are limited by memory bandwidth, and some of the measured ones by the
+    arithmetic of the core. Give ``casts`` where they matter.
+    """
+    ratio = MEASURED_COPY_BYTES_PER_S / device.mem_bandwidth_bytes_per_s
+    launch_s = FLOOR_S[protocol]
+    return {pair: CastCost(cost.s_per_element * ratio, launch_s) for pair, cost in MEASURED.items()}
+
+
+_GRADIENT_BYTES = 4.0
+
+
+def buckets(
+    form: ExchangeForm | None, operators: Sequence[OperatorForm], index: Mapping[str, int], workers: int
+) -> list[tuple[int, float]]:
+    """Exchanges in the order in which their gradients are ready.
+
+    Parameters
+    ----------
+    form : ExchangeForm or None
+    operators : sequence of OperatorForm
+        In topological order.
+    index : mapping of str to int
+        Index of each operator in that order, by id.
+    workers : int
+        Workers of all devices.
+
+    Returns
+    -------
+    list of (int, float)
+        Slot after which the last gradient of a bucket is ready, and the seconds of its exchange.
+
+    Raises
+    ------
+    FieldError
+        A duration or a link is missing, or a bucket names an operator that is unknown or in another bucket.
+    """
+    if form is None or (workers == 1 and form.buckets is None):
+        return []
+    collective = None if form.link is None else form.link.collective
+    if collective is not None and collective.ranks != workers:
+        path = "communication.link.collective.ranks"
+        raise FieldError(
+            f"{path}: {collective.ranks} ranks, and the devices have {workers} workers",
+            path=path,
+            hint="give the same number",
+        )
+    link = read_link(form.link, "communication.link") if form.link is not None else None
+    count = len(operators)
+
+    def exchange_s(size: float, path: str) -> float:
+        if link is None:
+            raise FieldError(
+                f"{path}: the seconds of an exchange depend on a link",
+                path=path,
+                hint="give communication.link, or duration_s of each bucket",
+            )
+        try:
+            algorithm: Algorithm = "ring" if collective is None else "measured"
+            return collective_s("all_reduce", workers, size, link, algorithm) if workers > 1 else 0.0
+        except FieldError as error:
+            path = "communication.link.table"
+            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
+
+    out: list[tuple[int, float]] = []
+    if form.buckets is None:
+        filled, last = 0.0, 0
+        for i in reversed(range(count)):
+            size = _GRADIENT_BYTES * operators[i].weight_elements
+            if size:
+                filled, last = filled + size, 2 * count - 1 - i
+            if filled and (filled >= form.bucket_bytes or i == 0):
+                out.append((last, exchange_s(filled, "communication.link")))
+                filled = 0.0
+        return out
+    seen: set[str] = set()
+    for b, bucket in enumerate(form.buckets):
+        for k, name in enumerate(bucket.operators):
+            path = f"communication.buckets.{b}.operators.{k}"
+            if name not in index:
+                raise FieldError(f"{path}: no operator is called {name!r}", path=path)
+            if name in seen:
+                raise FieldError(f"{path}: {name!r} is already in a bucket", path=path)
+            seen.add(name)
+        ready = max(2 * count - 1 - index[name] for name in bucket.operators)
+        seconds = bucket.duration_s
+        if seconds is None:
+            size = sum(_GRADIENT_BYTES * operators[index[name]].weight_elements for name in bucket.operators)
+            seconds = exchange_s(size, f"communication.buckets.{b}.duration_s")
+        out.append((ready, seconds))
+    return sorted(out, key=lambda exchange: exchange[0])
+
+
+def limits(
+    exchanges: Sequence[tuple[int, float]], count: int, update_s: float, slowest_update_s: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slots that are followed by exchanges or the update (``after`` and ``tail_s`` of a device's costs).
+
+    Parameters
+    ----------
+    exchanges : sequence of (int, float)
+        Result of :func:`buckets`.
+    count : int
+        Number of operators.
+    update_s, slowest_update_s : float
+        Seconds of the optimizer step on this device, and the longest of all devices.
+
+    Returns
+    -------
+    after : ndarray of int, shape (exchanges + 1,)
+    tail_s : ndarray, shape (exchanges + 1,)
+    """
+    seconds = np.array([duration for _, duration in exchanges], dtype=np.float64)
+    tails = np.cumsum(seconds[::-1])[::-1] + slowest_update_s
+    after = np.array([*(slot for slot, _ in exchanges), 2 * count - 1], dtype=np.int64)
+    return after, np.append(tails, update_s)
+
+
+@dataclass(frozen=True)
+class OperatorCosts:
+    """Costs on one device, by operator and level.
+
+    Attributes
+    ----------
+    forward, backward : list of list of Cost
+    """
+
+    forward: list[list[Cost]] = field(default_factory=list)
+    backward: list[list[Cost]] = field(default_factory=list)
+
+
+def backward_dtype(dtype: str, device: DeviceLine) -> str:
+    """Type in which the backward pass of an operator runs on a device."""
+    if dtype == "int8" and "float16" not in device.dtypes and "bfloat16" in device.dtypes:
+        return "bfloat16"
+    return gradient_dtype(dtype)
+
+
+def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
+    """Programs of all operators whose costs are not given: by operator, device, type, and pass.
+
+    Raises
+    ------
+    FieldError
+        Parts of the request contradict each other, a device is missing, a program has no type to change, or there are
+        too many programs.
+    """
+    network = read_network(request)
+    out: list[PriceRequest] = []
+    for position, operator in zip(network.positions, network.operators, strict=True):
+        if operator.forward is None:
+            continue
+        i = network.index[operator.id]
+        for d, line in enumerate(network.devices):
+            if line.device is None:
+                path = f"devices.{d}.device"
+                raise FieldError(f"{path}: needed to price the programs of {operator.id!r}", path=path)
+            for dtype in network.dtypes(line, i):
+                for name, works, used in _works(operator, line, dtype):
+                    for k, work in enumerate(works):
+                        path = f"operators.{position}.{name}.{k}.program"
+                        program = _with_dtype(work.program, used, path)
+                        out.append(
+                            PriceRequest(path, program, line.device, line.backend, line.protocol, line.framework)
+                        )
+    return out
+
+
+def operator_costs(network: Network, prices: Sequence[Prediction]) -> list[OperatorCosts]:
+    """Costs by device.
+
+    Parameters
+    ----------
+    network : Network
+    prices : sequence of Prediction
+        Prices of :func:`price_requests`, in its order.
+
+    Raises
+    ------
+    FieldError
+        A given cost is missing.
+    """
+    by_device = [OperatorCosts() for _ in network.devices]
+    remaining = iter(prices)
+    # The loops are nested as in price_requests().
+    for i, operator in enumerate(network.operators):
+        for line, costs in zip(network.devices, by_device, strict=True):
+            path = f"operators.{network.positions[i]}.costs"
+            pairs = [_costs(operator, path, line, dtype, remaining) for dtype in network.dtypes(line, i)]
+            costs.forward.append([forward for forward, _ in pairs])
+            costs.backward.append([backward for _, backward in pairs])
+    return by_device
+
+
+def _works(operator: OperatorForm, line: DeviceLine, dtype: str) -> list[tuple[str, list[Work], str]]:
+    """Field, programs and type of the forward and of the backward pass."""
+    assert operator.forward is not None
+    return [("forward", operator.forward, dtype), ("backward", operator.backward or [], backward_dtype(dtype, line))]
+
+
+def _with_dtype(program: Mapping[str, Any], dtype: str, path: str) -> dict[str, Any]:
+    if "operator" not in program:
+        raise FieldError(
+            f"{path}: the type of this program cannot be changed",
+            path=path,
+            hint='give an operator object, such as {"operator": "linear", "m": 64, "n": 64, "k": 64}',
+        )
+    return {**program, "dtype": dtype}
+
+
+def _costs(
+    operator: OperatorForm, path: str, line: DeviceLine, dtype: str, prices: Iterator[Prediction]
+) -> tuple[Cost, Cost]:
+    """Forward and backward cost of an operator in one type on one device."""
+    if operator.costs is not None:
+        matching = [given for given in operator.costs if given.dtype == dtype and given.device in (None, line.name)]
+        if not matching:
+            raise FieldError(
+                f"{path}: none for {dtype} on {line.name!r}",
+                path=path,
+                hint="give its seconds, or narrow the operator's dtypes",
+            )
+        # A cost for this device comes before one for all devices.
+        cost = next((given for given in matching if given.device is not None), matching[0])
+        return Cost.given(cost.forward_s), Cost.given(cost.backward_s)
+    sums = []
+    for _, works, _ in _works(operator, line, dtype):
+        counts = [work.count for work in works]
+        sums.append(Cost.of(counts, [next(prices) for _ in counts]))
+    forward, backward = sums
+    if operator.backward_factor is not None:
+        backward = _scaled(forward, operator.backward_factor)
+    return forward, backward
+
+
+def _scaled(cost: Cost, factor: float) -> Cost:
+    return Cost(
+        factor * cost.latency_s,
+        factor * cost.lower_s,
+        factor * cost.upper_s,
+        tuple(replace(part, latency_s=factor * part.latency_s) for part in cost.parts),
+    )
+
 
 #: Bytes of a float32 master weight and its gradient.
 _MASTER_BYTES = 8.0
@@ -181,7 +475,7 @@ def _casts(line: DeviceLine, path: str) -> tuple[Mapping[tuple[str, str], CastCo
     if line.device is None:
         return MEASURED, "measured on a CPU"
     try:
-        spec = lookup(line.device) if isinstance(line.device, str) else from_mapping(line.device)
+        spec = resolve_device(line.device, lookup)
     except CdmppError as error:
         raise FieldError(f"{path}.device: {error.message}", path=f"{path}.device", hint=error.hint) from None
     return scaled(spec, line.protocol), "measured on a CPU, scaled by memory bandwidth"

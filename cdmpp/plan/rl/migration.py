@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.plan.rl.engine import Floats, GenerationEngine, Ints, SampleQueues
-from cdmpp.plan.rl.generation import GenerationResult, generate
+from cdmpp.plan.rl.generation import Floats, GenerationEngine, GenerationResult, Ints, SampleQueues, generate
 from cdmpp.predict.requests.budget import SearchControl
 
 #: Thresholds to try, as shares of a step's samples.

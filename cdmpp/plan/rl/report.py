@@ -1,38 +1,40 @@
-"""The typed plan of a search result."""
+"""The typed plan of a search result, with sentences that explain it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.rl.dispatch import Dispatcher
-from cdmpp.plan.rl.evaluate import evaluate
-from cdmpp.plan.rl.explanation import explain
+from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
+from cdmpp.plan.rl.evaluate import SearchResult, evaluate
 from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.migration import simulate_migration
-from cdmpp.plan.rl.mixture import MixDispatcher, PoolMix
-from cdmpp.plan.rl.pipeline import PipelineSchedule
 from cdmpp.plan.rl.plan_schema import (
     CurvePart,
     DispatchPart,
+    GenerationPart,
+    GroupPart,
     HistogramPart,
     LengthsPart,
+    MigrationPart,
     ObjectivePart,
     PipelinePart,
+    PoolPart,
     RlPlan,
     SizesPart,
+    SplitPart,
     StreamingPart,
     TrainingPart,
 )
-from cdmpp.plan.rl.pool_schema import DecodeLine, PoolForm
-from cdmpp.plan.rl.problem import CostFigure, RlProblem, make_problem, pool_costs
-from cdmpp.plan.rl.report_generation import dispatch_rule, generation_part, mean, migration_part, split_part
+from cdmpp.plan.rl.pools import DecodeLine, PoolForm
+from cdmpp.plan.rl.problem import CostFigure, PipelineSchedule, RlProblem, make_problem, pool_costs
 from cdmpp.plan.rl.schema import RlRequest
-from cdmpp.plan.rl.search_result import SearchResult
-from cdmpp.plan.rl.sizes import PoolSizes
-from cdmpp.plan.rl.streaming import asynchronous_step
+from cdmpp.plan.rl.sizes import MIXED, PoolSizes
+from cdmpp.plan.rl.training import asynchronous_step
+from cdmpp.utils.units import format_latency
 
 #: Bins of the length histogram; most points of the Pareto front that a plan lists.
 BINS, MOST_FRONT = 32, 64
@@ -249,3 +251,221 @@ def _curve(pool: PoolForm, max_batch: int) -> CurvePart:
     return CurvePart(
         pool=pool.name, batch=sizes.astype(int).tolist(), seconds_per_token=seconds, lower_s=lower, upper_s=upper
     )
+
+
+def mean(values: Any) -> float:
+    return float(np.mean(values))
+
+
+def generation_part(problem: RlProblem, result: SearchResult) -> GenerationPart:
+    sizes, judge, pools = result.sizes, result.judge, problem.sizing.pools
+    parts: list[PoolPart] = []
+    if isinstance(judge, MixDispatcher):
+        assert isinstance(sizes.split, PoolMix)
+        parts = [
+            PoolPart(
+                pool=pools[pool].name,
+                instances=units,
+                samples=stop - start,
+                first=start,
+                time_s=judge.range_s(pool, units, start, stop),
+            )
+            for pool, units, start, stop in sizes.split.ranges()
+        ]
+        preemptions = judge.preemptions(sizes.split)
+    else:
+        assert not isinstance(sizes.split, PoolMix)
+        preemptions = judge.preemptions(sizes.split)
+    return GenerationPart(
+        pool=problem.sizing.stage_name(sizes),
+        parts=parts,
+        inference_by=sizes.inference_by,
+        instances=sizes.generation_units,
+        time_s=mean(result.outcome.generation_s),
+        stage_s=mean(result.outcome.stage_s),
+        lower_bound_s=result.generation_bound_s,
+        baselines_s={name: mean(outcome.generation_s) for name, outcome in result.dispatches.items()}
+        | {"floor": result.longest_alone_s},
+        preemptions=preemptions,
+    )
+
+
+def split_part(result: SearchResult, samples: int) -> SplitPart:
+    split, tail_samples, held_out = result.sizes.split, result.steps.tail_samples, result.judge
+    if isinstance(held_out, MixDispatcher) or isinstance(split, PoolMix):
+        everything = GroupPart(samples=samples, instances=split.instances, batch=0)
+        return SplitPart(
+            used=False,
+            tail=GroupPart(samples=0, instances=0, batch=0),
+            regular=everything,
+            gain=0.0,
+            best_gain=0.0,
+            if_misses_any=None,
+            reason="each pool has a range of the samples and no groups within it",
+        )
+    unsplit = TailSplit(0, split.instances)
+    makespan = mean(held_out.makespans(unsplit))
+    gain = 1 - mean(held_out.makespans(split)) / makespan
+    best_gain = 1 - mean(held_out.makespans(result.best_split)) / makespan
+    pessimistic, pessimistic_gain = held_out.pessimistic, None
+    if split.tail and pessimistic is not None:
+        pessimistic_gain = 1 - mean(pessimistic.makespans(split)) / mean(pessimistic.makespans(unsplit))
+    if split.tail:
+        reason = f"it gains {100 * gain:.1f} % on held-out steps"
+    elif split.instances < 2:
+        reason = "one instance cannot be split"
+    elif not result.best_split.tail:
+        reason = "the search ended before a split was tried"
+    else:
+        reason = (
+            f"no split has a significant gain, with doubt of the ranker; the best one gains {100 * best_gain:.1f} % if "
+            "the ranker is as stated"
+        )
+
+    def group(samples: int, instances: int) -> GroupPart:
+        batch = 0 if instances == 0 else min(-(-samples // instances), held_out.engine.max_batch)
+        return GroupPart(samples=samples, instances=instances, batch=batch)
+
+    return SplitPart(
+        used=split.tail > 0,
+        tail=group(tail_samples if split.tail else 0, split.tail),
+        regular=group(held_out.samples - tail_samples if split.tail else held_out.samples, split.regular),
+        gain=gain,
+        best_gain=best_gain,
+        if_misses_any=pessimistic_gain,
+        reason=reason,
+    )
+
+
+def dispatch_rule(problem: RlProblem, result: SearchResult) -> str:
+    split, tail_samples, pools = result.sizes.split, result.steps.tail_samples, problem.sizing.pools
+    order = "in the ranker's order, longest first"
+    take = "an instance with room takes the next sample; if several have room, the one with the smallest batch does"
+    if isinstance(split, PoolMix):
+        ranges = ", ".join(f"{stop - start} for {pools[pool].name!r}" for pool, _, start, stop in split.ranges())
+        return f"the samples {order}, are divided into ranges ({ranges}), each with one queue; {take}"
+    if split.tail == 0:
+        return f"all samples wait in one queue {order}; {take}"
+    return (
+        f"the {tail_samples} samples ranked longest wait in the queue of the tail instances, the others in that of "
+        f"the regular instances, each {order}; {take}"
+    )
+
+
+def migration_part(problem: RlProblem, result: SearchResult) -> MigrationPart | None:
+    migration = result.migration
+    if migration is None:
+        return None
+    return MigrationPart(
+        applied=result.migration_applied,
+        threshold=migration.threshold,
+        threshold_share=migration.threshold / problem.samples,
+        remaining_instances=migration.remaining,
+        at_s=migration.at_s,
+        moved_samples=migration.moved,
+        moved_bytes=migration.moved_bytes,
+        generation_s=migration.generation_s,
+        stage_s=migration.stage_s,
+        without_s=mean(result.unmigrated.stage_s),
+        freed_unit_s=migration.freed_s,
+    )
+
+
+def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split: SplitPart) -> list[str]:
+    """The explanation of a plan.
+
+    Parameters
+    ----------
+    request : RlRequest
+        With resolved costs.
+    problem : RlProblem
+    result : SearchResult
+    split : SplitPart
+        The tail split as the plan reports it.
+    """
+    return [
+        f"all times are simulated: means over {len(result.steps)} held-out steps, drawn from the lengths and not used "
+        "by the search",
+        "assumed: a decode step takes the seconds of the decode curve at any length of the response, as if all samples "
+        "had the past that the curve was made for",
+        *_stages(problem, result),
+        *_split(result, split),
+        *_programs(request, result, split),
+        *_search(result),
+    ]
+
+
+def _stages(problem: RlProblem, result: SearchResult) -> Iterator[str]:
+    sizes, pools = result.sizes, problem.sizing.pools
+    generation_s = float(result.outcome.generation_s.mean())
+    if sizes.training is not None:
+        stage_s, training_s = float(result.outcome.stage_s.mean()), float(result.outcome.training_s.mean())
+        pool = problem.sizing.stage_name(sizes)
+        if sizes.shared:
+            yield (
+                f"all {sizes.generation_units} units of {pool!r} generate, then train, which is better than separate "
+                "units"
+            )
+        yield (
+            f"{'generation' if stage_s >= training_s else 'training'} is the longer stage: generation takes "
+            f"{format_latency(stage_s)} on {sizes.generation_units} units of {pool!r}, training "
+            f"{format_latency(training_s)} on {sizes.training_units} units of {pools[sizes.training].name!r}"
+        )
+    share = result.longest_alone_s / generation_s
+    yield (
+        f"the longest sample alone takes {format_latency(result.longest_alone_s)}, {100 * share:.0f} % of the "
+        f"generation's {format_latency(generation_s)}" + (": more instances hardly help" if share > 0.95 else "")
+    )
+
+
+def _split(result: SearchResult, split: SplitPart) -> Iterator[str]:
+    yield f"tail split {'used' if split.used else 'not used'}: {split.reason}"
+    if split.if_misses_any is not None and split.if_misses_any < -0.01:
+        yield (
+            "the plan assumes that the ranker misses only samples near the border of the longest; if it misses all "
+            f"long samples equally often, generation takes {-100 * split.if_misses_any:.1f} % longer than without a "
+            'split: set ranker.misses to "any" for such a ranker, or raise ranker.doubt if you are not sure'
+        )
+    guessed = result.dispatches.get("guesses")
+    lead = 0.0 if guessed is None else 1.0 - float(guessed.step_s.mean()) / float(result.outcome.step_s.mean())
+    if lead > 1e-3:
+        yield (
+            f"the baseline guesses is {100 * lead:.1f} % faster: it uses a guess of each length, the ranker only flags "
+            "the longest"
+        )
+
+
+def _programs(request: RlRequest, result: SearchResult, split: SplitPart) -> Iterator[str]:
+    if result.sizes.generation != MIXED:
+        yield from _decoding(request.pools[result.sizes.generation], split)
+    training = None if result.sizes.training is None else request.pools[result.sizes.training].training
+    if training is not None and training.sample is not None:
+        yield f"training of a sample: {training.sample.cost.largest()}"
+    for name, cost in request.weights.predicted().items():
+        yield f"weights, {name}: {format_latency(cost.latency_s)}: {cost.largest()}"
+
+
+def _decoding(pool: PoolForm, split: SplitPart) -> Iterator[str]:
+    """Programs of a decoding step at the batch of the tail."""
+    if pool.decode is None:
+        return
+    sizes, costs = pool.decode.points()
+    point = int(np.argmin(np.abs(sizes - (split.tail.batch or split.regular.batch))))
+    if costs[point].parts:
+        yield (
+            f"a token at batch {int(sizes[point])} takes {format_latency(costs[point].latency_s)}: "
+            f"{costs[point].largest(3)}"
+        )
+        if max(split.tail.batch, split.regular.batch) > sizes[-1]:
+            yield f"beyond batch {int(sizes[-1])} the decode curve is proportional to the batch"
+
+
+def _search(result: SearchResult) -> Iterator[str]:
+    migration = result.migration
+    if migration is not None:
+        yield (
+            f"at {migration.threshold} unfinished samples, after {format_latency(migration.at_s)}, "
+            f"{migration.remaining} instances take over the rest, which frees {migration.freed_s:.3g} unit-seconds"
+        )
+    if not result.complete:
+        yield f"the search ended after {result.sizes_tried} generation sizes, before all were simulated"

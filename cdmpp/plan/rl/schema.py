@@ -11,14 +11,23 @@ from pydantic import Field
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.fused.schema import FusedRequest
-from cdmpp.plan.rl.length_schema import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
-from cdmpp.plan.rl.memory import InstanceMemory, check_training, instance_memory, unchecked_training
+from cdmpp.plan.rl.lengths import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
 from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.pool_schema import DecodeForm, KvForm, PoolForm
+from cdmpp.plan.rl.pools import (
+    DecodeForm,
+    InstanceMemory,
+    KvForm,
+    PipelineForm,
+    PoolForm,
+    TrainingForm,
+    check_training,
+    instance_memory,
+    unchecked_training,
+    within,
+)
 from cdmpp.plan.rl.sizes import Layout, Objective
-from cdmpp.plan.rl.streaming import Mode
-from cdmpp.plan.rl.training_schema import PipelineForm, TrainingForm, within
-from cdmpp.plan.rl.weights_schema import WeightsForm
+from cdmpp.plan.rl.training import Mode
+from cdmpp.plan.rl.weights import WeightsForm
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.pricing import CostField, PredictedCost, Priced, collect, fill
 from cdmpp.predict.requests.request import (

@@ -1,20 +1,38 @@
-"""Search for pool sizes: simulates candidates coarse to fine, then splits the best, and chooses one."""
+"""Search for pool sizes: simulates candidates coarse to fine, then mixes of pools and tail splits, and chooses one.
+
+StreamRL's allocation (section 5, algorithm 1) tries every division of the units on one site. On two sites it shrinks
+the pool of the faster stage until both stages take equally long. Both cases are one search here: all pairs are
+simulated, and the cheapest of those with the shortest step (or the lowest price) is chosen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.rl.candidates import candidate_sizes, pareto_front
-from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.plan.rl.mix_search import search_mixes
+from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, TailSplit
+from cdmpp.plan.rl.generation import Floats
+from cdmpp.plan.rl.migration import inference_after
 from cdmpp.plan.rl.problem import RlProblem
-from cdmpp.plan.rl.sizes import MOST_COUNTS, PoolSizes
+from cdmpp.plan.rl.sizes import (
+    MIXED,
+    MOST_COUNTS,
+    AnyDispatcher,
+    Groups,
+    PoolSizes,
+    SizingProblem,
+    Stage,
+    coarse_to_fine,
+    finish_times,
+)
+from cdmpp.plan.rl.training import ReadyTimes, step_times
 from cdmpp.predict.requests.budget import SearchControl
 
 #: Number of generation sizes, best first, for which a tail split is tried.
@@ -23,6 +41,10 @@ SPLIT_TRIALS = 8
 COARSE_SIZES = 33
 #: Share of the budget that is left when the search for sizes, for divisions and for splits ends.
 SIZES_LEAVE, MIX_LEAVES, SPLITS_LEAVE = 0.5, 0.45, 0.35
+#: Most combinations of units that are tried before the search goes on around the best.
+MOST_COMBINATIONS = 256
+#: Units of each pool that generates, in the order of the pools; 0: the pool is not used.
+Units = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -223,3 +245,199 @@ def choose_sizes(problem: RlProblem, front: list[PoolSizes]) -> PoolSizes:
         return min(allowed, key=lambda sizes: (sizes.price, sizes.step_s))
     near = [sizes for sizes in allowed if sizes.step_s <= shortest * (1 + problem.slack)]
     return min(near, key=lambda sizes: (sizes.price, sizes.units, sizes.step_s))
+
+
+def pareto_front(candidates: Iterable[PoolSizes], priced: bool) -> list[PoolSizes]:
+    """Candidates that no other beats in both step time and price (in units if ``priced`` is false), fastest first."""
+
+    def key(sizes: PoolSizes) -> tuple[float, float]:
+        return sizes.step_s, sizes.price if priced else float(sizes.units)
+
+    front: list[PoolSizes] = []
+    for sizes in sorted(candidates, key=key):
+        if not front or key(sizes)[1] < key(front[-1])[1]:
+            front.append(sizes)
+    return front
+
+
+def candidate_sizes(
+    problem: SizingProblem,
+    pool: int,
+    dispatcher: AnyDispatcher,
+    split: Groups,
+    ready_s: Floats | None = None,
+    only: PoolSizes | None = None,
+    near: PoolSizes | None = None,
+) -> list[PoolSizes]:
+    """Steps of one generation stage with every training stage beside it, or after it on the same units.
+
+    Parameters
+    ----------
+    ready_s : float64 array, (draws, samples), optional
+        Time at which each sample is ready, with inference on the generation units. Default: inference starts after
+        generation.
+    only : PoolSizes, optional
+        Evaluate only these sizes. Default: all.
+    near : PoolSizes, optional
+        Evaluate all numbers of training units around these, which a grid of many units leaves out.
+    """
+    stage = problem.stage(pool, split)
+    finish = finish_times(dispatcher, split) if ready_s is None else ready_s
+    inferred = inference_after(finish, stage.inference_s, stage.instances) if ready_s is None else ready_s
+    if not problem.trains:
+        seconds = float(inferred.max(1).mean())
+        price = seconds * float(problem.prices_per_s(stage, None, 0))
+        return [PoolSizes(pool, stage.instances, None, 0, split, 1, seconds, price)]
+    candidates = []
+    if pool != MIXED and near is None and (only is None or only.shared):
+        candidates = _shared(problem, pool, dispatcher, split, inferred)
+    if problem.layout == "shared" or (only is not None and only.shared):
+        return candidates
+    ready_times: list[tuple[Stage, Floats]] = [("generation", inferred)]
+    if any(other.inference_s for other in problem.pools):
+        ready_times.append(("training", finish))
+    for inference_by, times in ready_times:
+        if only is not None and inference_by != only.inference_by:
+            continue
+        ready = ReadyTimes.of(times, dispatcher.steps.lengths, dispatcher.prompt_tokens)
+        for training in range(len(problem.pools)):
+            if near is not None and (training, inference_by) != (near.training, near.inference_by):
+                continue
+            if only is not None:
+                counts = np.array([only.training_units] if only.training == training else [], dtype=np.int64)
+            else:
+                counts = problem.training_sizes(stage, training, None if near is None else near.training_units)
+            cost = problem.training_cost(training, inference_by)
+            if cost is None or not len(counts):
+                continue
+            weights_s = problem.weights_s(stage, training)
+            steps, batches = step_times(ready, cost, counts, problem.mode, weights_s, problem.staleness)
+            means = steps.mean(0)
+            prices = means * problem.prices_per_s(stage, training, counts)
+            candidates += [
+                PoolSizes(
+                    pool,
+                    stage.instances,
+                    training,
+                    int(count),
+                    split,
+                    int(cut),
+                    float(mean),
+                    float(price),
+                    False,
+                    inference_by,
+                )
+                for count, cut, mean, price in zip(counts, batches, means, prices, strict=True)
+            ]
+    return candidates
+
+
+def _shared(
+    problem: SizingProblem, pool: int, dispatcher: AnyDispatcher, split: Groups, ready_s: Floats
+) -> list[PoolSizes]:
+    units, cost, fixed = split.instances, problem.pools[pool].training, problem.training_units
+    if problem.layout == "separate" or cost is None or (fixed is not None and fixed != units):
+        return []
+    if units < cost.least_units:
+        return []
+    whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(units))
+    seconds = float((ready_s.max(1) + whole).mean()) + problem.shared_s
+    price = seconds * float(problem.prices_per_s(problem.stage(pool, split), None, 0))
+    return [PoolSizes(pool, units, pool, units, split, 1, seconds, price, shared=True)]
+
+
+def search_mixes(
+    problem: RlProblem, dispatchers: dict[int, Dispatcher], control: SearchControl
+) -> tuple[list[PoolSizes], bool]:
+    """Pareto front of the mixes, and whether all combinations of units were tried.
+
+    If all combinations of units are few (:data:`MOST_COMBINATIONS`), all are tried. Otherwise some numbers of each
+    pool are combined, and the best combination is varied in halving steps.
+
+    Parameters
+    ----------
+    problem : RlProblem
+    dispatchers : dict of int to Dispatcher
+        By index of the generation pool, on the search steps.
+    control : SearchControl
+        The first combination, all units, is tried in any case.
+    """
+    sizing = problem.sizing
+    pools = list(dispatchers)
+    most = tuple(sizing.pools[pool].units for pool in pools)
+    mixed = MixDispatcher(dispatchers)
+    priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
+    front: list[PoolSizes] = []
+    values: dict[Units, float] = {}
+
+    def value(units: Units) -> float:
+        nonlocal front
+        if units not in values:
+            used = [(pool, count) for pool, count in zip(pools, units, strict=True) if count]
+            mix = mixed.divide([pool for pool, _ in used], [count for _, count in used], lambda: control.expired)
+            candidates = [
+                sizes for sizes in candidate_sizes(sizing, MIXED, mixed, mix) if _trains_beside(problem, sizes)
+            ]
+            front = pareto_front(front + candidates, priced)
+            values[units] = min((sizes.value(problem.objective) for sizes in candidates), default=float("inf"))
+        return values[units]
+
+    for units in _combinations(problem, most):
+        if values and control.expired:
+            return front, False
+        value(units)
+    if not values or _all_fit(most) or sizing.generation_units is not None:
+        return front, _all_fit(most)
+    best = min(values, key=lambda units: values[units])
+    step = max(most) // 4
+    while step:
+        before = best
+        for index, sign in product(range(len(pools)), (-1, 1)):
+            count = min(max(best[index] + sign * step, 0), most[index])
+            units = (*best[:index], count, *best[index + 1 :])
+            if not _allowed(problem, units) or units in values:
+                continue
+            if control.expired:
+                return front, False
+            if value(units) < values[best]:
+                best = units
+        if best == before:
+            step //= 2
+    return front, False
+
+
+def _all_fit(most: Units) -> bool:
+    return prod(count + 1 for count in most) <= MOST_COMBINATIONS
+
+
+def _trains_beside(problem: RlProblem, sizes: PoolSizes) -> bool:
+    return not problem.sizing.trains or sizes.training is not None
+
+
+def _allowed(problem: RlProblem, units: Units) -> bool:
+    """Whether at least two pools generate, with the fixed number of units if there is one."""
+    fixed = problem.sizing.generation_units
+    return sum(count > 0 for count in units) >= 2 and (fixed is None or sum(units) == fixed)
+
+
+def _combinations(problem: RlProblem, most: Units) -> Iterator[Units]:
+    """Combinations of units: all units first, then coarse to fine."""
+    for_time_alone = not problem.sizing.trains and problem.objective == "time" and problem.slack == 0
+    if for_time_alone and _allowed(problem, most):
+        # No other stage needs the units, and more instances are not slower.
+        yield most
+        return
+    orders = [[*coarse_to_fine(count), 0] for count in most]
+    if not _all_fit(most):
+        levels = max(int(MOST_COMBINATIONS ** (1 / len(most))), 2)
+        orders = [[count, 0, *order[1 : levels - 1]] for count, order in zip(most, orders, strict=True)]
+    fixed = problem.sizing.generation_units
+    if fixed is not None:
+        # The last pool has what is left.
+        orders[-1] = [-1]
+    for ranks in sorted(product(*map(range, map(len, orders))), key=lambda ranks: (max(ranks), sum(ranks))):
+        units = tuple(order[rank] for order, rank in zip(orders, ranks, strict=True))
+        if fixed is not None:
+            units = (*units[:-1], fixed - sum(units[:-1]))
+        if _allowed(problem, units) and 0 <= units[-1] <= most[-1]:
+            yield units

@@ -1,4 +1,4 @@
-"""Sizes of the pools: units of generation and of training, and the problem that they belong to."""
+"""Pools of units, sizes of both stages, and the problem that they belong to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from cdmpp.plan.rl.costs import Pool, TrainingCost
-from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.plan.rl.engine import Floats, Ints
-from cdmpp.plan.rl.mixture import MixDispatcher, PoolMix
-from cdmpp.plan.rl.streaming import Mode
+from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
+from cdmpp.plan.rl.generation import Floats, GenerationEngine, Ints
+from cdmpp.plan.rl.training import Mode, TrainingCost
 from cdmpp.plan.rl.weights import WeightTransfer
 
 Objective = Literal["time", "cost"]
@@ -25,6 +23,41 @@ AnyDispatcher = Dispatcher | MixDispatcher
 MIXED = -1
 #: Numbers of training units that are tried at first; all, if there are at most so many.
 MOST_COUNTS = 512
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Equal units at one site.
+
+    Attributes
+    ----------
+    name : str
+    units : int
+        Number of units; one unit is a generation instance or a data-parallel training unit.
+    price_per_hour : float
+        Price of one unit.
+    site : str
+        Transfers of weights between sites take ``cross_site_s``.
+    engine : GenerationEngine or None
+        None if the pool does not generate.
+    training : TrainingCost or None
+        None if the pool does not train.
+    inference_s : float
+        Seconds of one unit for the reward, reference and critic values of one sample.
+    """
+
+    name: str
+    units: int
+    price_per_hour: float = 0.0
+    site: str = ""
+    engine: GenerationEngine | None = None
+    training: TrainingCost | None = None
+    inference_s: float = 0.0
+
+    def generation_engine(self) -> GenerationEngine:
+        """The engine of a pool that generates."""
+        assert self.engine is not None, f"pool {self.name!r} does not generate"
+        return self.engine
 
 
 @dataclass(frozen=True)
@@ -114,7 +147,7 @@ class SizingProblem:
     generation_units, training_units : int or None
         Fixed sizes; None: searched.
     staleness : int or None
-        Of :func:`cdmpp.plan.rl.streaming.asynchronous_step`.
+        Of :func:`cdmpp.plan.rl.training.asynchronous_step`.
     transfer : WeightTransfer or None
         Replaces ``same_site_s`` and ``cross_site_s``.
     mix : bool

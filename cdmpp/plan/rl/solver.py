@@ -1,16 +1,40 @@
-"""Solver of RL requests: builds the problem, searches it, and reports the plan."""
+"""Search for a whole plan: sizes, split, streaming and migration, chosen on search steps, judged on held-out ones."""
 
 from __future__ import annotations
 
-from cdmpp.plan.rl.generation import compile_loops
-from cdmpp.plan.rl.pipeline import compile_pipelines, schedules
-from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.problem import make_problem
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.errors import InfeasibleError
+from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
+from cdmpp.plan.rl.evaluate import (
+    SearchResult,
+    StepOutcome,
+    colocated,
+    elastic_table,
+    evaluate,
+    evaluate_finish,
+    lower_bounds,
+)
+from cdmpp.plan.rl.generation import Floats, compile_loops
+from cdmpp.plan.rl.migration import Migration, best_migration, simulate_migration
+from cdmpp.plan.rl.plan_schema import ElasticPart, RlPlan
+from cdmpp.plan.rl.problem import RlProblem, compile_pipelines, make_problem, schedules
 from cdmpp.plan.rl.report import plan_of
 from cdmpp.plan.rl.schema import RlRequest
-from cdmpp.plan.rl.search import search
-from cdmpp.plan.rl.search_result import SearchResult
+from cdmpp.plan.rl.size_search import SizeSearchResult, candidate_sizes, choose_sizes, search_sizes
+from cdmpp.plan.rl.sizes import AnyDispatcher, Groups, PoolSizes, SizingProblem
 from cdmpp.predict.requests.budget import SearchControl
+
+#: Number of search steps on which a migration is chosen.
+MIGRATION_DRAWS = 8
+#: Simulations of all steps after the search: the plan, its baselines and its bounds. Time for them is reserved.
+EVALUATIONS = 14
+#: Shares of the budget that are left when the search for migrations and the elastic table end.
+MIGRATION_LEAVES, ELASTIC_LEAVES = 0.25, 0.1
 
 
 def solve(request: RlRequest, control: SearchControl) -> RlPlan:
@@ -34,3 +58,286 @@ def solve(request: RlRequest, control: SearchControl) -> RlPlan:
         return plan_of(request, problem, result, pipeline_schedules)
 
     return answer(search(problem, control, request.max_steps, answer))
+
+
+def search(
+    problem: RlProblem,
+    control: SearchControl | None = None,
+    max_steps: int | None = None,
+    make_answer: Callable[[SearchResult], Any] | None = None,
+) -> SearchResult:
+    """Plan a step.
+
+    Parameters
+    ----------
+    problem : RlProblem
+    control : SearchControl, optional
+        Ends the search for sizes early.
+    max_steps : int, optional
+        Most generation sizes to simulate.
+    make_answer : callable, optional
+        Makes the answer of an intermediate result, for progress listeners.
+
+    Raises
+    ------
+    FieldError
+        Fixed sizes fit no pool.
+    InfeasibleError
+        The longest sample fits into no memory, or every step is longer than the limit.
+    """
+    control = control or SearchControl()
+    left_out = pools_without_memory(problem)
+    engines = {
+        index: pool.engine
+        for index, pool in enumerate(problem.sizing.pools)
+        if pool.engine is not None and pool.name not in left_out
+    }
+    dispatchers, held_out = problem.dispatchers(engines, False), problem.dispatchers(engines, True)
+
+    def answer(result: SizeSearchResult) -> Any:
+        stopped = SearchControl()
+        stopped.stop()
+        plan = _complete(problem, dispatchers, held_out, left_out, result, stopped, 0.0)
+        return None if make_answer is None else make_answer(plan)
+
+    # One simulation of all drawn steps is the longest part that does not look at the budget.
+    started = control.spent_s
+    index, dispatcher = next(iter(dispatchers.items()))
+    first_units = problem.sizing.generation_units or problem.sizing.pools[index].units
+    dispatcher.finish_times(TailSplit(0, first_units))
+    reserve_s = (control.spent_s - started) * (EVALUATIONS + len(dispatchers))
+    total_s = control.left_s if control.left_s < np.inf else 0.0
+    within = control.part(reserve_s=min(reserve_s, total_s / 2))
+    result = search_sizes(problem, dispatchers, within, control, max_steps, answer)
+    return _complete(problem, dispatchers, held_out, left_out, result, within, total_s)
+
+
+def pools_without_memory(problem: RlProblem) -> dict[str, str]:
+    """Generation pools whose memory does not hold the longest sample: name to reason.
+
+    Raises
+    ------
+    InfeasibleError
+        No pool remains.
+    """
+    pools = [pool for pool in problem.sizing.pools if pool.engine is not None]
+    reasons: dict[str, str] = {}
+    for pool in pools:
+        try:
+            pool.generation_engine().check(problem.lengths.longest)
+        except InfeasibleError as error:
+            reasons[pool.name] = error.message
+            if len(reasons) == len(pools):
+                raise
+    return reasons
+
+
+def _complete(
+    problem: RlProblem,
+    dispatchers: dict[int, Dispatcher],
+    held_out: dict[int, Dispatcher],
+    left_out: dict[str, str],
+    result: SizeSearchResult,
+    control: SearchControl,
+    total_s: float,
+) -> SearchResult:
+    """Choose sizes and migration, and evaluate them with all baselines on the held-out steps."""
+    sizing = problem.sizing
+    sizes = choose_sizes(problem, result.front)
+    migration: Migration | None = None
+    judge: AnyDispatcher
+    dispatches: dict[str, StepOutcome] = {}
+    if isinstance(sizes.split, PoolMix):
+        judge, best_split = MixDispatcher(held_out), TailSplit(0, sizes.generation_units)
+        outcome = unmigrated = evaluate(sizing, sizes, judge)
+        applied = False
+    else:
+        short_dispatchers = {
+            index: Dispatcher(dispatcher.engine, dispatcher.steps.first(MIGRATION_DRAWS))
+            for index, dispatcher in dispatchers.items()
+        }
+        migrating = control.part(reserve_s=MIGRATION_LEAVES * total_s)
+        sizes, migration = _sizes_with_migration(problem, short_dispatchers, result, migrating)
+        judge = held_out[sizes.generation]
+        dispatcher, short_dispatcher = dispatchers[sizes.generation], short_dispatchers[sizes.generation]
+        sizes, outcome, lpt, best_split, migration = _split_or_not(
+            problem, dispatcher, short_dispatcher, judge, sizes, migration, migrating
+        )
+        dispatches["lpt"] = lpt
+        unmigrated, applied = outcome, False
+        if migration is not None:
+            sizes, outcome, migration, applied = _migrate_or_not(
+                problem, short_dispatcher, judge, sizes, outcome, migration
+            )
+    elastic: list[ElasticPart] = []
+    if isinstance(judge, Dispatcher) and sizes.training is not None and not sizes.shared:
+        inference_s, units = sizing.generation_inference_s(sizes), sizes.generation_units
+        pool = replace(sizing.pools[sizes.generation], inference_s=inference_s)
+        free_units = pool.units - (sizes.units if sizes.training == sizes.generation else units)
+        cost, over = sizing.cost_of(sizes), control.part(reserve_s=ELASTIC_LEAVES * total_s)
+        elastic = elastic_table(
+            pool, best_split, cost, sizes.training_units, judge.steps, free_units, lambda: over.expired
+        )
+    bound_s, bound_price = lower_bounds(sizing, held_out)
+    step_s = float(outcome.step_s.mean())
+    # A user who stopped the search waits for the plan.
+    baselines = not control.stopped
+    return SearchResult(
+        sizes=replace(sizes, step_s=step_s, price=step_s * sizing.price_per_s(sizes)),
+        outcome=outcome,
+        migration=migration,
+        migration_applied=applied,
+        dispatches=dispatches | (_dispatches(sizing, sizes, judge, control) if baselines else {}),
+        one_pool=_one_pool(problem, sizes, held_out, result) if baselines else None,
+        unstreamed=evaluate(sizing, replace(sizes, batches=1), judge),
+        unmigrated=unmigrated,
+        colocated=colocated(sizing, problem.objective, held_out) if baselines else None,
+        best_split=best_split,
+        longest_alone_s=float(judge.longest_alone_s().mean()),
+        bound_s=bound_s,
+        bound_price=bound_price,
+        generation_bound_s=generation_bound_s(judge, sizes),
+        front=result.front,
+        elastic=elastic,
+        sizes_tried=result.tried,
+        complete=result.complete,
+        left_out=left_out,
+        judge=judge,
+    )
+
+
+def generation_bound_s(dispatcher: AnyDispatcher, sizes: PoolSizes) -> float:
+    """Lower bound of the mean generation with the units of these sizes."""
+    if isinstance(dispatcher, MixDispatcher):
+        assert isinstance(sizes.split, PoolMix)
+        return float(dispatcher.lower_bound_s(sizes.split).mean())
+    return float(dispatcher.lower_bound_s(sizes.generation_units).mean())
+
+
+def _split_or_not(
+    problem: RlProblem,
+    dispatcher: Dispatcher,
+    short_dispatcher: Dispatcher,
+    judge: Dispatcher,
+    sizes: PoolSizes,
+    migration: Migration | None,
+    control: SearchControl,
+) -> tuple[PoolSizes, StepOutcome, StepOutcome, TailSplit, Migration | None]:
+    """The sizes with their split, or without it if it loses on the held-out steps.
+
+    Besides: the outcome, that without split, the best split, and the migration.
+    """
+    sizing, units = problem.sizing, sizes.generation_units
+    assert isinstance(sizes.split, TailSplit)
+    best_split = sizes.split
+    if not best_split.tail and units > 1 and dispatcher.samples > 1 and not control.expired:
+        best_split = dispatcher.best_split(units, lambda: control.expired)
+    unsplit = _resimulated(sizing, sizes, dispatcher, TailSplit(0, units))
+    lpt, outcome = evaluate(sizing, unsplit, judge), evaluate(sizing, sizes, judge)
+    if sizes.split.tail and outcome.step_s.mean() > lpt.step_s.mean():
+        # The split gains on the search steps and loses on the held-out steps.
+        return unsplit, lpt, lpt, best_split, _best_migration(problem, short_dispatcher, unsplit, control)
+    return sizes, outcome, lpt, best_split, migration
+
+
+def _migrate_or_not(
+    problem: RlProblem,
+    short_dispatcher: Dispatcher,
+    judge: Dispatcher,
+    sizes: PoolSizes,
+    outcome: StepOutcome,
+    migration: Migration,
+) -> tuple[PoolSizes, StepOutcome, Migration | None, bool]:
+    """Sizes and outcome with or without the migration, the migration on the held-out steps, whether it is applied."""
+    sizing, split = problem.sizing, sizes.split
+    assert isinstance(split, TailSplit)
+    inference_s, ready_s = sizing.generation_inference_s(sizes), migration.ready_s
+    simulated = simulate_migration(judge, split, migration.threshold, migration.remaining, problem.link, inference_s)
+    if inference_s == 0:
+        return sizes, outcome, simulated, False
+    migrated_sizes = _resimulated(sizing, sizes, short_dispatcher, split, ready_s)
+    migrated = evaluate(sizing, migrated_sizes, judge, simulated)
+    if migrated.step_s.mean() < outcome.step_s.mean():
+        return migrated_sizes, migrated, simulated, True
+    return sizes, outcome, None, False
+
+
+def _dispatches(
+    sizing: SizingProblem, sizes: PoolSizes, judge: AnyDispatcher, control: SearchControl
+) -> dict[str, StepOutcome]:
+    """Other dispatches of the samples to the same units, each with its best number of batches."""
+    finish: dict[str, Floats | None]
+    if isinstance(judge, MixDispatcher):
+        assert isinstance(sizes.split, PoolMix)
+        finish = {
+            "random": judge.random_finish_times(sizes.split),
+            "proportional": judge.finish_times(judge.proportional(sizes.split.pools, sizes.split.units)),
+        }
+    else:
+        units_ = sizes.generation_units
+        finish = {
+            "random": judge.random_finish_times(units_),
+            "rule": judge.finish_times(judge.quantile_rule_split(units_)),
+            "guesses": judge.guessed_finish_times(units_, lambda: control.expired),
+        }
+    return {name: evaluate_finish(sizing, sizes, judge, times) for name, times in finish.items() if times is not None}
+
+
+def _one_pool(
+    problem: RlProblem, sizes: PoolSizes, held_out: dict[int, Dispatcher], result: SizeSearchResult
+) -> tuple[float, float] | None:
+    """Seconds and price of the best sizes that generate in one pool, if the plan generates in several."""
+    limit = problem.most_step_s
+    front = [other for other in result.one_pool if limit is None or other.step_s <= limit]
+    if not isinstance(sizes.split, PoolMix) or not front:
+        return None
+    best = choose_sizes(problem, front)
+    seconds = float(evaluate(problem.sizing, best, held_out[best.generation]).step_s.mean())
+    return seconds, seconds * problem.sizing.price_per_s(best)
+
+
+def _sizes_with_migration(
+    problem: RlProblem, dispatchers: dict[int, Dispatcher], result: SizeSearchResult, control: SearchControl
+) -> tuple[PoolSizes, Migration | None]:
+    """The best sizes with their migration: inference beside the tail may make sizes better than the front."""
+    sizes = choose_sizes(problem, result.front)
+    if control.expired:
+        return sizes, None
+    migration = _best_migration(problem, dispatchers[sizes.generation], sizes, control)
+
+    def value(sizes: PoolSizes, migration: Migration | None) -> float:
+        dispatcher = dispatchers[sizes.generation]
+        if migration is None or problem.sizing.generation_inference_s(sizes) == 0:
+            return _resimulated(problem.sizing, sizes, dispatcher, sizes.split).value(problem.objective)
+        migrated = _resimulated(problem.sizing, sizes, dispatcher, sizes.split, migration.ready_s)
+        if problem.most_step_s is not None and migrated.step_s > problem.most_step_s:
+            return np.inf
+        return migrated.value(problem.objective)
+
+    best = value(sizes, migration)
+    for other in result.inference_sizes:
+        if control.expired or other is sizes:
+            continue
+        other_migration = _best_migration(problem, dispatchers[other.generation], other, control)
+        if other_migration is not None and value(other, other_migration) < best:
+            sizes, migration, best = other, other_migration, value(other, other_migration)
+    return sizes, migration
+
+
+def _best_migration(
+    problem: RlProblem, dispatcher: Dispatcher, sizes: PoolSizes, control: SearchControl
+) -> Migration | None:
+    def step_of(ready_s: Floats) -> float:
+        return _resimulated(problem.sizing, sizes, dispatcher, sizes.split, ready_s).step_s
+
+    inference_s = problem.sizing.generation_inference_s(sizes)
+    assert isinstance(sizes.split, TailSplit)
+    return best_migration(dispatcher, sizes.split, problem.link, inference_s, control, step_of)
+
+
+def _resimulated(
+    sizing: SizingProblem, sizes: PoolSizes, dispatcher: Dispatcher, split: Groups, ready_s: Floats | None = None
+) -> PoolSizes:
+    """The same sizes with another split or other ready times; the number of batches is chosen again."""
+    (resimulated,) = candidate_sizes(sizing, sizes.generation, dispatcher, split, ready_s, sizes)
+    return resimulated

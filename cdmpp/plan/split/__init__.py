@@ -5,7 +5,6 @@ simulators. :mod:`cdmpp.plan.split.schema` has the request and the plan (docs/pi
 """
 
 from cdmpp.plan.split.search import SplitResult, split
-from cdmpp.plan.split.stages import Split, stage_costs
-from cdmpp.plan.split.table import Layer, LayerTable, Rank
+from cdmpp.plan.split.table import Layer, LayerTable, Rank, Split, stage_costs
 
 __all__ = ["Layer", "LayerTable", "Rank", "Split", "SplitResult", "split", "stage_costs"]

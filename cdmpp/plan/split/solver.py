@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from cdmpp.errors import FieldError
 from cdmpp.plan.split.schema import PASSES, SplitPlan, SplitRequest, StagePlan, device_name
 from cdmpp.plan.split.search import SplitResult, split
-from cdmpp.plan.split.stages import Split, equal_count, greedy, stage_costs
-from cdmpp.plan.split.table import Layer, LayerTable, Rank
+from cdmpp.plan.split.table import Layer, LayerTable, Rank, Split, equal_count, greedy, stage_costs
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost, Part, cost_of

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
+from cdmpp.plan.sweep.points import COLUMNS, SweepResult
 from cdmpp.plan.sweep.request import Sweep
-from cdmpp.plan.sweep.result import COLUMNS, SweepResult
 from cdmpp.predict.requests.plot import PALE_GREY, colours_of, draw_legend, new_figure
 from cdmpp.predict.requests.render import Table
 from cdmpp.utils.units import format_latency

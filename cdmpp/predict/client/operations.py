@@ -1,51 +1,51 @@
-"""Operations of a client as generators that yield calls and receive responses.
+"""Operations of a client: their signatures, and generators that yield calls and receive responses.
 
 The generators do no input or output, so the sync and the async client share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from cdmpp.errors import CdmppError, DataError, ServiceError, UnknownDeviceError
+from cdmpp.devices.loading import resolve_device
+from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError, ServiceError, UnknownDeviceError
 from cdmpp.predict.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
-from cdmpp.predict.client.answers import (
-    Observed,
-    Registered,
-    ServedPrediction,
-    check,
-    content,
-    listed,
-    observed,
-    problem_of,
-    registered,
-    understood,
-)
-from cdmpp.predict.client.queries import (
+from cdmpp.predict.client.messages import (
     Item,
     Observation,
+    Observed,
     ProgramLike,
+    Registered,
+    ServedPrediction,
     Texts,
-    as_device,
+    check,
+    content,
     device_fields,
+    error_info,
+    error_of,
     file_bytes,
+    listed,
     observation_fields,
+    place_of,
+    problem_of,
     program_fields,
     read_program,
     template_fields,
     to_json,
+    understood,
 )
-from cdmpp.predict.client.transport import Answer, Call
+from cdmpp.predict.client.transport import Answer, Call, Steps
 from cdmpp.predict.curves import Curve
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.curves.template import Axes
-from cdmpp.predict.llm.read import config_fields
+from cdmpp.predict.llm.read import config_fields, with_configs
 from cdmpp.predict.prediction import (
+    DEFAULT_QUANTILES,
     Device,
     ErrorInfo,
     Predictions,
@@ -57,10 +57,8 @@ from cdmpp.predict.prediction import (
     failed_fields,
 )
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.programs.query_options import Backend, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
-T = TypeVar("T")
-Steps = Generator[Call, Answer, T]
 OCTETS = "application/octet-stream"
 #: Default limits of a service, until it reports others.
 MAX_ITEMS, MAX_BODY_BYTES = 10_000, 15 * 2**20
@@ -69,43 +67,54 @@ MAX_ITEMS, MAX_BODY_BYTES = 10_000, 15 * 2**20
 FEW_ITEMS = 256
 #: Observations of one request.
 _PAGE = 1000
+#: First and longest interval between two queries of a job's state, in seconds.
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
+FINAL = ("done", "cancelled", "failed")
+_ASYNC = (("prefer", "respond-async"),)
 
 
 class Operations:
-    """Steps of every operation; stores the service's limits and model as they become known.
+    """Operations of both clients; stores the service's limits, model and planners as they become known.
 
     Parameters
     ----------
     model : str, optional
         Model of the service that predicts; default: the loaded one.
+    timeout_s : float
+        The client's time limit of an operation.
     """
 
-    def __init__(self, model: str | None) -> None:
-        self.model = model
-        self.answered_by = model
+    def __init__(self, model: str | None, timeout_s: float) -> None:
+        self.model, self._timeout_s = model, timeout_s
+        self._answered_by = model
         self._max_items, self._max_bytes = MAX_ITEMS, MAX_BODY_BYTES
+        self._plan_paths: dict[str, str] = {}
 
     def model_id(self) -> Steps[str]:
         """Identity of the model of the last response; before the first, of the loaded model."""
-        if self.answered_by is None:
+        if self._answered_by is None:
             answer = yield Call("GET", "/readyz")
             with understood():
-                self.answered_by = str(content(answer)["model_id"])
-        return self.answered_by
+                self._answered_by = str(content(answer)["model_id"])
+        return self._answered_by
 
     def predict(
         self,
         programs: Sequence[ProgramLike],
         device: Device | Sequence[Device],
-        protocol: Protocol,
-        framework: str | None,
-        quantiles: Sequence[float],
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
     ) -> Steps[Predictions]:
-        """See :meth:`cdmpp.predict.predictor.LatencyPredictor.predict`."""
+        """Predict programs on one device or each of several, in order; see :meth:`LatencyPredictor.predict`.
+
+        A program may also be ``{"hash": text}`` of a registered one (:meth:`register`).
+        """
         if isinstance(programs, str):
             raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
         check_settings(protocol, framework)
-        specs = [as_device(device) for device in device_list(device)]
+        specs = [resolve_device(device, str) for device in device_list(device)]
         texts = Texts()
         readable: list[tuple[Item, ...] | Failed] = []
         kept = []  # Texts identifies objects by id, so they must stay alive.
@@ -117,7 +126,7 @@ class Operations:
                 readable.append(Failed(str(program)[:200], error))
         matrix: PredictionMatrix[tuple[Item, ...], int] = PredictionMatrix(readable, range(len(specs)))
         pairs = matrix.pairs()
-        answers = yield from self._predict([items[column] for items, column in pairs], check_quantiles(quantiles))
+        answers = yield from self._predict_items([items[column] for items, column in pairs], check_quantiles(quantiles))
         names = [spec if isinstance(spec, str) else spec.name for spec in specs]
         for answer, (_, column) in zip(answers, pairs, strict=True):
             if answer.error is not None and answer.error.code == UnknownDeviceError.code:
@@ -134,8 +143,10 @@ class Operations:
 
         return Predictions(answer for row in matrix.results(answers, failed) for answer in row)
 
-    def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> Steps[Predictions]:
-        """See :meth:`cdmpp.predict.predictor.LatencyPredictor.predict_queries`."""
+    def predict_queries(
+        self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
+    ) -> Steps[Predictions]:
+        """Predict queries with different programs, devices and settings, in order; errors are per query."""
         levels = check_quantiles(quantiles)
         items: list[Item] = []
         texts = Texts()
@@ -146,7 +157,7 @@ class Operations:
                 items.append(texts.item(query.program, query.device, query.protocol, query.framework))
             except CdmppError as error:
                 failed[position] = error
-        answers = iter((yield from self._predict(items, levels)))
+        answers = iter((yield from self._predict_items(items, levels)))
         if not failed:
             return Predictions(answers)
         model_id = yield from self.model_id()
@@ -156,7 +167,7 @@ class Operations:
         )
 
     def predict_features(self, queries: FeatureQueries) -> Steps[FeatureAnswers]:
-        """See :meth:`cdmpp.predict.predictor.LatencyPredictor.predict_features`; sends binary bodies."""
+        """Predict encoded programs, as arrays in a binary body; order is kept."""
         if queries.model is None and self.model is not None:
             queries = replace(queries, model=self.model)
         if not len(queries):
@@ -188,7 +199,7 @@ class Operations:
                 raise ServiceError(f"{len(parts[-1])} answers to {len(rows)} queries")
             start += len(rows)
         answers = parts[0] if len(parts) == 1 else FeatureAnswers.concat(parts)
-        self.answered_by = answers.model_id
+        self._answered_by = answers.model_id
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
         return answers.take(back) if len(parts) > 1 else answers
@@ -198,13 +209,14 @@ class Operations:
         programs: Programs,
         axes: Axes,
         devices: Sequence[Device],
-        backend: Backend | None,
-        protocol: Protocol,
-        framework: str | None,
-        quantiles: Sequence[float],
-        monotone: Sequence[str] | None,
+        *,
+        backend: Backend | None = None,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        monotone: Sequence[str] | None = None,
     ) -> Steps[Curve]:
-        """See :func:`cdmpp.predict.curves.predict_curve`; computed by the service."""
+        """Predict a template over axes on devices; see :func:`cdmpp.predict.curves.predict_curve`."""
         levels = check_quantiles(quantiles)
         check_settings(protocol, framework)
         body = {
@@ -221,53 +233,80 @@ class Operations:
         answer = content((yield Call("POST", "/curve", to_json(body).encode())))
         with understood():
             curve = Curve.from_dict(answer)
-        self.answered_by = curve.model_id
+        self._answered_by = curve.model_id
         return curve
 
     def llm(
         self,
         config: Mapping[str, Any] | str | PathLike[str],
         device: Device | Sequence[Device],
-        options: Mapping[str, Any],
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        ep: int = 1,
+        batch: int = 1,
+        input: int = 1024,
+        output: int = 128,
+        dtype: str = "bfloat16",
+        weights: str | None = None,
+        framework: str | None = None,
+        cuda_graph: bool = True,
     ) -> Steps[Any]:
-        """``POST /llm``: the answer, or a list of answers for a list of devices."""
+        """Estimate a language model on a device, or on a list of devices; see :func:`cdmpp.predict.llm.estimate`.
+
+        The result is the answer of ``POST /llm``: the dictionary of an estimate, or a list of them. In a list, a
+        device without an estimate has an ``error``.
+        """
         several = isinstance(device, Sequence) and not isinstance(device, str)
-        devices = [device_fields(one) for one in device_list(device)]
+        devices = [device_fields(item) for item in device_list(device)]
         body = {
             "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
             **({"devices": devices} if several else {"device": devices[0]}),
-            **options,
+            "tp": tp,
+            "pp": pp,
+            "ep": ep,
+            "batch": batch,
+            "input": input,
+            "output": output,
+            "dtype": dtype,
+            "weights": weights,
+            "framework": framework,
+            "cuda_graph": cuda_graph,
             "model": self.model,
         }
         answer = content((yield Call("POST", "/llm", to_json(body).encode())))
         with understood():
             answers = listed(answer, "answers", len(devices)) if several else [answer]
-            self.answered_by = next((one["model_id"] for one in answers if "error" not in one), self.answered_by)
+            self._answered_by = next((item["model_id"] for item in answers if "error" not in item), self._answered_by)
         return list(answers) if several else answer
 
     def predict_onnx(
         self,
         model: str | PathLike[str] | bytes,
         devices: Sequence[str],
-        protocol: Protocol,
-        framework: str | None,
-        dims: Mapping[str, int],
+        *,
+        protocol: Protocol = DEFAULT_PROTOCOL,
+        framework: str | None = None,
+        dims: Mapping[str, int] | None = None,
     ) -> Steps[dict[str, Any]]:
-        """``POST /models/predict``."""
+        """Predict an ONNX model (a local file, or its bytes) on devices: totals and programs.
+
+        The dictionary is the answer of ``POST /models/predict``.
+        """
         check_settings(protocol, framework)
         data = model if isinstance(model, bytes) else file_bytes(model)
         params = [("device", name) for name in devices]
         params += [("protocol", protocol)] + ([("framework", framework)] if framework else [])
-        params += [("dim", f"{name}={size}") for name, size in dims.items()]
+        params += [("dim", f"{name}={size}") for name, size in (dims or {}).items()]
         params += [("model", self.model)] if self.model else []
         answer = yield Call("POST", "/models/predict", data, OCTETS, params)
         result: dict[str, Any] = content(answer)
         with understood():
-            self.answered_by = result["model_id"]
+            self._answered_by = result["model_id"]
         return result
 
     def register(self, programs: Sequence[ProgramLike]) -> Steps[list[Registered]]:
-        """``POST /programs``."""
+        """Register programs, so that they can be named by hash; order is kept."""
         texts: list[str] = []
         errors: dict[int, ErrorInfo] = {}
         for place, program in enumerate(programs):
@@ -275,22 +314,37 @@ class Operations:
                 texts.append(to_json(program_fields(read_program(program))))
             except CdmppError as error:
                 errors[place] = ErrorInfo.of(error)
-        hashes = iter((yield from self._in_parts("/programs", "programs", texts, {}, "programs")))
+        hashes = iter((yield from self._send_in_parts("/programs", "programs", texts, {}, "programs")))
         with understood():
             return [
-                Registered(error=errors[place]) if place in errors else registered(next(hashes))
+                Registered(error=errors[place]) if place in errors else _registered(next(hashes))
                 for place in range(len(programs))
             ]
 
     def observe(self, observations: Iterable[Observation]) -> Steps[list[Observed]]:
-        """``POST /observe``."""
-        texts = [to_json(observation_fields(observation)) for observation in observations]
-        results = yield from self._in_parts("/observe", "observations", texts, {}, "results", once=True)
-        with understood():
-            return [observed(result) for result in results]
+        """Send measured latencies; results with an ``observation_id`` are stored durably. A prediction counts once.
 
-    def observations(self, device: str, digest: str | None, most: int) -> Steps[list[dict[str, Any]]]:
-        """``GET /observations`` in pages, newest first, at most ``most`` of them."""
+        Parameters
+        ----------
+        observations : iterable
+            (prediction by this service or its ``prediction_id``, seconds), or a mapping with ``program``,
+            ``device``, ``latency_s`` and settings.
+        """
+        texts = [to_json(observation_fields(observation)) for observation in observations]
+        results = yield from self._send_in_parts("/observe", "observations", texts, {}, "results", once=True)
+        with understood():
+            return [_observed(result) for result in results]
+
+    def observations(self, device: str, *, digest: str | None = None, most: int = 1000) -> Steps[list[dict[str, Any]]]:
+        """Stored measurements of a device with their programs, newest first: ``GET /observations``.
+
+        Parameters
+        ----------
+        device, digest : str
+            Name of the device, and ``DeviceSpec.digest()``; without a digest every device of this name.
+        most : int
+            Maximum number of observations.
+        """
         rows: list[dict[str, Any]] = []
         params = [("device", device)] + ([("digest", digest)] if digest else [])
         before: str | None = None
@@ -303,20 +357,106 @@ class Operations:
                 break
         return rows
 
-    def get(self, path: str, name: str | None = None) -> Steps[Any]:
-        """The JSON of a ``GET``, or a list in it."""
-        value = content((yield Call("GET", path)))
-        return value if name is None else list(listed(value, name))
+    def plan(self, kind: str, request: Mapping[str, Any], *, timeout_s: float | None = None) -> Steps[dict[str, Any]]:
+        """Compute a replay or plan by the service, like :func:`cdmpp.make_plan`; waits for long searches.
 
-    # -- inside -----------------------------------------------------------------------------------------
-    def _predict(self, items: Sequence[Item], levels: Sequence[float]) -> Steps[list[ServedPrediction]]:
+        Parameters
+        ----------
+        kind : str
+            "replay", "pipeline", ...: as ``cdmpp plan`` calls it.
+        request : mapping
+            As in docs/planning.md.
+        timeout_s : float, optional
+            Default: the client's own, beyond the request's ``budget_s``.
+
+        Raises
+        ------
+        FieldError, InfeasibleError
+            ``path`` names the field that is wrong.
+        """
+        limit_s = self._timeout_s + _budget_s(request) if timeout_s is None else timeout_s
+        answer = yield from self._post_plan(kind, request, wait=True, limit_s=limit_s)
+        plan: dict[str, Any] = _plan_content(answer)
+        if answer.status != 202:
+            return plan
+        with understood():
+            path, wait_s = _job_path(str(plan["job_id"])), FIRST_LOOK_S
+        while True:
+            job = content((yield Call("GET", path, after_s=wait_s)))
+            with understood():
+                if job["state"] in FINAL:
+                    return answer_of(job)
+            wait_s = min(LONGEST_LOOK_S, 1.5 * wait_s)
+
+    def submit(self, kind: str, request: Mapping[str, Any]) -> Steps[str]:
+        """Submit a plan as a job, with any budget; returns its id for :meth:`job` and :meth:`cancel`."""
+        submitted = _plan_content((yield from self._post_plan(kind, request, wait=False)))
+        with understood():
+            return str(submitted["job_id"])
+
+    def job(self, job_id: str) -> Steps[dict[str, Any]]:
+        """State, progress, best value and bound of a job, and its answer or the best so far."""
+        job: dict[str, Any] = content((yield Call("GET", _job_path(job_id))))
+        return job
+
+    def jobs(self, limit: int = 100) -> Steps[list[dict[str, Any]]]:
+        """Jobs of this client's key or address without their answers, newest first: at most ``limit``, up to 1,000."""
+        return list(listed(content((yield Call("GET", "/jobs", params=(("limit", str(limit)),)))), "jobs"))
+
+    def cancel(self, job_id: str) -> Steps[dict[str, Any]]:
+        """Cancel a job, which keeps its best answer; returns the job."""
+        job: dict[str, Any] = content((yield Call("POST", f"{_job_path(job_id)}/cancel")))
+        return job
+
+    def remove(self, job_id: str) -> Steps[None]:
+        """Remove a job with its answer; a queued or running one is cancelled first."""
+        # Not retried after it may have been received: the second attempt would find no job.
+        check((yield Call("DELETE", _job_path(job_id), once=True)))
+
+    def observed(self) -> Steps[list[dict[str, Any]]]:
+        """Current error and drift by device: ``devices`` of ``GET /observe``."""
+        return list(listed(content((yield Call("GET", "/observe"))), "devices"))
+
+    def support(self) -> Steps[dict[str, Any]]:
+        """Coverage of the loaded model, as :meth:`LatencyPredictor.support`."""
+        coverage: dict[str, Any] = content((yield Call("GET", "/support")))
+        return coverage
+
+    def devices(self) -> Steps[list[dict[str, Any]]]:
+        """Every known device with its figures."""
+        return list(listed(content((yield Call("GET", "/devices"))), "devices"))
+
+    def _predict_items(self, items: Sequence[Item], levels: Sequence[float]) -> Steps[list[ServedPrediction]]:
         rest = {"quantiles": list(levels), "model": self.model}
-        results = yield from self._in_parts("/predict", "items", [i.text for i in items], rest, "results")
-        model_id = self.answered_by or ""
+        results = yield from self._send_in_parts("/predict", "items", [i.text for i in items], rest, "results")
+        model_id = self._answered_by or ""
         with understood():
             return [item.answered(result, model_id) for item, result in zip(items, results, strict=True)]
 
-    def _in_parts(
+    def _post_plan(
+        self, kind: str, request: Mapping[str, Any], *, wait: bool, limit_s: float | None = None
+    ) -> Steps[Answer]:
+        if self.model is not None:
+            raise DataError(
+                "the service prices plans with the model that is loaded",
+                hint="a client without `model`; or cdmpp.make_plan with this client as the predictor",
+            )
+        if kind not in self._plan_paths:
+            planners = listed(content((yield Call("GET", "/plans", limit_s=limit_s))), "kinds")
+            with understood():
+                self._plan_paths = {str(planner["kind"]): str(planner["path"]) for planner in planners}
+        if kind not in self._plan_paths:
+            raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(self._plan_paths))
+        try:
+            body = to_json(with_configs(request)).encode()
+        except InvalidProgramError as error:
+            raise FieldError(f"the request: {error.message}", hint="plain JSON values") from None
+        # Not retried: a job that is submitted twice would run twice.
+        headers = () if wait else _ASYNC
+        answer = yield Call("POST", self._plan_paths[kind], body, once=not wait, headers=headers, limit_s=limit_s)
+        return answer
+
+    def _send_in_parts(
         self, path: str, name: str, texts: Sequence[str], rest: Mapping[str, Any], answered: str, *, once: bool = False
     ) -> Steps[list[Any]]:
         """Send a list in as many requests as the service's limits require; order is kept."""
@@ -334,7 +474,7 @@ class Operations:
                 continue
             value = content(answer)
             out += listed(value, answered, end - start)
-            self.answered_by = value.get("model_id", self.answered_by)
+            self._answered_by = value.get("model_id", self._answered_by)
             start = end
         return out
 
@@ -379,3 +519,55 @@ class Operations:
             return False
         self._max_items = max(1, most)
         return True
+
+
+def answer_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of a finished job.
+
+    Raises
+    ------
+    CdmppError
+        The class whose code the job's error has; ServiceError where somebody cancelled it.
+    """
+    if job["state"] == "cancelled":
+        raise ServiceError("the job was cancelled", hint="its best answer so far: client.job(id)", problem="cancelled")
+    error = job["error"]
+    if error is not None:
+        raise error_of(error["code"], error["message"], error["hint"], error["path"])
+    answer: dict[str, Any] = job["answer"]
+    return answer
+
+
+def _budget_s(request: Mapping[str, Any]) -> float:
+    """Seconds that a search may take; 0 where the request has no valid budget."""
+    budget = request.get("budget_s")
+    return max(0.0, min(float(budget), 3600.0)) if isinstance(budget, int | float) else 0.0
+
+
+def _plan_content(answer: Answer) -> Any:
+    """As :func:`content`; a violation of the schema becomes a :class:`FieldError`."""
+    if answer.status == 422:
+        problem = problem_of(answer)
+        if problem.get("code") == "invalid_request":
+            raise FieldError(str(problem.get("detail", "")), hint=str(problem.get("hint", "")), path=place_of(problem))
+    return content(answer)
+
+
+def _job_path(id: str) -> str:
+    if not id.isalnum() or not id.isascii():
+        raise ServiceError(f"{id[:80]!r} names no job", status=404, problem="unknown_job")
+    return f"/jobs/{id}"
+
+
+def _registered(result: Mapping[str, Any]) -> Registered:
+    """A result of ``POST /programs``."""
+    if "error" in result:
+        return Registered(error=error_info(result["error"]))
+    return Registered(result["hash"], result["name"])
+
+
+def _observed(result: Mapping[str, Any]) -> Observed:
+    """A result of ``POST /observe``."""
+    if "error" in result:
+        return Observed(error=error_info(result["error"]))
+    return Observed(result["observation_id"])

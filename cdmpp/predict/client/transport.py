@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from cdmpp.errors import CdmppError, DeadlineExceededError, MissingDependencyError, ServiceError, install_hint
+from cdmpp.errors import DeadlineExceededError, MissingDependencyError, ServiceError, install_hint
 
 try:
     import httpx2
@@ -17,7 +17,7 @@ except ModuleNotFoundError:
         "a client of a service needs the package httpx2, which is not installed", hint=install_hint("client")
     ) from None
 
-__all__ = ["JSON", "Answer", "Attempts", "Call", "by_code", "httpx2", "options"]
+__all__ = ["JSON", "Answer", "Attempts", "Call", "Steps", "httpx2", "options"]
 
 JSON = "application/json"
 TIMEOUT_HEADER = "x-request-timeout-s"
@@ -48,6 +48,8 @@ class Call:
         Further headers.
     after_s : float
         Seconds to wait before sending.
+    limit_s : float, optional
+        Time limit of the whole operation, if this is its first call; default: the client's.
     """
 
     method: str
@@ -58,6 +60,7 @@ class Call:
     once: bool = False
     headers: Sequence[tuple[str, str]] = ()
     after_s: float = 0.0
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+T = TypeVar("T")
+#: An operation: yields calls and receives their responses.
+Steps = Generator[Call, Answer, T]
 
 
 class Attempts:
@@ -87,9 +95,36 @@ class Attempts:
         self._ends = time.monotonic() + timeout_s
         self._failed = 0
 
-    def begin(self) -> None:
-        """Start a new call; the time limit stays."""
+    def actions(self, steps: Steps[T]) -> Generator[Call | float, Answer | Exception | None, T]:
+        """Calls to send and seconds to wait until an operation is done.
+
+        A call receives its response or the error of the transport, and a wait receives None.
+        """
+        try:
+            call = next(steps)
+            if call.limit_s is not None:
+                self._timeout_s, self._ends = call.limit_s, time.monotonic() + call.limit_s
+            while True:
+                answer = yield from self._attempts(call)
+                call = steps.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _attempts(self, call: Call) -> Generator[Call | float, Answer | Exception | None, Answer]:
         self._failed = 0
+        if call.after_s:
+            yield min(call.after_s, self.left_s())
+        while True:
+            answer = yield call
+            if isinstance(answer, Answer):
+                wait_s = self._after_answer(answer, call)
+                if wait_s is None:
+                    return answer
+            else:
+                assert answer is not None
+                wait_s = self._after_error(answer, call)
+            yield wait_s
 
     def left_s(self) -> float:
         """Remaining seconds.
@@ -101,28 +136,34 @@ class Attempts:
         """
         left = self._ends - time.monotonic()
         if left <= 0:
-            raise self.too_late()
+            raise self._too_late()
         return left
 
-    def too_late(self) -> DeadlineExceededError:
+    def _too_late(self) -> DeadlineExceededError:
         """The error for an operation that ran out of time."""
         return DeadlineExceededError(
             f"no answer from {self._url} within {self._timeout_s:g} s",
             hint="send fewer items, or create the client with a longer timeout_s",
         )
 
-    def headers(self, call: Call) -> dict[str, str]:
-        """Headers of a call, including the remaining time, after which the service stops computing."""
+    def options(self, call: Call) -> dict[str, Any]:
+        """Arguments of httpx2 for a call; a header has the remaining time, after which the service stops computing."""
+        left_s = self.left_s()
         media = {} if call.body is None else {"content-type": call.media}
-        return {TIMEOUT_HEADER: f"{self.left_s():.3f}", **media, **dict(call.headers)}
+        return {
+            "content": call.body,
+            "params": list(call.params) or None,
+            "headers": {TIMEOUT_HEADER: f"{left_s:.3f}", **media, **dict(call.headers)},
+            "timeout": left_s,
+        }
 
-    def after_answer(self, answer: Answer, call: Call) -> float | None:
+    def _after_answer(self, answer: Answer, call: Call) -> float | None:
         """Seconds to wait before another attempt; None if this response is final."""
         if answer.status not in _LATER or (call.once and answer.status in _BROKEN_OFF):
             return None
         return self._wait(_retry_after_s(answer.headers))
 
-    def after_error(self, error: Exception, call: Call) -> float:
+    def _after_error(self, error: Exception, call: Call) -> float:
         """Seconds to wait before another attempt.
 
         Raises
@@ -131,12 +172,11 @@ class Attempts:
             There is no further attempt.
         """
         if isinstance(error, _TIMED_OUT):
-            raise self.too_late() from None
-        wait = None
-        if not call.once or isinstance(error, _NOT_SENT):
-            wait = self._wait(0.0)
+            raise self._too_late() from None
+        repeatable = not call.once or isinstance(error, _NOT_SENT)
+        wait = self._wait(0.0) if repeatable else None
         if wait is None:
-            may = "" if not call.once or isinstance(error, _NOT_SENT) else "; it may have been received"
+            may = "" if repeatable else "; it may have been received"
             raise ServiceError(
                 f"no answer from {self._url} ({_reason(error)}){may}",
                 hint="check that the service runs there: GET /readyz",
@@ -191,15 +231,3 @@ def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
         "limits": httpx2.Limits(max_connections=100, max_keepalive_connections=20),
         **({} if transport is None else {"transport": transport}),
     }
-
-
-def by_code() -> dict[str, type[CdmppError]]:
-    """Error classes of the package by their code."""
-    # Only classes of this package: subclasses elsewhere must not change which error is raised.
-    kinds, found = list(CdmppError.__subclasses__()), {}
-    while kinds:
-        kind = kinds.pop()
-        if kind.__module__ == CdmppError.__module__:
-            found[kind.code] = kind
-            kinds += kind.__subclasses__()
-    return found

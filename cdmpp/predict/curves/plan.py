@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.domain.score import worst
-from cdmpp.predict.curves.isotonic import monotone_fit
-from cdmpp.predict.curves.points import Curve, CurvePoint
+from cdmpp.predict.curves.points import Curve, CurvePoint, monotone_fit
 from cdmpp.predict.curves.template import MAX_POINTS, Axes, Grid, Template, Value
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
     Device,
@@ -143,18 +143,12 @@ def _along(grid: Grid, monotone: Sequence[str] | None) -> list[str]:
 
 
 def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> _Device | Failed:
-    if isinstance(device, str) and find is None:
-        return _Device(device, device)
     try:
-        if isinstance(device, str):
-            assert find is not None
-            device = find(device)
-        elif isinstance(device, Mapping):
-            device = from_mapping(device)
+        spec: DeviceSpec | str = resolve_device(device, str if find is None else find)
     except CdmppError as error:
         name = device if isinstance(device, str) else device.get("name", "")  # type: ignore[union-attr]
         return Failed(str(name)[:100], error)
-    return _Device(device.name, device)
+    return _Device(spec if isinstance(spec, str) else spec.name, spec)
 
 
 def _failed(device: _Device | Failed, point: _Point | Failed) -> CurvePoint:
@@ -200,3 +194,61 @@ def _fitted(points: list[CurvePoint], grid: Grid, along: Sequence[str]) -> list[
         point if point.error is not None else replace(point, fitted_s=float(second))
         for point, second in zip(points, seconds, strict=True)
     ]
+
+
+def predict_curve(
+    predictor: Predictor,
+    programs: Programs,
+    axes: Axes,
+    devices: Sequence[Device],
+    *,
+    backend: Backend | None = None,
+    protocol: Protocol = DEFAULT_PROTOCOL,
+    framework: str | None = None,
+    quantiles: Sequence[float] = DEFAULT_QUANTILES,
+    monotone: Sequence[str] | None = None,
+) -> Curve:
+    """Predict a template over axes on devices.
+
+    Parameters
+    ----------
+    predictor : Predictor
+    programs : Template, operator text, operator object, or sequence of Template
+        Programs of each point; several are summed, each times its count.
+    axes : mapping of name to values
+        An axis replaces the field of its name, or occurs in expressions. Values are numbers, texts ("float16") or
+        booleans; every axis must be used.
+    devices : sequence of DeviceSpec, mapping of its fields, or name
+    backend, protocol, framework, quantiles
+        See :meth:`cdmpp.predict.predictor.LatencyPredictor.predict`.
+    monotone : sequence of str, optional
+        Numeric axes along which the fit does not decrease; default: all but ``tp``, ``ep`` and ``ranks_per_node``.
+
+    Returns
+    -------
+    Curve
+        An unknown device, or sizes that are not valid for the operator, are errors of their points.
+
+    Raises
+    ------
+    DataError
+        An axis is unused or invalid, ``monotone`` names something else, there are more than
+        :data:`MAX_POINTS` programs to predict, or the options are not known.
+    InvalidProgramError, UnsupportedOperatorError
+        A template is invalid.
+
+    Examples
+    --------
+    >>> predict_curve(predictor, "linear:n=4096,k=1024", {"m": [1, 2, 4, 8]}, ["t4"])      # doctest: +SKIP
+    """
+    plan = CurvePlan(
+        programs,
+        axes,
+        devices,
+        backend=backend,
+        protocol=protocol,
+        framework=framework,
+        quantiles=quantiles,
+        monotone=monotone,
+    )
+    return plan.curve(predictor.model_id, predictor.predict_queries(plan.queries, plan.levels))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.estimate import estimate
+from cdmpp.predict.llm.estimate import EstimatePlan, LLMEstimate, estimate
 from cdmpp.predict.llm.layout import Layout
-from cdmpp.predict.llm.operators import Decode, Prefill, step_operators
-from cdmpp.predict.llm.parts import StepPart
-from cdmpp.predict.llm.plan import EstimatePlan
+from cdmpp.predict.llm.operators import Decode, Prefill, StepPart, step_operators
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.result import LLMEstimate
 
 __all__ = [
     "Decode",

@@ -7,16 +7,174 @@ feed-forward layer is one kernel with its product.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from cdmpp.errors import FieldError
-from cdmpp.predict.llm.config import Experts, LLMConfig
-from cdmpp.predict.llm.latent import latent_attention
+from cdmpp.errors import CdmppError, FieldError
+from cdmpp.predict.llm.config import Experts, Latent, LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types
-from cdmpp.predict.llm.parts import StepBuilder, StepPart
 from cdmpp.programs.elements import MAX_EXTENT
+from cdmpp.programs.operators import OperatorSpec, make_operator
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """An operator or collective of a step.
+
+    Attributes
+    ----------
+    name : str
+        Its place in the model, such as "qkv_proj" or "attention_all_reduce".
+    program : OperatorSpec
+        Operator or collective of one rank.
+    count : int
+        Runs in the step.
+    """
+
+    name: str
+    program: OperatorSpec
+    count: int
+
+
+class StepBuilder:
+    """Collects the parts of a step.
+
+    Parameters
+    ----------
+    tokens : int
+        Rows of the activations of one rank.
+
+    Attributes
+    ----------
+    parts : list of StepPart
+        Parts so far.
+    """
+
+    def __init__(self, config: LLMConfig, layout: Layout, types: Types, tokens: int) -> None:
+        self.config, self.layout, self.types, self.tokens = config, layout, types, tokens
+        self.parts: list[StepPart] = []
+        self._count = 1
+
+    @contextmanager
+    def times(self, count: int) -> Iterator[None]:
+        """Parts added inside run ``count`` times; none is added for a count of 0."""
+        before, self._count = self._count, count
+        try:
+            yield
+        finally:
+            self._count = before
+
+    #: The same, inside of :meth:`times`, for a part of the layers.
+    only = times
+
+    def add(self, name: str, operator: str, **fields: Any) -> None:
+        """Add an operator; its ``dtype`` is that of the activations if not given.
+
+        Raises
+        ------
+        FieldError
+            The step is too large for the operator.
+        """
+        if not self._count:
+            return
+        try:
+            program = make_operator({"operator": operator, "dtype": self.types.dtype, **fields})
+        except CdmppError as error:
+            raise FieldError(
+                f"config: cannot compute the model's part {name!r}: {error.message}",
+                path="config",
+                hint=f"{error.hint}. These sizes follow from the batch, the input length and config.json",
+            ) from None
+        self.parts.append(StepPart(name, program, self._count))
+
+    def vector(self, name: str, operator: str, cols: int, **fields: Any) -> None:
+        """Add an operator on ``[tokens, cols]``."""
+        self.add(name, operator, rows=self.tokens, cols=cols, **fields)
+
+    def norm(self, name: str, cols: int, *, residual: bool = False) -> None:
+        """Add a norm of ``[tokens, cols]``.
+
+        ``residual``: the kernel adds the residual too. It reads and writes two tensors instead of one, as a norm of
+        twice as many rows does.
+        """
+        self.add(name, self.config.norm, rows=self.tokens * (1 + residual), cols=cols)
+
+    def linear(self, name: str, n: int, k: int, *, quantised: bool = True) -> None:
+        """Add a linear layer from ``k`` to ``n`` columns."""
+        types = self.types.product() if quantised else {}
+        self.add(name, "linear", **types, m=self.tokens, n=n, k=k)
+
+    def all_reduce(self, name: str) -> None:
+        """Add the sum of the activations over the ranks of a layer; nothing for a single rank."""
+        self._collective(name, "all_reduce", self._activations(), self.layout.tp)
+
+    def all_gather(self, name: str, cols: int) -> None:
+        """Add the concatenation of columns over the ranks of a layer, ``cols`` in total."""
+        self._collective(name, "all_gather", self.tokens * cols * self.types.bytes, self.layout.tp)
+
+    def all_to_all(self, name: str, element_bytes: float, copies: int) -> None:
+        """Add the exchange of tokens between experts of several replicas of the attention.
+
+        Each rank sends its share of the replica's tokens, ``copies`` times: once for each rank that has one of a
+        token's experts.
+        """
+        if self.layout.replicas > 1:
+            share = -(-self.tokens // self.layout.tp)
+            self._collective(name, "all_to_all", share * copies * self.config.hidden * element_bytes, self.layout.ep)
+
+    def transfer(self, name: str, count: int) -> None:
+        """Add transfers of the activations to the next stage."""
+        with self.times(count):
+            self._collective(name, "send_recv", self._activations(), 2, self.layout.gpus)
+
+    def _activations(self) -> float:
+        return self.tokens * self.config.hidden * self.types.bytes
+
+    def _collective(self, name: str, operator: str, size: float, ranks: int, span: int | None = None) -> None:
+        """Add a collective; the device decides which ranks share a node. ``span``: see ``Collective``."""
+        if ranks > 1:
+            spread = span if span is not None and span > ranks else None
+            self.add(name, operator, bytes=max(1, round(size)), ranks=ranks, span=spread)
+
+
+def latent_attention(b: StepBuilder, latent: Latent, calls: Sequence[tuple[str, dict[str, int]]]) -> None:
+    """Add the operators of one layer's attention, with its projections.
+
+    Prefill expands the latents to keys and values of each head. Decode multiplies the queries with the expansion
+    instead (the absorbed form), and reads the latents of the cache. The compressed queries, keys and values are not
+    split over ranks; heads are.
+
+    Parameters
+    ----------
+    calls : sequence of (str, dict)
+        Calls of the attention: "prefill" or "decode", and batch and lengths.
+    """
+    hidden, heads = b.config.hidden, b.config.heads // b.layout.tp
+    compressed = latent.kv_rank + latent.rope
+    queries = heads * (latent.nope + latent.rope)
+    if latent.q_rank:
+        b.linear("qkv_a_proj", latent.q_rank + compressed, hidden)
+        b.norm("q_a_norm", latent.q_rank)
+        b.linear("q_b_proj", queries, latent.q_rank)
+    else:
+        b.linear("q_proj", queries, hidden)
+        b.linear("kv_a_proj", compressed, hidden)
+    b.norm("kv_a_norm", latent.kv_rank)
+    b.vector("rotary", "rotary_embedding", (heads + 1) * latent.rope, head_dim=latent.rope)
+    b.vector("kv_cache_save", "kv_cache_save", compressed)
+    sizes = {"heads": heads, "latent": latent.kv_rank, "rope": latent.rope, "nope": latent.nope, "v_dim": latent.v_dim}
+    for operator, call in calls:
+        if operator == "prefill":
+            b.linear("kv_b_proj", heads * (latent.nope + latent.v_dim), latent.kv_rank)
+            b.add("attention", "mla_prefill", **call, **sizes)
+        else:
+            b.add("k_absorb", "bmm", batch=heads, m=b.tokens, n=latent.kv_rank, k=latent.nope)
+            b.add("attention", "mla_decode", **call, **sizes)
+            b.add("v_expand", "bmm", batch=heads, m=b.tokens, n=latent.v_dim, k=latent.kv_rank)
+    b.linear("o_proj", hidden, heads * latent.v_dim)
+
 
 #: Activations that are operators of the same name; any other one costs as much as gelu.
 _ACTIVATIONS = {"relu": "relu", "silu": "silu", "tanh": "tanh"}

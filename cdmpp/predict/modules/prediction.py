@@ -10,10 +10,9 @@ from cdmpp.errors import DataError
 from cdmpp.model.domain.score import Label
 from cdmpp.predict.prediction import Device, Prediction
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells
-from cdmpp.predict.rendering.arrow import Column, arrow_table
-from cdmpp.predict.rendering.html import html_table, share_text
+from cdmpp.predict.rendering import Column, arrow_table, html_table, share_text
 from cdmpp.programs.frontends.graph import Unsupported
-from cdmpp.programs.frontends.module_listing import ModuleListing
+from cdmpp.programs.frontends.torch_module import ModuleListing
 from cdmpp.programs.query_options import Protocol
 from cdmpp.utils.units import format_latency
 

@@ -6,7 +6,7 @@ The kernels are listed in this process. Only their latencies come from the predi
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 from cdmpp.predict.modules.prediction import (
@@ -17,8 +17,8 @@ from cdmpp.predict.modules.prediction import (
     module_predictions,
 )
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictions, check_settings, device_list
-from cdmpp.programs.frontends.module_listing import Mode
-from cdmpp.programs.frontends.torch_module import list_module
+from cdmpp.programs.frontends.torch_module import Mode, list_module
+from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol
 
@@ -41,12 +41,12 @@ class ModulePredictor:
     @abstractmethod
     def predict(
         self,
-        programs: Sequence[TensorProgram],
+        programs: Sequence[TensorProgram | OperatorSpec | str | Mapping[str, Any]],
         device: Device | Sequence[Device],
         *,
-        protocol: Protocol,
-        framework: str | None,
-        quantiles: Sequence[float],
+        protocol: Protocol = "kernel",
+        framework: str | None = None,
+        quantiles: Sequence[float] = DEFAULT_QUANTILES,
     ) -> Predictions:
         """Predict programs on one device, or on each of several."""
 

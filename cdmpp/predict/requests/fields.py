@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.predict.curves.template import template_fields
-from cdmpp.programs.operators import MAX_PROGRAM_TEXT
+from cdmpp.programs.elements import MAX_PROGRAM_TEXT
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 
 M = TypeVar("M", bound=BaseModel)

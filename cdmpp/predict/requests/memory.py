@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.paths import RANKS_PER_NODE, devices_together, link_of_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
@@ -43,7 +43,7 @@ def _specification(device: DeviceValue) -> DeviceSpec | None:
     if device is None:
         return None
     try:
-        return lookup(device) if isinstance(device, str) else from_mapping(device)
+        return resolve_device(device, lookup)
     except (UnknownDeviceError, InvalidDeviceError):  # the predictor refuses it, with the path of its field
         return None
 

@@ -45,8 +45,7 @@ from cdmpp.predict.requests.fields import (
     exactly_one,
     instead_of,
 )
-from cdmpp.predict.requests.given_costs import given_costs
-from cdmpp.predict.requests.pricing import collect, fill
+from cdmpp.predict.requests.pricing import collect, fill, given_costs
 from cdmpp.predict.requests.reliability import Reliability
 from cdmpp.predict.requests.render import Table
 from cdmpp.utils.units import format_latency

@@ -13,8 +13,9 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Query
 from cdmpp.predict.tables.sources import TableRow
-from cdmpp.programs.frontends.request import program_from_request
-from cdmpp.programs.operators import MAX_SHOWN, operator_types, read_value
+from cdmpp.programs.elements import MAX_SHOWN
+from cdmpp.programs.frontends.load import program_from_request
+from cdmpp.programs.operators import operator_types, read_value
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, PROTOCOLS, Backend
 from cdmpp.programs.query_options import Protocol as MeasuringProtocol

@@ -14,17 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.programs.operators import BASIC_DTYPES, DTYPE_BYTES
+from cdmpp.programs.elements import BASIC_DTYPES, DTYPE_BYTES
+from cdmpp.programs.frontends.graph import NoRuleError
 
 Fields = dict[str, Any]
 
 
-class NoRuleError(Exception):
-    """The call launches a kernel that no operator describes; the message gives the reason."""
-
-
 @dataclass(frozen=True)
-class Call:
+class AtenCall:
     """One dispatched call: the ATen name without its overload, arguments, and what it returned."""
 
     name: str
@@ -54,7 +51,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Launches:
     """Fields of the operators that a call launches, in order; none for a call that launches nothing."""
 
     launches: tuple[Fields, ...] = ()
@@ -102,8 +99,12 @@ def rows_cols(tensor: Any) -> Fields:
 
 def traffic(moved: float, like: Any) -> Fields:
     """An element-wise pass that reads and writes ``moved`` bytes in all, on rows as long as ``like``'s."""
+    return _pass(moved, like.shape[-1] if len(like.shape) else 1)
+
+
+def _pass(moved: float, cols: int) -> Fields:
     elements = max(math.ceil(moved / (2 * DTYPE_BYTES["float32"])), 1)
-    cols = min(like.shape[-1] if len(like.shape) else 1, elements)
+    cols = min(cols, elements)
     return {"operator": "relu", "dtype": "float32", "rows": math.ceil(elements / cols), "cols": cols}
 
 
@@ -112,39 +113,44 @@ def over(operator: str, tensor: Any, **more: Any) -> Fields:
     return {"operator": operator, "dtype": number_type(tensor), **rows_cols(tensor), **more}
 
 
-def one(fields: Fields, remark: str = "") -> Outcome:
+def one(fields: Fields, remark: str = "") -> Launches:
     """An outcome of one launch."""
-    return Outcome((fields,), remark)
+    return Launches((fields,), remark)
+
+
+def moves(call: AtenCall, moved: float, like: Any) -> Launches:
+    """A call by the bytes that it moves, as :func:`traffic`."""
+    return one(traffic(moved, like), f"aten.{call.name} as relu: the same bytes moved")
 
 
 # --- element by element -------------------------------------------------------------------------------
 
 
-def streamed(call: Call) -> Outcome:
+def streamed(call: AtenCall) -> Launches:
     """Every tensor argument read, every result written once."""
     # Written in place, the result is the first argument: it is read and written all the same.
     moved = sum(size_bytes(t) for t in (*call.tensors, *call.results))
     largest = max((*call.results, *call.tensors), key=lambda t: t.numel())
-    return one(traffic(moved, largest), f"aten.{call.name} as relu: the same bytes moved")
+    return moves(call, moved, largest)
 
 
-def unary(operator: str) -> Callable[[Call], Outcome]:
+def unary(operator: str) -> Callable[[AtenCall], Launches]:
     """A function of each element; in 16 bit by its bytes, since large ones were measured in float32 only."""
 
-    def rule(call: Call) -> Outcome:
+    def rule(call: AtenCall) -> Launches:
         result = call.results[0]
         return one(over(operator, result)) if dtype_of(result) == "float32" else streamed(call)
 
     return rule
 
 
-def binary(operator: str) -> Callable[[Call], Outcome]:
+def binary(operator: str) -> Callable[[AtenCall], Launches]:
     """Two tensors of one size, or one and a scalar; a smaller one that is broadcast costs nothing to read.
 
     Other types than float32 by their bytes, as :func:`unary`.
     """
 
-    def rule(call: Call) -> Outcome:
+    def rule(call: AtenCall) -> Launches:
         result = call.results[0]
         full = [t for t in call.tensors[:2] if 2 * t.numel() > result.numel()]
         if {dtype_of(t) for t in (result, *full)} != {"float32"}:
@@ -158,22 +164,22 @@ def binary(operator: str) -> Callable[[Call], Outcome]:
     return rule
 
 
-def small_or(rule: Callable[[Call], Outcome]) -> Callable[[Call], Outcome]:
+def small_or(rule: Callable[[AtenCall], Launches]) -> Callable[[AtenCall], Launches]:
     """Nothing for what is computed on the host: scalars wrapped as tensors without a device of their own."""
-    return lambda call: Outcome() if all(not t.shape for t in call.tensors) else rule(call)
+    return lambda call: Launches() if all(not t.shape for t in call.tensors) else rule(call)
 
 
 # --- rows ---------------------------------------------------------------------------------------------
 
 
-def softmax(call: Call) -> Outcome:
+def softmax(call: AtenCall) -> Launches:
     x, axis = call.tensors[0], call.arg(1)
     cols = x.shape[axis]
     return one({"operator": "softmax", "dtype": number_type(call.results[0]), "rows": x.numel() // cols, "cols": cols})
 
 
-def layernorm(operator: str) -> Callable[[Call], Outcome]:
-    def rule(call: Call) -> Outcome:
+def layernorm(operator: str) -> Callable[[AtenCall], Launches]:
+    def rule(call: AtenCall) -> Launches:
         x, cols = call.tensors[0], math.prod(call.arg(1))
         fields = {"operator": operator, "dtype": number_type(x), "rows": x.numel() // cols, "cols": cols}
         return one(fields)
@@ -181,21 +187,21 @@ def layernorm(operator: str) -> Callable[[Call], Outcome]:
     return rule
 
 
-def layernorm_backward(call: Call) -> Outcome:
+def layernorm_backward(call: AtenCall) -> Launches:
     """The gradient of the input (reads two tensors, writes one), and one more reading for the weights'."""
     gradient = call.tensors[0]
     data = over("mul", gradient)
     weights = traffic(2 * size_bytes(gradient), gradient)
-    return Outcome((data, weights), "two passes by their bytes")
+    return Launches((data, weights), "two passes by their bytes")
 
 
-def reduce_to(call: Call) -> Outcome:
+def reduce_to(call: AtenCall) -> Launches:
     """A sum or mean over some axes."""
     x, result = call.tensors[0], call.results[0]
-    return one(traffic(size_bytes(x) + size_bytes(result), x), f"aten.{call.name} as relu: the same bytes moved")
+    return moves(call, size_bytes(x) + size_bytes(result), x)
 
 
-def batch_norm(call: Call) -> Outcome:
+def batch_norm(call: AtenCall) -> Launches:
     """Evaluation: one pass. Training: the same kernel reads for the statistics first."""
     x = call.tensors[0]
     transform = traffic(2 * size_bytes(x), x)
@@ -205,7 +211,7 @@ def batch_norm(call: Call) -> Outcome:
     return one(traffic(3 * size_bytes(x), x), "one kernel that reads twice, by its bytes")
 
 
-def batch_norm_backward(call: Call) -> Outcome:
+def batch_norm_backward(call: AtenCall) -> Launches:
     """One kernel that reads the input and the gradient twice and writes one tensor."""
     gradient = call.tensors[0]
     return one(traffic(5 * size_bytes(gradient), gradient), "one kernel that reads twice, by its bytes")
@@ -214,7 +220,7 @@ def batch_norm_backward(call: Call) -> Outcome:
 # --- products -----------------------------------------------------------------------------------------
 
 
-def mm(call: Call) -> Outcome:
+def mm(call: AtenCall) -> Launches:
     a, b = call.tensors[:2]
     b_cols = 1 if len(b.shape) == 1 else b.shape[1]
     if len(a.shape) == 1:
@@ -222,26 +228,18 @@ def mm(call: Call) -> Outcome:
     return one({"operator": "linear", "dtype": number_type(a), "m": a.shape[0], "n": b_cols, "k": a.shape[1]})
 
 
-def addmm(call: Call) -> Outcome:
+def addmm(call: AtenCall) -> Launches:
     bias, a, b = call.tensors[:3]
     fields = {"operator": "linear", "dtype": number_type(a), "m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
     if len(bias.shape) <= 1:
         return one({**fields, "bias": True})
-    return Outcome((fields, over("add", call.results[0])), "the added matrix is a pass of its own")
+    return Launches((fields, over("add", call.results[0])), "the added matrix is a pass of its own")
 
 
-def bmm(call: Call) -> Outcome:
+def bmm(call: AtenCall) -> Launches:
     a, b = (t for t in call.tensors if len(t.shape) == 3 and t is not None)
-    return one(
-        {
-            "operator": "bmm",
-            "dtype": number_type(a),
-            "batch": a.shape[0],
-            "m": a.shape[1],
-            "n": b.shape[2],
-            "k": a.shape[2],
-        }
-    )
+    sizes = {"batch": a.shape[0], "m": a.shape[1], "n": b.shape[2], "k": a.shape[2]}
+    return one({"operator": "bmm", "dtype": number_type(a), **sizes})
 
 
 def _conv_fields(
@@ -250,46 +248,32 @@ def _conv_fields(
     if len(x.shape) not in (3, 4):
         raise NoRuleError(f"convolution over {len(x.shape) - 2} axes")
 
-    def two(values: Any) -> tuple[int, int]:
-        values = tuple(values)
-        if len(x.shape) == 3:  # one axis: an image of one row
-            return 1, values[0]
-        return (values[0], values[0]) if len(values) == 1 else (values[0], values[1])
+    flat = len(x.shape) == 3  # one axis: an image of one row
 
-    flat = len(x.shape) == 3
-    pads = tuple(pad)
-    pad_h, pad_w = (0, pads[0]) if flat else (pads[0], pads[-1])
-    (stride_h, stride_w), (dil_h, dil_w) = two(stride), two(dilation)
+    def by_axis(name: str, values: Any, of_one_row: int) -> Fields:
+        values = tuple(values)
+        return {f"{name}h": of_one_row if flat else values[0], f"{name}w": values[0 if flat else -1]}
+
     return {
-        "operator": "conv2d",
-        "direction": direction,
-        "dtype": number_type(x),
-        "n": x.shape[0],
-        "c_in": x.shape[1],
-        "h": 1 if flat else x.shape[2],
-        "w": x.shape[-1],
-        "c_out": w.shape[0],
-        "kh": 1 if flat else w.shape[2],
-        "kw": w.shape[-1],
-        "stride_h": stride_h,
-        "stride_w": stride_w,
-        "pad_h": pad_h,
-        "pad_w": pad_w,
-        "dil_h": dil_h,
-        "dil_w": dil_w,
+        **{"operator": "conv2d", "direction": direction, "dtype": number_type(x)},
+        **{"n": x.shape[0], "c_in": x.shape[1], **by_axis("", x.shape[2:], 1)},
+        **{"c_out": w.shape[0], **by_axis("k", w.shape[2:], 1)},
+        **by_axis("stride_", stride, 1),
+        **by_axis("pad_", pad, 0),
+        **by_axis("dil_", dilation, 1),
         "groups": groups,
         **more,
     }
 
 
-def convolution(call: Call) -> Outcome:
+def convolution(call: AtenCall) -> Launches:
     x, w, bias, stride, pad, dilation, transposed, _, groups = (call.arg(i) for i in range(9))
     if transposed:  # computed as the gradient of the convolution that goes the other way
         return one(_conv_fields(call.results[0], w, stride, pad, dilation, groups, "bwd_data"))
     return one(_conv_fields(x, w, stride, pad, dilation, groups, "fwd", bias=bias is not None))
 
 
-def convolution_backward(call: Call) -> Outcome:
+def convolution_backward(call: AtenCall) -> Launches:
     gradient, x, w, _, stride, pad, dilation, transposed, _, groups, wanted = (call.arg(i) for i in range(11))
     launches = []
     if wanted[0]:
@@ -302,216 +286,174 @@ def convolution_backward(call: Call) -> Outcome:
         launches.append(_conv_fields(inner, w, stride, pad, dilation, groups, "bwd_weight"))
     if wanted[2]:
         launches.append(traffic(size_bytes(gradient), gradient))
-    return Outcome(tuple(launches))
+    return Launches(tuple(launches))
 
 
 # --- the rest -----------------------------------------------------------------------------------------
 
 
-def embedding(call: Call) -> Outcome:
+def embedding(call: AtenCall) -> Launches:
     table, indices = call.tensors[:2]
-    return one(
-        {
-            "operator": "embedding",
-            "dtype": number_type(table),
-            "rows": indices.numel(),
-            "cols": table.shape[1],
-            "table_rows": table.shape[0],
-        }
-    )
+    sizes = {"rows": indices.numel(), "cols": table.shape[1], "table_rows": table.shape[0]}
+    return one({"operator": "embedding", "dtype": number_type(table), **sizes})
 
 
-def embedding_backward(call: Call) -> Outcome:
+def embedding_backward(call: AtenCall) -> Launches:
     """A table of zeros is written, then the rows are added to it."""
     gradient, table = call.tensors[0], call.results[0]
-    return Outcome((traffic(size_bytes(table), table), over("add", gradient)), "zeros and added rows, by their bytes")
+    return Launches((traffic(size_bytes(table), table), over("add", gradient)), "zeros and added rows, by their bytes")
 
 
-def pool(operator: str) -> Callable[[Call], Outcome]:
-    def rule(call: Call) -> Outcome:
+def pool(operator: str) -> Callable[[AtenCall], Launches]:
+    def rule(call: AtenCall) -> Launches:
         x, window = call.tensors[0], call.arg(1)
         stride, pad = call.arg(2, "stride") or window, call.arg(3, "padding", [0, 0])
         if len(x.shape) != 4:
             raise NoRuleError("pooling over other than two axes")
         (kh, kw), (stride_h, stride_w), (pad_h, pad_w) = ((v[0], v[-1]) for v in (window, stride, pad))
         n, c, h, w = x.shape
-        return one(
-            {
-                "operator": operator,
-                "dtype": number_type(x),
-                "n": n,
-                "c": c,
-                "h": h,
-                "w": w,
-                "kh": kh,
-                "kw": kw,
-                "stride_h": stride_h,
-                "stride_w": stride_w,
-                "pad_h": pad_h,
-                "pad_w": pad_w,
-            }
-        )
+        fields = {"operator": operator, "dtype": number_type(x), "n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw}
+        return one({**fields, "stride_h": stride_h, "stride_w": stride_w, "pad_h": pad_h, "pad_w": pad_w})
 
     return rule
 
 
-def copied(call: Call) -> Outcome:
+def copied(call: AtenCall) -> Launches:
     """Copies without arithmetic: a clone, a cast, a concatenation, the copy of a permutation."""
     result = call.results[0]
     sources = call.tensors[1:] if call.name == "copy" else call.tensors
     moved = size_bytes(result) + sum(size_bytes(t) for t in sources)
-    return one(traffic(moved, result), f"aten.{call.name} as relu: the same bytes moved")
+    return moves(call, moved, result)
 
 
-def written(call: Call) -> Outcome:
+def filled(call: AtenCall) -> Launches:
     """A tensor that is filled without reading one."""
     result = call.results[0]
-    return one(traffic(size_bytes(result), result), f"aten.{call.name} as relu: the same bytes moved")
+    return moves(call, size_bytes(result), result)
 
 
-def gradient_of_view(call: Call) -> Outcome:
+def gradient_of_view(call: AtenCall) -> Launches:
     """Zeros of the whole tensor, and the piece copied into them."""
     whole, piece = call.results[0], call.tensors[0]
-    return one(
-        traffic(size_bytes(whole) + 2 * size_bytes(piece), whole), f"aten.{call.name} as relu: the same bytes moved"
-    )
+    return moves(call, size_bytes(whole) + 2 * size_bytes(piece), whole)
 
+
+def grouped_mm(call: AtenCall) -> Launches:
+    """Rows of groups with a weight each, or the gradient of these weights."""
+    a, b, result = call.tensors[0], call.tensors[1], call.results[0]
+    if len(a.shape) == 2 and len(b.shape) == 3:
+        groups, rows, k, n = b.shape[0], a.shape[0], a.shape[1], b.shape[2]
+    elif len(a.shape) == 2 and len(b.shape) == 2:
+        groups, rows, k, n = result.shape[0], a.shape[1], a.shape[0], b.shape[1]
+    else:
+        raise NoRuleError(f"grouped products of {len(a.shape)} and {len(b.shape)} axes")
+    fields = {"operator": "grouped_gemm", "dtype": number_type(a), "groups": groups, "rows": rows, "n": n, "k": k}
+    return one(fields, "rows are spread evenly over the groups")
+
+
+def picked(call: AtenCall) -> Launches:
+    """Elements at indices: only those that are picked move."""
+    result = call.results[0]
+    return moves(call, 2 * size_bytes(result), result)
+
+
+def put(call: AtenCall) -> Launches:
+    """Elements written at indices: only those that are written move; a result of its own is a copy first."""
+    result = call.results[0]
+    values = call.arg(2)
+    moved = 2 * size_bytes(values) + (0 if call.name.endswith("_") else 2 * size_bytes(result))
+    return moves(call, moved, result)
+
+
+def group_norm(call: AtenCall) -> Launches:
+    """One kernel reads for the statistics, one reads and writes."""
+    size = size_bytes(call.tensors[0])
+    return Launches((traffic(size, call.tensors[0]), traffic(2 * size, call.tensors[0])), "two passes by their bytes")
+
+
+def group_norm_backward(call: AtenCall) -> Launches:
+    """The sums of the gradient and its product with the input, then the gradient of the input."""
+    size = size_bytes(call.tensors[0])
+    like = call.tensors[0]
+    return Launches((traffic(2 * size, like), traffic(3 * size, like)), "two passes by their bytes")
+
+
+# --- lists of tensors ---------------------------------------------------------------------------------
+
+#: Elements of a block, blocks of a launch, and tensors of a launch by the number of lists.
+CHUNK, BLOCKS = 65_536, 320
+TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+#: Columns of the operator that stands for a launch: neither shapes nor types of the tensors matter to it.
+COLUMNS = 4096
+
+
+def foreach(call: AtenCall) -> Launches:
+    """Element-wise passes over lists of tensors, which optimizers make on GPUs: every list is read, the result written.
+
+    A launch takes a limited number of tensors and of blocks of 65,536 elements
+    (ATen/native/cuda/MultiTensorApply.cuh), so that a call on a large network is many launches.
+    """
+    lists = [value for value in call.args if isinstance(value, list | tuple) and value and is_tensor(value[0])]
+    if not lists or lists[0][0].device.type == "cpu":  # step counters are on the host
+        return Launches()
+    results = lists[0] if call.name.endswith("_") else call.results
+    written = [] if call.name.endswith("_") or not results else [results]
+    groups = list(zip(*lists, *written, strict=False))
+    most = TENSORS.get(len(lists) + len(written), min(TENSORS.values()))
+    launches: list[Fields] = []
+    moved, tensors, blocks = 0.0, 0, 0
+    for group in groups:
+        # Written in place, the first tensor of a group moves twice.
+        bytes_moved = sum(map(size_bytes, group)) + (0 if written else size_bytes(group[0]))
+        remaining = elements = group[0].numel()
+        tensors += 1
+        while remaining:
+            taken = min(remaining, (BLOCKS - blocks) * CHUNK)
+            moved += bytes_moved * taken / elements
+            blocks += -(-taken // CHUNK)
+            remaining -= taken
+            if blocks == BLOCKS or (tensors == most and not remaining):
+                launches.append(_pass(moved, COLUMNS))
+                # The remainder of a tensor counts as one of the next launch.
+                moved, tensors, blocks = 0.0, int(remaining > 0), 0
+    if moved:
+        launches.append(_pass(moved, COLUMNS))
+    return Launches(tuple(launches), "a pass over lists of tensors as relu: the same bytes moved")
+
+
+# --- tables -------------------------------------------------------------------------------------------
 
 #: Calls that allocate, rename or describe memory.
-FREE = frozenset(
-    [
-        "alias",
-        "as_strided",
-        "detach",
-        "diagonal",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "expand",
-        "is_same_size",
-        "lift_fresh",
-        "narrow",
-        "new_empty",
-        "new_empty_strided",
-        "permute",
-        "reshape",
-        "select",
-        "set_",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "squeeze",
-        "sym_numel",
-        "sym_size",
-        "sym_stride",
-        "t",
-        "transpose",
-        "unbind",
-        "unfold",
-        "unsqueeze",
-        "view",
-        "view_as",
-        "_reshape_alias",
-        "_unsafe_view",
-        "unsafe_split",
-        "_local_scalar_dense",
-        "_conj",
-        "resize_",
-        "is_pinned",
-        "_to_cpu",
-    ]
-)
+_FREE = """
+    alias as_strided detach diagonal empty empty_like empty_strided expand is_same_size lift_fresh narrow new_empty
+    new_empty_strided permute reshape select set_ slice split split_with_sizes chunk squeeze sym_numel sym_size
+    sym_stride t transpose unbind unfold unsqueeze view view_as _reshape_alias _unsafe_view unsafe_split
+    _local_scalar_dense _conj resize_ is_pinned _to_cpu
+    """
+FREE = frozenset(_FREE.split())
 
 _UNARY = ("relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt", "erf", "abs", "neg", "log")
 _BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
-_STREAMED = [
-    "where",
-    "masked_fill",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "hardtanh",
-    "hardtanh_backward",
-    "hardswish",
-    "hardswish_backward",
-    "hardsigmoid",
-    "hardsigmoid_backward",
-    "leaky_relu",
-    "leaky_relu_backward",
-    "elu",
-    "rsqrt",
-    "reciprocal",
-    "sin",
-    "cos",
-    "square",
-    "sign",
-    "erfinv",
-    "threshold_backward",
-    "gelu_backward",
-    "tanh_backward",
-    "sigmoid_backward",
-    "silu_backward",
-    "native_dropout",
-    "native_dropout_backward",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
-    "bitwise_not",
-    "logical_not",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "logical_and",
-    "logical_or",
-    "tril",
-    "triu",
-    "rsub",
-    "addcmul",
-    "addcdiv",
-    "lerp",
-    "nll_loss_forward",
-    "nll_loss_backward",
-    "max_pool2d_with_indices_backward",
-    "avg_pool2d_backward",
-    "_adaptive_avg_pool2d_backward",
-    "upsample_nearest2d",
-    "upsample_bilinear2d",
-    "gather",
-    "index_select",
-    "channel_shuffle",
-    "roll",
-    "flip",
-]
-_WRITTEN = [
-    "zeros",
-    "zeros_like",
-    "ones",
-    "ones_like",
-    "full",
-    "full_like",
-    "fill",
-    "zero",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "arange",
-    "bernoulli",
-    "randn",
-    "rand",
-    "randn_like",
-    "rand_like",
-    "scalar_tensor",
-]
+_STREAMED = """
+    where masked_fill clamp clamp_min clamp_max hardtanh hardtanh_backward hardswish hardswish_backward hardsigmoid
+    hardsigmoid_backward leaky_relu leaky_relu_backward elu rsqrt reciprocal sin cos square sign erfinv
+    threshold_backward gelu_backward tanh_backward sigmoid_backward silu_backward native_dropout native_dropout_backward
+    _softmax_backward_data _log_softmax_backward_data bitwise_not logical_not eq ne lt le gt ge logical_and logical_or
+    tril triu rsub addcmul addcdiv lerp nll_loss_forward nll_loss_backward max_pool2d_with_indices_backward
+    avg_pool2d_backward _adaptive_avg_pool2d_backward upsample_nearest2d upsample_bilinear2d gather index_select
+    channel_shuffle roll flip
+    """
+_WRITTEN = """
+    zeros zeros_like ones ones_like full full_like fill zero new_zeros new_ones new_full arange bernoulli randn rand
+    randn_like rand_like scalar_tensor
+    """
 
 #: ATen name, without the overload and without the underscore of in-place forms -> rule.
-RULES: dict[str, Callable[[Call], Outcome]] = {
+RULES: dict[str, Callable[[AtenCall], Launches]] = {
     **{name: unary(name) for name in _UNARY},
     **{name: small_or(binary(name)) for name in _BINARY},
-    **dict.fromkeys(_STREAMED, small_or(streamed)),
-    **dict.fromkeys(_WRITTEN, written),
+    **dict.fromkeys(_STREAMED.split(), small_or(streamed)),
+    **dict.fromkeys(_WRITTEN.split(), filled),
     **dict.fromkeys(("clone", "contiguous", "cat", "stack", "copy", "_to_copy", "repeat"), copied),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), softmax),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "_adaptive_avg_pool2d", "var_mean"), reduce_to),
@@ -538,7 +480,30 @@ RULES: dict[str, Callable[[Call], Outcome]] = {
 }
 
 
-def outcome(call: Call) -> Outcome:
+#: Further calls that stream their tensors once, without a tag in PyTorch that says so.
+_FURTHER_STREAMED = """
+    _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward adaptive_max_pool2d
+    adaptive_max_pool2d_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
+    cumsum elu_backward floor_divide glu glu_backward huber_loss huber_loss_backward log_sigmoid_backward
+    log_sigmoid_forward mish_backward mse_loss mse_loss_backward pixel_shuffle pixel_unshuffle scatter scatter_add
+    smooth_l1_loss smooth_l1_loss_backward softplus_backward polar topk vdot
+    """
+#: Calls that rename memory.
+_VIEWS = ("view_as_complex", "view_as_real")
+#: ATen name as it is called, with the underscore of in-place forms -> rule.
+FURTHER_RULES: dict[str, Callable[[AtenCall], Launches]] = {
+    "_grouped_mm": grouped_mm,
+    "index": picked,
+    "index_put": put,
+    "index_put_": put,
+    "native_group_norm": group_norm,
+    "native_group_norm_backward": group_norm_backward,
+    **dict.fromkeys(_FURTHER_STREAMED.split(), streamed),
+    **dict.fromkeys(_VIEWS, lambda call: Launches()),
+}
+
+
+def outcome(call: AtenCall) -> Launches:
     """Operators that a call launches.
 
     Raises
@@ -547,10 +512,30 @@ def outcome(call: Call) -> Outcome:
         No rule exists for the call.
     """
     if call.name in FREE:
-        return Outcome()
+        return Launches()
     name = call.name if call.name in RULES else call.name.removesuffix("_")
     if name in FREE or not call.results or not any(t.numel() for t in call.results):
-        return Outcome()
+        return Launches()
     if name not in RULES:
         raise NoRuleError("no rule for this call")
-    return RULES[name](Call(name, call.args, call.kwargs, call.out))
+    return RULES[name](AtenCall(name, call.args, call.kwargs, call.out))
+
+
+def further_outcome(call: AtenCall, *, one_pass: bool) -> Launches:
+    """Operators that a call launches, by the further rules, then by :func:`outcome`.
+
+    Parameters
+    ----------
+    one_pass : bool
+        Whether PyTorch tags the call as element-wise or as a reduction: without a rule, it streams its tensors once.
+
+    Raises
+    ------
+    NoRuleError
+        No rule exists for the call.
+    """
+    rule = foreach if call.name.startswith("_foreach_") else FURTHER_RULES.get(call.name)
+    if rule is not None:
+        return rule(call)
+    known = {call.name, call.name.removesuffix("_")} & (RULES.keys() | FREE)
+    return streamed(call) if one_pass and not known and call.results else outcome(call)

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from cdmpp.programs.program import TensorProgram
 
 
+class NoRuleError(Exception):
+    """A node or call launches a kernel that no operator describes; the message gives the reason."""
+
+
 @dataclass(frozen=True)
 class GraphNode:
     """One node of the source graph.

@@ -1,9 +1,10 @@
-"""Read whatever a user names - operator text, a file, a folder - as a :class:`ProgramGraph`."""
+"""Read whatever a user names as programs: operator text, a file, a folder, an item of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.graph import ProgramGraph
@@ -68,11 +69,11 @@ def load_programs(
         return _onnx(path, backend or "library", dims)
     _no_dims(dims, "TIR")
     if suffix == ".pt2":
-        from cdmpp.programs.frontends.torch_programs import read_exported, torch_graph
+        from cdmpp.programs.frontends.relax_programs import read_exported, torch_graph
 
         if backend == "tvm":
             return torch_graph(read_exported(path), path.name)
-        from cdmpp.programs.frontends.torch_library import exported_library_graph
+        from cdmpp.programs.frontends.torch_module import exported_library_graph
 
         return exported_library_graph(read_exported(path), path.name)
     if suffix == ".json":
@@ -161,3 +162,31 @@ def _folder(path: Path, backend: Backend) -> ProgramGraph:
     from cdmpp.programs.frontends.metaschedule_db import metaschedule_graph
 
     return metaschedule_graph(path, backend)
+
+
+def program_from_request(program: Any, backend: Backend | None = None) -> TensorProgram:
+    """Make a program from an operator, its fields, its text, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
+
+    Parameters
+    ----------
+    program : object
+        As JSON gives it, or an object of Python; a :class:`TensorProgram` is returned as it is.
+    backend : {"library", "tvm"}, optional
+        What runs the program. Default: "library" for an operator, "tvm" for TIR.
+
+    Raises
+    ------
+    InvalidProgramError, UnsupportedOperatorError
+        Not one of the four forms, or not a valid program.
+    MissingDependencyError
+        TVMScript, and TVM is not installed; the other forms do not need it.
+    """
+    if isinstance(program, TensorProgram):
+        return program
+    if isinstance(program, Mapping) and set(program) == {"tvmscript"}:
+        text = program["tvmscript"]
+        if isinstance(text, str):
+            from cdmpp.programs.frontends.tir import program_from_tvmscript
+
+            return program_from_tvmscript(text, backend or "tvm")
+    return TensorProgram.from_request(program, backend)

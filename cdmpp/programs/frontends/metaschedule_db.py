@@ -8,8 +8,8 @@ from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
+from cdmpp.programs.frontends.imports import import_intrinsics
 from cdmpp.programs.frontends.tir import import_tvm
-from cdmpp.programs.frontends.tvm_import import import_intrinsics
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp.utils.files import MAX_REQUEST_BYTES, read_text

@@ -1,55 +1,177 @@
-"""The in-memory form of an ONNX graph: nodes, shapes, types, constants, who writes and reads what."""
+"""The in-memory form of an ONNX graph: nodes, shapes, types, constants, who writes and reads what.
+
+Small constant parts (shapes, axes, scales, masks) are evaluated by ONNX's own reference implementation. The size of a
+result is bounded before it is computed, and only operators that decide shapes and patterns are evaluated. Weights are
+never read: a latency depends on their shape alone.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.frontends.onnx_fold import MAX_ELEMENTS, NUMPY_TYPES, Array, NotFoldable, fold
+import numpy as np
+import numpy.typing as npt
 
-#: TensorProto.DataType -> name, for the types that programs may have, and the others by their ONNX name.
-TYPE_NAMES = {
-    0: "unknown",
-    1: "float32",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    8: "string",
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-    14: "complex64",
-    15: "complex128",
-    16: "bfloat16",
-    17: "float8e4m3fn",
-    18: "float8e4m3fnuz",
-    19: "float8e5m2",
-    20: "float8e5m2fnuz",
-    21: "uint4",
-    22: "int4",
-    23: "float4e2m1",
+from cdmpp.errors import InvalidProgramError
+
+Array = npt.NDArray[Any]
+
+#: Largest number of elements of a constant that is evaluated: a causal mask of 2048 x 2048.
+MAX_ELEMENTS = 1 << 22
+
+#: Types that constants are computed in; bfloat16 as float32, which holds its values exactly.
+_COMPUTED = frozenset(
+    {"float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool", "float16", "float64", "uint32", "uint64"}
+    | {"bfloat16"}
+)
+
+
+class NotFoldable(Exception):  # noqa: N818 - an outcome, not an error
+    """The node cannot be evaluated here, or its result is too large."""
+
+
+def fold(
+    op: str, opset: int, inputs: Sequence[Array | None], attrs: Mapping[str, Any], outputs: int = 1
+) -> list[Array]:
+    """Evaluate one node of the standard domain on constant inputs.
+
+    Parameters
+    ----------
+    op : str
+        Operator type.
+    opset : int
+        Version of the operator set that the model imports.
+    inputs : sequence of array or None
+        None for an optional input that is left out.
+    attrs : mapping of str to int, float, str, list of these, or array
+        Attributes of the node.
+    outputs : int
+        Number of outputs.
+
+    Raises
+    ------
+    NotFoldable
+        The operator is not evaluated here, its inputs do not fit it, or the result exceeds :data:`MAX_ELEMENTS`.
+    """
+    bound = _BOUNDS.get(op)
+    if bound is None:
+        raise NotFoldable(op)
+    try:
+        if not 0 <= bound(inputs, attrs) <= MAX_ELEMENTS:
+            raise NotFoldable(f"{op}: too large")
+        with np.errstate(all="ignore"):
+            values = _evaluate(op, opset, inputs, attrs, outputs)
+    except NotFoldable:
+        raise
+    except Exception as error:  # a malformed constant part is reported where its value is needed
+        raise NotFoldable(f"{op}: {error}") from error
+    if sum(value.size for value in values) > MAX_ELEMENTS:
+        raise NotFoldable(f"{op}: too large")
+    return values
+
+
+def _evaluate(
+    op: str, opset: int, inputs: Sequence[Array | None], attrs: Mapping[str, Any], outputs: int
+) -> list[Array]:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    names = ["" if value is None else f"input_{i}" for i, value in enumerate(inputs)]
+    node = onnx.helper.make_node(op, names, [f"output_{i}" for i in range(outputs)])
+    for name, value in attrs.items():
+        tensor = isinstance(value, np.ndarray)
+        node.attribute.append(
+            onnx.helper.make_attribute(name, onnx.numpy_helper.from_array(value) if tensor else value)
+        )
+    feeds = {name: value for name, value in zip(names, inputs, strict=True) if value is not None}
+    graph = onnx.helper.make_graph(
+        [node], op, [onnx.ValueInfoProto(name=n) for n in feeds], [onnx.ValueInfoProto(name=n) for n in node.output]
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    values = [np.asarray(value) for value in ReferenceEvaluator(model).run(None, feeds)]
+    # Types that numpy does not have, such as bfloat16, come as extension types.
+    return [value if value.dtype.isbuiltin == 1 else value.astype(np.float32) for value in values]
+
+
+def _ints(value: Any) -> list[int]:
+    return [int(v) for v in np.asarray(value).reshape(-1)]
+
+
+def _given(inputs: Sequence[Array | None], index: int = 0) -> Array:
+    value = inputs[index] if index < len(inputs) else None
+    if value is None:
+        raise NotFoldable("missing input")
+    return value
+
+
+def _first(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    return _given(inputs).size
+
+
+def _broadcast(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    _given(inputs)
+    return math.prod(np.broadcast_shapes(*(value.shape for value in inputs if value is not None)))
+
+
+def _range(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    start, limit, delta = (float(_given(inputs, i).reshape(-1)[0]) for i in range(3))
+    return max(0, math.ceil((limit - start) / delta))
+
+
+def _expand(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    return math.prod(np.broadcast_shapes(_given(inputs).shape, tuple(_ints(_given(inputs, 1)))))
+
+
+def _gather(inputs: Sequence[Array | None], attrs: Mapping[str, Any]) -> int:
+    data = _given(inputs)
+    elements: int = data.size // max(data.shape[int(attrs.get("axis", 0))], 1) * _given(inputs, 1).size
+    return elements
+
+
+#: Operators that are evaluated, with the number of elements that their result has at most.
+_BOUNDS: dict[str, Callable[[Sequence[Array | None], Mapping[str, Any]], int]] = {
+    "Range": _range,
+    "Expand": _expand,
+    "Gather": _gather,
+    "ConstantOfShape": lambda inputs, attrs: math.prod(_ints(_given(inputs))),
+    "Tile": lambda inputs, attrs: _given(inputs).size * math.prod(_ints(_given(inputs, 1))),
+    "Concat": lambda inputs, attrs: sum(value.size for value in inputs if value is not None),
+    **dict.fromkeys(
+        (
+            *("Identity", "Dropout", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Slice"),
+            *("Split", "Trilu", "CumSum", "ReduceProd", "ReduceSum", "ReduceMin", "ReduceMax"),
+            *("Sqrt", "Reciprocal", "Neg", "Abs", "Floor", "Ceil", "Exp", "Log", "Not"),
+        ),
+        _first,
+    ),
+    **dict.fromkeys(
+        (
+            *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "Where"),
+            *("And", "Or", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+        ),
+        _broadcast,
+    ),
 }
+
+
+@cache
+def type_name(number: int) -> str:
+    """Numpy's name of an element type of ``TensorProto.DataType``, else ONNX's; ``"unknown"`` where it is not given."""
+    import onnx
+
+    names = {kind: name.lower() for name, kind in onnx.TensorProto.DataType.items()}
+    return {0: "unknown", 1: "float32", 11: "float64"}.get(number) or names.get(number, "unknown")
+
 
 #: Operators whose result differs from run to run, and ones that a runtime does not fold away.
 _NEVER_CONSTANT = {
-    "RandomNormal",
-    "RandomUniform",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Bernoulli",
-    "Multinomial",
-    "DequantizeLinear",
-    "QuantizeLinear",
-    "DynamicQuantizeLinear",
+    *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"),
+    *("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"),
 }
 
 
@@ -138,7 +260,7 @@ class OnnxGraph:
 
     def dtype(self, value: str) -> str:
         """Element type by its numpy-style name, ``"unknown"`` when it is not known."""
-        return TYPE_NAMES.get(self.elem_type(value), "unknown")
+        return type_name(self.elem_type(value))
 
     def is_constant(self, value: str) -> bool:
         """Whether the value is the same in every run (a weight, or computed from weights and shapes)."""
@@ -206,8 +328,6 @@ class OnnxGraph:
             self._values[name] = value if self._budget >= 0 else None
 
     def _fold(self, node: OnnxNode) -> list[Array]:
-        import numpy as np
-
         if node.op == "Shape" or node.op == "Size":
             shape = self.shape(node.inputs[0])
             if shape is None:
@@ -232,16 +352,9 @@ class OnnxGraph:
         return fold(node.op, node.opset, inputs, attrs, len(node.outputs))
 
     def _constant_node(self, node: OnnxNode) -> Array:
-        import numpy as np
-
-        for key, kind in (
-            ("value_float", np.float32),
-            ("value_floats", np.float32),
-            ("value_int", np.int64),
-            ("value_ints", np.int64),
-        ):
+        for key in ("value_float", "value_floats", "value_int", "value_ints"):
             if key in node.attrs:
-                return np.asarray(node.attrs[key], dtype=kind)
+                return np.asarray(node.attrs[key], dtype=np.float32 if "float" in key else np.int64)
         if "value" not in node.attrs:
             raise NotFoldable("Constant")
         return self._decode(node.attrs["value"], node.id)
@@ -258,7 +371,8 @@ class OnnxGraph:
         from onnx import external_data_helper, numpy_helper
 
         elements = math.prod(tensor.dims)
-        if elements > MAX_ELEMENTS or tensor.data_type not in NUMPY_TYPES:
+        kind = type_name(tensor.data_type)
+        if elements > MAX_ELEMENTS or kind not in _COMPUTED:
             raise NotFoldable(name)
         try:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -267,7 +381,8 @@ class OnnxGraph:
                 tensor = onnx.TensorProto.FromString(tensor.SerializeToString())
                 # Refuses paths that lead out of the model's folder.
                 external_data_helper.load_external_data_for_tensor(tensor, str(self.folder))
-            value: Array = numpy_helper.to_array(tensor).astype(NUMPY_TYPES[tensor.data_type], copy=False)
+            kind = "float32" if kind == "bfloat16" else kind
+            value: Array = numpy_helper.to_array(tensor).astype(kind, copy=False)
             return value
         except Exception as error:
             external = tensor.data_location == onnx.TensorProto.EXTERNAL

@@ -21,13 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cdmpp.errors import CdmppError
-from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
+from cdmpp.programs.frontends.graph import GraphBuilder, NoRuleError, ProgramGraph
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.programs.frontends.onnx_groups import Group
 from cdmpp.programs.frontends.onnx_model import load_onnx
 from cdmpp.programs.frontends.onnx_nodes import map_node
 from cdmpp.programs.frontends.onnx_patterns import find_groups
-from cdmpp.programs.frontends.onnx_rules import MALFORMED, Free, Unsupported, malformed
+from cdmpp.programs.frontends.onnx_rules import MALFORMED, Free, NodeGroup, malformed
 from cdmpp.programs.operators import make_operator
 from cdmpp.programs.program import TensorProgram
 
@@ -82,7 +81,7 @@ def _names(node: OnnxNode) -> tuple[list[str], list[str]]:
     return [i for i in (*node.inputs, *node.captured) if i], [o for o in node.outputs if o]
 
 
-def _add_group(builder: GraphBuilder, node: OnnxNode, group: Group) -> None:
+def _add_group(builder: GraphBuilder, node: OnnxNode, group: NodeGroup) -> None:
     """The last member launches the program, reading what the whole group reads from outside."""
     last = group.members[-1]
     if node is not last:
@@ -103,7 +102,7 @@ def _add_node(builder: GraphBuilder, graph: OnnxGraph, node: OnnxNode) -> None:
     reads, writes = _names(node)
     try:
         outcome = map_node(graph, node)
-    except Unsupported as error:
+    except NoRuleError as error:
         builder.unsupported(node.id, node.label, str(error), reads=reads, writes=writes)
         return
     except CdmppError:

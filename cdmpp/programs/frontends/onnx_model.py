@@ -1,7 +1,7 @@
 """Reading of ONNX models into a plain graph with static shapes; the bytes are untrusted.
 
 The weights' values are not needed for a latency and are not read: external data may be missing as
-long as no size depends on it.
+long as no size depends on it. :func:`static_model` writes a graph back for other importers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import InvalidProgramError, MissingDependencyError, install_hint
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.programs.frontends.onnx_shapes import CHECK_HINT, first_line, infer_shapes, stripped_model
+from cdmpp.programs.frontends.onnx_shapes import SMALL_TENSOR, first_line, infer_shapes, refused, stripped_model
 from cdmpp.utils.files import read_bytes
 
 if TYPE_CHECKING:
     import onnx
+
 
 #: Protobuf itself ends at 2 GB; a model beyond it keeps its weights in external files.
 MAX_BYTES = (1 << 31) - 1
@@ -47,12 +48,10 @@ def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None)
     if model.functions:
         model = _inline(model, onnx, name)
     if len(model.graph.node) > MAX_NODES:
-        raise InvalidProgramError(f"{name}: {len(model.graph.node)} nodes", hint=f"at most {MAX_NODES} nodes are read")
+        raise refused(name, f"{len(model.graph.node)} nodes", f"at most {MAX_NODES} nodes are read")
     initializers = {t.name: t for t in model.graph.initializer}
     if model.graph.sparse_initializer:
-        raise InvalidProgramError(
-            f"{name}: sparse initializers are not read", hint="export the model with dense weights"
-        )
+        raise refused(name, "sparse initializers are not read", "export the model with dense weights")
     _freeze_inputs(model, initializers, dict(dims or {}), onnx, name)
     _check_names(model, initializers, name)
     _check_attributes(model, onnx, name)
@@ -86,13 +85,14 @@ def _read(source: str | Path | bytes, onnx: Any) -> tuple[onnx.ModelProto, Path 
             data = read_bytes(path, MAX_BYTES)
         except OSError as error:
             large = "save large models with external data: onnx.save(..., save_as_external_data=True)"
-            raise InvalidProgramError(
-                f"{path}: cannot be read: {error.strerror or error}",
-                hint=large if error.errno == errno.EFBIG else "give the path of an .onnx file",
+            raise refused(
+                path,
+                f"cannot be read: {error.strerror or error}",
+                large if error.errno == errno.EFBIG else "give the path of an .onnx file",
             ) from None
     hint = "export the model again; a download may have been cut off"
     if not data:
-        raise InvalidProgramError(f"{name}: the file is empty", hint=hint)
+        raise refused(name, "the file is empty", hint)
     model: onnx.ModelProto = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -101,7 +101,7 @@ def _read(source: str | Path | bytes, onnx: Any) -> tuple[onnx.ModelProto, Path 
         raise InvalidProgramError(what, hint=hint) from None
     # Protobuf reads many a random byte string as a message of unknown fields.
     if not model.ir_version or not model.opset_import or not model.graph.output:
-        raise InvalidProgramError(f"{name}: not an ONNX model: no version, operator set or output", hint=hint)
+        raise refused(name, "not an ONNX model: no version, operator set or output", hint)
     return model, folder, name
 
 
@@ -114,9 +114,7 @@ def _inline(model: onnx.ModelProto, onnx: Any, name: str) -> onnx.ModelProto:
 
     def size(key: tuple[str, str], above: frozenset[tuple[str, str]]) -> int:
         if key in above or len(above) > 64:
-            raise InvalidProgramError(
-                f"{name}: function {key[1]} calls itself, or is nested too deeply", hint=CHECK_HINT
-            )
+            raise refused(name, f"function {key[1]} calls itself, or is nested too deeply")
         if key not in sizes:
             sizes[key] = sum(
                 size(inner, above | {key}) if (inner := (n.domain, n.op_type)) in bodies else 1 for n in bodies[key]
@@ -128,11 +126,11 @@ def _inline(model: onnx.ModelProto, onnx: Any, name: str) -> onnx.ModelProto:
         key = (node.domain, node.op_type)
         total += size(key, frozenset()) if key in bodies else 1
     if total > MAX_NODES:
-        raise InvalidProgramError(f"{name}: {total} nodes", hint=f"at most {MAX_NODES} nodes are read")
+        raise refused(name, f"{total} nodes", f"at most {MAX_NODES} nodes are read")
     try:
         inlined: onnx.ModelProto = inliner.inline_local_functions(model)
     except Exception as error:
-        raise InvalidProgramError(f"{name}: {first_line(error)}", hint=CHECK_HINT) from None
+        raise refused(name, first_line(error)) from None
     return inlined
 
 
@@ -149,9 +147,10 @@ def _freeze_inputs(
             continue
         kind = value_info.type
         if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
-            raise InvalidProgramError(
-                f"{name}: input {value_info.name!r} is not a tensor with a shape",
-                hint="export the model with fixed input shapes",
+            raise refused(
+                name,
+                f"input {value_info.name!r} is not a tensor with a shape",
+                "export the model with fixed input shapes",
             )
         for axis, dim in enumerate(kind.tensor_type.shape.dim):
             if dim.HasField("dim_value") and dim.dim_value > 0:
@@ -159,9 +158,10 @@ def _freeze_inputs(
             label = dim.dim_param or f"{value_info.name}.{axis}"
             known.add(label)
             if dim.HasField("dim_value") and dim.dim_value == 0:
-                raise InvalidProgramError(
-                    f"{name}: input {value_info.name!r} has a dimension of 0 (axis {axis})",
-                    hint="export the model with a batch of at least 1",
+                raise refused(
+                    name,
+                    f"input {value_info.name!r} has a dimension of 0 (axis {axis})",
+                    "export the model with a batch of at least 1",
                 )
             if label in dims:
                 dim.dim_value = dims[label]
@@ -187,19 +187,17 @@ def _check_names(model: onnx.ModelProto, initializers: Mapping[str, Any], name: 
     for node in model.graph.node:
         # Protobuf hands out text that is not UTF-8 as bytes.
         if not all(isinstance(t, str) for t in (node.op_type, node.name, node.domain, *node.input, *node.output)):
-            raise InvalidProgramError(f"{name}: a node's name is not text", hint=CHECK_HINT)
+            raise refused(name, "a node's name is not text")
         for value in node.input:
             if value and value not in defined:
-                raise InvalidProgramError(
-                    f"{name}: node {node.name or node.op_type!r} reads {value!r}, which nothing wrote", hint=CHECK_HINT
-                )
+                raise refused(name, f"node {node.name or node.op_type!r} reads {value!r}, which nothing wrote")
         for value in node.output:
             if value and value in defined:
-                raise InvalidProgramError(f"{name}: value {value!r} is written twice", hint=CHECK_HINT)
+                raise refused(name, f"value {value!r} is written twice")
             defined.add(value)
     for output in model.graph.output:
         if output.name not in defined:
-            raise InvalidProgramError(f"{name}: nothing writes the output {output.name!r}", hint=CHECK_HINT)
+            raise refused(name, f"nothing writes the output {output.name!r}")
 
 
 def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
@@ -216,7 +214,7 @@ def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
         given = {attribute.name: attribute.type for attribute in node.attribute}
         counts = [attribute.i for attribute in node.attribute if attribute.name == "num_outputs"]
         if counts and counts[0] != len(node.output):  # shape inference would allocate that many
-            raise InvalidProgramError(f"{name}: {node.op_type} with {counts[0]} outputs", hint=CHECK_HINT)
+            raise refused(name, f"{node.op_type} with {counts[0]} outputs")
         for key, declared in schema.attributes.items():
             if key not in given and declared.required:
                 what = "lacks"
@@ -224,9 +222,7 @@ def _check_attributes(model: onnx.ModelProto, onnx: Any, name: str) -> None:
                 what = "has the wrong type of"
             else:
                 continue
-            raise InvalidProgramError(
-                f"{name}: node {node.name or node.op_type!r} {what} attribute {key!r}", hint=CHECK_HINT
-            )
+            raise refused(name, f"node {node.name or node.op_type!r} {what} attribute {key!r}")
 
 
 def _nodes(model: onnx.ModelProto, onnx: Any) -> list[OnnxNode]:
@@ -291,3 +287,65 @@ def _declared(model: onnx.ModelProto, dims: Mapping[str, int]) -> dict[str, Any]
         if all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in info.type.tensor_type.shape.dim):
             declared[info.name] = info
     return declared
+
+
+#: bfloat16 constants are evaluated as float32, and would change the type of what reads them.
+_BFLOAT16 = 16
+
+
+def static_model(graph: OnnxGraph) -> Any:
+    """An ``onnx.ModelProto`` of the nodes that run: weights are inputs, small constants initializers.
+
+    Constants are computed beforehand, as a runtime would: a transposed weight is an input of the
+    transposed shape, a ``Gemm`` with ``transB`` on a weight reads it ready transposed.
+    """
+    onnx = import_onnx()
+    source = graph.model
+    model = onnx.ModelProto()
+    model.ir_version = source.ir_version
+    model.opset_import.extend(source.opset_import)
+    model.graph.name = source.graph.name
+    inputs = {i.name: i for i in source.graph.input}
+    model.graph.input.extend(i for name, i in inputs.items() if not graph.is_constant(name))
+    constants: dict[str, None] = {}
+    for node in source.graph.node:
+        if all(graph.is_constant(o) for o in node.output if o):
+            continue
+        copy = model.graph.node.add()
+        copy.CopyFrom(node)
+        if node.op_type == "Gemm" and not node.domain:
+            _transpose_weight(copy, graph, model, onnx)
+        constants.update((i, None) for i in copy.input if i and graph.is_constant(i))
+    for name in constants:
+        _constant(name, graph, model, onnx)
+    for output in source.graph.output:
+        if not graph.is_constant(output.name):
+            info = onnx.helper.make_tensor_value_info
+            elem_type, shape = graph.elem_type(output.name), graph.shape(output.name)
+            # ONNX's checker, which TVM's importer calls, refuses values without a shape.
+            named = shape if shape is not None else [f"{output.name}.dynamic"]
+            model.graph.output.append(info(output.name, elem_type, named) if elem_type else output)
+    return model
+
+
+def _transpose_weight(node: Any, graph: OnnxGraph, model: Any, onnx: Any) -> None:
+    flag = next((a for a in node.attribute if a.name == "transB"), None)
+    shape = graph.shape(node.input[1])
+    if flag is None or not flag.i or not shape or not graph.is_constant(node.input[1]):
+        return
+    name = f"{node.input[1]}.transposed"
+    if all(i.name != name for i in model.graph.input):
+        elem_type = graph.elem_type(node.input[1])
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, elem_type, [*reversed(shape)]))
+    node.input[1], flag.i = name, 0
+
+
+def _constant(name: str, graph: OnnxGraph, model: Any, onnx: Any) -> None:
+    elem_type = graph.elem_type(name)
+    value = graph.value(name, SMALL_TENSOR) if elem_type != _BFLOAT16 else None
+    # Floating-point vectors are weights; scalars may steer the importer (exponents, scales, epsilons).
+    if value is not None and (value.dtype.kind in "iub" or value.size == 1):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    else:
+        shape = graph.shape(name)
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, elem_type, shape))

@@ -1,7 +1,7 @@
 """Single ONNX nodes as operator specifications: one rule per operator type.
 
 A rule returns the fields of a specification, or marks the node as free, or raises
-:class:`~cdmpp.programs.frontends.onnx_rules.Unsupported` with the reason. What several nodes make together is in
+:class:`~cdmpp.programs.frontends.graph.NoRuleError` with the reason. What several nodes make together is in
 ``onnx_patterns``.
 """
 
@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cdmpp.programs.frontends.onnx_contrib import CONTRIB_RULES, DOMAIN, quantise, quantise_dynamic
+from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.programs.frontends.onnx_products import PRODUCT_RULES
+from cdmpp.programs.frontends.onnx_quantised import CONTRIB_RULES, DOMAIN, quantise, quantise_dynamic
 from cdmpp.programs.frontends.onnx_rules import (
+    PRODUCT_RULES,
     Fields,
     Free,
-    Launch,
+    NodeLaunch,
     Outcome,
-    Unsupported,
     constant_ints,
     dtype_of,
     over,
+    rowwise,
     shape_of,
 )
 
@@ -31,17 +32,17 @@ def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
 
     Raises
     ------
-    Unsupported
+    NoRuleError
         There is no specification for it.
     """
     if not node.domain and node.op in _FREE:
         return Free(_FREE[node.op])
     rules = {"": _RULES, DOMAIN: CONTRIB_RULES}.get(node.domain)
     if rules is None:
-        raise Unsupported(f"operator of the domain {node.domain!r}")
+        raise NoRuleError(f"operator of the domain {node.domain!r}")
     rule = rules.get(node.op)
     if rule is None:
-        raise Unsupported(
+        raise NoRuleError(
             f"operator of the domain {node.domain!r}" if node.domain else "no operator specification for it"
         )
     for value in (*node.inputs, *node.outputs[:1]):
@@ -49,7 +50,7 @@ def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
             continue
         shape = graph.shape(value)
         if shape is None:
-            raise Unsupported(f"the shape of {value!r} is not static")
+            raise NoRuleError(f"the shape of {value!r} is not static")
         if value == node.outputs[0] and 0 in shape:
             return Free("free: its output is empty")
     return rule(graph, node)
@@ -59,7 +60,7 @@ def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
 
 
 def _unary(operator: str, remark: str = "") -> Callable[[OnnxGraph, OnnxNode], Outcome]:
-    return lambda graph, node: Launch(over(graph, operator, node.outputs[0]), remark)
+    return lambda graph, node: NodeLaunch(over(graph, operator, node.outputs[0]), remark)
 
 
 def _binary(operator: str, scalar: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
@@ -70,8 +71,8 @@ def _binary(operator: str, scalar: str) -> Callable[[OnnxGraph, OnnxNode], Outco
         for index, name in enumerate(node.inputs[:2]):
             if graph.is_constant(name) and math.prod(shape_of(graph, name)) == 1:
                 turned = index == 0 and operator in ("sub", "div", "pow")
-                return Launch(over(graph, scalar, out), "the scalar is on the left" if turned else "")
-        return Launch(over(graph, operator, out))
+                return NodeLaunch(over(graph, scalar, out), "the scalar is on the left" if turned else "")
+        return NodeLaunch(over(graph, operator, out))
 
     return rule
 
@@ -85,10 +86,10 @@ def _variadic(operator: str, one: str) -> Callable[[OnnxGraph, OnnxNode], Outcom
         if len(tensors) == 1:
             if len(node.inputs) == 1:
                 return Free("free: one input alone is passed on")
-            return Launch(over(graph, one, out), f"with a scalar: timed as {one}, which moves the same bytes")
+            return NodeLaunch(over(graph, one, out), f"with a scalar: timed as {one}, which moves the same bytes")
         if len(tensors) > 4:
-            raise Unsupported(f"{len(tensors)} inputs, at most 4")
-        return Launch(over(graph, operator, out, inputs=len(tensors)))
+            raise NoRuleError(f"{len(tensors)} inputs, at most 4")
+        return NodeLaunch(over(graph, operator, out, inputs=len(tensors)))
 
     return rule
 
@@ -104,16 +105,14 @@ def _softmax(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     # Before operator set 13 everything from the axis on was one row.
     cols = shape[axis] if node.opset >= 13 else math.prod(shape[axis:])
     remark = "log-softmax timed as softmax" if node.op == "LogSoftmax" else ""
-    fields = {"operator": "softmax", "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols}
-    return Launch(fields, remark)
+    return NodeLaunch(rowwise("softmax", dtype, shape, cols), remark)
 
 
 def _norm(operator: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
     def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
         shape = shape_of(graph, node.inputs[0])
         cols = math.prod(shape[int(node.attrs.get("axis", -1)) :])
-        dtype = dtype_of(graph, node.outputs[0])
-        return Launch({"operator": operator, "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols})
+        return NodeLaunch(rowwise(operator, dtype_of(graph, node.outputs[0]), shape, cols))
 
     return rule
 
@@ -126,8 +125,7 @@ def _reduce_mean(graph: OnnxGraph, node: OnnxNode) -> Outcome:
             return Free("free: reduces over no axis")
         axes = list(range(len(shape)))
     cols = math.prod(shape[axis] for axis in {a % len(shape) for a in axes})
-    dtype = dtype_of(graph, node.outputs[0])
-    return Launch({"operator": "reduce_mean", "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols})
+    return NodeLaunch(rowwise("reduce_mean", dtype_of(graph, node.outputs[0]), shape, cols))
 
 
 # -- data movement ----------------------------------------------------------------------------
@@ -139,7 +137,7 @@ def _copy(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     same = graph.shape(tensors[0]) == graph.shape(out) if tensors else False
     if same and len(tensors) == 1 and not _reverses(graph, node):
         return Free("free: its output is its input")
-    return Launch(over(graph, "copy", out))
+    return NodeLaunch(over(graph, "copy", out))
 
 
 def _reverses(graph: OnnxGraph, node: OnnxNode) -> bool:
@@ -150,7 +148,7 @@ def _reverses(graph: OnnxGraph, node: OnnxNode) -> bool:
 def _split(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     if len(node.outputs) == 1:
         return Free("free: its output is its input")
-    return Launch(over(graph, "copy", node.inputs[0]))
+    return NodeLaunch(over(graph, "copy", node.inputs[0]))
 
 
 def _transpose(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -160,37 +158,30 @@ def _transpose(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     if moved == sorted(moved):
         return Free("free: only axes of extent 1 move")
     turned = moved[-1] != max(moved)  # the axis that is contiguous in memory is not the last any more
-    return Launch(over(graph, "copy", node.inputs[0], transposed=turned))
+    return NodeLaunch(over(graph, "copy", node.inputs[0], transposed=turned))
 
 
 def _cast(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     source, target = graph.dtype(node.inputs[0]), graph.dtype(node.outputs[0])
     if source == target:
         return Free("free: same element type")
-    return Launch(over(graph, "copy", node.outputs[0]), f"conversion {source} to {target}, timed as a copy")
+    return NodeLaunch(over(graph, "copy", node.outputs[0]), f"conversion {source} to {target}, timed as a copy")
 
 
 def _gather(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     data, indices = shape_of(graph, node.inputs[0]), shape_of(graph, node.inputs[1])
     axis = int(node.attrs.get("axis", 0)) % max(len(data), 1)
     if graph.is_constant(node.inputs[1]) and math.prod(indices) == 1:
-        return Launch(over(graph, "copy", node.outputs[0]), "selects one slice")
+        return NodeLaunch(over(graph, "copy", node.outputs[0]), "selects one slice")
     outer = math.prod(data[:axis])
-    return Launch(
-        {
-            "operator": "embedding",
-            "dtype": dtype_of(graph, node.outputs[0]),
-            "rows": outer * math.prod(indices),
-            "cols": math.prod(data[axis + 1 :]),
-            "table_rows": outer * data[axis],
-        }
-    )
+    sizes = {"rows": outer * math.prod(indices), "cols": math.prod(data[axis + 1 :]), "table_rows": outer * data[axis]}
+    return NodeLaunch({"operator": "embedding", "dtype": dtype_of(graph, node.outputs[0]), **sizes})
 
 
 def _dropout(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     training = node.input(2)
     if training and graph.scalar(training) != 0.0:
-        raise Unsupported("dropout in training mode")
+        raise NoRuleError("dropout in training mode")
     return Free("free: does nothing at inference")
 
 
@@ -199,18 +190,13 @@ def attention_fields(
 ) -> Fields:
     """Fused attention: decode for one query on a cache, prefill when causal, encoder otherwise."""
     if k_len < q_len:
-        raise Unsupported(f"attention of {q_len} queries over only {k_len} keys")
+        raise NoRuleError(f"attention of {q_len} queries over only {k_len} keys")
     past = k_len - q_len
     kind = "decode" if q_len == 1 and past else "prefill" if causal else "encoder"
+    sizes = {"batch": batch, "q_len": q_len, "past_len": past}
     return {
-        "operator": f"attention_{kind}",
-        "dtype": dtype,
-        "batch": batch,
-        "q_len": q_len,
-        "past_len": past,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
+        **{"operator": f"attention_{kind}", "dtype": dtype, **sizes},
+        **{"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
     }
 
 
@@ -224,11 +210,11 @@ def _attention(graph: OnnxGraph, node: OnnxNode) -> Outcome:
         (batch, q_len, width), k_len = q, k[1]
         dim, v_dim = width // heads, v[2] // kv_heads
     if v_dim != dim:
-        raise Unsupported(f"values of {v_dim} elements per head beside keys of {dim}")
+        raise NoRuleError(f"values of {v_dim} elements per head beside keys of {dim}")
     if node.input(4):
         k_len += shape_of(graph, node.input(4))[2]
     dtype, causal = dtype_of(graph, node.outputs[0]), bool(node.attrs.get("is_causal"))
-    return Launch(attention_fields(dtype, batch, q_len, k_len, heads, kv_heads, dim, causal))
+    return NodeLaunch(attention_fields(dtype, batch, q_len, k_len, heads, kv_heads, dim, causal))
 
 
 _FREE = {

@@ -1,23 +1,20 @@
-"""Shared parts of the rules for ONNX nodes: outcomes, and helpers for shapes and types."""
+"""Shared parts of the rules for ONNX nodes, and the rules of matrix products, convolutions and poolings."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.frontends.onnx_fold import Array
-from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
+from cdmpp.errors import CdmppError, InvalidProgramError
+from cdmpp.programs.frontends.graph import NoRuleError
+from cdmpp.programs.frontends.onnx_graph import Array, OnnxGraph, OnnxNode
 
 Shape = tuple[int, ...]
 Fields = dict[str, Any]
 
 DTYPES = ("float32", "float16", "bfloat16", "int8")
-
-
-class Unsupported(Exception):  # noqa: N818 - an outcome, not an error
-    """The node has no operator specification; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Free:
 
 
 @dataclass(frozen=True)
-class Launch:
+class NodeLaunch:
     """The node launches ``fields``, then whatever is in ``then`` (each with a suffix for its id)."""
 
     fields: Fields
@@ -36,7 +33,7 @@ class Launch:
     then: tuple[tuple[str, Fields], ...] = field(default=())
 
 
-Outcome = Launch | Free
+Outcome = NodeLaunch | Free
 
 
 #: What a rule runs into when shapes or attributes break the operator's definition past shape inference.
@@ -58,7 +55,7 @@ def shape_of(graph: OnnxGraph, value: str) -> Shape:
     """Shape of a value that must have one."""
     shape = graph.shape(value)
     if shape is None:
-        raise Unsupported(f"the shape of {value!r} is not static" if value else "an input is left out")
+        raise NoRuleError(f"the shape of {value!r} is not static" if value else "an input is left out")
     return shape
 
 
@@ -66,13 +63,18 @@ def dtype_of(graph: OnnxGraph, value: str) -> str:
     """Element type of a value, if programs may have it."""
     dtype = graph.dtype(value)
     if dtype not in DTYPES:
-        raise Unsupported(f"element type {dtype}")
+        raise NoRuleError(f"element type {dtype}")
     return dtype
 
 
 def rows_cols(shape: Shape) -> Fields:
     """A tensor as rows of its last axis."""
     return {"rows": math.prod(shape[:-1]), "cols": shape[-1] if shape else 1}
+
+
+def rowwise(operator: str, dtype: str, shape: Shape, cols: int) -> Fields:
+    """Fields of an operator along rows of ``cols`` elements of a tensor."""
+    return {"operator": operator, "dtype": dtype, "rows": math.prod(shape) // cols, "cols": cols}
 
 
 def over(graph: OnnxGraph, operator: str, value: str, **more: Any) -> Fields:
@@ -89,5 +91,266 @@ def constant_ints(graph: OnnxGraph, node: OnnxNode, index: int, attribute: str) 
         return None
     value: Array | None = graph.value(name)
     if value is None:
-        raise Unsupported(f"{attribute} is not constant")
+        raise NoRuleError(f"{attribute} is not constant")
     return [int(v) for v in value.reshape(-1)]
+
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes launched as one program, in topological order; the last one writes the result.
+
+    ``absorbed`` nodes run inside the program too, but several programs may read them: the quantisation of a tensor
+    that three products read is part of each.
+    """
+
+    members: tuple[OnnxNode, ...]
+    fields: Fields
+    remark: str = ""
+    absorbed: tuple[OnnxNode, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The operator types of the members, joined."""
+        return "+".join(dict.fromkeys(node.label for node in self.members))
+
+
+def match_at(graph: OnnxGraph, node: OnnxNode, matcher: Callable[[OnnxGraph, OnnxNode], M | None]) -> M | None:
+    """The group that a matcher finds at a node; None where there is none, and its nodes are taken one by one.
+
+    Raises
+    ------
+    InvalidProgramError
+        The node is malformed.
+    """
+    if not node.outputs or graph.is_constant(node.outputs[0]):
+        return None
+    try:
+        return matcher(graph, node)
+    except NoRuleError:
+        return None
+    except CdmppError:
+        raise
+    except MALFORMED as error:
+        raise malformed(graph, node, error) from None
+
+
+def is_closed(graph: OnnxGraph, members: Iterable[OnnxNode]) -> bool:
+    """Whether only the last member's result is read outside the group."""
+    members = list(members)
+    inside = {n.index for n in members}
+    for node in members[:-1]:
+        for value in node.outputs:
+            if value in graph.outputs or any(c.index not in inside for c in graph.consumers(value)):
+                return False
+    return True
+
+
+# -- matrix products --------------------------------------------------------------------------
+
+
+def matmul_fields(graph: OnnxGraph, a: str, b: str, out: str, dtype: str = "") -> Fields:
+    """``linear`` when the right side is a matrix, ``bmm`` when both sides have leading axes.
+
+    ``dtype`` is the element type of the specification; default: that of the result.
+    """
+    left, right = shape_of(graph, a), shape_of(graph, b)
+    dtype = dtype or dtype_of(graph, out)
+    m = left[-2] if len(left) > 1 else 1  # a vector counts as a matrix of one row or column
+    n = right[-1] if len(right) > 1 else 1
+    if len(right) <= 2:
+        return {"operator": "linear", "dtype": dtype, "m": math.prod(left[:-1]), "n": n, "k": left[-1]}
+    result = shape_of(graph, out)
+    batch = math.prod(result[:-2] if len(left) > 1 else result[:-1])
+    return {"operator": "bmm", "dtype": dtype, "batch": batch, "m": m, "n": n, "k": left[-1]}
+
+
+def _matmul(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    return NodeLaunch(matmul_fields(graph, node.inputs[0], node.inputs[1], node.outputs[0]))
+
+
+def is_bias(graph: OnnxGraph, value: str, add: OnnxNode) -> bool:
+    """Whether an Add adds a vector over the last axis, without widening the other operand."""
+    shape, out = shape_of(graph, value), shape_of(graph, add.outputs[0])
+    other = add.inputs[0] if add.inputs[1] == value else add.inputs[1]
+    return bool(shape) and math.prod(shape) == shape[-1] == out[-1] and graph.shape(other) == out
+
+
+def gemm_launch(graph: OnnxGraph, node: OnnxNode, dtype: str = "") -> NodeLaunch:
+    """A Gemm as ``linear``; ``dtype`` as in :func:`matmul_fields`."""
+    a, b = shape_of(graph, node.inputs[0]), shape_of(graph, node.inputs[1])
+    m, k = reversed(a) if node.attrs.get("transA") else a
+    n = b[0] if node.attrs.get("transB") else b[1]
+    dtype = dtype or dtype_of(graph, node.outputs[0])
+    fields: Fields = {"operator": "linear", "dtype": dtype, "m": m, "n": n, "k": k, "bias": False}
+    remark = ""
+    if node.input(2) and node.attrs.get("beta", 1.0) != 0:
+        fields["bias"] = True
+        if math.prod(shape_of(graph, node.input(2))) > n:
+            remark = "its C is a matrix; counted as a bias vector"
+    return NodeLaunch(fields, remark)
+
+
+def _einsum(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    equation = str(node.attrs.get("equation", "")).replace(" ", "")
+    sides, _, out = equation.partition("->")
+    terms = sides.split(",")
+    if len(terms) != 2 or not out or "." in equation or any(len(set(t)) != len(t) for t in (*terms, out)):
+        raise NoRuleError(f"equation {equation!r}")
+    size: dict[str, int] = {}
+    for term, value in zip(terms, node.inputs, strict=True):
+        size.update(zip(term, shape_of(graph, value), strict=True))
+    a, b, c = (set(t) for t in (*terms, out))
+    if (a | b) - c != (a & b) - c or c - (a | b):  # sums over one side alone are no matrix product
+        raise NoRuleError(f"equation {equation!r}")
+    extent = {
+        name: math.prod(size[label] for label in labels)
+        for name, labels in (("batch", a & b & c), ("m", a - b), ("n", b - a), ("k", (a & b) - c))
+    }
+    dtype = dtype_of(graph, node.outputs[0])
+    if a & b & c:
+        return NodeLaunch({"operator": "bmm", "dtype": dtype, **extent})
+    del extent["batch"]
+    return NodeLaunch({"operator": "linear", "dtype": dtype, **extent})
+
+
+# -- convolution and pooling ------------------------------------------------------------------
+
+
+def _window(node: OnnxNode, kernel: list[int], spatial: list[int]) -> tuple[list[int], ...]:
+    """Kernel, strides, symmetric padding and dilation as (h, w); a 1-D window has height 1."""
+    rank = len(spatial)
+    if rank not in (1, 2):
+        raise NoRuleError(f"{rank}-D window")
+    strides = [int(v) for v in node.attrs.get("strides", [1] * rank)]
+    dilations = [int(v) for v in node.attrs.get("dilations", [1] * rank)]
+    pads = [int(v) for v in node.attrs.get("pads", [0] * 2 * rank)]
+    auto = node.attrs.get("auto_pad", "NOTSET")
+    if auto in ("SAME_UPPER", "SAME_LOWER"):
+        total = [
+            max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
+            for size, s, k, d in zip(spatial, strides, kernel, dilations, strict=True)
+        ]
+        pads = [t // 2 for t in total] + [t - t // 2 for t in total]
+    elif auto == "VALID":
+        pads = [0] * 2 * rank
+    if pads[:rank] != pads[rank:]:
+        raise NoRuleError(f"asymmetric padding {pads}")
+    if min(pads) < 0:
+        raise NoRuleError(f"negative padding {pads}")
+    widened = [([1] if rank == 1 else []) + list(v) for v in (kernel, strides)]
+    return (*widened, ([0] if rank == 1 else []) + pads[:rank], ([1] if rank == 1 else []) + dilations)
+
+
+def _nchw(shape: Shape) -> tuple[int, int, int, int]:
+    """(n, c, h, w); fewer spatial axes count as height 1, more are merged into the height."""
+    n, c, *rest = shape if len(shape) > 1 else (shape[0], 1)
+    return n, c, math.prod(rest[:-1]), rest[-1] if rest else 1
+
+
+def conv_launch(graph: OnnxGraph, node: OnnxNode, dtype: str = "") -> NodeLaunch:
+    """A Conv as ``conv2d``; ``dtype`` as in :func:`matmul_fields`."""
+    inputs = (node.inputs[0], node.inputs[1], node.input(2))
+    return _conv(graph, node, inputs, dtype or dtype_of(graph, node.outputs[0]))
+
+
+def _conv_int8(graph: OnnxGraph, node: OnnxNode) -> NodeLaunch:
+    """ConvInteger, and QLinearConv with its scales among the inputs."""
+    if node.op == "ConvInteger":
+        return _conv(graph, node, (node.inputs[0], node.inputs[1], ""), "int8")
+    return _conv(graph, node, (node.inputs[0], node.inputs[3], node.input(8)), "int8")
+
+
+def _conv(graph: OnnxGraph, node: OnnxNode, inputs: tuple[str, str, str], dtype: str) -> NodeLaunch:
+    fields, _ = _conv_fields(node, shape_of(graph, inputs[0]), shape_of(graph, inputs[1]))
+    return NodeLaunch({**fields, "dtype": dtype, "direction": "fwd", "bias": bool(inputs[2])})
+
+
+def _conv_fields(node: OnnxNode, image: Shape, weight: Shape) -> tuple[Fields, tuple[int, ...]]:
+    """Sizes of a forward convolution of ``image``, and the height and width of its result."""
+    kernel, strides, pads, dilations = _window(node, list(weight[2:]), list(image[2:]))
+    n, c_in, h, w = _nchw(image)
+    fields = {
+        **{"operator": "conv2d", "n": n, "c_in": c_in, "h": h, "w": w, "c_out": weight[0]},
+        **_by_axis("k", kernel),
+        **_by_axis("stride_", strides),
+        **_by_axis("pad_", pads),
+        **_by_axis("dil_", dilations),
+        "groups": int(node.attrs.get("group", 1)),
+    }
+    sizes = zip((h, w), pads, kernel, dilations, strides, strict=True)
+    return fields, tuple((size + 2 * p - (k - 1) * d - 1) // s + 1 for size, p, k, d, s in sizes)
+
+
+def _by_axis(name: str, values: list[int]) -> Fields:
+    """Fields of a height and a width, such as ``kh`` and ``kw``."""
+    return {f"{name}{axis}": value for axis, value in zip("hw", values, strict=True)}
+
+
+def _conv_transpose(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    """The gradient of a convolution with respect to its input; a bias is added by a second kernel."""
+    if "output_shape" in node.attrs or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
+        raise NoRuleError("automatic padding of a transposed convolution")
+    fields, result = _conv_fields(node, shape_of(graph, node.outputs[0]), shape_of(graph, node.inputs[1]))
+    if result != _nchw(shape_of(graph, node.inputs[0]))[2:]:
+        raise NoRuleError("output padding beyond the stride")
+    fields |= {"dtype": dtype_of(graph, node.outputs[0]), "direction": "bwd_data"}
+    bias = (("bias", over(graph, "add", node.outputs[0])),) if node.input(2) else ()
+    return NodeLaunch(fields, then=bias)
+
+
+def _pool(operator: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+    def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+        x, out = shape_of(graph, node.inputs[0]), shape_of(graph, node.outputs[0])
+        window = [int(v) for v in node.attrs["kernel_shape"]]
+        kernel, strides, pads, dilations = _window(node, window, list(x[2:]))
+        if dilations != [1, 1]:
+            raise NoRuleError(f"dilated window {dilations}")
+        n, c, h, w = _nchw(x)
+        floor = [(size + 2 * p - k) // s + 1 for size, p, k, s in zip((h, w), pads, kernel, strides, strict=True)]
+        if tuple(floor) != _nchw(out)[2:]:
+            raise NoRuleError("output size rounded up (ceil_mode)")
+        sizes = {"operator": operator, "dtype": dtype_of(graph, node.outputs[0]), "n": n, "c": c, "h": h, "w": w}
+        windows = {**_by_axis("k", kernel), **_by_axis("stride_", strides), **_by_axis("pad_", pads)}
+        return NodeLaunch({**sizes, **windows})
+
+    return rule
+
+
+def _global_average(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    shape = shape_of(graph, node.inputs[0])
+    dtype = dtype_of(graph, node.outputs[0])
+    rows = math.prod(shape[:2])
+    return NodeLaunch({"operator": "reduce_mean", "dtype": dtype, "rows": rows, "cols": math.prod(shape[2:])})
+
+
+def _global_max(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    n, c, h, w = _nchw(shape_of(graph, node.inputs[0]))
+    fields = {"operator": "max_pool2d", "n": n, "c": c, "h": h, "w": w, "kh": h, "kw": w}
+    return NodeLaunch({**fields, "dtype": dtype_of(graph, node.outputs[0])})
+
+
+def _batch_norm(graph: OnnxGraph, node: OnnxNode) -> Outcome:
+    if node.attrs.get("training_mode"):
+        raise NoRuleError("training mode")
+    n, c, h, w = _nchw(shape_of(graph, node.inputs[0]))
+    dtype = dtype_of(graph, node.outputs[0])
+    return NodeLaunch({"operator": "batch_norm", "dtype": dtype, "n": n, "c": c, "h": h, "w": w})
+
+
+PRODUCT_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
+    "MatMul": _matmul,
+    "Gemm": gemm_launch,
+    "Einsum": _einsum,
+    "Conv": conv_launch,
+    "ConvInteger": _conv_int8,
+    "QLinearConv": _conv_int8,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _pool("max_pool2d"),
+    "AveragePool": _pool("avg_pool2d"),
+    "GlobalAveragePool": _global_average,
+    "GlobalMaxPool": _global_max,
+    "BatchNormalization": _batch_norm,
+}

@@ -1,17 +1,20 @@
-"""Relax and ONNX models -> the fused PrimFuncs that TVM makes of them. TVM is imported on first use.
+"""Relax, ONNX and ``torch.export`` models -> the fused PrimFuncs that TVM makes of them.
 
-An ONNX model is frozen first (static shapes, weights as inputs). Relax is legalised and fused: one call of
-a PrimFunc for each kernel. The functions are as lowered, not scheduled. torch programs take the same way
-(:mod:`cdmpp.programs.frontends.torch_programs`).
+TVM and torch are imported on first use. An ONNX model is frozen first (static shapes, weights as inputs). Relax is
+legalised and fused: one call of a PrimFunc for each kernel. The functions are as lowered, not scheduled.
 
 A reshape launches nothing. Relax writes it as a PrimFunc that copies, but its own build pipeline
 (``RewriteDataflowReshape``) turns it into a view of the same memory, as every runtime does, so a latency
 would be of a kernel that nobody runs. The same analysis decides here; transposes, pads, concatenations and
 broadcasts move data and stay.
+
+Normalisations of torch programs are imported by converters of this module: TVM 0.27 takes the momentum of an
+undecomposed ``batch_norm`` for its epsilon and its mode for training, and stops at a ``layer_norm`` without weights.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +23,8 @@ from typing import Any
 
 from cdmpp.errors import CdmppError, InvalidProgramError, UnsupportedOperatorError
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
-from cdmpp.programs.frontends.onnx_model import load_onnx
-from cdmpp.programs.frontends.onnx_static import static_model
+from cdmpp.programs.frontends.imports import import_torch
+from cdmpp.programs.frontends.onnx_model import load_onnx, static_model
 from cdmpp.programs.frontends.tir import import_tvm
 from cdmpp.programs.program import TensorProgram
 
@@ -91,6 +94,89 @@ def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
     with importing(name):
         lowered = fused(module)
     return programs_of_fused(lowered, name)
+
+
+def torch_graph(exported: Any, name: str = "torch program") -> ProgramGraph:
+    """The fused PrimFuncs of an exported torch program.
+
+    Parameters
+    ----------
+    exported : torch.export.ExportedProgram
+        Static shapes; functions that keep dynamic ones are listed as unsupported. Weights are inputs of the
+        programs, and what weights alone determine (a transposed weight) is computed before the model runs.
+    name : str
+        What to call it in messages.
+
+    Raises
+    ------
+    InvalidProgramError
+        Not an exported program.
+    UnsupportedOperatorError
+        TVM's importer does not know an operator (the message names it), or fails on the graph.
+    MissingDependencyError
+        TVM or torch is not installed.
+    """
+    torch = import_torch()
+    if not isinstance(exported, torch.export.ExportedProgram):
+        raise InvalidProgramError(
+            f"{name}: a {type(exported).__name__} is no exported program",
+            hint="pass torch.export.export(module.eval(), inputs)",
+        )
+    with importing(name):
+        lowered = fused(relax_module(exported)[0])
+    return programs_of_fused(lowered, name)
+
+
+def relax_module(exported: Any) -> tuple[Any, list[Any]]:
+    """The Relax module of an exported program, with batch normalisation folded into convolutions.
+
+    Returns
+    -------
+    module : tvm.IRModule
+        ``main`` takes the inputs, then the weights; its attribute ``num_input`` counts the inputs.
+    weights : list of tvm.runtime.Tensor
+        Values of the weights, in the order of ``main``'s parameters.
+    """
+    tvm = import_tvm()
+    from tvm.relax.frontend.torch import from_exported_program
+
+    options = {"keep_params_as_input": True, "custom_convert_map": CONVERTERS}
+    try:
+        # As exported: torch's decompositions turn a linear layer into reshapes and broadcasts around a
+        # product, which then fuse with nothing.
+        module = from_exported_program(exported, run_ep_decomposition=False, **options)
+    except Exception:  # an operator that the importer knows decomposed only
+        module = from_exported_program(exported, **options)
+    module, weights = tvm.relax.frontend.detach_params(module)
+    function, buffers = _buffers_as_parameters(tvm, module["main"])
+    module["main"] = fold_batch_norm(function)
+    return module, [*weights["main"], *buffers]
+
+
+def read_exported(path: str | Path) -> Any:
+    """The ``torch.export.ExportedProgram`` of a ``.pt2`` file.
+
+    Raises
+    ------
+    InvalidProgramError
+        The file cannot be read, or holds something else.
+    """
+    torch, path = import_torch(), Path(path)
+    log = logging.getLogger("torch.export")
+    level = log.level
+    try:
+        log.setLevel(logging.CRITICAL)  # torch logs a traceback, then tries an older format
+        return torch.export.load(path)
+    except OSError as error:
+        raise InvalidProgramError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # zip, JSON and pickle each raise their own
+        what = str(error).strip().splitlines()
+        raise InvalidProgramError(
+            f"{path.name}: not an exported torch program: {what[0][:200] if what else type(error).__name__}",
+            hint="write it with torch.export.save(torch.export.export(module.eval(), inputs), path)",
+        ) from None
+    finally:
+        log.setLevel(level)
 
 
 def relax_json_graph(text: str, name: str) -> ProgramGraph:
@@ -241,3 +327,117 @@ def _program(tvm: Any, name: str, function: Any) -> tuple[TensorProgram | None, 
     # One name for all: what schedules and builds them looks for "main".
     function = function.without_attr("op_pattern").with_attr("global_symbol", "main")
     return TensorProgram.from_tvm_json(str(tvm.ir.save_json(function)), "tvm", name), ""
+
+
+def _buffers_as_parameters(tvm: Any, function: Any) -> tuple[Any, list[Any]]:
+    """Constant floating-point tensors (masks, statistics) become parameters like other weights.
+
+    As constants, what is computed from them would be folded, one compiler run for each small expression.
+    Integers may be positions or sizes, and stay.
+    """
+    relax = tvm.relax
+    from tvm.relax.expr_functor import PyExprMutator, mutator
+
+    parameters: list[Any] = []
+    values: list[Any] = []
+
+    @mutator
+    class Lift(PyExprMutator):  # type: ignore[misc]
+        def visit_generic_const_(self, op: Any) -> Any:
+            if not isinstance(op.value, tvm.runtime.Tensor) or not op.value.shape or "float" not in str(op.ty.dtype):
+                return op
+            if not any(op.value.same_as(value) for value in values):
+                parameters.append(relax.Var(f"buffer{len(values)}", op.ty))
+                values.append(op.value)
+            return next(p for p, v in zip(parameters, values, strict=True) if op.value.same_as(v))
+
+    lifted = Lift().visit_expr(function)
+    parameters = [*lifted.params, *parameters]
+    return relax.Function(parameters, lifted.body, lifted.ret_ty, lifted.is_pure, lifted.attrs), values
+
+
+def _batch_norm(node: Any, importer: Any) -> Any:
+    from tvm import relax
+
+    data, *pieces = (importer.env.get(argument) for argument in node.args[:5])
+    training, momentum, epsilon = node.args[5:8]
+    channels, dtype = int(data.ty.shape[1]), str(data.ty.dtype)
+    fill = ("ones", "zeros", "zeros", "ones")  # scale, shift, mean, variance
+    filled = [
+        getattr(relax.op, how)((channels,), dtype) if piece is None else piece
+        for piece, how in zip(pieces, fill, strict=True)
+    ]
+    result = importer.block_builder.emit(
+        relax.op.nn.batch_norm(data, *filled, axis=1, epsilon=epsilon, momentum=momentum, training=training)
+    )
+    return importer.block_builder.emit(result[0])
+
+
+def _layer_norm(node: Any, importer: Any) -> Any:
+    # Weight, bias and epsilon may be left out from the end.
+    data, shape, scale, shift, epsilon = (*node.args, *(None, None, 1e-5)[len(node.args) - 2 :])[:5]
+    env = importer.env
+    pieces = (None if piece is None else env[piece] for piece in (scale, shift))
+    return importer._layer_norm_impl(env[data], *pieces, epsilon, shape)
+
+
+#: Operator -> how to import it, in place of TVM's own way.
+CONVERTERS = {"batch_norm.default": _batch_norm, "layer_norm.default": _layer_norm}
+
+
+def fold_batch_norm(function: Any) -> Any:
+    """Batch normalisation becomes a factor and a bias, the factor part of the weight behind a convolution.
+
+    Every compiler for inference does it; TVM's own pass wants the weights as constants. Both depend on
+    weights alone, so that they are computed before the model runs.
+    """
+    from tvm import relax
+    from tvm.relax import dpl
+
+    data, weight = dpl.wildcard(), dpl.wildcard()
+    before = (
+        (dpl.is_op("relax.nn.conv2d")(data, weight), "OIHW"),
+        (dpl.is_op("relax.nn.conv2d_transpose")(data, weight), "IOHW"),
+        (dpl.wildcard(), ""),
+    )
+    for product, layout in before:
+        statistics = [dpl.wildcard() for _ in range(4)]
+        norm = dpl.is_op("relax.nn.batch_norm")(product, *statistics)
+
+        def rewrite(
+            expression: Any,
+            matches: Any,
+            product: Any = product,
+            norm: Any = norm,
+            layout: str = layout,
+            statistics: Any = statistics,
+        ) -> Any:
+            values = [matches[pattern] for pattern in statistics]
+            pair = (matches[data], matches[weight]) if layout else None
+            return _folded(relax, layout, matches[product], pair, values, matches[norm].attrs, expression)
+
+        function = dpl.rewrite_call(dpl.TupleGetItemPattern(norm, 0), rewrite, function)
+    return function
+
+
+def _folded(relax: Any, layout: str, product: Any, pair: Any, statistics: Any, attributes: Any, expression: Any) -> Any:
+    """Replacement of a normalisation of ``product``; with a layout that is a convolution of ``pair``."""
+    op, (scale, shift, mean, variance) = relax.op, statistics
+    channels = shift.ty.shape[0]
+    epsilon = relax.const(float(attributes["epsilon"]), str(variance.ty.dtype))
+    factor = op.divide(scale, op.sqrt(op.add(variance, epsilon)))
+    bias = op.subtract(shift, op.multiply(mean, factor))
+    rank = len(product.ty.shape)
+    if attributes["training"]:  # TVM would lower it as if it were not
+        raise ValueError("batch_norm in training mode is not supported: export module.eval()")
+    if attributes["axis"] != 1:
+        return expression
+    along = (1, channels, *[1] * (rank - 2))
+    if not layout:
+        return op.add(op.multiply(product, op.reshape(factor, along)), op.reshape(bias, along))
+    data, weight = pair
+    if product.attrs["kernel_layout"] != layout or (layout == "IOHW" and product.attrs["groups"] != 1):
+        return expression
+    spread = (1, channels, 1, 1) if layout == "IOHW" else (channels, 1, 1, 1)
+    folded = op.multiply(weight, op.reshape(factor, spread))
+    return op.add(relax.Call(product.op, (data, folded), product.attrs), op.reshape(bias, along))

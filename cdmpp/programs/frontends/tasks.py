@@ -9,7 +9,7 @@ from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.graph import ProgramGraph
-from cdmpp.programs.zoo.registry import Network, parse_network
+from cdmpp.programs.zoo.registry import ZooNetwork, parse_network
 
 FORMS = (
     "a network (resnet18, bert-tiny:batch=4,seq=128), model.onnx, program.pt2 (torch.export.save), "
@@ -18,7 +18,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Task:
+class TuningTask:
     """One fused PrimFunc of a network, as lowered.
 
     Attributes
@@ -47,7 +47,7 @@ class TaskList:
     ----------
     network : str
         The network's name without parameters, or the file's without its ending.
-    tasks : tuple of Task
+    tasks : tuple of TuningTask
         Distinct by hash, in the order of their first launch.
     unsupported : tuple of (str, str)
         What has no task: the function's or operator's name, and why.
@@ -56,7 +56,7 @@ class TaskList:
     """
 
     network: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[TuningTask, ...]
     unsupported: tuple[tuple[str, str], ...] = ()
     source: str = ""
 
@@ -81,12 +81,12 @@ def network_name(source: str, dims: Mapping[str, int] | None = None) -> str:
     return Path(source).name.replace(";", "_") + (f":{sizes}" if sizes else "")
 
 
-def network_tasks(source: str | Path | Network | Any, dims: Mapping[str, int] | None = None) -> TaskList:
+def network_tasks(source: str | Path | ZooNetwork | Any, dims: Mapping[str, int] | None = None) -> TaskList:
     """The tuning tasks of a network.
 
     Parameters
     ----------
-    source : str, Path, Network, torch.export.ExportedProgram or tvm.IRModule
+    source : str, Path, ZooNetwork, torch.export.ExportedProgram or tvm.IRModule
         A network of :mod:`cdmpp.programs.zoo` as text or object; the path of an ``.onnx``, ``.pt2``
         (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an exported program; a module
         with a Relax function ``main``.
@@ -112,11 +112,11 @@ def network_tasks(source: str | Path | Network | Any, dims: Mapping[str, int] | 
         if isinstance(source, Path) or is_file(source):
             return _tasks(path.stem, path.name, _read(path, dims))
         source = parse_network(source)
-    if isinstance(source, Network):
+    if isinstance(source, ZooNetwork):
         return _tasks(source.name, source.text, _network_graph(source))
     kind = type(source).__name__
     if kind == "ExportedProgram":
-        from cdmpp.programs.frontends.torch_programs import torch_graph
+        from cdmpp.programs.frontends.relax_programs import torch_graph
 
         return _tasks("torch", kind, torch_graph(source))
     if kind == "IRModule":
@@ -137,9 +137,9 @@ def _read(path: Path, dims: Mapping[str, int] | None) -> ProgramGraph:
     return load_programs(path, backend="tvm", dims=dims if suffix == ".onnx" else None)
 
 
-def _network_graph(network: Network) -> ProgramGraph:
-    from cdmpp.programs.frontends.torch_import import import_torch
-    from cdmpp.programs.frontends.torch_programs import torch_graph
+def _network_graph(network: ZooNetwork) -> ProgramGraph:
+    from cdmpp.programs.frontends.imports import import_torch
+    from cdmpp.programs.frontends.relax_programs import torch_graph
 
     torch = import_torch()
     return torch_graph(torch.export.export(network.module, network.inputs), network.text)
@@ -149,7 +149,7 @@ def _tasks(network: str, source: str, graph: ProgramGraph) -> TaskList:
     return TaskList(
         network,
         tuple(
-            Task(program.name, program.hash, program.tvm_json or "", calls)
+            TuningTask(program.name, program.hash, program.tvm_json or "", calls)
             for program, calls in zip(graph.programs, graph.counts, strict=True)
         ),
         tuple((item.operator, item.reason) for item in graph.unsupported),

@@ -4,6 +4,11 @@ The module runs once on torch's ``meta`` device, which has shapes and no data: n
 allocated, and a network that fits no GPU can be listed. Every call that PyTorch dispatches below autograd is
 mapped by :mod:`cdmpp.programs.frontends.eager_rules`, so the backward pass is what autograd really runs and not a
 multiple of the forward pass.
+
+On ``meta`` PyTorch composes attention of products and a softmax. On a GPU it launches one fused kernel
+(FlashAttention or its memory-efficient form). The backward kernel has 2.5 times the arithmetic of the forward kernel at
+somewhat lower rates (FlashAttention-2, arXiv:2307.08691, sections 3.1 and 4.1). No operator describes it: it is listed
+as three forward kernels.
 """
 
 from __future__ import annotations
@@ -21,10 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_further import further_outcome
-from cdmpp.programs.frontends.eager_rules import Call, Fields, NoRuleError
-from cdmpp.programs.frontends.graph import Unsupported
-from cdmpp.programs.frontends.torch_attention import fused_attention
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, further_outcome
+from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -32,7 +35,7 @@ Phase = Literal["forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True)
-class Launch:
+class EagerLaunch:
     """One kernel.
 
     Attributes
@@ -61,7 +64,7 @@ class EagerTrace:
 
     Attributes
     ----------
-    launches : tuple of Launch
+    launches : tuple of EagerLaunch
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
@@ -72,12 +75,12 @@ class EagerTrace:
         how many of ``launches`` come before. A parameter that several modules share has its first name.
     """
 
-    launches: tuple[Launch, ...]
+    launches: tuple[EagerLaunch, ...]
     unsupported: tuple[Unsupported, ...] = ()
     gradients: tuple[tuple[str, int], ...] = ()
     incomplete: frozenset[Phase] = frozenset()
 
-    def of(self, phase: Phase) -> list[Launch]:
+    def of(self, phase: Phase) -> list[EagerLaunch]:
         """The launches of one pass."""
         return [launch for launch in self.launches if launch.phase == phase]
 
@@ -133,8 +136,7 @@ def eager_trace(
     Notes
     -----
     Kernels are those of a GPU: dropout is one kernel, and attention that is called by
-    ``scaled_dot_product_attention`` is one fused kernel forward and three backward
-    (:mod:`cdmpp.programs.frontends.torch_attention`).
+    ``scaled_dot_product_attention`` is one fused kernel forward and three backward.
     """
     module = meta_module(module, dtype, train)
     arguments, keyword_arguments = meta_inputs((list(inputs), dict(keywords or {})), dtype)
@@ -207,7 +209,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase: Phase = "forward"
         self._module = module
-        self._launches: list[Launch] = []
+        self._launches: list[EagerLaunch] = []
         self._unsupported: Counter[tuple[str, str]] = Counter()
         self._incomplete: set[Phase] = set()
         self._stack: list[str] = [""]
@@ -220,11 +222,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not self._quiet:
-            call = Call(func.overloadpacket.__name__, args, kwargs or {}, out)
+            call = AtenCall(func.overloadpacket.__name__, args, kwargs or {}, out)
             self.add(call, one_pass=not _ONE_PASS.isdisjoint(func.tags))
         return out
 
-    def add(self, call: Call, *, one_pass: bool) -> None:
+    def add(self, call: AtenCall, *, one_pass: bool) -> None:
         """Take down what a call launches; ``one_pass``: as in :func:`further_outcome`."""
         try:
             operators = further_outcome(call, one_pass=one_pass)
@@ -236,11 +238,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.missing(call.name, error.message)
             return
         where = self._where()
-        self._launches += [Launch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
+        self._launches += [EagerLaunch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
 
     def launch(self, call: str, fields: Fields, remark: str = "") -> None:
         """Take down a kernel that PyTorch would launch on a GPU, but not on ``meta``."""
-        self._launches.append(Launch(make_operator(fields), call, self._where(), self.phase, remark))
+        self._launches.append(EagerLaunch(make_operator(fields), call, self._where(), self.phase, remark))
 
     def missing(self, call: str, reason: str) -> None:
         """Take down a kernel that has no operator."""
@@ -376,3 +378,62 @@ def _cast(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+#: Forward kernels that stand for a backward kernel.
+BACKWARD_KERNELS = 3
+_NAME = "scaled_dot_product_attention"
+
+
+def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any, kwargs: Any) -> Tensor:
+    """Call ``scaled_dot_product_attention`` and take down its fused kernels instead of its parts."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    q, k, v, mask = (given.pop(name, None) for name in names[:4])
+
+    def attend(*tensors: Tensor) -> Tensor:
+        with recorder.quiet(), torch.no_grad():
+            return func(*tensors[:3], attn_mask=mask, **given)
+
+    if len(q.shape) != 4:
+        recorder.missing(_NAME, "of other than four axes")
+        with recorder.quiet():
+            return func(q, k, v, attn_mask=mask, **given)
+    fields = _fields(q, k, bool(given.get("is_causal")))
+    remark = "attention without its mask, which is not read" if mask is not None else ""
+    recorder.launch(_NAME, fields, remark)
+
+    class Attention(torch.autograd.Function):
+        """Autograd's node of the fused kernels."""
+
+        @staticmethod
+        def forward(ctx: Any, *tensors: Any) -> Any:
+            ctx.save_for_backward(*tensors)
+            return attend(*tensors)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            with recorder.quiet():
+                results = tuple(
+                    torch.empty_like(t) if wanted else None
+                    for t, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
+                )
+            for _ in range(BACKWARD_KERNELS):
+                recorder.launch(f"{_NAME}_backward", fields, "the backward kernel as three forward kernels")
+            return results
+
+    trained = (q, k, v) if mask is None or not mask.requires_grad else (q, k, v, mask)
+    return Attention.apply(*trained)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
+    return {
+        "operator": "attention_prefill" if causal else "attention_encoder",
+        "dtype": str(q.dtype).removeprefix("torch."),
+        "batch": q.shape[0],
+        "q_len": q.shape[2],
+        "past_len": k.shape[2] - q.shape[2] if causal else 0,
+        "heads": q.shape[1],
+        "kv_heads": k.shape[1],
+        "head_dim": q.shape[3],
+    }

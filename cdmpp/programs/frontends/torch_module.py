@@ -1,15 +1,100 @@
-"""Programs of a torch module in inference or training, listed without running it. torch is imported on first use."""
+"""Torch modules: loaded by the name of a factory, and the library kernels that PyTorch launches for them.
+
+A module is listed without running it, in inference or training, and its programs are grouped by phase and by the
+modules that launch them. torch is imported on first use.
+"""
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+import sys
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from cdmpp.errors import DataError, InvalidProgramError
-from cdmpp.programs.frontends.module_listing import PHASES, Mode, ModuleListing, ProgramGroups
-from cdmpp.programs.frontends.torch_import import import_torch
+from cdmpp.errors import CdmppError, DataError, InvalidProgramError
+from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph, Unsupported
+from cdmpp.programs.frontends.imports import import_torch
 from cdmpp.programs.program import TensorProgram
+
+if TYPE_CHECKING:
+    from cdmpp.programs.frontends.torch_eager import EagerLaunch
+
+Mode = Literal["inference", "training"]
+#: Parts of a run: the forward pass; in training also the backward pass, and the update if it is asked for.
+PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class ListedProgram:
+    """One program of one phase, with the modules that launch it.
+
+    Attributes
+    ----------
+    program : int
+        Index into :attr:`ModuleListing.programs`.
+    call : str
+        The ATen call that launches it.
+    phase : {"forward", "backward", "optimizer"}
+    modules : tuple of str
+        Qualified names of the modules that launch it, distinct, in order; equal but for their numbers. The root has
+        the empty name.
+    count : int
+        Launches in one run.
+    remark : str
+        Why the program is not the call's own, where it is not.
+    """
+
+    program: int
+    call: str
+    phase: str
+    modules: tuple[str, ...]
+    count: int
+    remark: str = ""
+
+    @property
+    def module(self) -> str:
+        """The modules as one text: ``layers.0-31.mlp.up``."""
+        return paths_text(self.modules)
+
+
+@dataclass(frozen=True)
+class ModuleListing:
+    """The programs of one run of a module.
+
+    Attributes
+    ----------
+    name : str
+        Class of the module.
+    mode : {"inference", "training"}
+    dtype, autocast : str or None
+        Type to which the module was cast, and type of products under autocast.
+    phases : tuple of str
+        Phases of the run.
+    programs : tuple of TensorProgram
+        Distinct programs, in the order of their first launch.
+    rows : tuple of ListedProgram
+        In the order of their first launch.
+    left_out : tuple of Unsupported
+        Calls that launch something for which there is no operator.
+    incomplete : frozenset of str
+        Phases with such calls.
+    """
+
+    name: str
+    mode: Mode
+    dtype: str | None
+    autocast: str | None
+    phases: tuple[str, ...]
+    programs: tuple[TensorProgram, ...]
+    rows: tuple[ListedProgram, ...]
+    left_out: tuple[Unsupported, ...] = ()
+    incomplete: frozenset[str] = frozenset()
+
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: Optimizers by name -> their classes in ``torch.optim``.
@@ -84,25 +169,56 @@ def list_module(
             optimizer=_optimizer(torch, optimizer),
             **types,
         )
-    groups = ProgramGroups()
-    for launch in trace.launches:
-        groups.add(TensorProgram.from_operator(launch.spec), launch.call, launch.phase, launch.module, launch.remark)
     phases = PHASES[:1] if mode == "inference" else PHASES[: 2 if optimizer is None else 3]
     name = type(module).__name__
     if not trace.launches and not trace.unsupported:
         raise InvalidProgramError(f"{name} launches no kernel", hint="its forward pass computes nothing on tensors")
     names = {key: None if value is None else str(value).removeprefix("torch.") for key, value in types.items()}
-    return ModuleListing(
-        name,
-        mode,
-        names["dtype"],
-        names["autocast"],
-        phases,
-        groups.programs(),
-        groups.rows(),
-        trace.unsupported,
-        trace.incomplete,
-    )
+    listed = (*_grouped(trace.launches), trace.unsupported, trace.incomplete)
+    return ModuleListing(name, mode, names["dtype"], names["autocast"], phases, *listed)
+
+
+def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
+    """The kernels of one forward pass, each after the one before, as on a stream.
+
+    Parameters
+    ----------
+    exported : torch.export.ExportedProgram
+        With the example inputs that it was exported with; their shapes are those of the kernels.
+    name : str
+        What to call it in messages.
+
+    Raises
+    ------
+    InvalidProgramError
+        Not an exported program, one without example inputs, or one that does not run without data.
+    MissingDependencyError
+        torch is not installed.
+    """
+    torch = import_torch()
+    from cdmpp.programs.frontends.torch_eager import eager_trace
+
+    if not isinstance(exported, torch.export.ExportedProgram) or exported.example_inputs is None:
+        raise InvalidProgramError(
+            f"{name}: not an exported program with example inputs",
+            hint="write it with torch.export.save(torch.export.export(module.eval(), inputs), path)",
+        )
+    arguments, keywords = exported.example_inputs
+    builder = GraphBuilder(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch copies exported programs with its own old calls
+        trace = eager_trace(exported.module(), arguments, keywords=keywords)
+    last: tuple[str, ...] = ()
+    for number, launch in enumerate(trace.launches):
+        node = f"{launch.call}_{number}"
+        program = TensorProgram.from_operator(launch.spec)
+        builder.launch(node, launch.call, program, reads=last, writes=(node,), remark=launch.remark)
+        last = (node,)
+    for entry in trace.unsupported:
+        for copy in range(entry.count):
+            node = f"{entry.operator}_unsupported_{copy}"
+            builder.unsupported(node, entry.operator, entry.reason, reads=(), writes=())
+    return builder.build()
 
 
 def _arguments(torch: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -135,3 +251,190 @@ def _optimizer(torch: Any, optimizer: str | Callable[..., Any] | None) -> Callab
         raise DataError(f"optimizer {optimizer!r} is not known", hint=f"a callable, or {', '.join(OPTIMIZERS)}")
     kind = getattr(torch.optim, OPTIMIZERS[optimizer])
     return lambda parameters: kind(parameters, lr=1e-3, foreach=True)
+
+
+def _grouped(launches: Iterable[EagerLaunch]) -> tuple[tuple[TensorProgram, ...], tuple[ListedProgram, ...]]:
+    """Distinct programs and their rows, both in the order of their first launch.
+
+    A row has equal programs and calls of a phase whose modules differ only in numbers.
+    """
+    programs: dict[str, TensorProgram] = {}
+    rows: dict[tuple[Any, ...], list[str]] = {}
+    for launch in launches:
+        program = TensorProgram.from_operator(launch.spec)
+        programs.setdefault(program.hash, program)
+        pattern = tuple("#" if part.isdecimal() else part for part in launch.module.split("."))
+        key = (program.hash, launch.call, launch.phase, pattern, launch.remark)
+        rows.setdefault(key, []).append(launch.module)
+    index = {digest: i for i, digest in enumerate(programs)}
+    return tuple(programs.values()), tuple(
+        ListedProgram(index[digest], call, phase, tuple(dict.fromkeys(modules)), len(modules), remark)
+        for (digest, call, phase, _, remark), modules in rows.items()
+    )
+
+
+def paths_text(paths: Sequence[str]) -> str:
+    """Qualified names that differ only in their numbers as one text; ranges may cover more names than there are.
+
+    Examples
+    --------
+    >>> paths_text(["layers.0.mlp", "layers.1.mlp", "layers.2.mlp"])
+    'layers.0-2.mlp'
+    >>> paths_text(["0", "2"])
+    '0,2'
+    """
+    columns = zip(*(path.split(".") for path in paths), strict=True)
+    return ".".join(_numbers_text(dict.fromkeys(column)) for column in columns)
+
+
+def _numbers_text(parts: Iterable[str]) -> str:
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    numbers = sorted(map(int, parts))
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+#: Element types of ``--input``.
+INPUT_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
+_NAME = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_MODULE = re.compile(rf"{_NAME}:{_NAME}")
+
+
+def is_factory(text: str) -> bool:
+    """Whether a text has the form ``package.module:factory``, and is no operator."""
+    if _MODULE.fullmatch(text) is None:
+        return False
+    from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
+
+    return text.partition(":")[0] not in (*operator_types(), *PRODUCT_ALIASES)
+
+
+def load_factory(text: str) -> tuple[Any, Any]:
+    """Import a factory and call it; the current directory is importable.
+
+    Parameters
+    ----------
+    text : str
+        ``package.module:factory``. The factory returns a torch module, or a tuple of a module and example inputs. It
+        may also be a module class, or a module itself.
+
+    Returns
+    -------
+    module, example_inputs
+        The inputs are None where the factory returns none.
+
+    Raises
+    ------
+    DataError
+        The Python module cannot be imported, it has no such name, the factory raises an exception, or it returns
+        something else.
+    MissingDependencyError
+        torch is not installed.
+    """
+    torch = import_torch()
+    name, _, attribute = text.partition(":")
+    factory = _attribute(_imported(name), attribute, text)
+    made = factory
+    if not isinstance(factory, torch.nn.Module | tuple):
+        if not callable(factory):
+            raise DataError(
+                f"{text} has type {type(factory).__name__}, which is no factory",
+                hint="name a function without arguments that returns a torch module",
+            )
+        try:
+            made = factory()
+        except CdmppError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{text} raised {_described(error)}", hint=f"it is called without arguments: {attribute}()"
+            ) from error
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, torch.nn.Module | torch.export.ExportedProgram):
+        raise DataError(
+            f"{text} returned {type(made).__name__}, not a torch module",
+            hint="return a torch.nn.Module, or a tuple of a module and its example inputs",
+        )
+    return module, inputs
+
+
+def parse_inputs(texts: list[str]) -> Any:
+    """Example inputs of texts such as ``8,3,224,224``, ``1,128:int64`` or ``input_ids=1,128:int64``.
+
+    Returns
+    -------
+    tuple of Tensor, or dict of str to Tensor
+        On ``meta``; a dictionary where the texts have names.
+
+    Raises
+    ------
+    DataError
+        A text has another form, or only some of several texts have names.
+    """
+    torch = import_torch()
+    tensors: list[tuple[str, Any]] = []
+    for text in texts:
+        name, equals, rest = text.rpartition("=")
+        shape, colon, dtype = rest.partition(":")
+        sizes = [int(size) for size in shape.split(",") if re.fullmatch(r"\s*[0-9]{1,12}\s*", size)]
+        known = dtype.strip() in INPUT_DTYPES if colon else True
+        if len(sizes) != len(shape.split(",")) or not known or (equals and not name.isidentifier()):
+            raise DataError(
+                f"input {text!r} is not [NAME=]SHAPE[:TYPE]",
+                hint="for example 8,3,224,224 or input_ids=1,128:int64; types: " + ", ".join(INPUT_DTYPES),
+            )
+        kind = getattr(torch, dtype.strip() or "float32")
+        tensors.append((name, torch.empty(sizes, dtype=kind, device="meta")))
+    names = {name for name, _ in tensors}
+    if "" not in names and len(names) == len(tensors):
+        return dict(tensors)
+    if names == {""}:
+        return tuple(tensor for _, tensor in tensors)
+    raise DataError(
+        f"inputs {', '.join(texts)}: a name is missing or occurs twice", hint="give all inputs names, or none of them"
+    )
+
+
+def _imported(name: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            raise DataError(
+                f"there is no Python module {missing!r}",
+                hint="modules of the current directory and of the environment are found; write package.module:factory",
+            ) from error
+        raise DataError(
+            f"importing {name} failed: it needs {missing!r}, which is not installed", hint="install that package"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise DataError(
+            f"importing {name} raised {_described(error)}", hint=f"python -c 'import {name}' shows where"
+        ) from error
+
+
+def _attribute(value: Any, path: str, text: str) -> Any:
+    for part in path.split("."):
+        if not hasattr(value, part):
+            near = difflib.get_close_matches(part, [n for n in dir(value) if not n.startswith("_")], n=3)
+            raise DataError(
+                f"{text}: {part!r} does not exist" + (f"; did you mean {' or '.join(near)}?" if near else ""),
+                hint="name a function that returns a torch module",
+            )
+        value = getattr(value, part)
+    return value
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}".rstrip(": ")

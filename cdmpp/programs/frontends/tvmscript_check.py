@@ -63,64 +63,14 @@ _BUFFER_CALLS = frozenset({"access_ptr", "vload", "vstore"})
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SIGNATURE_STRING = re.compile(r"[A-Za-z][\w.\-]{0,63}")
 
-_STATEMENTS = (
-    ast.For,
-    ast.With,
-    ast.If,
-    ast.While,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.AugAssign,
-    ast.Expr,
-    ast.Pass,
-    ast.Assert,
-    ast.Return,
-)
-_EXPRESSIONS = (
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.BoolOp,
-    ast.Compare,
-    ast.IfExp,
-    ast.Call,
-    ast.Attribute,
-    ast.Subscript,
-    ast.Name,
-    ast.Constant,
-    ast.Tuple,
-    ast.List,
-    ast.Dict,
-    ast.Slice,
-    ast.keyword,
-    ast.withitem,
-)
-_OPERATORS = (
-    ast.Add,
-    ast.Sub,
-    ast.Mult,
-    ast.Div,
-    ast.FloorDiv,
-    ast.Mod,
-    ast.LShift,
-    ast.BitAnd,
-    ast.BitOr,
-    ast.BitXor,
-    ast.Invert,
-    ast.Not,
-    ast.UAdd,
-    ast.USub,
-    ast.And,
-    ast.Or,
-    ast.Eq,
-    ast.NotEq,
-    ast.Lt,
-    ast.LtE,
-    ast.Gt,
-    ast.GtE,
-    ast.RShift,
-    ast.Load,
-    ast.Store,
-)
+#: Statements, expressions and operators that a function may consist of.
+_SYNTAX = """
+    For With If While Assign AnnAssign AugAssign Expr Pass Assert Return
+    BinOp UnaryOp BoolOp Compare IfExp Call Attribute Subscript Name Constant Tuple List Dict Slice keyword withitem
+    Add Sub Mult Div FloorDiv Mod LShift BitAnd BitOr BitXor Invert Not UAdd USub And Or Eq NotEq Lt LtE Gt GtE
+    RShift Load Store
+    """
+_NODES = tuple(getattr(ast, name) for name in _SYNTAX.split())
 #: Constructs that TVM renamed, and their names today.
 _FORMER = {"block": "sblock", "block_attr": "sblock_attr"}
 #: Parents under which a string or a display (list, tuple, dictionary) is only handed on.
@@ -298,7 +248,7 @@ def _check_tree(root: ast.AST, parent: ast.AST | None, names: set[str]) -> None:
 
 
 def _check_node(node: ast.AST, parent: ast.AST | None, names: set[str]) -> None:
-    if not isinstance(node, (*_STATEMENTS, *_EXPRESSIONS, *_OPERATORS)):
+    if not isinstance(node, _NODES):
         place = node if hasattr(node, "lineno") else (parent or node)
         raise _refuse(place, f"{type(node).__name__} is not allowed")
     if isinstance(node, ast.Name):

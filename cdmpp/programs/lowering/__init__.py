@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.lowering import attention, convolution, experts, latent, products, vectors
+from cdmpp.programs.lowering import attention, products, vectors
 from cdmpp.programs.lowering.common import Sizes, te, tvm, tvm_dtype
 from cdmpp.programs.operators import OperatorSpec, structural_flags
 
@@ -24,16 +24,16 @@ Builder = Callable[[Sizes, str, Sizes], list[Any]]
 _PRODUCTS: dict[str, Builder] = {
     "linear": products.linear,
     "bmm": products.bmm,
-    **dict.fromkeys(("moe", "moe_w13"), experts.moe),
-    "grouped_gemm": experts.grouped_gemm,
+    **dict.fromkeys(("moe", "moe_w13"), products.moe),
+    "grouped_gemm": products.grouped_gemm,
     **dict.fromkeys(("attention_prefill", "attention_decode", "attention_encoder"), attention.attention),
     "attention_mixed": attention.attention_mixed,
-    **dict.fromkeys(("mla_prefill", "mla_decode"), latent.latent_attention),
+    **dict.fromkeys(("mla_prefill", "mla_decode"), attention.latent_attention),
 }
 _OTHERS: dict[str, Builder] = {
-    "conv2d": convolution.conv2d,
-    **dict.fromkeys(("max_pool2d", "avg_pool2d"), convolution.pool2d),
-    "batch_norm": convolution.batch_norm,
+    "conv2d": vectors.conv2d,
+    **dict.fromkeys(("max_pool2d", "avg_pool2d"), vectors.pool2d),
+    "batch_norm": vectors.batch_norm,
     "silu_and_mul": vectors.silu_and_mul,
     "copy": vectors.copy,
     "embedding": vectors.embedding,

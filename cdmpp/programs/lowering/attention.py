@@ -1,12 +1,15 @@
-"""Attention over grouped heads, and batches of a prefill chunk and decoding sequences."""
+"""Attention over grouped heads, mixed batches, and multi-head latent attention alone or with its projections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import mul
 from typing import Any
 
 from cdmpp.programs.lowering.common import (
     FACTOR,
+    NARROW,
     Sizes,
     accumulator,
     as_float,
@@ -19,6 +22,7 @@ from cdmpp.programs.lowering.common import (
     tvm_dtype,
     written,
 )
+from cdmpp.programs.lowering.products import Index, ProductSums, activations, product, weights
 
 
 def attend(
@@ -113,3 +117,180 @@ def attention_mixed(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     decoding = (s["decodes"], 1, s["decode_past_len"] + 1)
     *second, decoded = _grouped(s, dtype, flags, decoding, causal=False, past=None, prefix="decode_")
     return [*first, *second, out, decoded]
+
+
+def latent_attention(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
+    """``mla_prefill`` and ``mla_decode``."""
+    if flags["module"]:
+        return _Module(s, dtype, flags).tensors()
+    b, sq, heads, keys = s["batch"], s["q_len"], s["heads"], s["q_len"] + s["past_len"]
+    stored = tvm_dtype(flags.get("kv_dtype") or dtype)
+    shape = (b, sq, heads, keys)
+    if flags["operator"] == "mla_decode":
+        depth = s["latent"] + s["rope"]
+        q = te.placeholder((b, sq, heads, depth), name="q", dtype=tvm_dtype(dtype))
+        cache = te.placeholder((b, keys, depth), name="cache", dtype=stored)
+        return [q, cache, narrow(_absorbed(shape, s, q, cache), written(dtype))]
+    depth = s["nope"] + s["rope"]
+    q = te.placeholder((b, sq, heads, depth), name="q", dtype=tvm_dtype(dtype))
+    k = te.placeholder((b, keys, heads, depth), name="k", dtype=stored)
+    v = te.placeholder((b, keys, heads, s["v_dim"]), name="v", dtype=stored)
+    out = attend(
+        shape,
+        (depth, s["v_dim"]),
+        lambda z, i, h, r: q[z, i, h, r],
+        lambda z, j, h, r: k[z, j, h, r],
+        lambda z, j, h, e: v[z, j, h, e],
+        past=s["past_len"],
+    )
+    return [q, k, v, narrow(out, written(dtype))]
+
+
+def _absorbed(shape: tuple[Any, Any, Any, Any], s: Sizes, q: Any, cache: Any) -> Any:
+    """All heads read one cache, whose latents are the values too."""
+    return attend(
+        shape,
+        (s["latent"] + s["rope"], s["latent"]),
+        lambda z, i, h, r: q[z, i, h, r],
+        lambda z, j, h, r: cache[z, j, r],
+        lambda z, j, h, e: cache[z, j, e],
+    )
+
+
+class _Module:
+    """The attention module: projections down, norms, projections up, attention, output projection."""
+
+    def __init__(self, s: Sizes, dtype: str, flags: Sizes) -> None:
+        self.s = s
+        self.dtype = dtype
+        self.weight = flags.get("weight_dtype") or dtype
+        # Attention in a narrow type has its projections in that type, with static scales unless others are given.
+        self.scaling = flags.get("scaling") or ("tensor" if self.weight in NARROW else None)
+        wide_type = "bfloat16" if dtype in NARROW else dtype
+        self.half = tvm_dtype(self.weight if self.scaling is None else wide_type)
+        self.own = tvm_dtype(dtype)
+        self.stored = tvm_dtype(flags.get("kv_dtype") or dtype)
+        self.decode = flags["operator"] == "mla_decode"
+        self.inputs: list[Any] = []
+
+    def argument(self, name: str, dtype: str, *shape: Any) -> Any:
+        """One more argument of the program."""
+        tensor = te.placeholder(shape, name=name, dtype=dtype)
+        self.inputs.append(tensor)
+        return tensor
+
+    def project(self, x: Any, k: Any, columns: tuple[Any, ...], name: str) -> ProductSums:
+        """``x[..., :k] @ w[columns, k].T``, quantised where the projections are."""
+        lead = len(x.shape) - 1
+        left = activations(x, self.weight, self.scaling, f"{name}_x", k)
+        right = weights((reduce(mul, columns), k), self.weight, self.scaling, f"{name}_w")
+        self.inputs += [*left.inputs, *right.inputs]
+
+        def column(at: Index) -> Index:
+            head, *rest = at[lead:]
+            return (head * columns[1] + rest[0],) if rest else (head,)
+
+        return product((*x.shape[:-1], *columns), left, lambda at: at[:lead], right, column, name, k)
+
+    def squares(self, x: Any, start: Any, columns: Any, name: str) -> Callable[..., Any]:
+        """Reciprocal root of the mean square of some columns."""
+        r = te.reduce_axis((0, columns), name="r")
+        factor = const(FACTOR, "float32")
+
+        def square(*i: Any) -> Any:
+            value = as_float(x[(*i, start + r)])
+            return te.sum(value * value, axis=r)
+
+        total = te.compute(tuple(x.shape[:-1]), square, name=name)
+        return lambda *i: te.rsqrt(total[i] * factor + factor)
+
+    def per_head(self, read: Callable[..., Any], matrix: Any, name: str) -> Any:
+        """A product with one matrix ``[heads, columns, k]`` per head, in float32."""
+        heads, columns, k = matrix.shape
+        r = te.reduce_axis((0, k), name="r")
+        return te.compute(
+            (self.s["batch"], self.s["q_len"], heads, columns),
+            lambda z, i, h, j: te.sum(as_float(read(z, i, h, r)) * as_float(matrix[h, j, r]), axis=r),
+            name=name,
+        )
+
+    def tensors(self) -> list[Any]:
+        """Arguments and results of the program."""
+        s, half = self.s, self.half
+        b, sq, keys = s["batch"], s["q_len"], s["q_len"] + s["past_len"]
+        latent, rope, nope, v_dim, q_latent = (s[n] for n in ("latent", "rope", "nope", "v_dim", "q_latent"))
+        x = self.argument("x", half, b, sq, s["hidden"])
+        gamma, kv_gamma = self.argument("q_gamma", half, q_latent), self.argument("kv_gamma", half, latent)
+        cosine, sine = self.argument("cosine", half, sq, rope), self.argument("sine", half, sq, rope)
+        cache = self.argument("cache", self.stored, b, keys, latent + rope)
+
+        def rotated(read: Callable[[Any], Any], i: Any, r: Any) -> Any:
+            partner = r + 1 - te.floormod(r, 2) * 2
+            return as_float(read(r)) * as_float(cosine[i, r]) + as_float(read(partner)) * as_float(sine[i, r])
+
+        down = self.project(x, s["hidden"], (q_latent + latent + rope,), "down").written_as(half, "down_out")
+        root = self.squares(down, 0, q_latent, "q_squares")
+        q_normed = te.compute(
+            (b, sq, q_latent),
+            lambda z, i, j: cast(as_float(down[z, i, j]) * root(z, i) * as_float(gamma[j]), half),
+            name="q_norm",
+        )
+        up = self.project(q_normed, q_latent, (s["heads"], nope + rope), "q_up")
+        q_type = half if self.decode else self.own
+
+        def turned(z: Any, i: Any, h: Any, j: Any) -> Any:
+            end = rotated(lambda r: up.read((z, i, h, nope + r)), i, j - nope)
+            return cast(te.if_then_else(j < nope, as_float(up.read((z, i, h, j))), end), q_type)
+
+        q = te.compute((b, sq, s["heads"], nope + rope), turned, name="q_rotate")
+        kv_root = self.squares(down, q_latent, latent, "kv_squares")
+
+        def cached(z: Any, i: Any, j: Any) -> Any:
+            end = rotated(lambda r: down[z, i, q_latent + latent + r], i, j - latent)
+            start = as_float(down[z, i, q_latent + j]) * kv_root(z, i) * as_float(kv_gamma[j])
+            return cast(te.if_then_else(j < latent, start, end), self.stored)
+
+        new = te.compute((b, sq, latent + rope), cached, name="cache_write")
+        out = self.decoded(q, cache) if self.decode else self.prefilled(q, cache, keys)
+        flat = te.compute(
+            (b, sq, s["heads"] * v_dim),
+            lambda z, i, c: cast(out[z, i, te.floordiv(c, v_dim), te.floormod(c, v_dim)], half),
+            name="heads",
+        )
+        result = self.project(flat, s["heads"] * v_dim, (s["hidden"],), "output").written_as(half, "output_out")
+        return [*self.inputs, new, result]
+
+    def decoded(self, q: Any, cache: Any) -> Any:
+        """Queries are lifted into the space of the latents, results brought back."""
+        s = self.s
+        b, sq, heads, latent, nope = s["batch"], s["q_len"], s["heads"], s["latent"], s["nope"]
+        absorb = self.argument("absorb", self.half, heads, latent, nope)
+        value_up = self.argument("value_up", self.half, heads, s["v_dim"], latent)
+        lifted = self.per_head(lambda z, i, h, r: q[z, i, h, r], absorb, "absorb_q")
+
+        def joined(z: Any, i: Any, h: Any, j: Any) -> Any:
+            end = as_float(q[z, i, h, nope + j - latent])
+            return cast(te.if_then_else(j < latent, lifted[z, i, h, j], end), self.own)
+
+        query = te.compute((b, sq, heads, latent + s["rope"]), joined, name="absorbed_q")
+        attended = _absorbed((b, sq, heads, cache.shape[1]), s, query, cache)
+        return self.per_head(lambda z, i, h, r: attended[z, i, h, r], value_up, "unabsorb")
+
+    def prefilled(self, q: Any, cache: Any, keys: Any) -> Any:
+        """Keys and values are made of the latents, old and new."""
+        s = self.s
+        b, heads, latent, nope, rope, v_dim = (s[n] for n in ("batch", "heads", "latent", "nope", "rope", "v_dim"))
+        up = self.project(cache, latent, (heads, nope + v_dim), "kv_up").written_as(self.own, "kv_up_out")
+
+        def joined(z: Any, j: Any, h: Any, r: Any) -> Any:
+            return te.if_then_else(r < nope, up[z, j, h, r], cast(cache[z, j, latent + r - nope], self.own))
+
+        k = te.compute((b, keys, heads, nope + rope), joined, name="keys")
+        return attend(
+            (b, s["q_len"], heads, keys),
+            (nope + rope, v_dim),
+            lambda z, i, h, r: q[z, i, h, r],
+            lambda z, j, h, r: k[z, j, h, r],
+            lambda z, j, h, e: up[z, j, h, nope + e],
+            past=s["past_len"],
+        )

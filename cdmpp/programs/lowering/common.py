@@ -9,30 +9,11 @@ from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.programs.templates import TVM_NAMES, WEIGHT_DTYPE
 
 try:
-    import tvm
-    from tvm import te, topi
+    import tvm as tvm
+    from tvm import te as te
+    from tvm import topi as topi
 except ImportError as error:  # pragma: no cover - depends on the installation
     raise MissingDependencyError("lowering a program needs TVM", hint=install_hint("tvm")) from error
-
-__all__ = [
-    "FACTOR",
-    "NARROW",
-    "SLOPE",
-    "Sizes",
-    "accumulator",
-    "as_float",
-    "cast",
-    "ceil_divide",
-    "const",
-    "dtype_of",
-    "narrow",
-    "te",
-    "topi",
-    "tvm",
-    "tvm_dtype",
-    "wide",
-    "written",
-]
 
 Sizes = Mapping[str, Any]
 #: A constant whose value no feature depends on stands for 1/cols, 1/sqrt(head_dim) and the like.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdmpp.programs.zoo.registry import (
-    Network,
+    ZooNetwork,
     describe_network,
     make_network,
     network_names,
@@ -11,4 +11,4 @@ from cdmpp.programs.zoo.registry import (
     parse_network,
 )
 
-__all__ = ["Network", "describe_network", "make_network", "network_names", "network_parameters", "parse_network"]
+__all__ = ["ZooNetwork", "describe_network", "make_network", "network_names", "network_parameters", "parse_network"]

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from cdmpp.errors import InvalidProgramError
 
+#: What the builder of a network returns: the module and its inputs.
+Built = tuple[nn.Module, tuple[Tensor, ...]]
+
 
 class ConvNorm(nn.Module):
     """Convolution, batch normalisation and activation: one fused program."""
@@ -33,8 +36,7 @@ class ConvNorm(nn.Module):
         self.act = act() if act else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.act(self.norm(self.conv(x)))
-        return y
+        return self.act(self.norm(self.conv(x)))
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -128,8 +130,7 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
-        return y
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
 def check_divides(divisor: int, value: int, what: str) -> None:

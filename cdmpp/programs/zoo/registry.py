@@ -24,21 +24,7 @@ if TYPE_CHECKING:
 Value = int | float | str
 
 #: Modules that register networks, in the order of :func:`network_names`.
-_MODULES = (
-    "vision",
-    "branches",
-    "modern_vision",
-    "images",
-    "transformers",
-    "decoders",
-    "packed",
-    "sequences",
-    "video",
-    "audio",
-    "moe",
-    "tabular",
-    "layouts",
-)
+_MODULES = ("vision", "transformers", "sequences", "others")
 
 #: No size of a network is larger; a mistyped one would fill the memory.
 MAX_SIZE = 1 << 20
@@ -47,7 +33,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Network:
+class ZooNetwork:
     """A network with random weights and inputs.
 
     Attributes
@@ -113,7 +99,7 @@ def describe_network(name: str) -> str:
     return (inspect.getdoc(_find(name)) or name).split("\n\n")[0].replace("\n", " ")
 
 
-def make_network(name: str, **parameters: Value) -> Network:
+def make_network(name: str, **parameters: Value) -> ZooNetwork:
     """A network with seeded random weights and inputs.
 
     Parameters
@@ -138,10 +124,10 @@ def make_network(name: str, **parameters: Value) -> Network:
         torch.manual_seed(_SEED)
         module, inputs = build(**given)
     changed = {key: value for key, value in given.items() if value != defaults[key]}
-    return Network(name, module.eval().requires_grad_(False), inputs, defaults | given, changed)
+    return ZooNetwork(name, module.eval().requires_grad_(False), inputs, defaults | given, changed)
 
 
-def parse_network(text: str) -> Network:
+def parse_network(text: str) -> ZooNetwork:
     """The network that a text such as ``"resnet18"`` or ``"bert-tiny:batch=4,seq=128"`` names.
 
     Raises

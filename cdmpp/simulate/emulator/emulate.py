@@ -1,21 +1,124 @@
-"""Emulation of a pipeline-parallel training step: makespan, memory, and times of each pass."""
+"""Emulation of a pipeline-parallel training step: makespan, its lower bound, memory, and times of each pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from cdmpp.errors import FieldError
-from cdmpp.simulate.emulator.arrays import durations, holdings, peaks_over_time
-from cdmpp.simulate.emulator.evaluate import Floats, Ints, evaluate, peaks
-from cdmpp.simulate.emulator.frames import Frames
+from cdmpp.simulate.emulator.evaluate import Frames, evaluate, peaks
 from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
-from cdmpp.simulate.emulator.reuse import Reuse, anew
-from cdmpp.simulate.emulator.stages import OUT, Stage, Table, column, table
+from cdmpp.simulate.emulator.stages import (
+    BACKWARD,
+    OUT,
+    WEIGHT,
+    Floats,
+    Ints,
+    Stage,
+    Table,
+    column,
+    grid,
+    on_grid,
+    table,
+)
 from cdmpp.simulate.emulator.structure import Structure, build, deadlock
+
+_NOTHING = object()
+
+
+@dataclass
+class Reuse:
+    """Cache of results by key. It is emptied when it is full.
+
+    Attributes
+    ----------
+    most, most_bytes : int
+        Most results, and the most memory of results that have ``nbytes``.
+    hits, misses : int
+    """
+
+    most: int = 4096
+    most_bytes: int = 1 << 28
+    hits: int = 0
+    misses: int = 0
+    _held: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    _bytes: int = 0
+
+    def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The result of a key; computed where it is not cached."""
+        cached = self._held.get(key, _NOTHING)
+        if cached is not _NOTHING:
+            self.hits += 1
+            return cached
+        self.misses += 1
+        made = make()
+        size = getattr(made, "nbytes", 0)
+        if len(self._held) >= self.most or self._bytes + size > self.most_bytes:
+            self._held.clear()
+            self._bytes = 0
+        self._held[key] = made
+        self._bytes += size
+        return made
+
+
+def anew(key: Hashable, make: Callable[[], Any]) -> Any:
+    """As :meth:`Reuse.find`, without a cache."""
+    return make()
+
+
+def durations(
+    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
+) -> tuple[Floats, Floats, float]:
+    """Seconds of every task and of every transfer before it, rounded to a common :func:`grid`; and the grid."""
+    rows = structure.tasks // (structure.stages * structure.micro_batches)
+    whole = _by_class(costs.whole_s[:rows], classes)
+    if structure.any_split:
+        whole = np.where(structure.split, _by_class(costs.split_s[:rows], classes), whole)
+    duration = whole.reshape(-1)
+    if isinstance(transfer_s, int | float):
+        lag = structure.crosses * float(transfer_s)
+    else:
+        cuts = np.array([*transfer_s, 0.0])  # -1, no cut, is the last
+        lag = cuts[structure.cut]
+    step = grid(float(duration.sum() + lag.sum()))
+    return on_grid(duration, step), on_grid(lag, step), step
+
+
+def holdings(structure: Structure, costs: Table, classes: Sequence[int]) -> tuple[Floats, Floats]:
+    """Bytes that every task allocates at its start and frees at its end."""
+    rows = structure.tasks // (structure.stages * structure.micro_batches)
+    at_start = _by_class(costs.at_start[:rows], classes)
+    at_end = _by_class(costs.at_end[:rows], classes)
+    if structure.any_split:
+        at_end[WEIGHT] = np.where(structure.split, at_end[BACKWARD], 0.0)
+        at_end[BACKWARD] = np.where(structure.split, 0.0, at_end[BACKWARD])
+    return at_start.reshape(-1), at_end.reshape(-1)
+
+
+def _by_class(values: Floats, classes: Sequence[int]) -> Floats:
+    """Shape (kinds, stages, classes) to (kinds, stages, micro_batches)."""
+    if values.shape[2] == 1:
+        return np.repeat(values, len(classes), axis=2)
+    return values[:, :, np.asarray(classes)]
+
+
+def peaks_over_time(
+    structure: Structure, start: Floats, end: Floats, at_start: Floats, at_end: Floats, resident: Floats, peak: Floats
+) -> None:
+    """As :func:`cdmpp.simulate.emulator.evaluate.peaks`, where copies to the host free memory, too."""
+    for rank in range(structure.ranks):
+        both = np.concatenate(
+            [structure.order[structure.begin[r] : structure.begin[r + 1]] for r in (rank, rank + structure.ranks)]
+        )
+        when = np.concatenate((start[both], end[both]))
+        change = np.concatenate((at_start[both], at_end[both]))
+        # Memory of ending tasks is free for tasks that start at the same time.
+        held = resident[rank] + np.cumsum(change[np.lexsort((change, when))])
+        peak[rank] = max(resident[rank], held.max(initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -264,3 +367,37 @@ def _simulate(
     else:
         peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
     return Step(structure, start, end, peak)
+
+
+def lower_bound(
+    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
+) -> float:
+    """Lower bound of all orders of the same passes on the same ranks.
+
+    Each rank has to wait for its first micro-batch, do all its passes, and then the last gradient still
+    goes down to stage 0; a micro-batch has to go up and down once.
+
+    Notes
+    -----
+    Where the weight gradients are passes of their own, a rank may end with them, and nothing need follow:
+    then the passes without them are counted, with what follows, and all passes, without.
+    """
+    duration, lag, _ = durations(structure, costs, classes, transfer_s)
+    stages, count, ranks = structure.stages, structure.micro_batches, structure.ranks
+    time = duration[: OUT * stages * count].reshape(OUT, stages, count)
+    size = stages * count
+    up, down = lag[:size, 0].reshape(stages, count), lag[size : 2 * size, 1].reshape(stages, count)
+    forward, backward, weight = time
+    # Before a stage's first forward pass, and after its last backward one.
+    head = np.zeros((stages, count))
+    head[1:] = np.cumsum(forward[:-1] + up[1:], axis=0)
+    tail = np.zeros((stages, count))
+    tail[1:] = np.cumsum(backward[:-1] + down[:-1], axis=0)
+    bound_s = float((head[-1] + forward[-1] + backward[-1] + tail[-1]).max())
+    for rank in range(ranks):
+        stages_here = np.flatnonzero(structure.rank_of == rank)
+        if len(stages_here):
+            before, after = float(head[stages_here].min()), float(tail[stages_here].min())
+            passes = float((forward + backward)[stages_here].sum())
+            bound_s = max(bound_s, before + passes + after, before + passes + float(weight[stages_here].sum()))
+    return bound_s

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cdmpp.simulate.emulator.evaluate import Floats
-
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
 Memory = Literal["keep", "recompute", "offload"]
 
 #: Rows of a cost table and of the numbering of tasks: forward, backward (for the inputs), backward for the

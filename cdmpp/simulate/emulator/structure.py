@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.errors import FieldError
-from cdmpp.simulate.emulator.evaluate import Floats, Ints
 from cdmpp.simulate.emulator.orders import Orders, Pass
-from cdmpp.simulate.emulator.stages import BACKWARD, FORWARD, IN, KINDS, OUT, WEIGHT
+from cdmpp.simulate.emulator.stages import BACKWARD, FORWARD, IN, KINDS, OUT, WEIGHT, Floats, Ints
 
 _NUMBER = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
 _MOST_NAMED = 6

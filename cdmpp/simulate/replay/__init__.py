@@ -4,9 +4,8 @@
 programs to predict, links, collectives, what-ifs and intervals (docs/replay.md).
 """
 
-from cdmpp.simulate.replay.engine import Replayer, replay
+from cdmpp.simulate.replay.engine import Replayer, StreamUse, Timeline, replay
 from cdmpp.simulate.replay.graph import Graph, Node
 from cdmpp.simulate.replay.links import COLLECTIVES, Link, collective_s
-from cdmpp.simulate.replay.timeline import StreamUse, Timeline
 
 __all__ = ["COLLECTIVES", "Graph", "Link", "Node", "Replayer", "StreamUse", "Timeline", "collective_s", "replay"]

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdmpp.errors import FieldError
-from cdmpp.simulate.replay.engine import replay
+from cdmpp.simulate.replay.engine import Timeline, replay
 from cdmpp.simulate.replay.graph import Graph, Node
 from cdmpp.simulate.replay.links import Algorithm, Link, collective_s
-from cdmpp.simulate.replay.timeline import Timeline
 
 #: What PyTorch does unless told otherwise: a small first bucket, so that the first all-reduce starts early.
 PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES = 25 * 2**20, 2**20

@@ -19,9 +19,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from cdmpp.errors import DataError, FieldError
-from cdmpp.simulate.replay.collector import paused_collector
 from cdmpp.simulate.replay.forms import NodeForm
-from cdmpp.simulate.replay.records import FIELDS, NodeRecord, Nodes
+from cdmpp.simulate.replay.records import FIELDS, NodeRecord, Nodes, paused_collector
 from cdmpp.utils.writing import replacing
 
 #: Key of the metadata with the other fields of the request.

@@ -25,11 +25,9 @@ from cdmpp.predict.requests.request import (
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.simulate.replay import forms
 from cdmpp.simulate.replay.build import CheckedNodes, PriceOptions, check_nodes
-from cdmpp.simulate.replay.collector import paused_collector
 from cdmpp.simulate.replay.engine import Replayer
 from cdmpp.simulate.replay.graph import Order
-from cdmpp.simulate.replay.records import NodeList
-from cdmpp.simulate.replay.rows import NodeRows, NodeTimeline
+from cdmpp.simulate.replay.records import NodeList, NodeRows, NodeTimeline, paused_collector
 from cdmpp.utils.units import format_latency
 
 _MOST_ROWS = 15

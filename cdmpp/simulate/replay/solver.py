@@ -1,29 +1,38 @@
-"""Solving a replay request: the replay, its what-ifs, and the interval of the makespan."""
+"""Solving a replay request: the replay, its what-ifs, and the interval of the makespan.
+
+The plan also has the critical path by program, the explanation of the makespan, and the timeline as Chrome trace
+events. The interval is sampled from the intervals of the predictions.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
 import numpy as np
 
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.simulate.replay.build import NodeDurations, price_nodes
-from cdmpp.simulate.replay.collector import paused_collector
-from cdmpp.simulate.replay.critical_path import explain, path_by_program, programs_of
-from cdmpp.simulate.replay.engine import Replayer
-from cdmpp.simulate.replay.graph import Floats
-from cdmpp.simulate.replay.interval import sample_makespans, spread_of
-from cdmpp.simulate.replay.rows import NodeRows
+from cdmpp.predict.requests.request import PriceRequest
+from cdmpp.simulate.replay.build import CheckedNodes, NodeDurations, price_nodes
+from cdmpp.simulate.replay.engine import Replayer, Timeline
+from cdmpp.simulate.replay.graph import Floats, Ints
+from cdmpp.simulate.replay.records import NodeRows, paused_collector
 from cdmpp.simulate.replay.schema import (
     DeviceRow,
     MakespanInterval,
     PathNode,
+    PathShare,
     ReplayPlan,
     ReplayRequest,
     StreamRow,
     Trace,
     WhatIf,
 )
-from cdmpp.simulate.replay.timeline import Timeline
-from cdmpp.simulate.replay.trace import trace_events
+from cdmpp.utils.units import format_latency
 
 #: Without ``samples`` in the request, as many as keep samples times size of the graph below this, within limits.
 AUTO_WORK, AUTO_LEAST, AUTO_MOST = 6_000_000, 16, 256
@@ -146,3 +155,201 @@ def _what_ifs(request: ReplayRequest, replayer: Replayer, durations: Floats, mak
             )
         )
     return rows
+
+
+_MOST_EXPLAINED = 4
+
+
+def programs_of(checked: CheckedNodes, durations: NodeDurations, prices: Sequence[Prediction]) -> list[str | None]:
+    """The program of each node, of several the longest one; None for nodes without a program."""
+    longest: dict[int, tuple[float, str]] = {}
+    for (node, price, _), seconds in zip(checked.parts, durations.part_s.tolist(), strict=True):
+        name = prices[price].name
+        if node not in longest or seconds > longest[node][0]:
+            longest[node] = (seconds, name)
+    return [longest[i][1] if i in longest else None for i in range(len(checked.nodes))]
+
+
+def path_by_program(
+    checked: CheckedNodes, durations: NodeDurations, prices: Sequence[Prediction], timeline: Timeline
+) -> list[PathShare]:
+    """The critical path by program and device; nodes without programs by class. Shares sum to 1."""
+    path = timeline.critical_path
+    on_path = set(path)
+    totals: dict[tuple[str | None, str | None, str], tuple[int, int, float]] = {}
+
+    def add(program: str | None, device: str | None, class_: str, runs: int, seconds: float) -> None:
+        nodes, all_runs, total_s = totals.get((program, device, class_), (0, 0, 0.0))
+        totals[program, device, class_] = (nodes + 1, all_runs + runs, total_s + seconds)
+
+    predicted = set()
+    for (node, number, count), seconds in zip(checked.parts, durations.part_s.tolist(), strict=True):
+        if node in on_path:
+            predicted.add(node)
+            add(prices[number].name, prices[number].device, checked.classes[node], count, seconds)
+    for i in path:
+        if i not in predicted:
+            add(None, None, checked.classes[i], 1, float(timeline.duration_s[i]))
+    for i in path[:-1]:
+        gap_s = timeline.graph.nodes[i].gap_s
+        if gap_s:
+            add(None, None, "gap", 1, gap_s)
+    makespan_s = timeline.makespan_s
+    shares = [
+        PathShare(
+            program=program,
+            device=device,
+            class_=class_,
+            nodes=nodes,
+            runs=runs,
+            seconds=seconds,
+            share=seconds / makespan_s if makespan_s else 0.0,
+        )
+        for (program, device, class_), (nodes, runs, seconds) in totals.items()
+    ]
+    return sorted(shares, key=lambda share: (-share.seconds, share.program or "", share.device or "", share.class_))
+
+
+def explain(shares: Sequence[PathShare], timeline: Timeline) -> list[str]:
+    """Sentences about the critical path, its largest shares, and communication that nothing hides."""
+    nodes, makespan_s = timeline.graph.nodes, timeline.makespan_s
+    streams = {(nodes[i].device, nodes[i].stream) for i in timeline.critical_path}
+    count = f"{len(streams)} stream{'s' if len(streams) > 1 else ''}"
+    lines = [f"the critical path has {len(timeline.critical_path)} of {len(nodes)} nodes, on {count}"]
+    for share in shares[:_MOST_EXPLAINED]:
+        if share.seconds > 0:
+            name = share.name if share.program else f"class {share.class_}"
+            lines.append(
+                f"{100 * share.share:.0f} % of the makespan: {name}, {share.runs} x, "
+                f"{format_latency(share.seconds)} together"
+            )
+    if any(node.kind == "comm" for node in nodes):
+        exposed = 100 * timeline.exposed_comm_s / makespan_s if makespan_s else 0.0
+        lines.append(f"communication that nothing hides: {format_latency(timeline.exposed_comm_s)} ({exposed:.0f} %)")
+    return lines
+
+
+#: Most node durations in memory at a time, 8 bytes each.
+_CHUNK = 2_000_000
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Errors of the predictions as factors around 1.
+
+    Attributes
+    ----------
+    below, above : Floats, length draws
+        Logarithm of the factor for one standard deviation to either side.
+    draw : Ints, length prices
+        Draw of each price: equal programs on equal devices have the same error.
+    device : Ints, length draws
+        Device of each draw.
+    """
+
+    below: Floats
+    above: Floats
+    draw: Ints
+    device: Ints
+
+    def factors(self, samples: int, seed: int, correlation: float) -> Floats:
+        """Sampled factors, shape samples x prices.
+
+        A draw z from the normal distribution gives exp(z x below) or exp(z x above), by its sign: a
+        lognormal in two pieces, whose median is the prediction and whose quantiles are the interval's ends.
+        ``correlation`` is that of the draws of different programs on one device.
+        """
+        random = np.random.default_rng(seed)
+        z = random.standard_normal((samples, len(self.below)))
+        if correlation:
+            shared = random.standard_normal((samples, int(self.device.max()) + 1))[:, self.device]
+            z = np.sqrt(correlation) * shared + np.sqrt(1.0 - correlation) * z
+        factors: Floats = np.exp(z * np.where(z < 0, self.below, self.above))
+        return factors[:, self.draw]
+
+
+def spread_of(requests: Sequence[PriceRequest], prices: Sequence[Prediction]) -> Spread:
+    """The errors of predictions, from their intervals."""
+    keys = [
+        (json.dumps(request.device, sort_keys=True), price.name, str(price.program_hash), price.backend)
+        for request, price in zip(requests, prices, strict=True)
+    ]
+    numbers = {key: i for i, key in enumerate(sorted(set(keys)))}  # independent of the order of the request
+    below, above = np.zeros(len(numbers)), np.zeros(len(numbers))
+    for key, price in zip(keys, prices, strict=True):
+        below[numbers[key]], above[numbers[key]] = _slopes(price)
+    devices = {name: i for i, name in enumerate(sorted({key[0] for key in keys}))}
+    return Spread(
+        below,
+        above,
+        np.array([numbers[key] for key in keys], dtype=np.int64),
+        np.array([devices[key[0]] for key in numbers], dtype=np.int64),
+    )
+
+
+def _slopes(price: Prediction) -> tuple[float, float]:
+    assert price.latency_s is not None and price.lower_s is not None and price.upper_s is not None
+    levels = [float(level) for level in price.quantiles]
+    low, high = min(levels), max(levels)
+    below = np.log(price.latency_s / price.lower_s) / -NormalDist().inv_cdf(low) if low < 0.5 else 0.0
+    above = np.log(price.upper_s / price.latency_s) / NormalDist().inv_cdf(high) if high > 0.5 else 0.0
+    return float(below), float(above)
+
+
+def sample_makespans(replayer: Replayer, nodes: NodeDurations, factors: Floats) -> Floats:
+    """Makespans with the predictions scaled by sampled factors, one for each sample."""
+    rows = max(1, _CHUNK // max(len(nodes.given_s), 1))
+    makespans = [
+        replayer.makespans(np.stack([nodes.durations(row) for row in factors[at : at + rows]]))
+        for at in range(0, len(factors), rows)
+    ]
+    return np.concatenate(makespans)
+
+
+def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> list[dict[str, Any]]:
+    """The events of a trace.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    programs : sequence of str or None, length nodes
+        Program of each node, for its arguments.
+
+    Returns
+    -------
+    list of dict
+        A complete event ("X") for each node on each stream that it holds, times in µs. Processes are devices,
+        threads are streams. The argument ``critical`` marks nodes on the critical path.
+    """
+    streams = [(use.device, use.stream) for use in timeline.streams]
+    process = {device: i for i, device in enumerate(dict.fromkeys(device for device, _ in streams))}
+    thread = {stream: i for i, stream in enumerate(streams)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": device}}
+        for device, pid in process.items()
+    ]
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": process[device], "tid": tid, "args": {"name": stream}}
+        for (device, stream), tid in thread.items()
+    ]
+    critical = set(timeline.critical_path)
+    starts, lengths = (timeline.start_s * 1e6).tolist(), (timeline.duration_s * 1e6).tolist()
+    for i, node in enumerate(timeline.graph.nodes):
+        arguments: dict[str, Any] = {"critical": i in critical}
+        program = programs[i]
+        if program is not None:
+            arguments["program"] = program
+        for stream in dict.fromkeys(((node.device, node.stream), *node.also)):
+            events.append(
+                {
+                    "ph": "X",
+                    "name": node.id,
+                    "cat": node.kind,
+                    "pid": process[stream[0]],
+                    "tid": thread[stream],
+                    "ts": starts[i],
+                    "dur": lengths[i],
+                    "args": arguments,
+                }
+            )
+    return events

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdmpp.simulate.replay.timeline import Timeline
+from cdmpp.simulate.replay.engine import Timeline
 from cdmpp.simulate.traces.nodes import WORKING, TraceGraph, WorkNode
 
 #: Causes of idle time, in the order in which they are listed.

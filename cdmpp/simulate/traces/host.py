@@ -1,21 +1,26 @@
-"""Threads of a trace as segments: nested events flattened into consecutive pieces."""
+"""Threads of a trace: nested events flattened into consecutive segments, and their chains as nodes.
+
+The time between the segments is a node too.
+"""
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cdmpp.simulate.traces.collectives import is_host_work, issues_work
-from cdmpp.simulate.traces.records import TraceEvent
+from cdmpp.simulate.traces.align import collective_of
+from cdmpp.simulate.traces.nodes import TraceGraph, WorkNode
+from cdmpp.simulate.traces.records import Arguments, Lane, TraceEvent, is_host_work, issues_work, kind_of, shaped_call
 from cdmpp.simulate.traces.shapes import computes, is_free
 
 #: "op": an operator that computes on the host; "host": other work of the host; "launch": a call that starts work on a
 #: device; "sync": a call that waits for a device; "work": a collective on a thread of its library.
 SegmentRole = Literal["op", "host", "launch", "sync", "work"]
 _RUNTIME = r"(cuda|cu|hip)"
-_LAUNCH = re.compile(rf"{_RUNTIME}(Launch|ModuleLaunch|ExtModuleLaunch|ExtLaunch|GraphLaunch|Memcpy|Memset)")
 _SYNC = re.compile(rf"{_RUNTIME}(Stream|Device|Event|Ctx)Synchronize")
 _WAITS = re.compile(r"wait_tensor|::wait\b|barrier", re.IGNORECASE)
 
@@ -63,11 +68,6 @@ class _Tree:
 def is_sync(name: str) -> bool:
     """Whether a runtime call waits for a device."""
     return bool(_SYNC.match(name))
-
-
-def is_launch(name: str) -> bool:
-    """Whether a runtime call starts work on a device."""
-    return bool(_LAUNCH.match(name))
 
 
 def segments(events: Iterable[TraceEvent], on_device: bool) -> list[Segment]:
@@ -147,3 +147,182 @@ def _emit(
         at_s = max(at_s, child.end_s)
     if tree.end_s > at_s:
         out.append(Segment(at_s, tree.end_s, "host", names, ranges, waits=waits))
+
+
+#: A thread's idle time that is no wait is at most this, or this many times its median.
+_LEAST_WAIT_S, _WAIT_FACTOR = 20e-6, 3.0
+#: Share of a wait in which what is waited for was under way.
+_COVERED = 0.5
+#: Shorter times between segments are rounding.
+TINY_S = 1e-9
+#: DDP copies a bucket back as soon as its all-reduce has ended.
+_AFTER_WAIT = "copy_bucket_to_grad"
+
+
+@dataclass
+class HostLane:
+    """A thread in the graph.
+
+    Attributes
+    ----------
+    lane : Lane
+    segments : list of Segment
+        Inside of the window, in time order; times from the beginning of the graph.
+    positions : list of int
+        Node of each segment.
+    before : list of int or None
+        Node before each segment in the chain: what a launch in the segment follows.
+    gaps : list of (int, bool)
+        Nodes of idle time, or of calls that wait, and whether they certainly wait.
+    """
+
+    lane: Lane
+    segments: list[Segment]
+    positions: list[int] = field(default_factory=list)
+    before: list[int | None] = field(default_factory=list)
+    gaps: list[tuple[int, bool]] = field(default_factory=list)
+
+
+@dataclass
+class HostThreads:
+    """The threads of one rank; :meth:`build` adds their nodes to the graph."""
+
+    graph: TraceGraph
+    rank: int
+    device: str
+    names: dict[Lane, str]
+    begin_s: float
+    end_s: float
+    lanes: list[HostLane] = field(default_factory=list)
+
+    def build(self, found: dict[Lane, list[Segment]], main: Lane | None) -> None:
+        """Add the nodes of all threads; that of the iterations first.
+
+        Parameters
+        ----------
+        found : dict of Lane to list of Segment
+            Without those of collectives, which :class:`cdmpp.simulate.traces.rank.Rank` adds.
+        main : Lane or None
+            The thread that has the iterations' marks.
+        """
+        order = sorted(found, key=lambda lane: (lane != main, lane.owner, lane.name))
+        for lane in order:
+            host = HostLane(lane, found[lane])
+            self.lanes.append(host)
+            self._chain(host, lane == main)
+
+    def stream(self, lane: Lane) -> str:
+        """Name of a thread's stream in the graph."""
+        return (self.names.get(lane) or f"thread {lane.name}")[:100]
+
+    def _chain(self, host: HostLane, main: bool) -> None:
+        last: int | None = None
+        at_s = self.begin_s
+        stream = self.stream(host.lane)
+        if main and self.begin_s > TINY_S:
+            last = self.graph.delay(self.rank, self.begin_s, None, 0.0, "start")
+        for segment in host.segments:
+            start_s, end_s = max(segment.start_s, at_s), max(segment.end_s, at_s)
+            deps = [last] if last is not None and not host.positions else []
+            if start_s - at_s > TINY_S or (not main and not host.positions):
+                cause = None if main else self._cause(at_s if host.positions else -1.0, start_s)
+                if cause is not None:
+                    lag_s = start_s - self.graph.nodes[cause].end_s
+                    deps = [self.graph.delay(self.rank, lag_s, cause, start_s - lag_s, "thread")]
+                elif start_s - at_s > TINY_S:
+                    ranges = segment.names[: segment.ranges]
+                    gap = WorkNode(
+                        self.device, stream, start_s - at_s, deps, "host", self.rank, at_s, "host", (*ranges, "host")
+                    )
+                    last, deps = self.graph.add(gap), []
+                    host.gaps.append((last, _AFTER_WAIT in segment.names[-1]))
+            host.before.append(last if not deps else deps[0])
+            last = self._node(host, segment, start_s, end_s, deps, stream)
+            at_s = end_s
+        if main and self.end_s - at_s > TINY_S and last is not None:
+            tail = WorkNode(self.device, stream, self.end_s - at_s, [], "host", self.rank, at_s, "host", ("host",))
+            host.gaps.append((self.graph.add(tail), False))
+
+    def _node(
+        self, host: HostLane, segment: Segment, start_s: float, end_s: float, deps: list[int], stream: str
+    ) -> int:
+        event = segment.event
+        label = event.name if event is not None else segment.names[-1]
+        role = segment.role if segment.role != "work" else "host"
+        node = WorkNode(self.device, stream, end_s - start_s, deps, role, self.rank, start_s, label, segment.names)
+        if role == "op":
+            node.operation = event
+        elif role == "host":
+            node.label = "host"
+        position = self.graph.add(node)
+        host.positions.append(position)
+        if segment.waits:
+            host.gaps.append((position, True))
+        return position
+
+    def _cause(self, idle_from_s: float, start_s: float) -> int | None:
+        """The last node of the main thread that ended in another thread's idle time."""
+        if not self.lanes or not self.lanes[0].positions:
+            return None
+        positions = self.lanes[0].positions
+        at = bisect.bisect_right(positions, start_s, key=lambda i: self.graph.nodes[i].end_s) - 1
+        if at < 0 or self.graph.nodes[positions[at]].end_s <= idle_from_s:
+            return None
+        return positions[at]
+
+    def connect_waits(self, work: Sequence[int]) -> None:
+        """Let idle time of threads end with what it waited for.
+
+        Idle time is a wait if it is long, and a collective or another thread was active in most of it and ended before
+        the thread went on. What is left after that end is the thread's own time.
+
+        Parameters
+        ----------
+        work : sequence of int
+            Nodes of collectives that ran on threads of their library.
+        """
+        nodes = self.graph.nodes
+        for number, host in enumerate(self.lanes):
+            idle = [nodes[i].duration_s for i, certain in host.gaps if not certain]
+            least_s = max(_LEAST_WAIT_S, _WAIT_FACTOR * statistics.median(idle)) if idle else _LEAST_WAIT_S
+            others = [i for other in self.lanes[1:] for i in other.positions] if number == 0 else []
+            ends = sorted((*work, *others), key=lambda i: nodes[i].end_s)
+            for gap, certain in host.gaps:
+                self._connect(gap, certain, least_s, ends)
+
+    def _connect(self, gap: int, certain: bool, least_s: float, ends: Sequence[int]) -> None:
+        nodes = self.graph.nodes
+        node = nodes[gap]
+        begin_s, end_s = node.start_s, node.end_s
+        if not certain and node.duration_s < _LEAST_WAIT_S:
+            return
+        at = bisect.bisect_right(ends, end_s, key=lambda i: nodes[i].end_s) - 1
+        if at < 0 or nodes[ends[at]].end_s <= begin_s:
+            return
+        last = nodes[ends[at]]
+        # A collective may end by chance in a short pause; another thread's work begins and ends in a pause with reason.
+        if not certain and last.role == "comm" and node.duration_s < least_s:
+            return
+        first_s = last.start_s
+        before = at
+        while before >= 0 and nodes[ends[before]].end_s > begin_s:
+            other = nodes[ends[before]]
+            if other.stream == last.stream:
+                first_s = min(first_s, other.start_s)
+            before -= 1
+        if certain or last.end_s - max(first_s, begin_s) >= _COVERED * node.duration_s:
+            node.deps.append(ends[at])
+            node.duration_s = end_s - last.end_s
+            node.start_s = last.end_s
+
+    def issues(self) -> list[tuple[float, int | None, str, float | None]]:
+        """Calls that hand a collective to a library: start, node before, kind and size, in time order."""
+        found = []
+        for host in self.lanes:
+            for segment, before in zip(host.segments, host.before, strict=True):
+                event = segment.event
+                if event is not None and issues_work(event.name) and collective_of(event) is None:
+                    detail = event.detail
+                    call = shaped_call(event.name, detail if isinstance(detail, Arguments) else None, None)
+                    found.append((segment.start_s, before, kind_of(event.name), call.bytes))
+        return sorted(found, key=lambda issue: issue[0])

@@ -1,15 +1,183 @@
-"""Reading traces: which files are traces, and of which tool."""
+"""Reading traces: which files are traces, of which tool; SQLite exports of Nsight Systems as records.
+
+Tables and columns of an export (``nsys export --type sqlite``) are those of NVIDIA's documented schema. Tables are made
+on demand, so each may be missing. There are no operators and no shapes in them; NVTX ranges take the place of
+annotations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from cdmpp.errors import DataError
-from cdmpp.simulate.traces.chrome import read_torch
-from cdmpp.simulate.traces.json_stream import opened
-from cdmpp.simulate.traces.nsys import is_sqlite, read_nsys
-from cdmpp.simulate.traces.records import RankTrace
+from cdmpp.simulate.traces.chrome import opened, read_torch
+from cdmpp.simulate.traces.records import EventKind, Lane, RankTrace, Sync, TraceEvent
+
+MAGIC = b"SQLite format 3\x00"
+_KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_HINT = "export the report with: nsys export --type sqlite report.nsys-rep"
+#: ``syncType`` -> kind, as CUPTI numbers them.
+_SYNCS = {1: "event", 2: "stream_wait", 3: "stream", 4: "device"}
+#: NVTX ranges of one thread (pushed and popped), and ranges by id.
+_RANGES = (59, 60)
+_COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
+_VERSION = re.compile(r"_v\d+$")
+#: Kernel columns that hold names, best first.
+_NAMES = ("demangledName", "shortName", "mangledName")
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file is an SQLite database."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read_nsys(path: str | Path) -> RankTrace:
+    """Read an SQLite export of Nsight Systems.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Returns
+    -------
+    RankTrace
+
+    Raises
+    ------
+    DataError
+        The database is damaged, lacks the tables of kernels and of runtime calls, or has other columns.
+    """
+    path = Path(path)
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            return _Reader(path, database).read()
+    except sqlite3.Error as error:
+        raise DataError(f"{path}: not a usable SQLite export: {error}", hint=_HINT) from None
+
+
+class _Reader:
+    """Tables of one database."""
+
+    def __init__(self, path: Path, database: sqlite3.Connection) -> None:
+        self.path, self._database = path, database
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+        self._tables = {row["name"] for row in tables}
+        self._strings: dict[int, str] = {}
+        self._origin_ns: int | None = None
+        self.trace = RankTrace(str(path), "nsys")
+
+    def read(self) -> RankTrace:
+        """All events."""
+        missing = [name for name in (_KERNELS, _RUNTIME) if name not in self._tables]
+        if missing:
+            raise DataError(
+                f"{self.path}: no table {' and no table '.join(missing)}: not a profile of CUDA work",
+                hint=f"profile with nsys profile --trace=cuda,nvtx; {_HINT}",
+            )
+        self._strings = {row["id"]: row["value"] for row in self._rows("StringIds", "id", "value")}
+        for row in self._rows("TARGET_INFO_GPU", "id", "name"):
+            self.trace.devices[str(row["id"])] = str(row["name"])
+        self._runtime()
+        self._device_work()
+        self._synchronisations()
+        self._ranges()
+        for row in self._rows("ThreadNames", "globalTid", "nameId"):
+            self.trace.threads[_thread(row["globalTid"])] = self._strings.get(row["nameId"], "")
+        self.trace.origin_s = (self._origin_ns or 0) * 1e-9
+        return self.trace
+
+    def _runtime(self) -> None:
+        for row in self._rows(_RUNTIME, "start", "end", "globalTid", "correlationId", "nameId"):
+            name = _VERSION.sub("", self._strings.get(row["nameId"], "runtime call"))
+            self._add("runtime", name, _thread(row["globalTid"]), row, row["correlationId"])
+
+    def _device_work(self) -> None:
+        name = next((column for column in _NAMES if column in self._columns(_KERNELS)), None)
+        if name is None:
+            raise DataError(f"{self.path}: {_KERNELS} has none of the columns {', '.join(_NAMES)}", hint=_HINT)
+        columns = ("start", "end", "deviceId", "streamId", "correlationId")
+        for row in self._rows(_KERNELS, *columns, name):
+            self._add("kernel", self._strings.get(row[name], "kernel"), _stream(row), row, row["correlationId"])
+        copies = "CUPTI_ACTIVITY_KIND_MEMCPY"
+        for row in self._rows(copies, *columns, "copyKind"):
+            kind = _COPIES.get(row["copyKind"], f"kind {row['copyKind']}")
+            self._add("copy", f"Memcpy {kind}", _stream(row), row, row["correlationId"])
+        for row in self._rows("CUPTI_ACTIVITY_KIND_MEMSET", *columns):
+            self._add("copy", "Memset", _stream(row), row, row["correlationId"])
+
+    def _synchronisations(self) -> None:
+        table = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+        if "syncType" not in self._columns(table):
+            return
+        for row in self._rows(table, "start", "end", "deviceId", "streamId", "correlationId", "syncType"):
+            kind = _SYNCS.get(row["syncType"])
+            if kind is not None:
+                lane = _stream(row)
+                stream = lane.name if 0 <= int(row["streamId"] or 0) < 2**31 else ""
+                event = self._add("sync", kind, lane, row, row["correlationId"])
+                event.detail = Sync(kind, stream)  # type: ignore[arg-type]
+
+    def _ranges(self) -> None:
+        if not {"text", "eventType"} <= self._columns("NVTX_EVENTS"):
+            return
+        by_id = "textId" if "textId" in self._columns("NVTX_EVENTS") else "NULL AS textId"
+        for row in self._rows("NVTX_EVENTS", "start", "end", "globalTid", "text", "eventType", by_id):
+            if row["eventType"] in _RANGES and row["end"] is not None:
+                name = row["text"] or self._strings.get(row["textId"], "")
+                self._add("annotation", name, _thread(row["globalTid"]), row, -1)
+
+    def _add(self, kind: EventKind, name: str, lane: Lane, row: sqlite3.Row, correlation: int | None) -> TraceEvent:
+        start, end = row["start"], row["end"]
+        if self._origin_ns is None:
+            self._origin_ns = start
+        seconds = max(end - start, 0) * 1e-9
+        event = TraceEvent(kind, name, lane, (start - self._origin_ns) * 1e-9, seconds)
+        event.correlation = -1 if correlation is None else int(correlation)
+        self.trace.events.append(event)
+        return event
+
+    def _columns(self, table: str) -> set[str]:
+        if table not in self._tables:
+            return set()
+        return {row["name"] for row in self._database.execute(f"PRAGMA table_info({table})")}
+
+    def _rows(self, table: str, *columns: str) -> Iterator[sqlite3.Row]:
+        """Rows of a table that may be missing.
+
+        Raises
+        ------
+        DataError
+            The table lacks a column.
+        """
+        if table not in self._tables:
+            return iter(())
+        there = self._columns(table)
+        lacking = [name for name in columns if " AS " not in name and name not in there]
+        if lacking:
+            raise DataError(f"{self.path}: table {table} has no column {', '.join(lacking)}", hint=_HINT)
+        chosen = ", ".join(name if " AS " in name else f'"{name}"' for name in columns)
+        return iter(self._database.execute(f"SELECT {chosen} FROM {table}"))
+
+
+def _thread(identity: Any) -> Lane:
+    """Lane of a serialized thread id: 24 bits of process id, then 24 of thread id."""
+    number = int(identity or 0)
+    return Lane("host", str((number >> 24) & 0xFFFFFF), str(number & 0xFFFFFF))
+
+
+def _stream(row: sqlite3.Row) -> Lane:
+    return Lane("device", str(row["deviceId"]), str(row["streamId"]))
+
 
 #: Bytes from the beginning in which a trace shows itself: Kineto writes devices and process groups first.
 _HEAD = 1 << 20

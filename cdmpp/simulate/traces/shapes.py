@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from cdmpp.errors import CdmppError
-from cdmpp.programs.frontends.eager_rules import FREE, RULES, Call, Fields, NoRuleError, outcome
+from cdmpp.programs.frontends.eager_rules import FREE, RULES, AtenCall, Fields, outcome
+from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.operators import OperatorSpec, make_operator
-from cdmpp.simulate.traces.collectives import dtype_bytes, dtype_name
-from cdmpp.simulate.traces.records import Arguments, TraceEvent
+from cdmpp.simulate.traces.records import Arguments, TraceEvent, dtype_bytes, dtype_name
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -91,8 +91,8 @@ def operators_of(name: str, arguments: Arguments) -> tuple[tuple[OperatorSpec, .
         if plain.removesuffix("_backward") in _ATTENTION:
             fields: tuple[Fields, ...] = (_attention(plain, values),)
         else:
-            call = Call(plain, values, {}, None)
-            fields = outcome(Call(plain, _completed(plain, values), {}, _results(plain, call))).launches
+            call = AtenCall(plain, values, {}, None)
+            fields = outcome(AtenCall(plain, _completed(plain, values), {}, _results(plain, call))).launches
         return tuple(make_operator(each) for each in fields), ""
     except NoRuleError as error:
         return (), str(error)
@@ -133,7 +133,7 @@ def _completed(name: str, values: list[Any]) -> list[Any]:
     return values
 
 
-def _results(name: str, call: Call) -> Any:
+def _results(name: str, call: AtenCall) -> Any:
     """Tensors that a call returns."""
     tensors = call.tensors
     if not tensors:

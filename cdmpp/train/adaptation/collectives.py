@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import ArtifactError, DataError
-from cdmpp.model.artifact.collectives import collectives_of, corrected
+from cdmpp.model.artifact.load import collectives_of, corrected
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.collectives.correction import Correction
+from cdmpp.model.collectives.context import CollectiveRows, collective_rows
+from cdmpp.model.collectives.few import informative_rows
 from cdmpp.model.collectives.model import CollectiveModel
-from cdmpp.model.collectives.rows import CollectiveRows, collective_rows
-from cdmpp.model.collectives.select import informative_rows
+from cdmpp.model.collectives.residual import Correction
 from cdmpp.model.inference.collectives import predict_rows
-from cdmpp.train.adaptation.checks import Warning_, check_physics, warning
-from cdmpp.train.adaptation.records import DeviceRecords
+from cdmpp.train.adaptation.records import DeviceRecords, Warning_, check_physics, warning
 from cdmpp.train.evaluation.tables import overall
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -37,7 +36,7 @@ def adapt_collectives(
     rows : (n,) int
         Rows of the records' table, all of them collectives.
     k : int, optional
-        Number of rows to choose, without reading latencies (:mod:`cdmpp.model.collectives.select`).
+        Number of rows to choose, without reading latencies (:mod:`cdmpp.model.collectives.few`).
 
     Returns
     -------

@@ -1,32 +1,41 @@
-"""Measurements of the device that a model is adapted to."""
+"""Measurements of the device that a model is adapted to: their rows, checks, and the base's predictions.
+
+A survey predicts every record of a device in one pass; selection and adaptation start from it. Checks raise errors or
+return named warnings.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from cdmpp.data.as_device import as_device
-from cdmpp.data.device_specs import resolve
 from cdmpp.data.load import load_table
-from cdmpp.data.records import Measurement, from_measurements
+from cdmpp.data.records import Measurement, as_device, from_measurements
+from cdmpp.data.split_file import without_sealed
 from cdmpp.data.table import MeasurementTable
-from cdmpp.data.unsealed import without_sealed
+from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
+from cdmpp.model.adapter import AdapterFeatures, FeatureMaker, Names
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.model.inference.pipeline import InferencePipeline
+from cdmpp.model.nn.inputs import FAMILIES, roofline_s, stack_devices
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.train.evaluation.cache import FeatureCache
+from cdmpp.train.evaluation.query_batches import query_parts
 from cdmpp.train.evaluation.tables import reasons, rows_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
 #: A program in a form of the predictor, and its latency in seconds.
 Pair = tuple[TensorProgram | OperatorSpec | str | Mapping[str, Any], float]
 Records = str | PathLike[str] | MeasurementTable | Sequence[Pair] | Sequence[Measurement]
@@ -154,13 +163,7 @@ def _measurement(position: int, pair: Any, protocol: str, framework: str | None)
         program, latency_s = pair
         if isinstance(latency_s, bool) or not np.isfinite(latency_s) or latency_s <= 0:
             raise DataError(f"latency_s {latency_s!r} is no time", hint="seconds, above 0")
-        if not isinstance(program, TensorProgram):
-            program = (
-                TensorProgram.from_operator(program)
-                if isinstance(program, str | OperatorSpec)
-                else program_from_request(program)
-            )
-        return measurement(program, float(latency_s), protocol, framework)
+        return measurement(program_from_request(program), float(latency_s), protocol, framework)
     except CdmppError as error:
         raise DataError(f"record {position}: {error.message}", hint=error.hint) from None
     except (TypeError, ValueError):
@@ -181,7 +184,7 @@ def _of_device(
         if not counts:
             raise DataError("the records do not say their device", hint="say which: --device NAME|FILE")
         name = next(iter(counts))
-        spec = resolve(name, {**artifact.device_specs, **table.device_specs})
+        spec = lookup(name, {**artifact.device_specs, **table.device_specs})
         return spec, table.device.is_(name)
     spec = artifact.device(device) if isinstance(device, str) else device
     mask = rows_of(table, {spec.name, *spec.aliases})
@@ -207,3 +210,165 @@ def _same_figures(table: MeasurementTable, spec: DeviceSpec) -> Array:
         except CdmppError:
             continue
     return np.isin(table.device.codes, same)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Base predictions per distinct query; a row is one measurement of a query.
+
+    Attributes
+    ----------
+    rows : (n,) int
+        Rows of the records' table that the model can predict.
+    query : (n,) int
+        Query of each row.
+    point, levels, factor, score : per query
+        Point, quantiles, factor and coverage of :class:`cdmpp.model.inference.output.NetworkOutput`, of the base.
+    roofline_s : per query
+        max(arithmetic at peak, traffic at full bandwidth).
+    features : AdapterFeatures
+        Adapter features per query.
+    names : Names
+    lost : int
+        Number of rows whose program cannot be encoded.
+    """
+
+    rows: Array
+    query: Array
+    point: Array
+    levels: Array
+    factor: Array
+    score: Array
+    roofline_s: Array
+    features: AdapterFeatures
+    names: Names
+    lost: int
+
+
+def survey(
+    pipeline: InferencePipeline,
+    records: DeviceRecords,
+    cache: FeatureCache,
+    progress: Callable[[int], None] | None = None,
+) -> Survey:
+    """Predict every record of a device with the base model; latencies are not read.
+
+    Raises
+    ------
+    DataError
+        No program can be encoded.
+    """
+    maker = FeatureMaker(pipeline.artifact.weights)
+    rows: list[Array] = []
+    query: list[Array] = []
+    outputs: list[tuple[Array, ...]] = []
+    features: list[AdapterFeatures] = []
+    count, lost = 0, 0
+    for part in query_parts(records.table, records.usable, cache, records.specs):
+        lost += len(part.failed)
+        if len(part.index):
+            batch, base = part.batch, pipeline.predict_base(part.batch)
+            summary, matrix = batch.store.summary[batch.rows.program], stack_devices(batch.specs)[batch.rows.device]
+            bound = np.maximum(*roofline_s(summary, matrix))
+            outputs.append((base.point, base.levels.astype(np.float32), base.factor, base.coverage, bound))
+            assert base.peers is not None and base.view is not None
+            features.append(maker.features(batch, base.peers, base.view))
+            rows.append(records.usable[part.index])
+            query.append(part.position + count)
+            count += len(batch.rows)
+        if progress is not None:
+            progress(len(part.index) + len(part.failed))
+    if not count:
+        raise DataError(
+            f"none of the {lost} records has a program that can be encoded",
+            hint="cdmpp inspect names the fault of a program",
+        )
+    point, levels, factor, score, roofline = (np.concatenate(column) for column in zip(*outputs, strict=True))
+    return Survey(
+        np.concatenate(rows),
+        np.concatenate(query),
+        point,
+        levels,
+        factor,
+        score,
+        roofline,
+        AdapterFeatures.concat(features),
+        maker.names,
+        lost,
+    )
+
+
+#: A named warning in a result: {"code", "message"}.
+Warning_ = dict[str, str]
+
+#: A latency below the roofline by this factor cannot be explained by caches, winograd or clock changes.
+FASTER = 2.0
+#: With fewer measurements, predictions of a family depend mostly on other families.
+FEW = 3
+
+
+def warning(code: str, message: str) -> Warning_:
+    """A named warning."""
+    return {"code": code, "message": message}
+
+
+def check_physics(device: str, latency_s: Array, roofline_s: Array) -> None:
+    """Raise when most records are faster than physically possible.
+
+    Parameters
+    ----------
+    device : str
+    latency_s, roofline_s : (k,)
+        Measured; max(arithmetic at peak, traffic at full bandwidth).
+
+    Raises
+    ------
+    DataError
+        More than half are faster than :data:`FASTER` times the roofline.
+    """
+    faster = latency_s * FASTER < roofline_s
+    if faster.mean() > 0.5:
+        by = float(np.median(roofline_s[faster] / latency_s[faster]))
+        raise DataError(
+            f"{int(faster.sum())} of {len(faster)} records contradict the specification of {device}: they "
+            f"are faster than its peak rates allow, by a factor of {by:.3g}",
+            hint="check the unit of the latencies and the device's figures (flop/s, bytes/s)",
+        )
+
+
+def protocol_warnings(protocols: Sequence[str]) -> list[Warning_]:
+    """Warning where records have several protocols; each protocol has an offset."""
+    names = sorted(set(protocols))
+    if len(names) < 2:
+        return []
+    counts = ", ".join(f"{name} {list(protocols).count(name)}" for name in names)
+    return [
+        warning(
+            "mixed_protocols",
+            f"the records were measured by several protocols ({counts}); each has an offset of its own, "
+            "estimated from its own records",
+        )
+    ]
+
+
+def family_warnings(measured: Array, asked: Array) -> list[Warning_]:
+    """Families of operators with few measurements.
+
+    Parameters
+    ----------
+    measured, asked : int
+        Family codes of the measured queries, and of all queries to predict.
+    """
+    sparse = []
+    for code in np.unique(asked).tolist():
+        count = int((measured == code).sum())
+        if count < FEW:
+            sparse.append(f"{FAMILIES[code]} {count}")
+    if not sparse:
+        return []
+    return [
+        warning(
+            "few_of_family",
+            f"fewer than {FEW} programs were measured of: {', '.join(sparse)}; their answers lean on the others",
+        )
+    ]

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from cdmpp.data.distinct import hash_rows
+from cdmpp.data.labels import hash_rows
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
 
 Array = np.ndarray[Any, np.dtype[Any]]

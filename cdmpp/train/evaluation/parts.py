@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.networks import network_parts
-from cdmpp.data.sealed import sealed_programs
+from cdmpp.data.networks import network_parts, sealed_programs
 from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError

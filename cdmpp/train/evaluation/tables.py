@@ -15,18 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from cdmpp.data.table import MeasurementTable
-from cdmpp.devices.registry import lookup
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import DataError, UnknownDeviceError
+from cdmpp.devices.registry import find_known, lookup
+from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.inference.collectives import collectives_of, predict_rows
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.train.evaluation.cache import FeatureCache
-from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.metrics import measure, rank
 from cdmpp.train.evaluation.parts import CODES, row_parts, trained_on
 from cdmpp.train.evaluation.query_batches import QueryPart, query_parts
-from cdmpp.train.evaluation.ranking import rank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Source, device, operator, element types.
@@ -120,7 +118,7 @@ def evaluate(
     -------
     dict
         ``overall``: the figures of :func:`cdmpp.train.evaluation.metrics.measure` over all predicted rows, each row of
-        equal weight, and of :func:`cdmpp.train.evaluation.ranking.rank` where programs are schedules of tasks;
+        equal weight, and of :func:`cdmpp.train.evaluation.metrics.rank` where programs are schedules of tasks;
         ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as the file names them, and ``dtype``,
         the element types ("float8_e4m3+block128", "" for TIR); ``parts``: predicted rows in the training, validation
         and test part of the model's split (:mod:`cdmpp.train.evaluation.parts`), and how many of them it was trained
@@ -139,9 +137,9 @@ def evaluate(
     if part is not None and part not in CODES:
         raise DataError(f"unknown part {part!r}", hint="one of: " + ", ".join(CODES))
     artifact = model if isinstance(model, Artifact) else model.artifact
-    wanted = None if devices is None else {*devices, *(d.name for d in map(_known, devices) if d)}
+    wanted = None if devices is None else {*devices, *(d.name for d in map(find_known, devices) if d)}
     scores, kept = _Scores(), cache or FeatureCache(schedule=artifact.reads_schedules)
-    unmatched = {name for name in devices or () if _known(name) is None}
+    unmatched = {name for name in devices or () if find_known(name) is None}
     for table in tables:
         unmatched -= set(table.device_name.names)
         _evaluate_table(artifact, table, wanted, part, kept, scores, progress or (lambda _: None))
@@ -241,13 +239,6 @@ def overall(table: MeasurementTable, rows: Array, point: Array, levels: Array, f
     _score(scores, table, rows, point, levels, factor)
     figures: dict[str, Any] = scores.result()["overall"]
     return figures
-
-
-def _known(name: str) -> DeviceSpec | None:
-    try:
-        return lookup(name)
-    except UnknownDeviceError:
-        return None
 
 
 def rows_of(table: MeasurementTable, wanted: Collection[str]) -> Array:

@@ -1,22 +1,204 @@
-"""``POST /adapt``, and its processes."""
+"""``POST /adapt``: its request and response, its implementation, and the lifespan of the adapting processes."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
-from cdmpp_server.adapt.processes import AdaptProcesses, adapting
-from cdmpp_server.adapt.schema import AdaptRequest, adapt_request_model
-from cdmpp_server.adapt.service import adapt as adapt_model
-from cdmpp_server.body import JSON, read_json_body
-from cdmpp_server.deadline import Deadline
-from cdmpp_server.disconnect import cancel_on_disconnect
+from cdmpp.errors import CdmppError
+from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.requests.request import WholeNumber
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.train.adaptation.samplers import Sampler
+from cdmpp.train.evaluation.tables import BELIEVABLE_S
+from cdmpp_server.adapt.work import header_for, unpack
+from cdmpp_server.body import JSON, parse, read_json_body
+from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
+from cdmpp_server.fields import Device, ProgramValue, RegisteredProgram, program_value, with_max_items
+from cdmpp_server.models import Models
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.operate.access import sender_id
 from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.parse import parse
-from cdmpp_server.predict.service import bugs_hidden
+from cdmpp_server.predict.service import PredictionService, bugs_hidden
+from cdmpp_server.problems import ProblemError
+from cdmpp_server.processes import ADAPTING, Processes, adapting
+from cdmpp_server.sandbox.sandbox import Sandbox
 from cdmpp_server.settings import Settings
+
+_CLOSED = ConfigDict(extra="forbid", strict=True)
+
+
+class Record(BaseModel):
+    """A program and its measured latency on the device."""
+
+    model_config = _CLOSED
+
+    program: RegisteredProgram
+    latency_s: Annotated[
+        float,
+        Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."),
+    ]
+    backend: Backend | None = None
+    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+
+
+class AdaptRequest(BaseModel):
+    """Measurements of one device."""
+
+    model_config = _CLOSED
+
+    device: Device
+    records: Annotated[list[Record], Field(min_length=1, max_length=10_000)]
+    k: Annotated[
+        Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None,
+        Field(
+            description="Number of records to use. They are chosen without their latencies, and the errors are "
+            "reported for the remaining records. Default: use all records."
+        ),
+    ] = None
+    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "kmeans"
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
+
+
+def adapt_request_model(max_items: int) -> type[AdaptRequest]:
+    """:class:`AdaptRequest` with another limit on the number of records."""
+    return with_max_items(AdaptRequest, "records", max_items)
+
+
+class CrossValidated(BaseModel):
+    """Leave-one-out mean relative error on the used measurements, as fractions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    before: float
+    after: float
+
+
+class Figures(BaseModel):
+    """Errors on the remaining records."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    overall: Annotated[dict[str, Any], Field(description="As `cdmpp eval --json` prints them; fractions.")]
+
+
+class NamedWarning(BaseModel):
+    """A warning about the result."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: str
+    message: str
+
+
+class AdaptResponse(BaseModel):
+    """Errors before and after the adaptation, and the name of the adapted model for /predict."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    adapted_model: Annotated[str, Field(description="Pass it as `model` to /predict.")]
+    base_model_id: str
+    device: str
+    k: Annotated[int, Field(ge=1, description="Number of used records.")]
+    selected: Annotated[list[int] | None, Field(description="With k: indices of the chosen records.")]
+    programs: Annotated[int, Field(ge=1, description="Number of distinct queries among the used records.")]
+    families: dict[str, int]
+    protocols: dict[str, int]
+    cross_validated: CrossValidated
+    before: Annotated[Figures | None, Field(description="Errors of the base model on the remaining records.")]
+    after: Annotated[Figures | None, Field(description="Errors of the adapted model on the same records.")]
+    tuned: Annotated[dict[str, Any] | None, Field(description="Always null: no weight of the network changes.")]
+    weight: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Share of the correction that reduced the error on left-out measurements. 0: none did, and "
+            "the adapted model predicts as the base model.",
+        ),
+    ]
+    width: Annotated[float, Field(gt=0, description="Factor on the width of the intervals.")]
+    sampler: str | None
+    seed: int
+    unsupported: Annotated[dict[str, int], Field(description="Number of records that could not be used, by reason.")]
+    warnings: list[NamedWarning]
+    seconds: dict[str, float]
+
+
+async def adapt_model(
+    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, processes: Processes, deadline: Deadline
+) -> bytes:
+    """Adapt the base model to a device, keep the adapted model, and return the response body.
+
+    The sandbox reads TIR texts first and refuses those that exceed its limits, and converts TVMScript to TVM JSON.
+    An adapting process reads TVM JSON again, in plain Python. It is killed at the deadline.
+
+    Raises
+    ------
+    ProblemError
+        404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
+    """
+    forms = [program_value(record.program) for record in request.records]
+    backends = [record.backend for record in request.records]
+    known = await service.read_programs(list(zip(forms, backends, strict=True)), deadline)
+    for position, program in enumerate(known):
+        if isinstance(program, CdmppError):
+            message = f"records.{position}: {program.message}"
+            raise ProblemError(program.code, message, program.hint, status=409, item=position)
+    forms = await _without_scripts(forms, sandbox, deadline)
+    base = service.models.base  # a reload may replace it during the adaptation
+    body = await service.do(False, partial(_encode, request, forms), deadline)
+    reply, data = await processes.run(header_for(base.artifact), body, deadline, len(request.records))
+    return await run_sync(_keep, unpack(reply, data), base, service.models)
+
+
+async def _without_scripts(forms: Sequence[ProgramValue], sandbox: Sandbox, deadline: Deadline) -> list[ProgramValue]:
+    scripts = {form["tvmscript"]: "" for form in forms if isinstance(form, dict) and "tvmscript" in form}
+    try:
+        async with deadline.limit():
+            for script in scripts:
+                scripts[script] = await sandbox.script_as_json(script)
+    except CdmppError as error:  # the first reading succeeded; this one exceeded the time or memory limit
+        raise ProblemError(error.code, error.message, error.hint, status=409) from None
+    return [
+        {"tvm_json": scripts[form["tvmscript"]]} if isinstance(form, dict) and "tvmscript" in form else form
+        for form in forms
+    ]
+
+
+def _encode(request: AdaptRequest, forms: Sequence[ProgramValue]) -> bytes:
+    records = [
+        {
+            "program": form,
+            "backend": record.backend,
+            "latency_s": record.latency_s,
+            "protocol": record.protocol,
+            "framework": record.framework,
+        }
+        for form, record in zip(forms, request.records, strict=True)
+    ]
+    fields = request.model_dump(include={"device", "k", "sampler", "seed"})
+    return json.dumps({**fields, "records": records}).encode()
+
+
+def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], base: LatencyPredictor, models: Models) -> bytes:
+    report, manifest, payload = reply
+    predictor = LatencyPredictor(
+        on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER)), cache=base.cache
+    )
+    models.add(predictor, sender_id())
+    return json.dumps({"adapted_model": report.pop("model_id"), **report}, separators=(",", ":")).encode()
+
 
 router = APIRouter()
 
@@ -25,7 +207,7 @@ router = APIRouter()
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Keep adapting processes; each starts when it is first needed."""
     make = adapting(settings.adapt_memory_bytes)
-    async with AdaptProcesses(settings.adapt_workers, make, settings.max_queued) as processes:
+    async with Processes(ADAPTING, settings.adapt_workers, make, settings.max_queued) as processes:
         app.state.adapting = processes
         yield
 
@@ -45,3 +227,31 @@ async def adapt(request: Request) -> Response:
         work = adapt_model(adapt_request, state.service, state.sandbox, state.adapting, deadline)
         answer = await cancel_on_disconnect(request, work)
     return Response(answer, media_type=JSON)
+
+
+_MEANING = {
+    404: "The device is unknown (unknown_device).",
+    409: "A record cannot be read, or the records cannot be used.",
+}
+_EXAMPLE = {
+    "device": "t4",
+    "records": [
+        {
+            "program": {"operator": "linear", "m": 512, "n": 4096, "k": k, "dtype": "float16"},
+            "latency_s": latency_s,
+            "protocol": "eager",
+        }
+        for k, latency_s in ((256, 1.1e-4), (1024, 1.9e-4), (4096, 7.2e-4))
+    ],
+}
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Add request, response and problems of ``POST /adapt``."""
+    add_models(schemas, adapt_request_model(settings.max_items), AdaptResponse)
+    adapt = document["paths"]["/adapt"]["post"]
+    add_body(adapt, ref("AdaptRequest"), _EXAMPLE)
+    add_answer(
+        adapt, ref("AdaptResponse"), "Errors before and after the adaptation, and the name of the adapted model."
+    )
+    add_problems(adapt, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)

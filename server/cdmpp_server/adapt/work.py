@@ -11,14 +11,13 @@ from typing import Any
 
 import cdmpp.train.adaptation.adapt  # noqa: F401 - imported before the memory of the process is limited
 from cdmpp.data.records import Measurement
-from cdmpp.devices import from_mapping
+from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import ArtifactError, CdmppError, DataError
-from cdmpp.model.artifact.adapted import ADAPTER, without_adapter
 from cdmpp.model.artifact.folder import MANIFEST
-from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.artifact.load import ADAPTER, load_artifact, without_adapter
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.predictor import LatencyPredictor, Query
-from cdmpp.programs.frontends.request import program_from_request
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.train.adaptation.records import measurement
 
 WorkerReply = tuple[dict[str, Any], bytes]
@@ -83,7 +82,7 @@ def _adapt(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
     device = request["device"]
     adapted = base.adapt(
         measurements(request["records"]),
-        base.artifact.device(device) if isinstance(device, str) else from_mapping(device),
+        resolve_device(device, base.artifact.device),
         k=request["k"],
         sampler=request["sampler"],
         seed=request["seed"],

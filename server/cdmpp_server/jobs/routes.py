@@ -6,22 +6,74 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp_server.body import JSON
-from cdmpp_server.feature import Schema
 from cdmpp_server.jobs.runner import Runner
-from cdmpp_server.jobs.schema import ID_PATTERN, Job, Jobs, JobSummary, Submitted
-from cdmpp_server.jobs.store import FullError, JobState, JobStore, QuotaError, summary_fields, to_json
-from cdmpp_server.observe.outage import StoreUnavailableError
-from cdmpp_server.openapi import add_answer, add_models, add_problems, ref
+from cdmpp_server.jobs.store import JobState, JobStore, summary_fields, to_json
+from cdmpp_server.openapi import Schema, add_answer, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
-from cdmpp_server.planners import planning
 from cdmpp_server.problems import ProblemError
+from cdmpp_server.processes import planning
 from cdmpp_server.settings import Settings
+
+ID_PATTERN = "^[0-9a-f]{32}$"
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Submitted(_Answer):
+    """A request that has become a job."""
+
+    job_id: Annotated[str, Field(pattern=ID_PATTERN, description="For /jobs/{job_id} and /jobs/{job_id}/cancel.")]
+    state: Literal["queued"] = "queued"
+
+
+class JobError(_Answer):
+    """Reason why a job has no answer."""
+
+    code: Annotated[str, Field(pattern="^[a-z_]+$", description="Stable identifier for machines.")]
+    message: str
+    hint: str
+    path: Annotated[str, Field(description="The invalid field of the request; may be empty.")]
+
+
+class JobSummary(_Answer):
+    """A queued, running or finished search without its answer."""
+
+    job_id: Annotated[str, Field(pattern=ID_PATTERN)]
+    kind: Annotated[str, Field(description="Name of the planner, as in `cdmpp plan`.")]
+    state: Annotated[
+        Literal["queued", "running", "done", "cancelled", "failed"], Field(description="The last three are final.")
+    ]
+    progress: Annotated[float, Field(ge=0, le=1, description="Share of the work or of the budget.")]
+    best: Annotated[float | None, Field(description="Objective of the best answer so far.")]
+    bound: Annotated[float | None, Field(description="Its lower bound.")]
+    created_at: Annotated[float, Field(description="Seconds since 1970.")]
+    updated_at: Annotated[float, Field(description="Seconds since 1970.")]
+
+
+class Job(JobSummary):
+    """A queued, running or finished search."""
+
+    answer: Annotated[
+        dict[str, Any] | None,
+        Field(description="The plan, as the planner's endpoint returns it; the best so far unless `done`."),
+    ]
+    error: Annotated[JobError | None, Field(description="Set if the state is `failed`.")]
+
+
+class Jobs(_Answer):
+    """The newest jobs of one sender."""
+
+    jobs: Annotated[list[JobSummary], Field(description="Newest first; GET /jobs/{job_id} has the answer of each.")]
+
 
 router = APIRouter()
 T = TypeVar("T")
@@ -65,17 +117,7 @@ async def submit(app: FastAPI, kind: str, body: bytes, prices: bytes, budget_s: 
     ProblemError
         429: too many jobs of the sender are open; 503: too many jobs are open, or the database is unavailable.
     """
-    try:
-        id = await run_sync(app.state.jobs.add, kind, body, prices, budget_s, sender_id())
-    except StoreUnavailableError as error:
-        raise _unavailable(error) from None
-    except QuotaError as error:
-        hint = "retry when some of them have ended, or remove them: DELETE /jobs/{id}"
-        raise ProblemError("quota_exceeded", str(error), hint, headers={"retry-after": "10"}) from None
-    except FullError as error:
-        raise ProblemError(
-            "overloaded", str(error), "retry when some jobs have ended", headers={"retry-after": "10"}
-        ) from None
+    id = await run_sync(app.state.jobs.add, kind, body, prices, budget_s, sender_id())
     for runner in app.state.runners:
         runner.wake()
     app.state.metrics.job("submitted")
@@ -86,10 +128,7 @@ async def submit(app: FastAPI, kind: str, body: bytes, prices: bytes, budget_s: 
 @router.get("/jobs", summary="Own jobs")
 async def own_jobs(request: Request, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = LISTED) -> Jobs:
     """List the jobs of the sender's key, or of its address without a key, newest first and without their answers."""
-    try:
-        listed = await run_sync(request.app.state.jobs.list_of, sender_id(), limit)
-    except StoreUnavailableError as error:
-        raise _unavailable(error) from None
+    listed = await run_sync(request.app.state.jobs.list_of, sender_id(), limit)
     return Jobs(jobs=[JobSummary(**summary_fields(job)) for job in listed])
 
 
@@ -122,12 +161,7 @@ def _interrupt(request: Request, job_id: str) -> None:
 
 
 async def _call(method: Callable[[str], T], job_id: str) -> T | None:
-    if not re.fullmatch(ID_PATTERN, job_id):
-        return None
-    try:
-        return await run_sync(method, job_id)
-    except StoreUnavailableError as error:
-        raise _unavailable(error) from None
+    return await run_sync(method, job_id) if re.fullmatch(ID_PATTERN, job_id) else None
 
 
 def _response(job_id: str, state: JobState | None) -> Response:
@@ -138,10 +172,6 @@ def _response(job_id: str, state: JobState | None) -> Response:
 
 def _unknown(job_id: str) -> ProblemError:
     return ProblemError("unknown_job", f"no job has the id {job_id[:64]!r}", "finished jobs are deleted later")
-
-
-def _unavailable(error: StoreUnavailableError) -> ProblemError:
-    return ProblemError("store_unavailable", str(error), "retry after some seconds", headers={"retry-after": "5"})
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:

@@ -14,12 +14,11 @@ from anyio.to_thread import run_sync
 
 from cdmpp.errors import OverloadedError
 from cdmpp_server.jobs.store import DEFAULT_BUDGET_S, MAX_ATTEMPTS, JobStore, LeasedJob, State
-from cdmpp_server.observe.outage import StoreUnavailableError
+from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.planners import run_job
 from cdmpp_server.problems import ProblemError, internal_error
-from cdmpp_server.sandbox.supervised import SupervisedWorker
-from cdmpp_server.sandbox.worker import Worker
+from cdmpp_server.processes import run_job
+from cdmpp_server.sandbox.worker import SupervisedWorker, Worker
 
 _log = logging.getLogger(__name__)
 #: Seconds between two queries for jobs that were submitted to other workers or left behind by them.
@@ -134,6 +133,8 @@ class Runner:
         if job.kind in self._handlers:
             try:
                 return "done", {"answer": await self._handlers[job.kind](job)}
+            except StoreUnavailableError:
+                raise
             except ProblemError as error:
                 return "failed", {"error": _error(error)}
         try:

@@ -11,12 +11,60 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Row, and_, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    Row,
+    String,
+    Table,
+    Text,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.engine import Connection
 
-from cdmpp_server.database_clock import now_s
-from cdmpp_server.jobs.tables import jobs
+from cdmpp_server.database import now_s
 from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.tables import metadata
+from cdmpp_server.problems import ProblemError
+
+jobs = Table(
+    "cdmpp_jobs",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("state", String(16), nullable=False),
+    # The body as sent and the prices of its programs (JSON): enough to repeat the search.
+    Column("request", LargeBinary, nullable=False),
+    Column("prices", LargeBinary, nullable=False),
+    Column("budget_s", Double),
+    Column("progress", Double, nullable=False),
+    Column("best", Double),
+    Column("bound", Double),
+    # JSON: the best answer so far, at the end the final one.
+    Column("answer", Text),
+    # JSON: the reason of a failure.
+    Column("error", Text),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    # The runner that executes the job, and the time at which its lease ends unless it is renewed.
+    Column("owner", String(32)),
+    Column("lease_until", Double),
+    Column("attempts", Integer, nullable=False),
+    # Who submitted the job, and its place in the order between senders.
+    Column("sender", String(32), nullable=False, server_default=""),
+    Column("turn", Double, nullable=False, server_default="0"),
+)
+Index("cdmpp_jobs_state", jobs.c.state, jobs.c.created_at)
+
 
 State = Literal["queued", "running", "done", "cancelled", "failed"]
 OPEN: tuple[State, ...] = ("queued", "running")
@@ -74,12 +122,19 @@ class LeasedJob:
     attempts: int
 
 
-class FullError(Exception):
-    """The limit of queued and running jobs is reached."""
+class FullError(ProblemError):
+    """The limit of queued and running jobs is reached (503), or that of one sender (429)."""
+
+    def __init__(self, detail: str, code: str = "overloaded", hint: str = "retry when some jobs have ended") -> None:
+        super().__init__(code, detail, hint, headers={"retry-after": "10"})
 
 
 class QuotaError(FullError):
     """The sender has as many queued and running jobs as one sender may have."""
+
+    def __init__(self, detail: str) -> None:
+        hint = "retry when some of them have ended, or remove them: DELETE /jobs/{id}"
+        super().__init__(detail, "quota_exceeded", hint)
 
 
 #: Key of PostgreSQL's advisory lock around the submission of a job; any constant.
@@ -87,7 +142,7 @@ _SUBMISSION_LOCK = 0x6A6F6273
 
 
 class JobStore:
-    """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.outage.StoreUnavailableError`.
+    """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.tables.StoreUnavailableError`.
 
     Parameters
     ----------
@@ -273,7 +328,7 @@ def _state(row: Row[Any]) -> JobState:
 
 
 def summary_fields(job: ListedJob) -> dict[str, Any]:
-    """Fields of :class:`cdmpp_server.jobs.schema.JobSummary`."""
+    """Fields of :class:`cdmpp_server.jobs.routes.JobSummary`."""
     return {
         "job_id": job.id,
         "kind": job.kind,

@@ -1,4 +1,4 @@
-"""``POST /observe`` and ``GET /observe``, and the lifespan of their database."""
+"""``POST /observe``, ``GET /observe`` and ``GET /observations``, and the lifespan of their database."""
 
 from __future__ import annotations
 
@@ -7,39 +7,169 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from sqlalchemy import Select, select
 
 from cdmpp.devices import known
 from cdmpp.errors import MissingDependencyError
-from cdmpp_server.background import background
-from cdmpp_server.body import INLINE_BYTES, read_json_body
-from cdmpp_server.database_url import default_database
-from cdmpp_server.deadline import Deadline
-from cdmpp_server.feature import Schema
-from cdmpp_server.fields import program_value
-from cdmpp_server.observe.ids import Signer
-from cdmpp_server.observe.outage import StoreUnavailableError
-from cdmpp_server.observe.records import Observation, Stored
-from cdmpp_server.observe.schema import (
-    DeviceError,
-    ObservedErrors,
-    ObservedProgram,
-    ObserveRequest,
-    ObserveResponse,
-    observe_request_model,
-)
-from cdmpp_server.observe.store import Store, Summary
-from cdmpp_server.observe.writer import FullError, Writer
-from cdmpp_server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.train.evaluation.tables import BELIEVABLE_S
+from cdmpp_server.body import INLINE_BYTES, parse, read_json_body
+from cdmpp_server.concurrency import Deadline, background
+from cdmpp_server.database import default_database
+from cdmpp_server.fields import MAX_DEVICE_TEXT, Device, Program, program_value, with_max_items
+from cdmpp_server.observe.ids import MAX_ID, Signer
+from cdmpp_server.observe.store import Observation, Store, Stored, Summary, Writer
+from cdmpp_server.observe.tables import StoreUnavailableError, observations
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
-from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.parse import parse
-from cdmpp_server.problems import ProblemError
+from cdmpp_server.operate.middleware import count_items, is_administrator
 from cdmpp_server.settings import Settings
+
+_CLOSED = ConfigDict(extra="forbid", strict=True)
+_MEASURED = Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured seconds.")
+
+
+class ObservedPrediction(BaseModel):
+    """A measurement of a previous prediction; each result of a response counts once."""
+
+    model_config = _CLOSED
+
+    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="`prediction_id` of a result of /predict.")]
+    latency_s: Annotated[float, _MEASURED]
+
+
+class ObservedProgram(BaseModel):
+    """A measurement without a previous prediction; the base model predicts it first."""
+
+    model_config = _CLOSED
+
+    program: Program
+    device: Device
+    latency_s: Annotated[float, _MEASURED]
+    backend: Backend | None = None
+    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+
+
+def _form(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    return "predicted" if "prediction_id" in value else "program"
+
+
+Observed = Annotated[
+    Annotated[ObservedPrediction, Tag("predicted")] | Annotated[ObservedProgram, Tag("program")],
+    Discriminator(
+        _form,
+        custom_error_type="observation_form",
+        custom_error_message="an observation needs latency_s, and either prediction_id or program and device",
+    ),
+]
+
+
+class ObserveRequest(BaseModel):
+    """Measurements; each is stored or gets an error."""
+
+    model_config = _CLOSED
+
+    observations: Annotated[list[Observed], Field(min_length=1, max_length=10_000)]
+
+
+def observe_request_model(max_items: int) -> type[ObserveRequest]:
+    """:class:`ObserveRequest` with another limit on the number of observations."""
+    return with_max_items(ObserveRequest, "observations", max_items)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Kept(_Answer):
+    """An observation that is stored on disk; the same one sent again has the same id."""
+
+    observation_id: str
+
+
+class ObservationError(_Answer):
+    """Reason for which an observation was not stored."""
+
+    code: Annotated[
+        Literal[
+            "invalid_prediction_id",
+            "already_observed",
+            "unknown_program",
+            "invalid_program",
+            "unsupported_operator",
+            "unknown_device",
+            "invalid_device",
+            "missing_dependency",
+            "data_error",
+        ],
+        Field(description="Stable identifier for programs."),
+    ]
+    message: str
+    hint: str
+
+
+class NotKept(_Answer):
+    """An observation that was not stored; the others are not affected."""
+
+    error: ObservationError
+
+
+class ObserveResponse(_Answer):
+    """Result of each observation, in the order of the request."""
+
+    accepted: Annotated[
+        int, Field(ge=0, description="Number of stored observations, including those that were sent before.")
+    ]
+    results: list[Kept | NotKept]
+
+
+class DeviceError(_Answer):
+    """Running error of one model on one device; all figures except count and drift are fractions.
+
+    A ratio measured / predicted above 10 or below 0.1 counts as 10 or 0.1.
+    """
+
+    device: str
+    device_digest: Annotated[
+        str, Field(description="Hash of the device's figures; it differs between devices of one name.")
+    ]
+    model_id: str
+    count: Annotated[int, Field(ge=1, description="Number of observations.")]
+    mape: Annotated[float, Field(ge=0, description="Mean of |predicted / measured - 1|.")]
+    bias: Annotated[
+        float, Field(description="exp(mean log(measured / predicted)) - 1; 0.1: measured latencies are 10 % longer.")
+    ]
+    coverage: Annotated[float, Field(ge=0, le=1, description="Share of measurements inside their interval.")]
+    recent_bias: Annotated[float, Field(description="Bias of the last 200 observations.")]
+    drift: Annotated[
+        float | None,
+        Field(
+            description="Change of the mean log ratio from the first to the last 200 observations, in standard "
+            "errors; null while there are too few observations."
+        ),
+    ]
+    drifting: Annotated[bool, Field(description="Whether the change is at least 5 standard errors and 5 %.")]
+    proposal: Annotated[
+        str | None,
+        Field(description="Job that proposes an adapted model, for GET /jobs/{job_id} and POST /models/reload."),
+    ] = None
+    last_at: Annotated[float, Field(description="Unix time of the last observation, in seconds.")]
+
+
+class ObservedErrors(_Answer):
+    """Running error by device and model, most recent first; at most 1,000 entries."""
+
+    devices: list[DeviceError]
+
 
 router = APIRouter()
 #: Interval between checks of the database.
@@ -129,11 +259,8 @@ async def observe(request: Request) -> Response:
 
 
 async def _signer(state: Any) -> Signer:
-    try:
-        if state.store.signer is None:
-            await run_sync(state.store.check)
-    except StoreUnavailableError as error:
-        raise _unavailable(error) from None
+    if state.store.signer is None:
+        await run_sync(state.store.check)
     signer: Signer = state.store.signer
     return signer
 
@@ -154,11 +281,8 @@ def _outcome(observation: Observation, stored: Stored) -> dict[str, Any]:
 async def get_observed(request: Request) -> ObservedErrors:
     """Running error and drift of every model on every device, over all workers of the database."""
     state = request.app.state
-    try:
-        summaries = await run_sync(state.store.summaries)
-        jobs = await run_sync(state.proposals.jobs)
-    except StoreUnavailableError as error:
-        raise _unavailable(error) from None
+    summaries = await run_sync(state.store.summaries)
+    jobs = await run_sync(state.proposals.jobs)
     return ObservedErrors(devices=[_device_error(summary, jobs) for summary in summaries])
 
 
@@ -235,22 +359,11 @@ async def _write(state: Any, observations: list[Observation], deadline: Deadline
     try:
         async with deadline.limit():
             stored: list[Stored] = await state.observations.write(observations)
-    except StoreUnavailableError as error:
+    except StoreUnavailableError:
         _set_up(state, False)
-        raise _unavailable(error) from None
-    except FullError as error:
-        raise ProblemError("overloaded", str(error), "retry after a second", headers={"retry-after": "1"}) from None
+        raise
     _set_up(state, True)
     return stored
-
-
-def _unavailable(error: StoreUnavailableError) -> ProblemError:
-    return ProblemError(
-        "store_unavailable",
-        str(error),
-        "nothing of this request was stored; retry after some seconds",
-        headers={"retry-after": "5"},
-    )
 
 
 def _device_error(summary: Summary, jobs: Mapping[tuple[str, str, str], str]) -> DeviceError:
@@ -279,6 +392,108 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
             504: "The deadline passed (deadline_exceeded). The observations may or may not have been stored.",
         },
     )
-    add_problems(
-        document["paths"]["/observe"]["get"], 503, meaning={503: "The database cannot be read (store_unavailable)."}
-    )
+    for path in ("/observe", "/observations"):
+        unavailable = {503: "The database cannot be read (store_unavailable)."}
+        add_problems(document["paths"][path]["get"], 503, meaning=unavailable)
+
+
+#: Maximum number of observations of one response.
+MAX_LISTED = 1000
+_ID = "^[0-9a-f]{32}$"
+# Some databases cannot store control characters.
+_NAME = f"^[^\\x00-\\x1f\\x7f]{{1,{MAX_DEVICE_TEXT}}}$"
+
+
+class ListedObservation(BaseModel):
+    """A measurement, its prediction, and its program where it is known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    observation_id: str
+    program: Annotated[dict[str, Any] | None, Field(description="As in an item of /predict; null if it is not known.")]
+    program_hash: str
+    device: str
+    device_digest: str
+    backend: str
+    protocol: str
+    framework: str | None
+    model_id: Annotated[str, Field(description="Model of the prediction.")]
+    predicted_s: float
+    lower_s: float
+    upper_s: float
+    latency_s: float
+    received_at: Annotated[float, Field(description="Unix time, in seconds.")]
+
+
+class ListedObservations(BaseModel):
+    """Observations of a device, newest first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    observations: list[ListedObservation]
+    next: Annotated[str | None, Field(description="Pass it as `before` for older observations; null: there are none.")]
+
+
+def list_observations(
+    store: Store,
+    device: str,
+    digest: str | None = None,
+    *,
+    model_id: str | None = None,
+    sender: str | None = None,
+    before: str | None = None,
+    limit: int = MAX_LISTED,
+) -> list[dict[str, Any]]:
+    """Observations of a device, newest first, as fields of :class:`ListedObservation`.
+
+    Parameters
+    ----------
+    store : Store
+    device, digest : str
+        Name, and hash of the figures; None: of every device with this name.
+    model_id : str, optional
+        Only predictions of this model.
+    sender : str, optional
+        Only observations of this sender.
+    before : str, optional
+        Only observations that are older than the one with this id.
+    limit : int
+    """
+    query: Select[Any] = select(observations).where(observations.c.device == device)
+    for column, value in (("device_digest", digest), ("model_id", model_id), ("sender", sender)):
+        if value is not None:
+            query = query.where(observations.c[column] == value)
+    if before is not None:
+        query = query.where(observations.c.id < before)
+    query = query.order_by(observations.c.id.desc()).limit(limit)
+    rows = store.read(lambda connection: connection.execute(query).all())
+    programs = store.get_programs({row.program_hash for row in rows})
+    names = set(ListedObservation.model_fields) - {"observation_id", "program"}
+    return [
+        {
+            "observation_id": row.id,
+            "program": programs.get(row.program_hash),
+            **{name: row._mapping[name] for name in names},
+        }
+        for row in rows
+    ]
+
+
+@router.get("/observations", summary="Stored measurements of a device")
+async def get_observations(
+    request: Request,
+    device: Annotated[str, Query(pattern=_NAME, description="Name of the device.")],
+    digest: Annotated[str | None, Query(pattern="^[0-9a-f]{16}$", description="`device_digest`.")] = None,
+    before: Annotated[str | None, Query(pattern=_ID, description="`next` of the previous response.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = MAX_LISTED,
+) -> ListedObservations:
+    """List measurements of a device with their programs, newest first, to adapt a model to them.
+
+    With API keys, a user's key lists its own observations, and an administrator's key those of all.
+    """
+    state = request.app.state
+    sender = sender_id() if state.settings.api_key_hashes and not is_administrator(request) else None
+    work = partial(list_observations, state.store, device, digest, sender=sender, before=before, limit=limit)
+    rows = await run_sync(work)
+    following = rows[-1]["observation_id"] if len(rows) == limit else None
+    return ListedObservations(observations=[ListedObservation(**row) for row in rows], next=following)

@@ -1,4 +1,4 @@
-"""Tables of the service's database: a SQLite file, or PostgreSQL by URL.
+"""Tables of the service's database, a SQLite file or PostgreSQL by URL: their creation, upgrade and errors.
 
 SQLite runs in WAL mode with ``synchronous=FULL``: a confirmed transaction is on disk, even after a power
 failure. Several workers share the file. Each write transaction takes the lock at its beginning, because
@@ -7,8 +7,13 @@ SQLite does not wait for a lock that a transaction requests later.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
 from sqlalchemy import (
@@ -24,11 +29,21 @@ from sqlalchemy import (
     Table,
     Text,
     create_engine,
+    delete,
     event,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
 )
 from sqlalchemy.engine import URL, Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 
 from cdmpp.errors import MissingDependencyError
+from cdmpp_server.observe.figures import RATIO_LIMIT
+from cdmpp_server.problems import ProblemError
 
 SCHEMA_VERSION = 2
 #: Time limit for a connection or a lock, in seconds.
@@ -170,3 +185,131 @@ def _to_wal(connection: sqlite3.Connection) -> None:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                 raise
             time.sleep(0.02)
+
+
+# Key of PostgreSQL's advisory lock around the creation of the tables; any constant.
+_CREATION_LOCK = 0x63646D70
+#: Versions of the schema that are upgraded.
+_UPGRADED = (1,)
+_KEY_BYTES = 32
+
+
+def create(engine: Engine) -> bytes:
+    """Create or upgrade the tables; several workers may call it at a time.
+
+    Returns
+    -------
+    bytes
+        The key that signs prediction ids; the first caller creates it.
+
+    Raises
+    ------
+    SchemaVersionError
+        The database was written by a later version of the service.
+    """
+    if engine.dialect.name == "sqlite":
+        Path(engine.url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with engine.execution_options(write=True).begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATION_LOCK})
+        metadata.create_all(connection)
+        version = connection.execute(select(schema_version.c.version)).scalar()
+        if version is None:
+            connection.execute(insert(schema_version), {"version": SCHEMA_VERSION})
+        elif version in _UPGRADED:
+            _upgrade(connection)
+            connection.execute(update(schema_version).values(version=SCHEMA_VERSION))
+        elif version != SCHEMA_VERSION:
+            raise SchemaVersionError(
+                f"the database has schema version {version}, this service needs version {SCHEMA_VERSION}"
+            )
+        key: bytes | None = connection.execute(select(secrets.c.signing_key)).scalar()
+        if key is None:
+            key = token_bytes(_KEY_BYTES)
+            connection.execute(insert(secrets), {"id": 1, "signing_key": key})
+        return bytes(key)
+
+
+def _upgrade(connection: Connection) -> None:
+    """Add missing columns and indexes, and remove error figures that no clipped ratios can give.
+
+    Workers of the earlier version continue to work: added columns have a default in the database.
+    """
+    inspector = inspect(connection)
+    preparer = connection.dialect.identifier_preparer
+    for table in metadata.sorted_tables:
+        known = {column["name"] for column in inspector.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in known:
+                definition = CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {preparer.format_table(table)} ADD COLUMN {definition}")
+        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
+        for index in table.indexes:
+            if index.name not in indexes:
+                index.create(connection)
+    most = (RATIO_LIMIT - 1) * (1 + 1e-9)
+    connection.execute(delete(running).where(running.c.relative_error > most * running.c.number))
+
+
+_log = logging.getLogger(__name__)
+#: Minimum time between two lines about failed calls, in seconds.
+SAY_AGAIN_S = 60.0
+
+
+class StoreUnavailableError(ProblemError):
+    """The database cannot be reached, read or written; nothing of the call was stored (503)."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("store_unavailable", detail, "nothing of this request was stored; retry after some seconds")
+
+
+class AsUnavailable:
+    """Context that converts errors of the database to :class:`StoreUnavailableError`. Safe between threads.
+
+    The log gets the original message of the first failure, at most one more line per :data:`SAY_AGAIN_S` with the
+    number of failures, and one line when calls succeed again.
+
+    Parameters
+    ----------
+    verb : str
+        What the calls do: "read" or "written".
+    clock : callable
+        Returns monotonic seconds.
+    """
+
+    def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._verb, self._clock = verb, clock
+        self._lock = threading.Lock()
+        self._said_at: float | None = None
+        self._unsaid = 0
+        self._out = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            if self._out:
+                self._back()
+        elif isinstance(error, SQLAlchemyError | OSError | SchemaVersionError):
+            # `orig` omits the statement and its parameters, which are long.
+            self._failed(getattr(error, "orig", None) or error)
+            raise StoreUnavailableError(f"the database cannot be {self._verb}") from error
+
+    def _failed(self, cause: BaseException) -> None:
+        with self._lock:
+            now = self._clock()
+            if self._said_at is not None and now - self._said_at < SAY_AGAIN_S:
+                self._unsaid += 1
+                return
+            before = f" ({self._unsaid} more calls failed since the last such line)" if self._unsaid else ""
+            self._said_at, self._unsaid, self._out = now, 0, True
+        _log.error("the database cannot be %s: %s%s", self._verb, str(cause).replace("\n", " ")[:500], before)
+
+    def _back(self) -> None:
+        with self._lock:
+            if not self._out:
+                return
+            self._out, failed = False, self._unsaid
+            self._unsaid = 0
+        _log.warning("the database can be %s again; %d more calls had failed", self._verb, failed)

@@ -1,4 +1,4 @@
-"""Middleware around every request: id, host, key, rate limit, log line and metrics.
+"""Middleware around every request (id, host, key, rate limit, log line and metrics), and ``GET /metrics``.
 
 It is the outermost layer, outside Starlette's handling of bugs. It is plain ASGI, costs a few
 microseconds, and neither reads nor buffers a body.
@@ -6,20 +6,26 @@ microseconds, and neither reads nor buffers a body.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI, Request
+import anyio.to_thread
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdmpp_server.operate.access import Keys, Rates, current_sender, forbidden, sender_of, unauthorized
-from cdmpp_server.operate.hosts import Hosts
+from cdmpp_server.concurrency import background
+from cdmpp_server.openapi import Schema, add_answer, add_problems
+from cdmpp_server.operate.access import Hosts, Keys, Rates, current_sender, forbidden, sender_of, unauthorized
 from cdmpp_server.operate.logs import log_request, request_id
-from cdmpp_server.operate.metrics import Metrics
+from cdmpp_server.operate.metrics import MEDIA_TYPE, Metrics
+from cdmpp_server.operate.protocol import CONNECTIONS
 from cdmpp_server.problems import CODE_OF_PROBLEM, REFUSED, ProblemError
 from cdmpp_server.settings import Settings
 
@@ -166,3 +172,63 @@ def install(app: FastAPI, settings: Settings) -> None:
 
 def _text(header: bytes | None) -> str | None:
     return header.decode("latin-1") if header is not None else None
+
+
+router = APIRouter()
+#: Interval at which each worker samples its queues; a scrape also samples its own worker.
+_SAMPLE_S = 1.0
+
+
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=Response, operation_id="metrics_metrics_get")
+async def get_metrics(request: Request) -> Response:
+    """Requests, batches, caches, queues, domains, errors, plans, jobs and observations in Prometheus' text format."""
+    _sample(request.app)
+    # With several workers this reads files, which would block the event loop.
+    text = await anyio.to_thread.run_sync(request.app.state.metrics.text)
+    return Response(text, headers={"content-type": MEDIA_TYPE})
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Describe /metrics, and keys and rate limits if they are set."""
+    operation = document["paths"]["/metrics"]["get"]
+    operation["responses"]["200"] = {}
+    add_answer(operation, {"type": "string"}, "All metrics.", media="text/plain")
+    limited = settings.requests_per_s is not None or settings.items_per_s is not None
+    if settings.api_key_hashes or settings.admin_key_hashes:
+        schemes = document["components"].setdefault("securitySchemes", {})
+        schemes["key"] = {"type": "http", "scheme": "bearer"}
+    for path, methods in document["paths"].items():
+        is_open = path in OPEN or (path == "/metrics" and settings.open_metrics)
+        for operation in methods.values():
+            if path not in QUIET:
+                add_problems(operation, 421)
+            if not is_open and settings.api_key_hashes:
+                operation["security"] = [{"key": []}]
+                add_problems(operation, 401)
+            if not is_open and limited and "429" not in operation["responses"]:
+                add_problems(operation, 429)
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """Sample the queues regularly, for a scrape of another worker."""
+
+    async def sample_regularly() -> None:
+        while True:
+            _sample(app)
+            await asyncio.sleep(_SAMPLE_S)
+
+    async with background(sample_regularly()):
+        yield
+
+
+def _sample(app: FastAPI) -> None:
+    metrics: Metrics = app.state.metrics
+    metrics.connections(len(CONNECTIONS.open), CONNECTIONS.refused)
+    batcher = getattr(app.state, "batcher", None)
+    sandbox = getattr(app.state, "sandbox", None)
+    metrics.sample(
+        batcher.queued_rows if batcher is not None else 0,
+        sandbox.queued if sandbox is not None else 0,
+        sandbox.restarts if sandbox is not None else 0,
+    )

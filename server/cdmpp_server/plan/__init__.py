@@ -2,5 +2,5 @@
 
 Planning processes (``python -m cdmpp_server.plan``) validate and solve requests. They have no HTTP and no model:
 between the two jobs, the service prices the programs with the model of ``/predict``. ``__main__.py`` and ``work.py``
-run in these processes; :mod:`cdmpp_server.planners` is the side of the service.
+run in these processes; :mod:`cdmpp_server.processes` is the side of the service.
 """

@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from cdmpp.errors import CdmppError
-from cdmpp.plan.base.solve import finish
+from cdmpp.plan.base.solve import solve_priced
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.requests.budget import SearchControl
 
@@ -123,6 +123,6 @@ class Warmth:
         name = kind if kind is not None else next(iter(self._cold), None)
         for value in self._cold.pop(name, []) if name is not None else []:
             try:
-                finish(PLANNERS[str(name)].read(value), [], SearchControl(1.0))
+                solve_priced(PLANNERS[str(name)].read(value), [], SearchControl(1.0))
             except CdmppError as error:
                 _log.warning("%s could not be compiled: %s", name, error)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.plan.base.solve import signed, solve_priced, to_json
+from cdmpp.plan.base.solve import signed, solve_priced
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import Progress, SearchControl
@@ -146,7 +146,7 @@ def solve(
     control = SearchControl(request.budget, None if send is None else ProgressSender(send, request, predictions))
     on_start(control)
     answer = solve_priced(request, predictions, control)
-    return _objective(answer), encode(to_json(answer))
+    return _objective(answer), encode(answer.to_json())
 
 
 def check(reader: Reader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
@@ -205,7 +205,7 @@ class ProgressSender:
         payload = b""
         better = progress.best is None or progress.best != self._best
         if progress.answer is not None and better and time.monotonic() - self._sent_at >= PLAN_EACH_S:
-            payload = encode(to_json(signed(self._request, progress.answer(), self._prices)))
+            payload = encode(signed(self._request, progress.answer(), self._prices).to_json())
             self._sent_at, self._best = time.monotonic(), progress.best
         self._send(header, payload)
 

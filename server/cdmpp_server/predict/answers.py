@@ -5,8 +5,7 @@ from __future__ import annotations
 from cdmpp.predict.predictor import ROW_BYTES, CachedRow, RowKey
 from cdmpp.utils.lru import Lru
 from cdmpp_server.predict.admission import CACHED_WORK
-from cdmpp_server.predict.devices import KnownDevice
-from cdmpp_server.predict.programs import Known
+from cdmpp_server.predict.programs import Known, KnownDevice
 from cdmpp_server.predict.render import Answer
 
 #: Memory of a rendered answer besides its text, approximately.

@@ -8,7 +8,7 @@ from functools import partial
 from cdmpp.errors import CdmppError
 from cdmpp.predict.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
 from cdmpp_server.body import INLINE_BYTES
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import Deadline
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation

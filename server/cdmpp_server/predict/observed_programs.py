@@ -7,9 +7,8 @@ from typing import Any
 
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.lru import Lru
-from cdmpp_server.observe.records import Observation
-from cdmpp_server.observe.schema import ObservedProgram, ObserveRequest
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.routes import ObservedProgram, ObserveRequest
+from cdmpp_server.observe.store import Observation, Store
 from cdmpp_server.predict.programs import Programs
 
 #: Memory of the hashes that are known to be stored, and of one of them.

@@ -6,9 +6,8 @@ from copy import deepcopy
 from typing import Any
 
 from cdmpp.predict.bulk import MEDIA_TYPE
-from cdmpp_server.deadline import DESCRIPTION
-from cdmpp_server.feature import Schema
-from cdmpp_server.openapi import BODY_PROBLEMS, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.concurrency import DESCRIPTION
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.predict.schema import PredictResponse, RegisterResponse, register_request_model, request_model
 from cdmpp_server.predict.strict import strict_device, strict_program, strict_schemas
 from cdmpp_server.settings import Settings

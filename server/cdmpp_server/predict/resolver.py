@@ -10,14 +10,13 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from cdmpp.errors import CdmppError, OverloadedError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
-from cdmpp_server.concurrency import ConcurrencyLimiter
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline
 from cdmpp_server.fields import ProgramValue
-from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.predict.programs import Known, Programs, exact_key, unknown_program
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.sandbox.sandbox import Sandbox, TirText

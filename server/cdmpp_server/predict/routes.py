@@ -14,18 +14,14 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from cdmpp.errors import CdmppError
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
-from cdmpp_server.concurrency import ConcurrencyLimiter
-from cdmpp_server.deadline import Deadline
-from cdmpp_server.disconnect import cancel_on_disconnect
-from cdmpp_server.gc_tuning import infrequent_gc
+from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline, cancel_on_disconnect, infrequent_gc
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.binary import MEDIA_TYPE, predict_features
 from cdmpp_server.predict.observed_programs import ObservedPrograms
 from cdmpp_server.predict.service import PredictionService, check_golden
-from cdmpp_server.propose.store import ProposalStore
-from cdmpp_server.propose.taken import with_taken
+from cdmpp_server.proposals import ProposalStore, with_taken
 from cdmpp_server.settings import Settings
 
 router = APIRouter()

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram, check_width
+from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram, check_width, with_max_items
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
-from cdmpp_server.schema import with_max_items
 
 MAX_ID = 200
 MAX_QUANTILES = 16

@@ -17,21 +17,18 @@ from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Q
 from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
-from cdmpp_server.body import INLINE_BYTES
-from cdmpp_server.concurrency import ConcurrencyLimiter
-from cdmpp_server.deadline import Deadline
+from cdmpp_server.body import INLINE_BYTES, parse
+from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline
 from cdmpp_server.fields import ProgramValue, program_value
 from cdmpp_server.models import Models
 from cdmpp_server.observe.ids import Signer
-from cdmpp_server.observe.outage import StoreUnavailableError
 from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.parse import parse
 from cdmpp_server.predict.answers import find_answer, keep_answer, work_of
 from cdmpp_server.predict.batcher import Batcher
-from cdmpp_server.predict.devices import Devices
 from cdmpp_server.predict.lane import Ticket
-from cdmpp_server.predict.programs import Known, Programs
+from cdmpp_server.predict.programs import Devices, Known, Programs
 from cdmpp_server.predict.reading import OpenItem, Reader, Reading
 from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, failure, response, result
 from cdmpp_server.predict.resolver import ProgramResolver, stored_form

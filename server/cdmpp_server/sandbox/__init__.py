@@ -5,5 +5,5 @@ features or operator specifications, and validates them. The worker has limits o
 and no secret in its environment. A worker that hangs, crashes or runs out of memory is replaced.
 
 ``sandbox.py`` is the service's side, ``__main__.py`` the worker's side, ``frames.py`` their protocol.
-``supervised.py`` replaces workers and bounds their queue; the planning processes use it too.
+``worker.py`` starts and replaces workers and bounds their queue; planning and adapting processes use it too.
 """

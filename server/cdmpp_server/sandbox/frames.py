@@ -6,8 +6,14 @@ Pickle is not used: a text that takes over a worker must not be able to take ove
 from __future__ import annotations
 
 import json
+import os
 import struct
+import sys
+import traceback
+from collections.abc import Callable
 from typing import Any, BinaryIO
+
+from cdmpp_server.sandbox.confine import die_with_parent
 
 #: Lengths of the header and of the payload.
 PREFIX = struct.Struct("!IQ")
@@ -16,6 +22,8 @@ PREFIX = struct.Struct("!IQ")
 MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES = 16 * 2**20, 16 * 2**20
 #: Maximum length of names and messages, in characters: they may contain a client's text.
 MAX_NAME, MAX_MESSAGE = 400, 1000
+#: Most characters of a traceback in the log.
+_MAX_TRACEBACK = 4000
 
 #: Kinds of texts.
 TIR_KINDS = ("tvm_json", "tvmscript")
@@ -71,3 +79,45 @@ def receive(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     header, payload = PREFIX.unpack(prefix)
     text, data = stream.read(header), stream.read(payload)
     return (header_of(text), data) if len(data) == payload else None
+
+
+class Replies:
+    """The worker's replies to the service, the process ``parent``; the worker ends with it.
+
+    They have a separate descriptor, because libraries print to standard output.
+    """
+
+    def __init__(self, parent: int) -> None:
+        die_with_parent(parent)
+        self._stream = os.fdopen(os.dup(1), "wb", closefd=True)
+        os.dup2(2, 1)
+
+    def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
+        """Send a reply."""
+        self._stream.write(pack(header, payload))
+        self._stream.flush()
+
+
+def serve(
+    replies: Replies,
+    run: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]],
+    before: Callable[[], None] | None = None,
+) -> None:
+    """Run jobs from standard input, one at a time, until it ends or memory runs out; a bug's reply is its traceback.
+
+    ``before`` is called before each job is read.
+    """
+    while True:
+        if before is not None:
+            before()
+        message = receive(sys.stdin.buffer)
+        if message is None:
+            return
+        try:
+            reply, payload = run(*message)
+        except MemoryError:
+            replies.send({"memory": True})
+            return
+        except Exception as error:
+            reply, payload = {"bug": "".join(traceback.format_exception(error))[-_MAX_TRACEBACK:]}, b""
+        replies.send(reply, payload)

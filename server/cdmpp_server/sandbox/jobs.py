@@ -10,8 +10,8 @@ import safetensors.numpy
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.features.encode import encode_tvm_json
 from cdmpp.predict.bulk import MAX_TOTAL
+from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.frontends.onnx_library import onnx_library_graph
-from cdmpp.programs.frontends.request import program_from_request
 from cdmpp_server.sandbox.frames import MAX_MESSAGE, MAX_NAME, ONNX_KIND, TIR_KINDS
 
 Reply = tuple[dict[str, Any], bytes]

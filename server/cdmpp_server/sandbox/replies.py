@@ -12,8 +12,7 @@ import safetensors.numpy
 
 from cdmpp.errors import CdmppError, InvalidProgramError, MissingDependencyError, UnsupportedOperatorError
 from cdmpp.features.class_features import PROGRAM_COLUMNS
-from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.encoded import TIR, EncodedProgram
+from cdmpp.features.encode import TIR, EncodedProgram, EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.features.walk import MAX_LEAVES

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
+from fastapi import FastAPI
+
 from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.sandbox import replies
 from cdmpp_server.sandbox.frames import ONNX_KIND
 from cdmpp_server.sandbox.replies import InvalidReplyError, ModelSummary
-from cdmpp_server.sandbox.supervised import SupervisedWorker, WorkerPool
 from cdmpp_server.sandbox.worker import (
     READING,
     READING_TVM,
+    SupervisedWorker,
     Worker,
     WorkerDiedError,
     WorkerMemoryError,
+    WorkerPool,
     WorkerTimeoutError,
 )
+from cdmpp_server.settings import Settings
 
 _log = logging.getLogger(__name__)
 
@@ -256,3 +261,17 @@ def _unreadable(reason: str) -> InvalidProgramError:
     return InvalidProgramError(
         f"the program cannot be read: {reason}", hint="check the text; split a very large program"
     )
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    """Hold a sandbox; its workers start when they are first needed."""
+    sandbox = Sandbox(
+        workers=settings.sandbox_workers,
+        memory_bytes=settings.sandbox_memory_bytes,
+        timeout_s=settings.sandbox_timeout_s,
+        max_queued=settings.max_queued,
+    )
+    async with sandbox:
+        app.state.sandbox = sandbox
+        yield

@@ -1,19 +1,27 @@
-"""Start of a worker process, and the exchange of one job at a time with it; used by the sandbox and the planners."""
+"""Worker processes: one job at a time each, replaced when a job ends them, behind a bounded queue.
+
+The sandbox, the planning processes and the adapting processes use them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+from cdmpp.errors import OverloadedError
+from cdmpp_server.operate.access import current_sender
 from cdmpp_server.sandbox import frames
 
 _log = logging.getLogger(__name__)
@@ -147,7 +155,11 @@ class Worker:
             The process has ended after each of these.
         """
         message = frames.pack({**header, "timeout_s": timeout_s}, payload)
-        reply, data = await self._exchange(message, timeout_s, on_progress)
+        try:
+            reply, data = await self._exchange(message, timeout_s, on_progress)
+        except WorkerDiedError as error:
+            _log.warning("a %s died: %s: %s", self.program.name, error, self.stderr_tail)
+            raise
         if reply.get("memory"):
             await self.stop()
             raise WorkerMemoryError
@@ -261,3 +273,281 @@ def _environment(folder: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
+
+
+T = TypeVar("T")
+
+
+class SupervisedWorker:
+    """One worker process, started when it is first needed and replaced when it has ended.
+
+    Parameters
+    ----------
+    make : callable
+        Returns a worker that is not started.
+    max_jobs : int, optional
+        Jobs after which the process is replaced, which frees what parsers leak.
+
+    Attributes
+    ----------
+    worker : Worker or None
+    restarts : int
+        Number of processes replaced because of a job.
+    """
+
+    def __init__(self, make: Callable[[], Worker], max_jobs: int | None = None) -> None:
+        self._make, self._max_jobs = make, max_jobs
+        self.worker: Worker | None = None
+        self.restarts = 0
+        self._jobs = 0
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None] | None:
+        """Begin to start the process if it does not run; the start continues if the caller is cancelled."""
+        if self._starting is None and (self.worker is None or self.worker.pid is None):
+            if self.worker is not None:  # its process was killed from outside
+                self.worker.remove_folder()
+            self.worker, self._jobs = self._make(), 0
+            # An empty context: the process belongs to no request.
+            self._starting = asyncio.create_task(self.worker.start(), context=contextvars.Context())
+            self._starting.add_done_callback(self._started)
+        return self._starting
+
+    async def ready(self) -> Worker:
+        """Return the running process.
+
+        Raises
+        ------
+        OverloadedError
+            No process can be started.
+        """
+        if self._starting is None and self._max_jobs is not None and self._jobs >= self._max_jobs:
+            await self.stop()
+        starting = self.start()
+        if starting is not None:
+            try:
+                await asyncio.shield(starting)
+            except (WorkerDiedError, WorkerTimeoutError, OSError) as error:
+                _log.error("no worker process: %s", error)
+                raise OverloadedError("no worker process can be started", hint="retry after some seconds") from None
+        assert self.worker is not None
+        return self.worker
+
+    async def run(
+        self, header: Mapping[str, Any], payload: bytes, timeout_s: float, on_progress: OnProgress | None = None
+    ) -> WorkerReply:
+        """Run one job; a second process tries it again if the first one dies.
+
+        The first process may die because of an earlier job, or be killed from outside.
+
+        Raises
+        ------
+        OverloadedError
+            No process can be started.
+        WorkerTimeoutError, WorkerMemoryError, WorkerDiedError
+            The job's end; a new process is being started.
+        """
+        for last in (False, True):
+            worker = await self.ready()
+            self._jobs += 1
+            try:
+                return await worker.run(header, payload, timeout_s, on_progress)
+            except (WorkerTimeoutError, WorkerMemoryError):
+                await self.replace()
+                raise
+            except asyncio.CancelledError:  # the cancelled exchange has killed the process
+                self.restarts += 1
+                self.start()
+                raise
+            except WorkerDiedError:
+                await self.replace()
+                if last:
+                    raise
+        raise AssertionError("the second attempt returns or raises")
+
+    async def replace(self) -> None:
+        """Kill the process and begin to start another."""
+        self.restarts += 1
+        await self.stop()
+        self.start()
+
+    async def stop(self) -> None:
+        """Kill the process."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            await worker.stop()
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._starting = None
+        if not task.cancelled() and task.exception() is not None:
+            self.worker = None
+
+
+@dataclass(eq=False)
+class _WaitingJob:
+    """A job that waits for a worker; the one with the smallest ``turn`` is next."""
+
+    sender: str
+    turn: float
+    worker: asyncio.Future[SupervisedWorker]
+
+
+class WorkerPool:
+    """Assigns jobs to a few supervised workers; further jobs wait in a bounded queue. Belongs to one event loop.
+
+    Senders get equal shares of the work. The queue is that of :class:`cdmpp_server.jobs.store.JobStore`: self-clocked
+    fair queueing. When it is full, the sender with the most waiting jobs loses its last one.
+
+    Parameters
+    ----------
+    workers : int
+        Maximum number of processes; each starts when it is first needed.
+    make : callable
+        Returns a worker that is not started.
+    max_queued : int
+        Maximum number of jobs that wait.
+    max_jobs : int, optional
+        Jobs after which a process is replaced.
+    """
+
+    def __init__(self, workers: int, make: Callable[[], Worker], max_queued: int, max_jobs: int | None = None) -> None:
+        self._workers = [SupervisedWorker(make, max_jobs) for _ in range(workers)]
+        # Last in, first out: the process that worked last is used first, so that others need not be started.
+        self._idle = self._workers[::-1]
+        self._queue: list[_WaitingJob] = []
+        #: Turn of the job that began last, and of the last job of each sender that is not before it.
+        self._turn, self._last_turns = 0.0, dict[str, float]()
+        self._capacity = workers + max_queued
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of jobs that wait."""
+        return len(self._queue)
+
+    @property
+    def restarts(self) -> int:
+        """Number of processes replaced because of a job."""
+        return sum(worker.restarts for worker in self._workers)
+
+    @property
+    def busy(self) -> int:
+        """Number of jobs that have begun."""
+        return len(self._running)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the running workers."""
+        processes = [worker.worker for worker in self._workers]
+        return [pid for process in processes if process is not None and (pid := process.pid) is not None]
+
+    def start(self) -> None:
+        """Begin to start the first process before a job needs it."""
+        self._workers[0].start()
+
+    async def run(
+        self, job: Callable[[SupervisedWorker], Coroutine[Any, Any, T]], *, kill: bool = False, cost: float = 1.0
+    ) -> T:
+        """Run ``job`` of the current sender with an idle worker.
+
+        A job that has begun continues when the caller is cancelled: its process stays usable. With ``kill`` the job
+        is cancelled too, which kills its process.
+
+        Parameters
+        ----------
+        job : callable
+        kill : bool
+        cost : float
+            Work of the job in any unit, by which senders get equal shares.
+
+        Raises
+        ------
+        OverloadedError
+            As many jobs wait as may, no process can be started, or the pool is closed.
+        """
+        if self._closed:
+            raise _closed()
+        worker = await self._worker(current_sender.get(), cost)
+        if self._closed:
+            raise _closed()
+        task = asyncio.create_task(job(worker))
+        self._running.add(task)
+        task.add_done_callback(partial(self._ended, worker))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _closed() from None
+            if kill:
+                task.cancel()
+            raise
+
+    async def close(self) -> None:
+        """Kill the processes; jobs that run or wait raise OverloadedError."""
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        for waiting in self._queue:
+            if not waiting.worker.done():
+                waiting.worker.set_exception(_closed())
+        for worker in self._workers:
+            await worker.stop()
+
+    async def _worker(self, sender: str, cost: float) -> SupervisedWorker:
+        """A worker for the next job of this sender, when it is the job's turn."""
+        count = len(self._running) + self.waiting
+        if not self._idle and count >= self._capacity:
+            self._make_room(sender, count)
+        turn = self._last_turns[sender] = max(self._turn, self._last_turns.get(sender, 0.0)) + cost
+        if self._idle:
+            self._turn = turn
+            return self._idle.pop()
+        waiting = _WaitingJob(sender, turn, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        try:
+            return await waiting.worker
+        except asyncio.CancelledError:
+            if waiting.worker.done() and not waiting.worker.cancelled() and waiting.worker.exception() is None:
+                self._free(waiting.worker.result())
+            raise
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+
+    def _make_room(self, sender: str, count: int) -> None:
+        """Refuse the last waiting job of the sender with the most, or this job if its sender has as many."""
+        held = Counter(waiting.sender for waiting in self._queue)
+        largest = max(held, key=held.__getitem__, default=sender)
+        error = OverloadedError(f"{count} requests are being worked on or wait", hint="retry after a second")
+        if held[largest] <= held[sender] + 1:
+            raise error
+        refused = next(waiting for waiting in reversed(self._queue) if waiting.sender == largest)
+        self._queue.remove(refused)
+        refused.worker.set_exception(error)
+
+    def _free(self, worker: SupervisedWorker) -> None:
+        """Give a worker to the job whose turn it is, or keep it as idle."""
+        open = [waiting for waiting in self._queue if not waiting.worker.done()]
+        if open:
+            following = min(open, key=lambda waiting: waiting.turn)
+            self._queue.remove(following)
+            self._turn = following.turn
+            following.worker.set_result(worker)
+        else:
+            self._idle.append(worker)
+        self._last_turns = {sender: turn for sender, turn in self._last_turns.items() if turn > self._turn}
+
+    def _ended(self, worker: SupervisedWorker, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        self._free(worker)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved if no caller waits any more
+
+
+def _closed() -> OverloadedError:
+    return OverloadedError("the service is being stopped", hint="retry after some seconds")

@@ -13,7 +13,7 @@ from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
 #: The one network of :func:`fill`.
@@ -50,7 +50,7 @@ def fill(tiny_programs: list[str]) -> Fill:
     def filled(folder: Path) -> list[str]:
         hashes = [_hash(text) for text in tiny_programs]
         tasks = tuple(
-            Task(f"fused_{i}", digest, text, 1)
+            TuningTask(f"fused_{i}", digest, text, 1)
             for i, (digest, text) in enumerate(zip(hashes, tiny_programs, strict=True))
         )
         with Store(folder) as store:

@@ -18,10 +18,10 @@ import pytest
 from cdmpp.data.load import load_table
 from cdmpp.data.measure.archive import MANIFEST, finish, measure_job, read_job, write_job
 from cdmpp.data.measure.building import Library
+from cdmpp.data.measure.pools import Outcome
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timing import TimedRun, Timing
-from cdmpp.data.measure.worker import Outcome
 from cdmpp.data.summary import info
 from cdmpp.devices.registry import family, lookup
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError

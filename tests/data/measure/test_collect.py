@@ -18,16 +18,16 @@ import pytest
 
 from cdmpp.data.load import load_table
 from cdmpp.data.measure.collect import LOG, Collector, collect
+from cdmpp.data.measure.pools import Outcome
 from cdmpp.data.measure.sampling import SampledProgram
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import FILE, FIRST, Store, StoredMeasurement
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timers import LocalTimers
-from cdmpp.data.measure.worker import Outcome
 from cdmpp.data.summary import info
 from cdmpp.devices import load_device, lookup
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError, MeasurementError
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from cdmpp.programs.program import TensorProgram
 from tests.data.measure.bad_programs import bad_programs
 from tests.data.measure.conftest import TINY, Fill
@@ -113,7 +113,7 @@ def test_failing_programs_do_not_affect_others(
     good = fill(tmp_path)
     bad = {name: TensorProgram.from_tvm_json(text) for name, text in bad_programs().items()}
     hashes = {name: program.hash for name, program in bad.items()}
-    tasks = tuple(Task(name, p.hash, p.tvm_json or "", 1) for name, p in bad.items())
+    tasks = tuple(TuningTask(name, p.hash, p.tvm_json or "", 1) for name, p in bad.items())
     with Store(tmp_path) as store:
         store.add_network("bad", TaskList("bad", tasks))
         for task in tasks:
@@ -136,7 +136,7 @@ def test_build_failures_on_a_full_disk_are_not_stored(
     tmp_path: Path, quick: CollectSettings, one_thread: Configuration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Store(tmp_path) as store:
-        store.add_network("bad", TaskList("bad", (Task("broken", "broken", "{}", 1),)))
+        store.add_network("bad", TaskList("bad", (TuningTask("broken", "broken", "{}", 1),)))
         store.add_programs("broken", [SampledProgram("broken", "{}", "default")], 0)
     monkeypatch.setattr("cdmpp.data.measure.collect.is_disk_full", lambda folder: True)
     with pytest.raises(MeasurementError, match="no space left") as caught:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from cdmpp.data.measure.archive import write_job
-from cdmpp.data.measure.building import build_program
-from cdmpp.data.measure.cuda import replace_code, require_nvcc
+from cdmpp.data.measure.building import build_program, replace_code, require_nvcc
 from cdmpp.data.measure.sampling import default_program
 from cdmpp.data.measure.targets import configurations
 from cdmpp.errors import MeasurementError, MissingDependencyError

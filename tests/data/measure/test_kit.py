@@ -22,11 +22,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cdmpp.cli.main import app
-from cdmpp.data.measure.cuda import require_nvcc
+from cdmpp.data.measure.building import require_nvcc
 from cdmpp.data.measure.kit import runtime
-from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs, nvcc_flags
+from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs, launches, nvcc_flags, work
 from cdmpp.data.measure.kit.import_results import import_results
-from cdmpp.data.measure.kit.launches import launches, work
 from cdmpp.data.measure.kit.parts import HOME, Entry, read_part, write_parts
 from cdmpp.data.measure.kit.runtime import driver
 from cdmpp.data.measure.kit.runtime.programs import Kind, compare, nvcc, random_bytes
@@ -37,7 +36,7 @@ from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, configurations
 from cdmpp.data.records import read_records
 from cdmpp.errors import DataError, InvalidDeviceError, MissingDependencyError
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from tests.data.measure.stand_in_driver import STAND_IN_S
 
 pytestmark = pytest.mark.tvm
@@ -92,7 +91,7 @@ def job(
     quick: CollectSettings,
 ) -> Job:
     folder = tmp_path_factory.mktemp("kit") / "job"
-    tasks = tuple(Task(f"fused_{i}", f"{i}" * 64, text, 1) for i, text in enumerate(tiny_programs[:2]))
+    tasks = tuple(TuningTask(f"fused_{i}", f"{i}" * 64, text, 1) for i, text in enumerate(tiny_programs[:2]))
     with Store(folder / HOME) as store:
         store.add_network("tiny", TaskList("tiny", tasks))
         for task, programs in zip(tasks, schedules, strict=True):

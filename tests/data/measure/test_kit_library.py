@@ -15,11 +15,10 @@ from typer.testing import CliRunner, Result
 
 from cdmpp.cli.main import app
 from cdmpp.data.load import load_table
-from cdmpp.data.measure.kit.export_library import export_library
+from cdmpp.data.measure.kit.export_library import Variant, export_library, extra_variants, new_sizes, variants_of
 from cdmpp.data.measure.kit.import_results import import_results
-from cdmpp.data.measure.kit.library_variants import Variant, extra_variants, new_sizes, variants_of
 from cdmpp.data.measure.kit.parts import read_part
-from cdmpp.data.measure.kit.runtime import composed_calls, extra_calls, library
+from cdmpp.data.measure.kit.runtime import further_calls, library
 from cdmpp.data.measure.kit.runtime.library_calls import Tensors, make_call
 from cdmpp.data.measure.kit.runtime.run import COMPLETE, FAILED, main
 from cdmpp.devices import lookup
@@ -71,28 +70,32 @@ def test_new_sizes_are_valid_and_not_in_the_pool() -> None:
 def test_extra_variants_are_distinct_and_can_be_run() -> None:
     drawn = extra_variants([spec.canonical() for spec in POOL], 300, np.random.default_rng(0))
     assert len({variant.item()["id"] for variant in drawn}) == 300
-    assert {v.operator["operator"] for v in drawn} == set(extra_calls.FIELDS)
-    assert not any(extra_calls.extra_problem(variant.operator) for variant in drawn)
+    assert {v.operator["operator"] for v in drawn} == set(further_calls.FIELDS)
+    assert not any(further_calls.extra_problem(variant.operator) for variant in drawn)
     kinds = {v.operator["of"]["operator"] for v in drawn if v.operator["operator"] == "backward"}
     assert "linear" in kinds and "lstm" in kinds
 
 
-@pytest.mark.parametrize("operator", [name for name in extra_calls.FIELDS if name != "backward"])
+@pytest.mark.parametrize("operator", [name for name in further_calls.FIELDS if name != "backward"])
 def test_extra_operators_and_their_backward_passes_run(operator: str) -> None:
-    fields = {"operator": operator, "dtype": "float32", **{name: SMALL[name] for name in extra_calls.FIELDS[operator]}}
+    fields = {
+        "operator": operator,
+        "dtype": "float32",
+        **{name: SMALL[name] for name in further_calls.FIELDS[operator]},
+    }
     with torch.inference_mode():
-        output = extra_calls.make_extra(fields, Tensors(torch.device("cpu")))()
+        output = further_calls.make_extra(fields, Tensors(torch.device("cpu")))()
     assert torch.isfinite(output[0] if isinstance(output, tuple) else output).all()
     backward = {"operator": "backward", "of": fields}
     tensors = Tensors(torch.device("cpu"), gradients=True)
-    gradients = extra_calls.make_extra(backward, tensors)()
+    gradients = further_calls.make_extra(backward, tensors)()
     assert [g.shape for g in gradients] == [leaf.shape for leaf in tensors.leaves]
 
 
 @pytest.mark.parametrize("operator", ["rmsnorm", "layernorm", "softmax", "gelu", "silu", "silu_and_mul"])
 def test_composed_form_computes_the_operator(operator: str) -> None:
     fields = parse_operator(f"{operator}:rows=4,cols=8").canonical()
-    function, arguments = composed_calls.make_composed(fields, Tensors(torch.device("cpu")))
+    function, arguments = further_calls.make_composed(fields, Tensors(torch.device("cpu")))
     expected = make_call(fields, Tensors(torch.device("cpu")))()
     torch.testing.assert_close(function(*arguments), expected, rtol=2e-3, atol=2e-3)
 
@@ -109,7 +112,7 @@ def test_compiled_functions_are_compiled_and_called(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
     item = Variant(parse_operator("gelu:rows=4,cols=8").canonical(), "compiled").item()
     assert library.operator_call(item, torch.device("cpu"))().shape == (4, 8)
-    assert compiled == [composed_calls.gelu]
+    assert compiled == [further_calls.gelu]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -127,7 +130,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kit") / "job"
     variants = [v for spec in POOL for v in variants_of(spec, "training", 1e9) if v.implementation != "compiled"]
     variants.append(Variant(parse_operator("relu:rows=13,cols=8").canonical(), "library"))
-    lstm = {"operator": "lstm", "dtype": "float32", **{name: SMALL[name] for name in extra_calls.FIELDS["lstm"]}}
+    lstm = {"operator": "lstm", "dtype": "float32", **{name: SMALL[name] for name in further_calls.FIELDS["lstm"]}}
     variants.append(Variant({"operator": "backward", "of": lstm}, "extra"))
     export_library(variants, [1e-5] * len(variants), H100, folder, about={"command": "cdmpp measure"})
     return folder
@@ -164,7 +167,7 @@ def test_library_and_host_results_become_files(job: Path, results: list[Path], t
 def test_import_refuses_operators_faster_than_the_peak(
     job: Path, results: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdmpp.data.measure.kit.import_library.PEAK_SLACK", 1e-12)
+    monkeypatch.setattr("cdmpp.data.measure.kit.import_results.PEAK_SLACK", 1e-12)
     with pytest.raises(DataError, match="at its peak"):
         import_results(job, results, tmp_path / "records")
     assert not (tmp_path / "records").exists()

@@ -12,7 +12,7 @@ from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.measure.timing_devices import TimingDevice, find_timing_device, free_bytes
 from cdmpp.data.records import from_measurements, read_records, write_records
 from cdmpp.devices import lookup
-from cdmpp.devices.native import this_cpu
+from cdmpp.devices.host import this_cpu
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from cdmpp.programs.operators import parse_operator
 from tests.data.test_device_specs import cpu

@@ -9,7 +9,7 @@ import torch
 
 from cdmpp.data.measure.kit.runtime import call_problems, library_calls
 from cdmpp.data.measure.kit.runtime.library_calls import CallError, Tensors, make_call, precision
-from cdmpp.data.measure.needed_bytes import needed_bytes
+from cdmpp.data.physics import needed_bytes
 from cdmpp.programs.operators import OperatorSpec, lowered_operators, parse_operator
 
 CPU = torch.device("cpu")

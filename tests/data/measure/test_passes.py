@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from cdmpp.data.measure.building import Library
-from cdmpp.data.measure.passes import time_in_passes
+from cdmpp.data.measure.pools import Outcome
+from cdmpp.data.measure.timers import time_in_passes
 from cdmpp.data.measure.timing import TimedRun, Timing, TimingSettings
-from cdmpp.data.measure.worker import Outcome
 
 SETTINGS = TimingSettings(passes=2, max_passes=4, agreement=0.05)
 

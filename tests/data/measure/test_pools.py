@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.data.measure.pools import WorkerPool
-from cdmpp.data.measure.worker import Outcome, WorkerSettings, last_line
+from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings, last_line
 from cdmpp.errors import MeasurementError, MissingDependencyError
 from tests.data.measure import work
 from tests.waiting import PATIENCE_S, is_running, wait_until
@@ -183,7 +182,7 @@ def test_processes_of_a_task_end_with_it(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from cdmpp.data.measure.pools import WorkerPool
-from cdmpp.data.measure.worker import WorkerSettings
+from cdmpp.data.measure.pools import WorkerSettings
 from tests.data.measure import work
 if __name__ == "__main__":
     with WorkerPool(1, WorkerSettings()) as pool:

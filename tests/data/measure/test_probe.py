@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.probe import probe, probe_programs
-from cdmpp.data.physics import UNSTABLE
+from cdmpp.data.physics import UNSTABLE, needed_bytes
 from cdmpp.data.records import Measurement
 from cdmpp.devices import DeviceSpec, known, lookup
 from cdmpp.programs.operators import OperatorSpec, parse_operator

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdmpp.data.measure import quiet
-from cdmpp.data.measure.quiet import QuietCheck
+from cdmpp.data.measure import timing
+from cdmpp.data.measure.timing import QuietCheck
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         return seconds
 
     monkeypatch.setattr(QuietCheck, "_sample_s", sample)
-    monkeypatch.setattr(quiet.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     yield values
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from cdmpp.data.measure.board import Tracker, parse_tracker
 from cdmpp.data.measure.building import Library, build_program
 from cdmpp.data.measure.collect import collect
+from cdmpp.data.measure.pools import Outcome
 from cdmpp.data.measure.remote import RemoteTimers, _RemoteTimer, remote_timers
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
-from cdmpp.data.measure.tracker import Tracker, parse_tracker
-from cdmpp.data.measure.worker import Outcome
 from cdmpp.data.summary import info
 from cdmpp.errors import InvalidDeviceError, MeasurementError
 from tests.waiting import wait_until

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.pools import WorkerPool, WorkerSettings
 from cdmpp.data.measure.sampling import SampledProgram, prepare_sampler, sample_programs, task_seed
-from cdmpp.data.measure.worker import WorkerSettings
 from cdmpp.programs.program import TensorProgram
 
 pytestmark = pytest.mark.slow

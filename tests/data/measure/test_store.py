@@ -13,11 +13,11 @@ import pytest
 from cdmpp.data.measure.sampling import SampledProgram
 from cdmpp.data.measure.store import FILE, FIRST, SECOND, Store, StoredMeasurement
 from cdmpp.errors import DataError
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 
 
 def tasks(count: int) -> TaskList:
-    made = tuple(Task(f"name{i}", f"task{i}", f"text {i}", i + 1) for i in range(count))
+    made = tuple(TuningTask(f"name{i}", f"task{i}", f"text {i}", i + 1) for i in range(count))
     return TaskList("net", made, (("custom", "not lowered"),))
 
 
@@ -75,7 +75,7 @@ def test_second_measurements_need_successful_first_ones(store: Store) -> None:
 
 
 def test_shared_task_lists_both_networks(store: Store) -> None:
-    shared = TaskList("other", (Task("its name", "task0", "text 0", 1),))
+    shared = TaskList("other", (TuningTask("its name", "task0", "text 0", 1),))
     store.add_network("other", shared)
     found = {p.task: p.networks for p in store.all_programs()}
     assert found == {"task0": ("net", "other"), "task1": ("net",)}

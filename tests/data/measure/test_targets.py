@@ -8,7 +8,7 @@ import pytest
 
 from cdmpp.data.measure import targets
 from cdmpp.data.measure.targets import configurations
-from cdmpp.devices.native import available_cores
+from cdmpp.devices.host import available_cores
 from cdmpp.errors import InvalidDeviceError
 
 pytest.importorskip("tvm")

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.data.as_device import as_device
 from cdmpp.data.load import load_table
-from cdmpp.data.measure.todo import Todo, is_todo, read_todo, write_todo
-from cdmpp.data.measure.todo_run import measure_programs, records_path
+from cdmpp.data.measure.todo import Todo, is_todo, measure_programs, read_todo, records_path, write_todo
 from cdmpp.data.physics import UNSTABLE
-from cdmpp.data.records import Measurement
+from cdmpp.data.records import Measurement, as_device
 from cdmpp.devices import load_device, lookup
 from cdmpp.errors import DataError
 from cdmpp.programs.operators import OperatorSpec, parse_operator

@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from cdmpp.data.measure.collect import collect
-from cdmpp.data.measure.pools import WorkerPool
-from cdmpp.data.measure.sampling import SampledProgram
+from cdmpp.data.measure.pools import WorkerPool, WorkerSettings
+from cdmpp.data.measure.sampling import SampledProgram, begin_search
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration
-from cdmpp.data.measure.tuning import begin
-from cdmpp.data.measure.worker import WorkerSettings
 from cdmpp.errors import MissingDependencyError
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from tests.data.measure import work
 from tests.data.measure.test_sampling import matmul
 
@@ -27,7 +25,7 @@ def test_programs_of_a_search_are_stored(tmp_path: Path, quick: CollectSettings,
     text, digest = matmul()
     settings = quick.model_copy(update={"schedules": 4, "tune": 8, "repeat_share": 0.0})
     with Store(tmp_path) as store:
-        store.add_network("one", TaskList("one", (Task("matmul", digest, text, 1),)))
+        store.add_network("one", TaskList("one", (TuningTask("matmul", digest, text, 1),)))
     collect(["one"], [one_thread], tmp_path, settings)
     with Store(tmp_path) as store:
         programs = list(store.all_programs())
@@ -42,7 +40,7 @@ def test_programs_of_a_search_are_stored(tmp_path: Path, quick: CollectSettings,
 
 def test_search_does_not_replace_sampled_programs(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
-        store.add_network("one", TaskList("one", (Task("t", "task", "text", 1),)))
+        store.add_network("one", TaskList("one", (TuningTask("t", "task", "text", 1),)))
         store.add_programs("task", [SampledProgram("p0", "0", "default")], 0)
         store.add_programs("task", [SampledProgram("p9", "9", "tuned")], None)
         assert [d for d, _, _ in store.unsampled(3)] == ["task"]
@@ -62,5 +60,5 @@ def test_search_without_xgboost_has_an_installation_hint(tmp_path: Path) -> None
         WorkerPool(1, WorkerSettings(), work.search_without, (str(tmp_path),)) as pool,
         pytest.raises(MissingDependencyError, match="xgboost") as caught,
     ):
-        pool.call(begin, "", "", {}, 1, 0)
+        pool.call(begin_search, "", "", {}, 1, 0)
     assert "'.[measure]'" in caught.value.hint

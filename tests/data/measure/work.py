@@ -92,7 +92,7 @@ def compile_without_end(path: str) -> None:
 
 def search_without(folder: str) -> None:
     """Prepare a search where a package of a folder hides the real one."""
-    from cdmpp.data.measure.tuning import prepare_search
+    from cdmpp.data.measure.sampling import prepare_search
 
     sys.path.insert(0, folder)
     prepare_search("llvm")

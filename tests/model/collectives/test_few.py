@@ -13,8 +13,7 @@ import pytest
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, DataError, InvalidProgramError
 from cdmpp.model.collectives.context import context_of
-from cdmpp.model.collectives.few import as_collective, collective_seconds, fit_collectives
-from cdmpp.model.collectives.select import informative_rows
+from cdmpp.model.collectives.few import as_collective, collective_seconds, fit_collectives, informative_rows
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.adapt.work import pack
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import lookup
-from cdmpp.devices.table import table
+from cdmpp.devices.registry import table
 from cdmpp.errors import ArtifactError
 from cdmpp.model.artifact.folder import default_model
-from cdmpp.model.collectives.baseline import OVER_NOMINAL
 from cdmpp.model.collectives.context import context_of
 from cdmpp.model.collectives.model import CollectiveModel
+from cdmpp.model.collectives.residual import OVER_NOMINAL
 from cdmpp.model.collectives.store import model_files, read_model
 from cdmpp.programs.collectives import COLLECTIVES, collective_path, traffic_factor
 from cdmpp.programs.operators import make_operator

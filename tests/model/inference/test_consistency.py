@@ -20,9 +20,9 @@ from cdmpp.model.inference.consistency import Values, chain, needed
 from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.elements import SCALINGS, one_type
 from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.quantisation import SCALINGS, one_type
 from cdmpp.programs.query_options import FRAMEWORKS, PROTOCOLS
 from tests.features.shapes import random_specs
 

@@ -14,9 +14,10 @@ from cdmpp.features.encode import encode_operator
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.score import Context, Domain
-from cdmpp.model.nn.inputs import DEVICE_LOGS, query_inputs, stack_devices
-from cdmpp.model.nn.network import INPUT_WIDTH, LatencyNetwork, NetworkConfig
-from cdmpp.model.nn.store import ProgramStore
+from cdmpp.model.nn.config import NetworkConfig
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, query_inputs, stack_devices
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.rows import ProgramStore
 from cdmpp.train.config import OptimiserConfig, TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
 from tests.features.shapes import random_specs

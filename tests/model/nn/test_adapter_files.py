@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from cdmpp.errors import ArtifactError
-from cdmpp.model.artifact.adapted import ADAPTER, check_target
-from cdmpp.model.artifact.folder import MANIFEST, TENSORS
-from cdmpp.model.artifact.load import load_artifact
-from cdmpp.model.artifact.manifest import SEAL, sealed, trained_identity
+from cdmpp.model.artifact.folder import MANIFEST, SEAL, TENSORS, sealed, trained_identity
+from cdmpp.model.artifact.load import ADAPTER, check_target, load_artifact
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.model.nn.synthetic import write_artifact
 

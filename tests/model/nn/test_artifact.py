@@ -11,9 +11,8 @@ import torch
 
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, UnknownDeviceError
-from cdmpp.model.artifact.folder import MANIFEST, TENSORS
+from cdmpp.model.artifact.folder import MANIFEST, SEAL, TENSORS, sealed, trained_identity
 from cdmpp.model.artifact.load import load_artifact
-from cdmpp.model.artifact.manifest import SEAL, sealed, trained_identity
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.model.nn.synthetic import DEVICES, network, random_inputs, write_artifact

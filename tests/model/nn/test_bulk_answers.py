@@ -10,7 +10,7 @@ import pytest
 
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError, InvalidProgramError, UnknownDeviceError
-from cdmpp.features.encoded import operator_name
+from cdmpp.features.encode import operator_name
 from cdmpp.features.schema import WIDTH
 from cdmpp.predict.bulk import DOMAINS, FeatureAnswers, FeaturePart, FeatureQueries
 from cdmpp.predict.prediction import Query

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdmpp.model.nn.discrepancy import (
+from cdmpp.model.nn.losses import (
     DISCREPANCIES,
     KERNEL_WIDTHS,
     bounded,

@@ -15,11 +15,11 @@ from cdmpp.features.schema import WIDTH
 from cdmpp.model.inference.engine import Engine, engine_of
 from cdmpp.model.nn.config import NetworkConfig, Positions
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
+from cdmpp.model.nn.layers import shapes
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.network_graph import network_graph
-from cdmpp.model.nn.positional_encoding_np import KEPT, encode_places
-from cdmpp.model.nn.positions import positional_encoding, published_encoding
-from cdmpp.model.nn.weights import VIEW_COLUMNS, Weights, shapes, tuned_names
+from cdmpp.model.nn.positions import encode_positions
+from cdmpp.model.nn.weights import VIEW_COLUMNS, Weights, tuned_names
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.model.nn.synthetic import TINY, network
 
@@ -61,12 +61,12 @@ def torch_outputs(net: LatencyNetwork, feed: dict[str, Any]) -> list[Any]:
     with torch.inference_mode():
         standardised = net.standardise(t["inputs"])
         latent = net.encode(t["leaves"], t["positions"], t["mask"], standardised, t["logs"])
-        return [value.numpy() for value in net.decode_seen(latent, standardised, t["device"])]
+        return [value.numpy() for value in net.decode_with_hidden(latent, standardised, t["device"])]
 
 
 def graph_feed(weights: Weights, feed: dict[str, Any]) -> dict[str, Any]:
     """Inputs of the ONNX graph: encoded positions instead of positions."""
-    places = encode_places(weights.config.positions, feed["positions"], weights.config.width)
+    places = encode_positions(weights.config.positions, feed["positions"], weights.config.width)
     return {name: value for name, value in feed.items() if name != "positions"} | {"places": places}
 
 
@@ -145,16 +145,6 @@ def test_tuned_weights_take_their_places() -> None:
         np.testing.assert_array_equal(tuned.arrays[name], value, err_msg=name)
     with pytest.raises(ValueError, match="lack norm_bias"):
         weights_of(net).tuned({k: v for k, v in read_tuned(other).items() if k != "norm_bias"})
-
-
-@pytest.mark.parametrize("kind", ["published", "standard"])
-def test_places_are_those_of_torch(kind: Positions) -> None:
-    encode = {"published": published_encoding, "standard": positional_encoding}[kind]
-    for most in (KEPT, 3 * KEPT):
-        positions = np.random.default_rng(0).integers(0, most, (7, 5)).astype(np.int32)
-        expected = encode(torch.from_numpy(positions), 16).numpy()
-        # A position of a thousand is a sine of a large float32: its last digits are noise.
-        np.testing.assert_allclose(encode_places(kind, positions, 16), expected, atol=3e-4)
 
 
 def test_several_threads_agree_except_for_the_last_digit() -> None:

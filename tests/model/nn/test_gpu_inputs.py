@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.devices.occupancy import DEFAULT, unit_limits
+from cdmpp.devices.limits import DEFAULT, unit_limits
 from cdmpp.devices.registry import lookup
 from cdmpp.features.gpu_schedule import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH
 from cdmpp.model.nn.gpu_inputs import DEVICE_COLUMNS, gpu_inputs, summarise_schedule

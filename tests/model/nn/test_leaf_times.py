@@ -9,9 +9,9 @@ import torch
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.inputs import DEVICE_LOGS
-from cdmpp.model.nn.leaf_times import ADD, CALL_CYCLES, CYCLE_S, OVERLAP, LeafTimes
-from cdmpp.model.nn.network import INPUT_WIDTH
+from cdmpp.model.nn.config import ADD, CALL_CYCLES, CYCLE_S, OVERLAP
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
+from cdmpp.model.nn.network import LatencyNetwork
 from tests.model.nn.synthetic import TINY, network, random_inputs
 
 SCHEDULED = TINY.model_copy(update={"schedule": True})
@@ -27,10 +27,10 @@ def leaf(**counts: float) -> torch.Tensor:
 @torch.inference_mode()
 def seconds(*leaves: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Of an untrained module: one program on one unit of 2^20 flop/s."""
-    times = LeafTimes(8, INPUT_WIDTH, WIDTH + SCHEDULE_WIDTH).eval()
-    rows = torch.stack(leaves)[None]
-    log_seconds: torch.Tensor = times(
-        rows, torch.ones(1, len(leaves), 8), mask, torch.zeros(1, INPUT_WIDTH), torch.zeros(1, len(DEVICE_LOGS))
+    untrained = LatencyNetwork(SCHEDULED, 1).eval()
+    rows, tokens = torch.stack(leaves)[None], torch.ones(1, len(leaves), SCHEDULED.width)
+    log_seconds = untrained.leaf_seconds(
+        rows, tokens, mask, torch.zeros(1, INPUT_WIDTH), torch.zeros(1, len(DEVICE_LOGS))
     )
     assert log_seconds.shape == (1, 2)
     return log_seconds[0]

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from cdmpp.errors import DataError
 from cdmpp.model.nn.batch import Inputs, predict_rows
 from cdmpp.model.nn.losses import ranking_loss
-from cdmpp.train.draw import epoch_order, pairs_within, training_rows
-from cdmpp.train.loop import CHECKPOINT, METRICS, train
-from cdmpp.train.precision import matrix_precision, precision_of
+from cdmpp.train.checkpoint import CHECKPOINT
+from cdmpp.train.loop import METRICS, matrix_precision, precision_of, train
+from cdmpp.train.step import epoch_order, pairs_within, training_rows
 from tests.model.nn.synthetic import dataset, training
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.losses import RANKING_SCALE, listwise_loss, pinball_loss, ranking_loss, relative_error_loss
-from cdmpp.model.nn.network import LEVELS
 from tests.model.nn.synthetic import TINY, network, random_inputs
 
 

@@ -12,10 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.model.nn.config import Positions
-from cdmpp.model.nn.encoder import Part
-from cdmpp.model.nn.network import LEVELS, LatencyNetwork, NetworkConfig, parameter_count
-from cdmpp.model.nn.positions import positional_encoding, published_encoding
+from cdmpp.model.nn.config import LEVELS, NetworkConfig, Positions
+from cdmpp.model.nn.network import LatencyNetwork, Part, parameter_count
+from cdmpp.model.nn.positions import encode_positions
 from cdmpp.train.config import load_config
 from tests.model.nn.synthetic import TINY, network, random_inputs
 
@@ -147,7 +146,7 @@ def test_shipped_networks_have_less_than_three_million_parameters(path: Path) ->
 
 def test_positional_encoding_is_the_standard_formula() -> None:
     width, positions = 12, [0, 1, 5, 17, 250]
-    encoding = positional_encoding(torch.tensor(positions), width).numpy()
+    encoding = encode_positions("standard", np.array(positions), width)
     assert encoding.shape == (5, width)
     for row, p in enumerate(positions):
         for i in range(width // 2):
@@ -159,7 +158,7 @@ def test_positional_encoding_is_the_standard_formula() -> None:
 
 def test_published_encoding_is_what_the_reference_computes() -> None:
     width, positions = 164, [0, 1, 100]
-    encoding = published_encoding(torch.tensor(positions), width).numpy()
+    encoding = encode_positions("published", np.array(positions), width)
     for row, p in enumerate(positions):
         for i in range(0, width, 2):
             assert encoding[row, i] == pytest.approx(math.sin(p / 10000 ** (2 * i / width)), abs=2e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.model.nn.operator_inputs import OPERATOR_COLUMNS, operator_columns
+from cdmpp.model.nn.inputs import OPERATOR_COLUMNS, operator_columns
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.templates import size_names
 

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdmpp.model.adapter.residuals import (
-    AdapterFeatures,
-    ResidualProcess,
-    ResidualSettings,
-    centred,
-    kernel,
-    prior_variance,
-)
+from cdmpp.model.adapter import AdapterFeatures, ResidualProcess, ResidualSettings, centred, kernel, prior_variance
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIXED = ResidualSettings(amplitudes=(1.0,), noises=(1.0,))

@@ -13,8 +13,9 @@ from cdmpp.model.artifact.folder import read_manifest
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.batch import Inputs, predict_rows
-from cdmpp.model.nn.network import LatencyNetwork, NetworkConfig
-from cdmpp.model.nn.transfer import network_columns, transferred
+from cdmpp.model.nn.config import NetworkConfig
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.weights import network_columns, transferred
 from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.loop import train
 from tests.model.nn.synthetic import DEVICES, TINY, dataset, network, random_inputs, training
@@ -55,10 +56,11 @@ def test_new_columns_do_not_change_the_outputs(schedule: bool) -> None:
     state, columns, whole = earlier(config)
     if schedule:
         lost = [i for i, name in enumerate(network_columns(config)["inputs"]) if name in NEW["inputs"]]
-        assert whole.leaf_times is not None
         with torch.no_grad():
-            whole.leaf_times.call.weight[:, lost] = 0
-        state["leaf_times.call.weight"] = np.delete(whole.leaf_times.call.weight.detach().numpy(), lost, axis=1)
+            whole.get_parameter("leaf_times.call.weight")[:, lost] = 0
+        state["leaf_times.call.weight"] = np.delete(
+            whole.get_parameter("leaf_times.call.weight").detach().numpy(), lost, axis=1
+        )
     moved = LatencyNetwork(config, 3).eval()
     new = transferred(state, config, columns, DEVICES, DEVICES)
     moved.load_state_dict({name: torch.from_numpy(value) for name, value in new.items()})

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cdmpp import LatencyPredictor
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.base.solve import predict_prices
 from cdmpp.predict.curves import predict_curve
 from cdmpp.predict.requests.collective_forms import LINK_BYTES, LINK_OPERATORS
 from cdmpp.predict.requests.pricing import PredictedCost, collect, cost_of, fill

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve, interpolate
-from cdmpp.plan.base.predict import predict_prices
-from cdmpp.plan.base.solve import read_request
+from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.pricing import Cost, PredictedCost, cost_of, fill
 

@@ -12,7 +12,7 @@ import cdmpp
 from cdmpp.cli.plan import solve as solve_request
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.base.predict import predict_prices
+from cdmpp.plan.base.solve import predict_prices
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.llm import Decode, Layout, estimate, read_config, step_operators
 from cdmpp.predict.llm.read import with_configs

@@ -10,8 +10,8 @@ import pytest
 from cdmpp import make_plan
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.formats import FORMATS, Exported, export_plan, import_request, write_export
-from cdmpp.plan.formats.merging import merge
-from cdmpp.plan.formats.shell import options, overrides
+from cdmpp.plan.formats.registry import merge
+from cdmpp.plan.formats.text import options, overrides
 from cdmpp.plan.registry import PLANNERS
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"

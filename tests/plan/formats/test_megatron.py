@@ -9,8 +9,8 @@ import pytest
 from cdmpp import make_plan
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats import export_plan, import_request
-from cdmpp.plan.formats.layer_symbols import layout_text, parse_layout
-from cdmpp.plan.formats.shell import options
+from cdmpp.plan.formats.layers import layout_text, parse_layout
+from cdmpp.plan.formats.text import options
 from cdmpp.plan.registry import PLANNERS
 
 COST = {"forward_s": 1.0, "backward_s": 2.0}

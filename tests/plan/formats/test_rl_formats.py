@@ -11,9 +11,8 @@ import pytest
 from cdmpp import make_plan
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats import export_plan, import_request
-from cdmpp.plan.formats.shell import options
-from cdmpp.plan.formats.sizes import tensor_parallel
-from cdmpp.plan.formats.yaml_text import read_yaml
+from cdmpp.plan.formats.layers import tensor_parallel
+from cdmpp.plan.formats.text import options, read_yaml
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.llm.read import with_configs
 

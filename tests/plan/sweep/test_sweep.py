@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.errors import CdmppError
+from cdmpp.plan.sweep.points import pareto_front
 from cdmpp.plan.sweep.request import read_sweep
-from cdmpp.plan.sweep.result import pareto_front
 from cdmpp.predict.llm import estimate
 from cdmpp.predict.predictor import LatencyPredictor
 

@@ -14,8 +14,7 @@ import pytest
 
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError, InfeasibleError, InvalidDeviceError, InvalidProgramError, UnknownDeviceError
-from cdmpp.features.encode import encode_operator, encode_tvm_json
-from cdmpp.features.encoded import EncodedProgram
+from cdmpp.features.encode import EncodedProgram, encode_operator, encode_tvm_json
 from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 from cdmpp.predict.client import AsyncPredictorClient, PredictorClient
 from cdmpp.predict.curves import Template, predict_curve

@@ -17,7 +17,7 @@ from cdmpp.cli import remote
 from cdmpp.cli.main import app as command_line
 from cdmpp.errors import DataError, DeadlineExceededError, FieldError, InfeasibleError, ServiceError
 from cdmpp.plan.registry import make_plan
-from cdmpp.predict.client import AsyncPredictorClient, PredictorClient, plans
+from cdmpp.predict.client import AsyncPredictorClient, PredictorClient, operations
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ SUBMITTED = {"job_id": "a1", "state": "queued"}
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def asynchronous(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(plans, "FIRST_LOOK_S", 0.001)
+    monkeypatch.setattr(operations, "FIRST_LOOK_S", 0.001)
     return bool(request.param)
 
 

@@ -86,8 +86,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def later(seconds: float) -> None:
         waited_s.append(seconds)
 
-    monkeypatch.setattr("cdmpp.predict.client.sync.sleep", waited_s.append)
-    monkeypatch.setattr("cdmpp.predict.client.asynchronous.sleep", later)
+    monkeypatch.setattr("cdmpp.predict.client.clients.sleep", waited_s.append)
+    monkeypatch.setattr("cdmpp.predict.client.clients.sleep_async", later)
     return waited_s
 
 

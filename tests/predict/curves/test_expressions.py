@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.predict.curves.expressions import MAX_LENGTH, Expression, exact
+from cdmpp.predict.curves.template import MAX_LENGTH, Expression, exact
 
 AT = {"batch": 4, "tokens": Fraction(10), "density": exact(0.7), "zero": 0}
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.isotonic import IsotonicRegression
 
-from cdmpp.predict.curves.isotonic import monotone_fit, pool_adjacent_violators
+from cdmpp.predict.curves.points import monotone_fit
+from cdmpp.utils.isotonic import pool_adjacent_violators
 
 FLOATS = st.floats(-5, 5, width=32)
 GRIDS = arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=FLOATS)

@@ -22,10 +22,9 @@ from cdmpp.predict.llm import (
     read_config,
     step_operators,
 )
-from cdmpp.predict.llm.host import GRAPH, host_cost, step_seconds
 from cdmpp.predict.llm.layout import Types, allowed_ep, allowed_tp
 from cdmpp.predict.llm.memory import memory_of, smallest_layout
-from cdmpp.predict.llm.pricing import StepPricing
+from cdmpp.predict.llm.pricing import GRAPH, StepPricing, host_cost, step_seconds
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import make_operator
 from tests.predict.llm.test_read_config import EXAMPLES, LLAMA
@@ -274,7 +273,7 @@ def test_lengths_replace_batch_and_input(predictor: LatencyPredictor) -> None:
 
 
 def test_interpolated_steps_add_up_to_all_steps() -> None:
-    from cdmpp.predict.llm.plan import _points, _weights
+    from cdmpp.predict.llm.estimate import _points, _weights
 
     past = np.arange(100, 200, dtype=np.float64)
     points = _points(past)

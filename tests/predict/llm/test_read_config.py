@@ -11,8 +11,8 @@ import pytest
 from benchmarks.fuzz.seeds import DEEPSEEK_V2_LITE
 from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.llm import read_config
-from cdmpp.predict.llm.families import FAMILIES
-from cdmpp.predict.llm.parameters import parameter_count
+from cdmpp.predict.llm.memory import parameter_count
+from cdmpp.predict.llm.read import FAMILIES
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "llm"
 LLAMA: dict[str, Any] = {

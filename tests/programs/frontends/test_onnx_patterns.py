@@ -36,24 +36,18 @@ def test_attention_is_one_program() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"mask": low((8, 8))}, "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        ({"mask": low((8, 8))[None, None]}, "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        (
-            {"condition": np.tril(np.ones((8, 8), bool))},
-            "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16",
-        ),
-        (
-            {"mask": low((8, 12), 4), "k_len": 12},
-            "attention_prefill:batch=2,heads=4,kv_heads=4,q_len=8,past_len=4,head_dim=16",
-        ),
-        ({"mask": np.zeros((8, 8), np.float32)}, "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        ({"mask": low((8, 8)).T}, "attention_encoder:batch=2,heads=4,kv_heads=4,q_len=8,head_dim=16"),
-        ({"q_len": 1, "k_len": 9}, "attention_decode:batch=2,heads=4,kv_heads=4,q_len=1,past_len=8,head_dim=16"),
-        ({"kv_heads": 2}, "attention_encoder:batch=2,heads=4,kv_heads=2,q_len=8,head_dim=16"),
+        ({"mask": low((8, 8))}, "attention_prefill:kv_heads=4,q_len=8"),
+        ({"mask": low((8, 8))[None, None]}, "attention_prefill:kv_heads=4,q_len=8"),
+        ({"condition": np.tril(np.ones((8, 8), bool))}, "attention_prefill:kv_heads=4,q_len=8"),
+        ({"mask": low((8, 12), 4), "k_len": 12}, "attention_prefill:kv_heads=4,q_len=8,past_len=4"),
+        ({"mask": np.zeros((8, 8), np.float32)}, "attention_encoder:kv_heads=4,q_len=8"),
+        ({"mask": low((8, 8)).T}, "attention_encoder:kv_heads=4,q_len=8"),
+        ({"q_len": 1, "k_len": 9}, "attention_decode:kv_heads=4,q_len=1,past_len=8"),
+        ({"kv_heads": 2}, "attention_encoder:kv_heads=2,q_len=8"),
     ],
 )
 def test_masks_caches_and_grouped_heads(options: dict[str, Any], text: str) -> None:
-    assert texts(onnx_library_graph(attention(**options))) == only(text)
+    assert texts(onnx_library_graph(attention(**options))) == only(f"{text},batch=2,heads=4,head_dim=16")
 
 
 def test_attention_whose_scores_are_read_elsewhere_stays_apart() -> None:
@@ -66,42 +60,12 @@ def test_attention_whose_scores_are_read_elsewhere_stays_apart() -> None:
     assert [t.split(":")[0] for t in apart] == ["bmm", "softmax", "bmm"]
 
 
+#: Nodes as text: an operator and its operands, each a constant, the input x, or the number of an earlier node.
 GELU = {
-    "erf, half last": [
-        ("Div", ["x", "root2"]),
-        ("Erf", [0]),
-        ("Add", [1, "one"]),
-        ("Mul", ["x", 2]),
-        ("Mul", [3, "half"]),
-    ],
-    "erf, half on x": [
-        ("Mul", ["x", "root_half"]),
-        ("Erf", [0]),
-        ("Add", ["one", 1]),
-        ("Mul", ["x", "half"]),
-        ("Mul", [3, 2]),
-    ],
-    "tanh": [
-        ("Pow", ["x", "three"]),
-        ("Mul", [0, "c"]),
-        ("Add", ["x", 1]),
-        ("Mul", [2, "pi"]),
-        ("Tanh", [3]),
-        ("Add", [4, "one"]),
-        ("Mul", ["x", "half"]),
-        ("Mul", [6, 5]),
-    ],
-    "tanh, products": [
-        ("Mul", ["x", "x"]),
-        ("Mul", [0, "x"]),
-        ("Mul", ["c", 1]),
-        ("Add", [2, "x"]),
-        ("Mul", ["pi", 3]),
-        ("Tanh", [4]),
-        ("Add", ["one", 5]),
-        ("Mul", ["half", 6]),
-        ("Mul", [7, "x"]),
-    ],
+    "erf, half last": "Div x root2; Erf 0; Add 1 one; Mul x 2; Mul 3 half",
+    "erf, half on x": "Mul x root_half; Erf 0; Add one 1; Mul x half; Mul 3 2",
+    "tanh": "Pow x three; Mul 0 c; Add x 1; Mul 2 pi; Tanh 3; Add 4 one; Mul x half; Mul 6 5",
+    "tanh, products": "Mul x x; Mul 0 x; Mul c 1; Add 2 x; Mul pi 3; Tanh 4; Add one 5; Mul half 6; Mul 7 x",
 }
 SCALARS = {
     "root2": math.sqrt(2),
@@ -116,70 +80,53 @@ SCALARS = {
 }
 
 
-def chain(steps: list[tuple[str, list[str | int]]], constants: dict[str, Any], shape: list[int]) -> bytes:
-    """A model of one input ``x`` whose steps refer to earlier ones by number."""
+def chain(text: str, shape: list[int], **constants: Any) -> bytes:
+    """A model of one input ``x``, whose nodes are given as text."""
+    steps = [step.split() for step in text.split("; ")]
     nodes = []
-    for index, (op, operands) in enumerate(steps):
-        names = [f"t{o}" if isinstance(o, int) else o for o in operands]
+    for index, (op, *operands) in enumerate(steps):
+        names = [f"t{o}" if o.isdigit() else o for o in operands]
         out = "y" if index == len(steps) - 1 else f"t{index}"
         nodes.append(make(op, names, [out], f"n{index}", **({"axes": [-1]} if op == "ReduceMean" else {})))
-    used = {name for _, operands in steps for name in operands if isinstance(name, str)}
+    used = {name for _, *operands in steps for name in operands}
     known = {**{k: scalar(v) for k, v in SCALARS.items()}, **constants}
     return model(nodes, {"x": shape}, ["y"], {k: v for k, v in known.items() if k in used}, opset=17)
 
 
 @pytest.mark.parametrize("steps", GELU.values(), ids=GELU.keys())
-def test_gelu_written_out(steps: list[tuple[str, list[str | int]]]) -> None:
-    assert texts(onnx_library_graph(chain(steps, {}, [3, 5, 7]))) == only("gelu:rows=15,cols=7")
+def test_gelu_written_out(steps: str) -> None:
+    assert texts(onnx_library_graph(chain(steps, [3, 5, 7]))) == only("gelu:rows=15,cols=7")
 
 
 def test_other_constants_are_no_gelu() -> None:
-    steps = [("Div", ["x", "two"]), ("Erf", [0]), ("Add", [1, "one"]), ("Mul", ["x", 2]), ("Mul", [3, "half"])]
-    result = texts(onnx_library_graph(chain(steps, {}, [3, 5])))  # type: ignore[arg-type]
+    result = texts(onnx_library_graph(chain("Div x two; Erf 0; Add 1 one; Mul x 2; Mul 3 half", [3, 5])))
     assert [t.split(":")[0] for t in result] == ["div_scalar", "erf", "add_scalar", "mul", "mul_scalar"]
 
 
 def test_silu_written_out() -> None:
-    graph = onnx_library_graph(chain([("Sigmoid", ["x"]), ("Mul", ["x", 0])], {}, [3, 5]))
+    graph = onnx_library_graph(chain("Sigmoid x; Mul x 0", [3, 5]))
     assert texts(graph) == only("silu:rows=3,cols=5")
 
 
-LAYER = [
-    ("ReduceMean", ["x"]),
-    ("Sub", ["x", 0]),
-    ("Pow", [1, "two"]),
-    ("ReduceMean", [2]),
-    ("Add", [3, "eps"]),
-    ("Sqrt", [4]),
-    ("Div", [1, 5]),
-]
-RMS = [
-    ("Mul", ["x", "x"]),
-    ("ReduceMean", [0]),
-    ("Add", [1, "eps"]),
-    ("Sqrt", [2]),
-    ("Div", ["one", 3]),
-    ("Mul", ["x", 4]),
-]
+LAYER = "ReduceMean x; Sub x 0; Pow 1 two; ReduceMean 2; Add 3 eps; Sqrt 4; Div 1 5"
+RMS = "Mul x x; ReduceMean 0; Add 1 eps; Sqrt 2; Div one 3; Mul x 4"
 
 
 @pytest.mark.parametrize(
     ("steps", "text"),
     [
         (LAYER, "layernorm:rows=15,cols=7"),
-        ([*LAYER, ("Mul", [6, "w"]), ("Add", [7, "b"])], "layernorm:rows=15,cols=7"),
+        (LAYER + "; Mul 6 w; Add 7 b", "layernorm:rows=15,cols=7"),
         (RMS, "rmsnorm:rows=15,cols=7"),
-        ([*RMS, ("Mul", ["w", 5])], "rmsnorm:rows=15,cols=7"),
+        (RMS + "; Mul w 5", "rmsnorm:rows=15,cols=7"),
     ],
 )
-def test_norms_written_out(steps: list[tuple[str, list[str | int]]], text: str) -> None:
-    constants = {"w": weight(7), "b": weight(7)}
-    assert texts(onnx_library_graph(chain(steps, constants, [3, 5, 7]))) == only(text)
+def test_norms_written_out(steps: str, text: str) -> None:
+    assert texts(onnx_library_graph(chain(steps, [3, 5, 7], w=weight(7), b=weight(7)))) == only(text)
 
 
 def test_matmul_and_constant_vector_are_one_linear() -> None:
-    steps: list[tuple[str, list[str | int]]] = [("MatMul", ["x", "w"]), ("Add", ["b", 0]), ("Relu", [1])]
-    graph = onnx_library_graph(chain(steps, {"w": weight(7, 9), "b": weight(9)}, [3, 5, 7]))
+    graph = onnx_library_graph(chain("MatMul x w; Add b 0; Relu 1", [3, 5, 7], w=weight(7, 9), b=weight(9)))
     assert list(texts(graph)) == [
         parse_operator("linear:m=15,n=9,k=7,bias=true").text(),
         parse_operator("relu:rows=15,cols=9").text(),
@@ -188,8 +135,7 @@ def test_matmul_and_constant_vector_are_one_linear() -> None:
 
 
 def test_matmul_and_constant_matrix_are_two() -> None:
-    steps: list[tuple[str, list[str | int]]] = [("MatMul", ["x", "w"]), ("Add", [0, "b"])]
-    graph = onnx_library_graph(chain(steps, {"w": weight(7, 9), "b": weight(5, 9)}, [3, 5, 7]))
+    graph = onnx_library_graph(chain("MatMul x w; Add 0 b", [3, 5, 7], w=weight(7, 9), b=weight(5, 9)))
     assert [t.split(":")[0] for t in texts(graph)] == ["linear", "add"]
 
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.graph import ProgramGraph
 from cdmpp.programs.frontends.onnx_library import onnx_library_graph
 from cdmpp.programs.operators import parse_operator
@@ -300,8 +301,6 @@ def test_matmul_nbits_names_what_it_leaves_out() -> None:
 
 
 def test_matmul_nbits_whose_k_contradicts_its_input_is_refused() -> None:
-    from cdmpp.errors import InvalidProgramError
-
     with pytest.raises(InvalidProgramError, match="K=256, but its input has 8 columns"):
         nbits(H, shape=(4, 8))
     with pytest.raises(InvalidProgramError, match="block_size=0 is not positive"):
@@ -347,8 +346,6 @@ def test_quantisation_of_a_constant_is_computed_before_the_model_runs() -> None:
 
 @pytest.mark.parametrize("op", ["MatMul", "MatMulInteger", "QLinearMatMul"])
 def test_product_without_a_result_is_refused_or_unsupported(op: str) -> None:
-    from cdmpp.errors import InvalidProgramError
-
     nodes = [make(op, ["x", "w"], []), make("Identity", ["x"], ["y"])]
     try:
         graph = read(nodes, {"x": (I8, [4, 8])}, {"w": (I8, [8, 16])}, I8)

@@ -11,6 +11,7 @@ from onnx import helper
 
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError
 from cdmpp.programs.frontends.load import load_programs
+from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
 from tests.programs.frontends.onnx_models import model, weight
 
 pytestmark = pytest.mark.tvm
@@ -52,8 +53,6 @@ def test_equal_models_give_equal_hashes() -> None:
 
 
 def test_dynamic_leftovers_are_unsupported_by_name() -> None:
-    from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
-
     nodes = [make("NonZero", ["x"], ["i"]), make("Cast", ["i"], ["y"], to=1)]
     graph = onnx_tvm_graph(model(nodes, {"x": [4, 4]}, ["y"]))
     assert graph.programs == ()
@@ -64,8 +63,6 @@ def test_dynamic_leftovers_are_unsupported_by_name() -> None:
 
 
 def test_operators_that_tvm_does_not_import() -> None:
-    from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
-
     with pytest.raises(UnsupportedOperatorError, match="Det"):
         onnx_tvm_graph(model([make("Det", ["x"], ["y"])], {"x": [4, 4]}, ["y"]))
     with pytest.raises(InvalidProgramError, match="not an ONNX model"):
@@ -73,8 +70,6 @@ def test_operators_that_tvm_does_not_import() -> None:
 
 
 def test_weights_are_transposed_beforehand() -> None:
-    from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
-
     constants = {"w": weight(16, 8), "c": weight(16)}
     data = model([make("Gemm", ["x", "w", "c"], ["y"], transB=1)], {"x": [4, 8]}, ["y"], constants)
     assert [p.name for p in onnx_tvm_graph(data).programs] == ["fused_matmul_add"]
@@ -83,8 +78,6 @@ def test_weights_are_transposed_beforehand() -> None:
 
 
 def test_small_constants_keep_their_values() -> None:
-    from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
-
     nodes = [make("Reshape", ["x", "shape"], ["h"]), make("Relu", ["h"], ["y"])]
     graph = onnx_tvm_graph(model(nodes, {"x": [4, 6]}, ["y"], {"shape": np.asarray([2, -1])}))
     assert graph.launches == 1 and "[2" not in graph.programs[0].name

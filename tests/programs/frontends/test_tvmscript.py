@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.frontends.tir import _namespace, program_from_tvmscript, programs_from_tir, programs_from_tvmscript
 from cdmpp.programs.frontends.tvmscript_check import T_DOTTED, T_NAMES, checked_functions
 from cdmpp.programs.program import TensorProgram
 
@@ -216,8 +217,6 @@ def test_listed_constructs_are_no_modules_and_run_nothing() -> None:
 def test_script_json_and_object_have_one_hash(text: str) -> None:
     import tvm
 
-    from cdmpp.programs.frontends.tir import program_from_tvmscript, programs_from_tir
-
     program = program_from_tvmscript(text)
     function = tvm.ir.load_json(program.tvm_json)
     module = tvm.IRModule({"main": function})
@@ -234,8 +233,6 @@ def test_scheduled_modules_have_one_hash_too(gpu: bool) -> None:
     # Schedules share subexpressions and order annotations otherwise than the parser does.
     import tvm
     from tvm import te
-
-    from cdmpp.programs.frontends.tir import program_from_tvmscript, programs_from_tir
 
     a, b = (te.placeholder((64, 64), name=n) for n in "ab")
     r = te.reduce_axis((0, 64), name="r")
@@ -267,8 +264,6 @@ def test_parsed_function_equals_tvm_parser_output() -> None:
     import tvm
     from tvm_ffi import structural_equal
 
-    from cdmpp.programs.frontends.tir import program_from_tvmscript
-
     ours = tvm.ir.load_json(program_from_tvmscript(TILED).tvm_json)
     assert structural_equal(ours, tvm.script.from_source(TILED)["main"])
 
@@ -278,8 +273,6 @@ def test_parsed_function_equals_tvm_parser_output() -> None:
 def test_the_second_lock_holds_without_the_first(expression: str) -> None:
     import tvm
 
-    from cdmpp.programs.frontends.tir import _namespace
-
     text = HEAD + f"    T.evaluate({expression})\n"
     with pytest.raises(Exception, match=r"not callable|no attribute|Expect|_Nothing|error"):
         tvm.script.from_source(text, extra_vars=_namespace())
@@ -287,8 +280,6 @@ def test_the_second_lock_holds_without_the_first(expression: str) -> None:
 
 @pytest.mark.tvm
 def test_several_functions_give_several_programs() -> None:
-    from cdmpp.programs.frontends.tir import program_from_tvmscript, programs_from_tir, programs_from_tvmscript
-
     text = COPY + COPY.replace("def f", "def g").replace("(4,)", "(8,)").replace("4", "8")
     programs = programs_from_tvmscript(text)
     assert [p.name for p in programs] == ["f", "g"]
@@ -314,8 +305,6 @@ def test_several_functions_give_several_programs() -> None:
     ],
 )
 def test_nonsense_that_is_harmless_is_refused_or_read(statement: str) -> None:
-    from cdmpp.programs.frontends.tir import programs_from_tvmscript
-
     try:
         programs: list[Any] = programs_from_tvmscript(HEAD + "    " + statement + "\n")
     except InvalidProgramError as error:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.coverage import Measured, coverage_row, measured
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.programs.frontends.tasks import Task, TaskList
+from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 
 pytestmark = pytest.mark.tvm
 
@@ -21,7 +21,7 @@ def test_a_row_counts_measured_and_predicted_programs(
     lowered: Callable[[str], TaskList], predictor: LatencyPredictor
 ) -> None:
     tasks = lowered("bert-tiny:seq=8,layers=1")
-    broken = Task("broken", "0" * 32, '{"nodes": [], "root_index": 0}', 1)
+    broken = TuningTask("broken", "0" * 32, '{"nodes": [], "root_index": 0}', 1)
     changed = replace(
         tasks,
         network="bert-tiny",

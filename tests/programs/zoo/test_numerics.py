@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from cdmpp.programs.frontends.relax_programs import fused, programs_of_fused
+from cdmpp.programs.frontends.relax_programs import fused, programs_of_fused, relax_module
 from cdmpp.programs.frontends.tasks import TaskList
-from cdmpp.programs.frontends.torch_programs import relax_module
 from cdmpp.programs.zoo import parse_network
 
 pytestmark = [pytest.mark.tvm, pytest.mark.slow]

@@ -7,8 +7,8 @@ import torch
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.zoo import describe_network, make_network, network_names, network_parameters, parse_network
-from cdmpp.programs.zoo.moe import route
-from cdmpp.programs.zoo.packed import lengths
+from cdmpp.programs.zoo.sequences import route
+from cdmpp.programs.zoo.transformers import lengths
 
 SMALL = {
     "bert-tiny": "bert-tiny:seq=8",

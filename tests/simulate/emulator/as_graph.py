@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdmpp.simulate.emulator.evaluate import Floats
+from cdmpp.simulate.emulator.stages import Floats
 from cdmpp.simulate.emulator.structure import Structure
 from cdmpp.simulate.replay.graph import Graph, Node
 
@@ -17,7 +17,7 @@ def to_graph(structure: Structure, duration_s: Floats, lag_s: Floats) -> Graph:
     ----------
     structure : Structure
     duration_s, lag_s : float64
-        As :func:`cdmpp.simulate.emulator.arrays.durations` gives them.
+        As :func:`cdmpp.simulate.emulator.emulate.durations` gives them.
 
     Returns
     -------

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from cdmpp.errors import FieldError
 from cdmpp.simulate.emulator import SCHEDULES, Emulator, Pass, PassCost, Stage, simulate
-from cdmpp.simulate.emulator.arrays import durations
-from cdmpp.simulate.emulator.bound import lower_bound
-from cdmpp.simulate.emulator.reuse import Reuse
+from cdmpp.simulate.emulator.emulate import Reuse, durations, lower_bound
 from cdmpp.simulate.replay import replay
 from cdmpp.utils.jit import COMPILED
 from tests.simulate.emulator.as_graph import to_graph

@@ -7,7 +7,7 @@ import pytest
 
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.request import PriceRequest
-from cdmpp.simulate.replay.interval import spread_of
+from cdmpp.simulate.replay.solver import spread_of
 
 
 def price(name: str, lower: float, upper: float, device: str = "t4") -> Prediction:

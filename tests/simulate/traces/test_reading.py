@@ -11,8 +11,7 @@ import pytest
 
 from cdmpp.errors import DataError
 from cdmpp.simulate.traces import is_trace, read_trace, replay_trace
-from cdmpp.simulate.traces.collectives import dtype_name, kind_of
-from cdmpp.simulate.traces.records import Arguments, CollectiveCall
+from cdmpp.simulate.traces.records import Arguments, CollectiveCall, dtype_name, kind_of
 from cdmpp.simulate.traces.shapes import operators_of
 from tests.simulate.traces.kineto import KinetoTrace, training_step
 

@@ -15,13 +15,12 @@ from cdmpp.data.labels import Labels
 from cdmpp.data.records import write_records
 from cdmpp.devices import lookup
 from cdmpp.errors import ArtifactError, DataError, UnknownDeviceError
-from cdmpp.model.adapter.residuals import ResidualProcess, ResidualSettings, kernel
+from cdmpp.model.adapter import ResidualProcess, ResidualSettings, kernel
 from cdmpp.model.domain.score import LABELS
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.train.adaptation.adapt import adapt
-from cdmpp.train.adaptation.records import as_table, device_records
-from cdmpp.train.adaptation.survey import survey
+from cdmpp.train.adaptation.records import as_table, device_records, survey
 from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.evaluation.tables import evaluate
 from tests.train.adaptation.conftest import DEVICE, pairs, programs

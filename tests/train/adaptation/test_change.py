@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.train.adaptation.change import SEGMENT, last_change
+from cdmpp.train.adaptation.observed import SEGMENT, last_change
 
 
 @pytest.mark.parametrize("before, after", [(300, 60), (60, 300), (SEGMENT, SEGMENT), (800, 200)])

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from cdmpp.data.measure.kit.runtime.call_problems import call_problem
-from cdmpp.data.measure.needed_bytes import needed_bytes
 from cdmpp.data.measure.timing import TimingSettings
-from cdmpp.data.physics import work
+from cdmpp.data.physics import needed_bytes, work
 from cdmpp.data.pool import model_pool
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from cdmpp.train.evaluation.ranking import MIN_PROGRAMS, rank
+from cdmpp.train.evaluation.metrics import MIN_PROGRAMS, rank
 
 
 def test_one_group_by_hand() -> None:

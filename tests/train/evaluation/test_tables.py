@@ -18,7 +18,7 @@ from cdmpp.errors import UnknownDeviceError
 from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
-from cdmpp.train.evaluation import chunks
+from cdmpp.train.evaluation import query_batches
 from cdmpp.train.evaluation.metrics import METRICS, measure
 from cdmpp.train.evaluation.tables import evaluate
 from tests.train.evaluation.conftest import Columns, vidur_columns
@@ -91,7 +91,7 @@ def test_small_chunks_change_nothing(
 ) -> None:
     path = save(columns)
     whole = evaluate(predictor, [load_table(path)])
-    monkeypatch.setattr(chunks, "CHUNK_PROGRAMS", 3)
+    monkeypatch.setattr(query_batches, "CHUNK_PROGRAMS", 3)
     assert_same(evaluate(predictor, [load_table(path)])["overall"], whole["overall"])
 
 
@@ -241,7 +241,7 @@ def test_tvm_programs_and_their_cache(
         encoded.append(text)
         return original(text, **options)
 
-    original = chunks.encode_tvm_json
-    monkeypatch.setattr(chunks, "encode_tvm_json", encode)
+    original = query_batches.encode_tvm_json
+    monkeypatch.setattr(query_batches, "encode_tvm_json", encode)
     assert evaluate(predictor, [table]) == result
     assert len([text for text in encoded if text in texts]) == 1

@@ -18,8 +18,7 @@ from cdmpp.data.assemble import CODE, REASONS, Reasons, canonical_devices, mark
 from cdmpp.data.importers.base import Importer, always
 from cdmpp.data.importers.kernel_tuner import convolution, dedispersion, gemm, pnpoly
 from cdmpp.data.importers.kernel_tuner.template import Parameters, TunedKernel
-from cdmpp.data.labels import Labels, Mask
-from cdmpp.data.packed_texts import PackedTexts
+from cdmpp.data.labels import Labels, Mask, PackedTexts
 from cdmpp.data.physics import flag_rows
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import Int64, MeasurementTable, TvmPrograms

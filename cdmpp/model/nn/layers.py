@@ -1,0 +1,77 @@
+"""Layers of the network by name: its arrays and its torch form are made from this table."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from cdmpp.model.nn.config import ADD, LEVELS, OVERLAP, NetworkConfig, member_prefixes
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
+
+Shape = tuple[int, ...]
+
+
+class Layer(NamedTuple):
+    """One layer of the network.
+
+    Attributes
+    ----------
+    kind : {"linear", "norm", "embedding"}
+        The embedding has one row for each device, and no bias.
+    inputs, outputs : int
+        Columns; of the embedding, rows and columns.
+    zero : bool
+        Its weights start at 0.
+    """
+
+    kind: Literal["linear", "norm", "embedding"]
+    inputs: int
+    outputs: int
+    zero: bool = False
+
+
+def member_layers(config: NetworkConfig, devices: int) -> dict[str, Layer]:
+    """Layers of one member, in the order in which their initial weights are drawn."""
+    width, head = config.width, config.head_width
+    out = {
+        "leaf_in": Layer("linear", config.leaf_width + len(DEVICE_LOGS), width),
+        "condition": Layer("linear", INPUT_WIDTH, width),
+    }
+    for layer in (f"layers.{i}" for i in range(config.layers)):
+        out[f"{layer}.norm_attention"] = Layer("norm", width, width)
+        out[f"{layer}.qkv"] = Layer("linear", width, 3 * width)
+        out[f"{layer}.out"] = Layer("linear", width, width)
+        out[f"{layer}.norm_feed"] = Layer("norm", width, width)
+        out[f"{layer}.feed.0"] = Layer("linear", width, config.feed_forward)
+        out[f"{layer}.feed.2"] = Layer("linear", config.feed_forward, width)
+    out["pool_norm"] = Layer("norm", width, width)
+    out["pool_score"] = Layer("linear", width, config.heads)
+    if config.schedule:
+        out["leaf_times.norm"] = Layer("norm", width, width)
+        out["leaf_times.hidden"] = Layer("linear", width, width)
+        out["leaf_times.costs"] = Layer("linear", width, len(OVERLAP) + len(ADD) + 1, zero=True)
+        out["leaf_times.call"] = Layer("linear", INPUT_WIDTH, 1, zero=True)
+    out["device"] = Layer("embedding", devices + 1, config.device_width)
+    latent = 2 * width + (2 if config.schedule else 0)
+    out["head_in"] = Layer("linear", latent + INPUT_WIDTH + config.device_width, head)
+    for layer in (f"head.{i}" for i in range(config.head_layers)):
+        out[f"{layer}.norm"] = Layer("norm", head, head)
+        out[f"{layer}.up"] = Layer("linear", head, head)
+        out[f"{layer}.down"] = Layer("linear", head, head, zero=True)
+    out[f"head.{config.head_layers}"] = Layer("norm", head, head)
+    out["out"] = Layer("linear", head, (4 if config.head == "structured" else 1) + len(LEVELS), zero=True)
+    if config.schedule:
+        out["timed"] = Layer("linear", head, 1, zero=True)
+    return out
+
+
+def shapes(config: NetworkConfig, devices: int) -> dict[str, Shape]:
+    """Shape of every array of a network."""
+    leaf = config.leaf_width
+    member: dict[str, Shape] = {"leaf_mean": (leaf,), "leaf_scale": (leaf,)}
+    member |= {"input_mean": (INPUT_WIDTH,), "input_scale": (INPUT_WIDTH,)}
+    for name, layer in member_layers(config, devices).items():
+        sizes = {"linear": (layer.outputs, layer.inputs), "embedding": (layer.inputs, layer.outputs)}
+        member[f"{name}.weight"] = sizes.get(layer.kind, (layer.outputs,))
+        if layer.kind != "embedding":
+            member[f"{name}.bias"] = (layer.outputs,)
+    return {prefix + name: shape for prefix in member_prefixes(config) for name, shape in member.items()}

@@ -1,0 +1,414 @@
+"""Dependency graph of a step's tasks, and compiled loops over it.
+
+Lower bound of the makespan of a step's tasks.
+
+Compiled dual-queue list scheduling (PipeWeaver) under dispatch rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cdmpp.utils.jit import jit
+
+
+class TaskGraph(NamedTuple):
+    """Durations and dependencies of tasks.
+
+    Attributes
+    ----------
+    duration_s : ndarray of float64, shape (tasks,)
+    dependencies : ndarray of int64, shape (tasks,)
+        Number of tasks that each task waits for.
+    first_after, after : ndarray of int64, shapes (tasks + 1,), (edges,)
+        Successors of task t: ``after[first_after[t]:first_after[t + 1]]``.
+    """
+
+    duration_s: np.ndarray
+    dependencies: np.ndarray
+    first_after: np.ndarray
+    after: np.ndarray
+
+
+def make_graph(duration_s: np.ndarray, sources: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> TaskGraph:
+    """The graph of tasks in which each target waits for the source at the same place."""
+    source, target = np.concatenate(sources), np.concatenate(targets)
+    return TaskGraph(
+        duration_s=duration_s,
+        dependencies=np.bincount(target, minlength=len(duration_s)),
+        first_after=np.concatenate([[0], np.cumsum(np.bincount(source, minlength=len(duration_s)))]),
+        after=target[np.argsort(source, kind="stable")],
+    )
+
+
+@jit
+def run_in_order(
+    graph: TaskGraph, first_of: np.ndarray, order: np.ndarray, start_s: np.ndarray, place: np.ndarray
+) -> float:
+    """Start every task as early as a given order of each rank allows.
+
+    Parameters
+    ----------
+    first_of, order : ndarray of int64, shapes (ranks + 1,), (tasks,)
+        Rank r runs ``order[first_of[r]:first_of[r + 1]]``.
+    start_s : ndarray of float64, shape (tasks,)
+        Filled with start times.
+    place : ndarray of int64, shape (tasks,)
+        Filled with the position of each task in one topological order of all tasks.
+
+    Returns
+    -------
+    float
+        Makespan in seconds; infinite on a deadlock.
+    """
+    duration_s, dependencies, first_after, after = graph
+    ranks = len(first_of) - 1
+    waiting = dependencies.copy()
+    ready_s = np.zeros(len(duration_s), np.float64)
+    position = first_of[:ranks].copy()
+    free_s = np.zeros(ranks, np.float64)
+    done, progress = 0, True
+    while progress:
+        progress = False
+        for r in range(ranks):
+            while position[r] < first_of[r + 1] and waiting[order[position[r]]] == 0:
+                task = order[position[r]]
+                position[r] += 1
+                place[task] = done
+                done += 1
+                progress = True
+                start_s[task] = max(free_s[r], ready_s[task])
+                free_s[r] = start_s[task] + duration_s[task]
+                for i in range(first_after[task], first_after[task + 1]):
+                    waiting[after[i]] -= 1
+                    ready_s[after[i]] = max(ready_s[after[i]], free_s[r])
+    if done < len(duration_s):
+        return np.inf
+    makespan_s = 0.0
+    for r in range(ranks):
+        makespan_s = max(makespan_s, free_s[r])
+    return makespan_s
+
+
+@jit
+def longest_paths_s(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
+    """Longest path to each task's start and from its end, in seconds; both of shape (tasks,)."""
+    duration_s, dependencies, first_after, after = graph
+    tasks = len(duration_s)
+    waiting = dependencies.copy()
+    head_s = np.zeros(tasks, np.float64)
+    tail_s = np.zeros(tasks, np.float64)
+    topological = np.empty(tasks, np.int64)
+    count = 0
+    for t in range(tasks):
+        if waiting[t] == 0:
+            topological[count] = t
+            count += 1
+    at = 0
+    while at < count:
+        task = topological[at]
+        at += 1
+        for i in range(first_after[task], first_after[task + 1]):
+            other = after[i]
+            head_s[other] = max(head_s[other], head_s[task] + duration_s[task])
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                topological[count] = other
+                count += 1
+    for at in range(count - 1, -1, -1):
+        task = topological[at]
+        for i in range(first_after[task], first_after[task + 1]):
+            other = after[i]
+            tail_s[task] = max(tail_s[task], duration_s[other] + tail_s[other])
+    return head_s, tail_s
+
+
+def lower_bound_s(
+    rank: np.ndarray, ranks: int, duration_s: np.ndarray, head_s: np.ndarray, tail_s: np.ndarray
+) -> float:
+    """Jackson's preemptive bound of each rank, and the critical path.
+
+    Each task has a head (longest path to it) and a tail (longest path from it). On one rank, the preemptive schedule
+    that always runs the released task with the longest tail is optimal, so no schedule without preemption is shorter
+    (Carlier 1982).
+
+    Parameters
+    ----------
+    rank : ndarray of int64, shape (tasks,)
+    duration_s, head_s, tail_s : ndarray of float64, shape (tasks,)
+    """
+    bound_s = float((head_s + duration_s + tail_s).max())
+    for r in range(ranks):
+        tasks = np.flatnonzero(rank == r)
+        tasks = tasks[np.argsort(head_s[tasks], kind="stable")]
+        bound_s = max(bound_s, float(preemptive_makespan_s(head_s[tasks], duration_s[tasks], tail_s[tasks])))
+    return bound_s
+
+
+@jit
+def preemptive_makespan_s(head_s: np.ndarray, duration_s: np.ndarray, tail_s: np.ndarray) -> float:
+    """Makespan of Jackson's preemptive schedule of one machine, tails included, in seconds.
+
+    Parameters
+    ----------
+    head_s, duration_s, tail_s : ndarray of float64, shape (tasks,)
+        Sorted by growing head.
+    """
+    count = len(head_s)
+    remaining_s = duration_s.copy()
+    heap = np.empty(count, np.int64)  # released tasks, the longest tail first
+    size = at = 0
+    now_s = makespan_s = 0.0
+    while at < count or size > 0:
+        if size == 0:
+            now_s = max(now_s, head_s[at])
+        while at < count and head_s[at] <= now_s:
+            place = size
+            size += 1
+            while place > 0 and tail_s[heap[(place - 1) // 2]] < tail_s[at]:
+                heap[place] = heap[(place - 1) // 2]
+                place = (place - 1) // 2
+            heap[place] = at
+            at += 1
+        task = heap[0]
+        if at < count and now_s + remaining_s[task] > head_s[at]:
+            remaining_s[task] -= head_s[at] - now_s
+            now_s = head_s[at]
+            continue
+        now_s += remaining_s[task]
+        makespan_s = max(makespan_s, now_s + tail_s[task])
+        size -= 1
+        last = heap[size]
+        place = 0
+        while 2 * place + 1 < size:
+            child = 2 * place + 1
+            if child + 1 < size and tail_s[heap[child + 1]] > tail_s[heap[child]]:
+                child += 1
+            if tail_s[heap[child]] <= tail_s[last]:
+                break
+            heap[place] = heap[child]
+            place = child
+        heap[place] = last
+    return makespan_s
+
+
+#: Backward rules: of the ready backward passes, run first the one that has waited longest, the first in the forward
+#: order, the last in the forward order, or the one with the longest tail.
+LONGEST_WAIT, FORWARD_ORDER, REVERSE_ORDER, LONGEST_TAIL = 0, 1, 2, 3
+#: Preference of a rank whose queues both have a ready task: backward, alternately, forward.
+BACKWARD_FIRST, ALTERNATE, FORWARD_FIRST = 0, 1, 2
+
+
+class DispatchRule(NamedTuple):
+    """How a rank chooses among its ready tasks, besides the order of segments.
+
+    Attributes
+    ----------
+    backward_rule, preference : int
+        One of the constants above each.
+    strict : bool
+        Forward tasks of a rank run exactly in the order of segments; otherwise a ready one may overtake.
+    """
+
+    backward_rule: int
+    preference: int
+    strict: bool = False
+
+
+class RankQueues(NamedTuple):
+    """Forward tasks by segment and by rank.
+
+    Attributes
+    ----------
+    rank : ndarray of int64, shape (forward tasks,)
+    first_task : ndarray of int64, shape (segments + 1,)
+        Forward tasks of each segment (one pass of a sub-micro-batch over its ranks).
+    first_lane, lanes : ndarray of int64, shapes (ranks + 1,), (lanes, 3)
+        Lanes (chunks of layers) of each rank: first forward task, distance to the next sub-micro-batch's task, and
+        number of sub-micro-batches. The forward tasks of a lane run in their order.
+    """
+
+    rank: np.ndarray
+    first_task: np.ndarray
+    first_lane: np.ndarray
+    lanes: np.ndarray
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of each task, and of each rank.
+
+    Attributes
+    ----------
+    kept : ndarray of float64, shape (forward tasks,)
+        Held from the start of the forward pass to the end of the backward pass.
+    extra_forward, extra_backward : ndarray of float64, shape (forward tasks,)
+        Held in addition while the forward or the backward pass runs.
+    available : ndarray of float64, shape (ranks,)
+        Bytes of each rank for all of these; infinite without a limit.
+    """
+
+    kept: np.ndarray
+    extra_forward: np.ndarray
+    extra_backward: np.ndarray
+    available: np.ndarray
+
+
+@jit
+def dispatch(
+    graph: TaskGraph,
+    queues: RankQueues,
+    memory: MemoryUse,
+    sequence: np.ndarray,
+    tail_s: np.ndarray,
+    rule: DispatchRule,
+    start_s: np.ndarray,
+    place: np.ndarray,
+) -> float:
+    """List-schedule forward and backward tasks; each rank has a queue for either.
+
+    Parameters
+    ----------
+    graph : TaskGraph
+        Forward tasks 0 to n - 1, and the backward task of forward task t as n + t.
+    sequence : ndarray of int64, shape (segments,)
+        Segments, most urgent first.
+    tail_s : ndarray of float64, shape (tasks,)
+        Longest path from each task's end to the end of the step.
+    start_s : ndarray of float64, shape (tasks,)
+        Filled with start times in seconds.
+    place : ndarray of int64, shape (tasks,)
+        Filled with the position at which each task was scheduled.
+
+    Returns
+    -------
+    float
+        Makespan in seconds; infinite where memory leads to a deadlock.
+    """
+    duration_s, dependencies, first_after, after = graph
+    rank, first_task, first_lane, lanes = queues
+    kept, extra_forward, extra_backward, available = memory
+    backward_rule, preference, strict = rule
+    ranks, half, tasks = len(available), len(rank), len(duration_s)
+    key = np.empty(half, np.float64)
+    turn = np.empty(half, np.int64)
+    begin = np.zeros(ranks + 1, np.int64)
+    for t in range(half):
+        begin[rank[t] + 1] += 1
+    for r in range(ranks):
+        begin[r + 1] += begin[r]
+    filled = begin[:ranks].copy()
+    for urgency in range(len(sequence)):
+        segment = sequence[urgency]
+        for t in range(first_task[segment], first_task[segment + 1]):
+            key[t] = urgency
+            turn[filled[rank[t]]] = t
+            filled[rank[t]] += 1
+    backward_queue = np.empty(half, np.int64)
+    backward_count = np.zeros(ranks, np.int64)
+    forward_done = np.zeros(len(lanes), np.int64)
+    # Lanes and places in the backward queue that may run next on each rank; computed again when the rank has changed.
+    open_lanes = np.empty(len(lanes), np.int64)
+    open_backward = np.empty(half, np.int64)
+    open_lane_count = np.zeros(ranks, np.int64)
+    open_backward_count = np.zeros(ranks, np.int64)
+    next_turn = begin[:ranks].copy()
+    waiting = dependencies.copy()
+    ready_s = np.zeros(tasks, np.float64)
+    free_s = np.zeros(ranks, np.float64)
+    used = np.zeros(ranks, np.float64)
+    ran_forward = np.zeros(ranks, np.bool_)
+    next_s = np.full(ranks, np.inf)
+    changed = np.ones(ranks, np.bool_)
+    makespan_s = 0.0
+    for count in range(tasks):
+        r = -1
+        soonest_s = np.inf
+        for candidate in range(ranks):
+            if changed[candidate]:
+                changed[candidate] = False
+                earliest_s = np.inf
+                open_lane_count[candidate] = 0
+                for lane in range(first_lane[candidate], first_lane[candidate + 1]):
+                    if forward_done[lane] == lanes[lane, 2]:
+                        continue
+                    t = lanes[lane, 0] + forward_done[lane] * lanes[lane, 1]
+                    if waiting[t] > 0 or (strict and turn[next_turn[candidate]] != t):
+                        continue
+                    if used[candidate] + kept[t] + extra_forward[t] <= available[candidate]:
+                        open_lanes[first_lane[candidate] + open_lane_count[candidate]] = lane
+                        open_lane_count[candidate] += 1
+                        earliest_s = min(earliest_s, ready_s[t])
+                open_backward_count[candidate] = 0
+                for at in range(begin[candidate], begin[candidate] + backward_count[candidate]):
+                    t = backward_queue[at]
+                    if used[candidate] + extra_backward[t] <= available[candidate]:
+                        open_backward[begin[candidate] + open_backward_count[candidate]] = at
+                        open_backward_count[candidate] += 1
+                        earliest_s = min(earliest_s, ready_s[half + t])
+                next_s[candidate] = max(free_s[candidate], earliest_s)
+            if next_s[candidate] < soonest_s:
+                soonest_s = next_s[candidate]
+                r = candidate
+        if r < 0:
+            return np.inf
+        best_lane = -1
+        best_key = np.inf
+        for i in range(first_lane[r], first_lane[r] + open_lane_count[r]):
+            lane = open_lanes[i]
+            t = lanes[lane, 0] + forward_done[lane] * lanes[lane, 1]
+            if ready_s[t] <= soonest_s and key[t] < best_key:
+                best_key = key[t]
+                best_lane = lane
+        best_backward = -1
+        best_key = np.inf
+        for i in range(begin[r], begin[r] + open_backward_count[r]):
+            at = open_backward[i]
+            t = backward_queue[at]
+            if ready_s[half + t] > soonest_s:
+                continue
+            if backward_rule == LONGEST_WAIT:
+                this = ready_s[half + t]
+            elif backward_rule == FORWARD_ORDER:
+                this = key[t]
+            elif backward_rule == REVERSE_ORDER:
+                this = -key[t]
+            else:
+                this = -tail_s[half + t]
+            # Ties: the task of smaller number, whatever the order of the queue.
+            if this < best_key or (this == best_key and t < backward_queue[best_backward]):
+                best_key = this
+                best_backward = at
+        prefers_forward = preference == FORWARD_FIRST or (preference == ALTERNATE and not ran_forward[r])
+        run_forward = best_backward < 0 or (best_lane >= 0 and prefers_forward)
+        if run_forward:
+            task = lanes[best_lane, 0] + forward_done[best_lane] * lanes[best_lane, 1]
+            forward_done[best_lane] += 1
+            next_turn[r] += 1
+            used[r] += kept[task]
+        else:
+            t = backward_queue[best_backward]
+            backward_count[r] -= 1
+            backward_queue[best_backward] = backward_queue[begin[r] + backward_count[r]]
+            used[r] -= kept[t]
+            task = half + t
+        ran_forward[r] = run_forward
+        start_s[task] = soonest_s
+        place[task] = count
+        free_s[r] = soonest_s + duration_s[task]
+        changed[r] = True
+        makespan_s = max(makespan_s, free_s[r])
+        for i in range(first_after[task], first_after[task + 1]):
+            other = after[i]
+            waiting[other] -= 1
+            ready_s[other] = max(ready_s[other], free_s[r])
+            if waiting[other] == 0:
+                if other < half:
+                    changed[rank[other]] = True
+                else:
+                    owner = rank[other - half]
+                    backward_queue[begin[owner] + backward_count[owner]] = other - half
+                    backward_count[owner] += 1
+                    changed[owner] = True
+    return makespan_s

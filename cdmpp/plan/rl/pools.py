@@ -1,0 +1,322 @@
+"""Parts of the RL request about pools: units, decoding, training costs, and the memory that both stages need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.plan.base.batch_curve import BatchCurve, LanguageModelForm
+from cdmpp.plan.fused.schema import FusedRequest
+from cdmpp.plan.rl.generation import UNLIMITED
+from cdmpp.plan.rl.sizes import Stage
+from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count
+from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.requests.memory import does_not_fit, memory_limit
+from cdmpp.predict.requests.pricing import Cost, CostField, PredictedCost
+from cdmpp.predict.requests.request import (
+    Closed,
+    Count,
+    DeviceForm,
+    Interval,
+    Name,
+    PositiveBytes,
+    PositiveSeconds,
+    Seconds,
+    exactly_one,
+)
+
+
+def within(error: FieldError, path: str) -> FieldError:
+    """The error of a nested request, with the path of its field in the outer request."""
+    path = f"{path}.{error.path}".rstrip(".")
+    return type(error)(f"{path}: {error.message.removeprefix(error.path + ': ')}", hint=error.hint, path=path)
+
+
+class PipelineAnswer(Closed):
+    """The answer of ``cdmpp plan pipeline``. Fields that are not listed here are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    makespan_s: PositiveSeconds
+    interval: Annotated[Interval | None, Field(description="With all predictions at their bounds.")] = None
+
+
+class PipelineForm(Closed):
+    """Training by a pipeline schedule, such as RLHFuse's fused pipelines of actor and critic.
+
+    Each run of the schedule trains on ``samples`` samples. The samples of a step, or of a streamed batch, are divided
+    between the pipelines; each runs its schedule as often as it takes. Either ``request`` or ``answer``.
+    """
+
+    request: Annotated[
+        FusedRequest | None,
+        Field(description="The schedule is searched, within its own budget_s and at most a quarter of this request's."),
+    ] = None
+    answer: PipelineAnswer | None = None
+    samples: Annotated[Count, Field(description="Samples of one run: those of all its micro-batches.")]
+    units: Annotated[
+        Count, Field(description="Units of the pool that one pipeline occupies: its ranks, if a unit is one device.")
+    ] = 1
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        return exactly_one(self, "request", "answer")
+
+    def schedule_request(self, ignore_memory: bool) -> FusedRequest | None:
+        """The request, without memory limits where the outer request ignores them."""
+        if self.request is None or not ignore_memory:
+            return self.request
+        return self.request.model_copy(update={"ignore_memory": True})
+
+
+class TrainingForm(Closed):
+    """Cost of training on one unit; the given costs are added. At least one of the first five."""
+
+    step_s: Annotated[PositiveSeconds | None, Field(description="For all samples of a step.")] = None
+    seconds_per_sample: PositiveSeconds | None = None
+    seconds_per_token: Annotated[
+        PositiveSeconds | None, Field(description="For each token of prompt and response.")
+    ] = None
+    sample: Annotated[PredictedCost | None, Field(description="Predicted, for each sample.")] = None
+    pipeline: Annotated[PipelineForm | None, Field(description="Training by a pipeline schedule.")] = None
+    fixed_s: Annotated[Seconds, Field(description="Once per step, for any number of units: optimizer.")] = 0.0
+    efficiency: Annotated[
+        float, Field(gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units.")
+    ] = 1.0
+    batch_overhead_s: Annotated[Seconds, Field(description="Added for each batch of a streamed step.")] = 0.0
+    state_bytes: Annotated[
+        PositiveBytes | None,
+        Field(
+            description="Weights, gradients and optimizer states of the whole model, divided among the devices that "
+            "train. Default: 18 bytes for each weight of the language model that `decode` names."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        given = (self.step_s, self.seconds_per_sample, self.seconds_per_token, self.sample, self.pipeline)
+        if all(cost is None for cost in given):
+            raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample or pipeline")
+        return self
+
+
+class DecodeLine(Closed):
+    """Seconds of one decoding step: ``a_s + b_s * batch``."""
+
+    a_s: PositiveSeconds
+    b_s: Seconds = 0.0
+
+    def points(self) -> tuple[np.ndarray, list[Cost]]:
+        """Batch sizes and costs at both ends of the line, beyond the largest batch of any request."""
+        sizes = np.array([1.0, 2.0**14])
+        return sizes, [Cost.given(self.a_s + self.b_s * size) for size in sizes.tolist()]
+
+
+DecodeForm = DecodeLine | BatchCurve
+
+
+class KvForm(Closed):
+    """Limits of the batch of one instance: KV-cache memory and number of samples."""
+
+    bytes_per_token: Annotated[
+        PositiveBytes | None,
+        Field(description="Keys and values of one token. Default: those of the language model of `decode`."),
+    ] = None
+    memory_bytes: Annotated[
+        PositiveBytes | None,
+        Field(description="KV-cache memory of one instance. Default: what the weights leave of its devices, if known."),
+    ] = None
+    max_batch: Count = 256
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if self.memory_bytes is not None and self.bytes_per_token is None:
+            raise ValueError("memory_bytes needs bytes_per_token")
+        return self
+
+
+class PoolForm(Closed):
+    """Equal units at one site: each is a generation instance or a data-parallel training unit.
+
+    Costs that a pool does not have are those of the request.
+    """
+
+    name: Name
+    units: Count
+    price_per_hour: Annotated[float, Field(ge=0, le=1e9, description="Of one unit.")] = 0.0
+    site: Annotated[str, Field(max_length=200)] = ""
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=2, json_schema_extra={"uniqueItems": True})] = Field(
+        default=["generation", "training"]
+    )
+    device: Annotated[DeviceForm | None, Field(description="For decode programs that name none.")] = None
+    decode: Annotated[DecodeForm | None, Field(description="Replaces the request's.")] = None
+    prefill: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
+    inference: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
+    training: Annotated[TrainingForm | None, Field(description="Replaces the request's.")] = None
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Replaces the request's.")] = None
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.stages)) != len(self.stages):
+            raise ValueError("a stage is named twice")
+        return self
+
+
+def _language_model(decode: DecodeForm | None) -> LanguageModelForm | None:
+    return decode.llm if isinstance(decode, BatchCurve) else None
+
+
+def training_bytes(pool: PoolForm, model: LanguageModelForm | None) -> float | None:
+    """Bytes of the whole training state; None where the request does not say which model is trained."""
+    if pool.training is not None and pool.training.state_bytes is not None:
+        return pool.training.state_bytes
+    return None if model is None else float(TRAINING_BYTES * parameter_count(read_config(model.config)))
+
+
+def least_training_units(pool: PoolForm, pools: Sequence[PoolForm], ignore: bool) -> int:
+    """Fewest units of a pool with all its costs whose memory holds the training; 1 where memory is not known.
+
+    A unit has as many devices as an instance of the language model that the pool, or else another pool, generates with.
+    Activations are not counted.
+    """
+    model = _any_model(pool, pools)
+    needed, unit_bytes = training_bytes(pool, model), _unit_bytes(pool, model, ignore)
+    return 1 if needed is None or unit_bytes == inf else max(1, ceil(needed / unit_bytes))
+
+
+def unchecked_training(pool: PoolForm, pools: Sequence[PoolForm]) -> str | None:
+    """Why the training state was not compared with the units of a pool; None where it was."""
+    model = _any_model(pool, pools)
+    missing = []
+    if _unit_bytes(pool, model, ignore=False) == inf:
+        missing.append("no device of known capacity")
+    if training_bytes(pool, model) is None:
+        missing.append("no state_bytes")
+    return f"training on {pool.name!r} has {' and '.join(missing)}" if missing else None
+
+
+def _any_model(pool: PoolForm, pools: Sequence[PoolForm]) -> LanguageModelForm | None:
+    """The language model that a pool, or else another one, generates with."""
+    models = (_language_model(other.decode) for other in (pool, *pools))
+    return next((form for form in models if form is not None), None)
+
+
+def _unit_bytes(pool: PoolForm, model: LanguageModelForm | None, ignore: bool) -> float:
+    own = pool.decode.device if isinstance(pool.decode, BatchCurve) else None
+    devices = 1 if model is None else model.layout.gpus
+    return devices * memory_limit(None, [pool.device or own], ignore)
+
+
+def check_training(pools: Sequence[PoolForm], fixed: int | None, ignore: bool) -> None:
+    """Raise InfeasibleError where no pool has enough units to hold the training, or the fixed number is too small."""
+    trainers = [pool for pool in pools if pool.training is not None]
+    least = {pool.name: least_training_units(pool, pools, ignore) for pool in trainers}
+    units = {pool.name: pool.units if fixed is None else fixed for pool in trainers}
+    if not trainers or any(least[pool.name] <= units[pool.name] for pool in trainers):
+        return
+    nearest = min(trainers, key=lambda pool: least[pool.name] / units[pool.name])
+    model = _any_model(nearest, pools)
+    needed, limit = training_bytes(nearest, model), _unit_bytes(nearest, model, ignore)
+    assert needed is not None
+    count, devices = units[nearest.name], 1 if model is None else model.layout.gpus
+    raise does_not_fit(
+        f"training on {count} units of pool {nearest.name!r} ({count * devices} devices, weights, gradients and "
+        "optimizer states)",
+        needed / (count * devices),
+        limit / devices,
+        path="training_units" if fixed is not None else "pools",
+        fits=f"{least[nearest.name]} units of {nearest.name!r} hold it",
+    )
+
+
+@dataclass(frozen=True)
+class InstanceMemory:
+    """Memory of one generation instance.
+
+    Attributes
+    ----------
+    pool : str
+    devices : int
+        Devices of the instance.
+    limit : float
+        Bytes of all its devices; infinite where no limit is known.
+    weights, token_bytes : float or None
+        Bytes of the weights, and of the keys and values of one token; None where the request does not tell.
+    cache : float or None
+        Bytes that the request gives to the cache.
+    """
+
+    pool: str
+    devices: int
+    limit: float
+    weights: float | None
+    token_bytes: float | None
+    cache: float | None
+
+    def needed(self, tokens: int) -> float:
+        """Bytes of the weights, and of the cache or at least ``tokens`` in it."""
+        return (self.weights or 0.0) + max(self.cache or 0.0, tokens * (self.token_bytes or 0.0))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose keys and values fit; none where the weights and the given cache do not."""
+        if self.needed(0) > self.limit:
+            return 0
+        room = self.limit - (self.weights or 0.0) if self.cache is None else self.cache
+        if self.token_bytes is None or room == inf:
+            return UNLIMITED
+        return int(min(room // self.token_bytes, UNLIMITED))
+
+    def unchecked(self) -> str | None:
+        """Why the memory was not compared with the device, or not all of it; None where it was."""
+        missing = []
+        if self.limit == inf:
+            missing.append("no device of known capacity")
+        if self.weights is None:
+            missing.append("no weight bytes (weights.transfer)")
+        if self.token_bytes is None:
+            missing.append("no cache bytes (kv.bytes_per_token)")
+        return f"generation on {self.pool!r} has {' and '.join(missing)}" if missing else None
+
+    def error(self, tokens: int) -> InfeasibleError:
+        """The error of an instance that does not hold a sample of so many tokens."""
+        needed = self.needed(tokens)
+        count = ceil(needed / (self.limit / self.devices))
+        return does_not_fit(
+            f"a generation instance of pool {self.pool!r} ({self.devices} devices; weights, and the cache of the "
+            "request or of the longest sample)",
+            needed,
+            self.limit,
+            path="pools",
+            fits=f"{count} or more such devices in an instance (tp, pp) can hold it, or devices with more memory",
+        )
+
+
+def instance_memory(
+    pool: PoolForm, kv: KvForm, weight_bytes: float | None, tokens: int, ignore: bool
+) -> InstanceMemory:
+    """Memory of an instance of a generating pool with all its costs.
+
+    Parameters
+    ----------
+    weight_bytes : float or None
+        One copy of the weights, for a pool whose decode curve is no language model.
+    tokens : int
+        Tokens of the longest sample. A cache with a window is as large per token as at this length.
+    """
+    model = _language_model(pool.decode)
+    device = pool.decode.device if isinstance(pool.decode, BatchCurve) else None
+    devices, token_bytes = 1, kv.bytes_per_token
+    if model is not None:
+        devices = model.layout.gpus
+        weights, cache = model.memory(tokens)
+        weight_bytes = devices * weights
+        token_bytes = token_bytes or devices * cache / (model.layout.replicas * tokens)
+    limit = devices * memory_limit(None, [device or pool.device], ignore)
+    return InstanceMemory(pool.name, devices, limit, weight_bytes, token_bytes, None if ignore else pool.memory_bytes)

@@ -1,0 +1,116 @@
+"""Tables for notebooks: HTML without scripts, style sheets or external files, and Arrow with units of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+from cdmpp.errors import MissingDependencyError, install_hint
+from cdmpp.utils.units import format_latency
+
+#: A notebook stores its tables: further rows are counted, not shown.
+MAX_ROWS = 500
+
+
+def html_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Iterable[int] = (),
+    caption: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """An HTML table; all texts are escaped.
+
+    Parameters
+    ----------
+    header : sequence of str
+        Column names.
+    rows : sequence of sequences of str
+        Cells, as many per row as ``header`` has. At most :data:`MAX_ROWS` are shown.
+    right : iterable of int
+        Columns that are aligned to the right.
+    caption : str
+        Line above the table.
+    notes : sequence of str
+        Lines below the table.
+
+    Examples
+    --------
+    >>> html_table(("program", "latency"), [("a<b", "1.00 µs")], right=[1]).count("&lt;")
+    1
+    """
+    aligned = set(right)
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(_cell(text, tag, i in aligned) for i, text in enumerate(cells)) + "</tr>"
+
+    body = [line(row, "td") for row in rows[:MAX_ROWS]]
+    if len(rows) > MAX_ROWS:
+        notes = (f"{len(rows) - MAX_ROWS:,} further rows are not shown; to_arrow() has all of them.", *notes)
+    parts = ["<table>"]
+    if caption:
+        parts.append(f'<caption style="text-align:left">{escape(caption)}</caption>')
+    parts += ["<thead>", line(header, "th"), "</thead>", "<tbody>", *body, "</tbody>", "</table>"]
+    return "\n".join(["<div>", *parts, *(f"<div>{escape(note)}</div>" for note in notes), "</div>"])
+
+
+def _cell(text: str, tag: str, right: bool) -> str:
+    return f'<{tag} style="text-align:{"right" if right else "left"}">{escape(text)}</{tag}>'
+
+
+def interval_text(lower_s: float | None, upper_s: float | None) -> str:
+    """Bounds in seconds as text; empty where there are none."""
+    if lower_s is None or upper_s is None:
+        return ""
+    return f"{format_latency(lower_s)} – {format_latency(upper_s)}"
+
+
+def share_text(share: float) -> str:
+    """A fraction as per cent with one decimal."""
+    return f"{100 * share:.1f} %"
+
+
+ColumnType = Literal["string", "float64", "int64", "bool", "levels"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of an Arrow table.
+
+    Attributes
+    ----------
+    type : {"string", "float64", "int64", "bool", "levels"}
+        ``levels`` is a map of text to float64, for quantiles.
+    values : sequence
+        One per row; None becomes null.
+    unit : str
+        Stored as ``unit`` in the metadata of the field; empty for none.
+    """
+
+    type: ColumnType
+    values: Sequence[Any]
+    unit: str = ""
+
+
+def arrow_table(columns: Mapping[str, Column], metadata: Mapping[str, str] | None = None) -> Any:
+    """A ``pyarrow.Table`` of columns of equal length.
+
+    Raises
+    ------
+    MissingDependencyError
+        pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise MissingDependencyError("an Arrow table needs pyarrow", hint=install_hint("plan")) from None
+    types = {"levels": pa.map_(pa.string(), pa.float64())}
+    fields, arrays = [], []
+    for name, column in columns.items():
+        kind = types.get(column.type) or pa.type_for_alias(column.type)
+        fields.append(pa.field(name, kind, metadata={"unit": column.unit} if column.unit else None))
+        arrays.append(pa.array(column.values, type=kind))
+    return pa.table(arrays, schema=pa.schema(fields, metadata=dict(metadata) if metadata else None))

@@ -1,1 +1,0 @@
-"""HTML tables for notebooks and Arrow tables."""

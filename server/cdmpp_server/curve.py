@@ -1,0 +1,272 @@
+"""``POST /curve``: a template over axes on devices. Its queries use the queue of ``/predict``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from cdmpp.errors import CdmppError, DataError
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.curves import CurvePlan, Template
+from cdmpp.predict.curves.template import (
+    MAX_AXES,
+    MAX_COUNT,
+    MAX_NUMBER,
+    MAX_PROGRAMS,
+    MAX_TEXT,
+    MAX_VALUES,
+    RESERVED,
+    check_axes,
+)
+from cdmpp.predict.prediction import DEFAULT_QUANTILES
+from cdmpp.predict.requests.request import WholeNumber
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp_server.body import check, parse_json, read_json_body
+from cdmpp_server.concurrency import DESCRIPTION, Deadline
+from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgram
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level, Seconds
+from cdmpp_server.predict.service import bugs_hidden
+from cdmpp_server.problems import ProblemError
+from cdmpp_server.settings import Settings
+
+MAX_DEVICES = 100
+_CLOSED = ConfigDict(extra="forbid", strict=True)
+_ANSWER = ConfigDict(extra="forbid")
+_NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,31}$", "not": {"enum": list(RESERVED)}}
+
+
+def _values(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_VALUES, "uniqueItems": True}
+
+
+AXES_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "Values by name of the axis: numbers, texts or truth values. An axis replaces the field "
+    "of its name; axes of numbers may stand in expressions. Every axis must be used. The last one is "
+    "fastest.",
+    "maxProperties": MAX_AXES,
+    "propertyNames": _NAME,
+    "additionalProperties": {
+        "anyOf": [
+            _values({"type": "number", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER}),
+            _values({"type": "string", "maxLength": MAX_TEXT}),
+            _values({"type": "boolean"}),
+        ]
+    },
+    "examples": [{"batch": [1, 2, 4, 8], "dtype": ["float16"]}],
+}
+_TEMPLATE = (
+    "An operator object, or its text (`linear:m=batch*128,n=64,k=64`). Integer fields may be expressions over axes, "
+    "as text: `batch*tokens`, `ceil(tokens*density)`; + - * / //, ceil, floor, min, max, numbers and brackets."
+)
+
+
+def _axes(value: Any) -> Any:
+    if not isinstance(value, Mapping) or not all(isinstance(values, list) for values in value.values()):
+        raise PydanticCustomError("axes", "should be an object of lists")
+    try:
+        check_axes(value)
+    except DataError as error:
+        raise PydanticCustomError("axes", "{message}", {"message": error.message}) from None
+    return value
+
+
+def _checked_template(value: Any) -> Any:
+    if not isinstance(value, str) and (not isinstance(value, Mapping) or "operator" not in value):
+        raise PydanticCustomError("template", "should be an operator object, or its text")
+    return value
+
+
+TemplateProgram = Annotated[
+    Annotated[OperatorProgram, Tag("operator")] | Annotated[TextProgram, Tag("text")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "operator"),
+    BeforeValidator(_checked_template),
+    Field(description=_TEMPLATE),
+]
+
+
+class CountedProgram(BaseModel):
+    """A template, and its number of runs at a point."""
+
+    model_config = _CLOSED
+
+    program: TemplateProgram
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] = 1
+
+
+class _Request(BaseModel):
+    model_config = _CLOSED
+
+    axes: Annotated[dict[str, list[Any]], PlainValidator(_axes), WithJsonSchema(AXES_SCHEMA)]
+    devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
+    backend: Annotated[Backend | None, Field(description="Default: library.")] = None
+    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+    quantiles: Annotated[
+        list[Level], Field(min_length=1, max_length=MAX_QUANTILES, description="The outermost levels are the bounds.")
+    ] = list(DEFAULT_QUANTILES)
+    monotone: Annotated[
+        Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=MAX_AXES)] | None,
+        Field(description="Numeric axes along which `fitted_s` does not decrease. null: all."),
+    ] = None
+    model: Annotated[
+        Annotated[str, Field(max_length=200)] | None,
+        Field(description="Model that predicts: a `model_id` of GET /models."),
+    ] = None
+
+
+class CurveRequest(_Request):
+    """One template over axes, on devices."""
+
+    program: TemplateProgram
+
+
+class CurvesRequest(_Request):
+    """Several templates, summed at each point."""
+
+    programs: Annotated[list[CountedProgram], Field(min_length=1, max_length=MAX_PROGRAMS)]
+
+
+At = Annotated[dict[str, float | str | bool], Field(description="Values of the axes at this point.")]
+
+
+class CurveAnswer(BaseModel):
+    """One point on one device, in seconds; programs are summed, each times its count."""
+
+    model_config = _ANSWER
+
+    device: str
+    at: At
+    latency_s: Seconds
+    lower_s: Annotated[Seconds, Field(description="Sum of the programs' lower bounds.")]
+    upper_s: Annotated[
+        Seconds, Field(description="Sum of the upper bounds, which assumes that all errors have the same sign.")
+    ]
+    fitted_s: Annotated[
+        Seconds,
+        Field(
+            description="Least-squares fit of the logarithms that does not decrease along the axes of "
+            "`monotone`; latency_s itself where that needs no change."
+        ),
+    ]
+    domain: Annotated[Literal["in", "near", "out"], Field(description="Worst domain of the programs.")]
+    domain_score: Annotated[float, Field(description="Largest score of the programs.")]
+    roofline_s: Annotated[float, Field(ge=0)]
+
+
+class CurveFailure(BaseModel):
+    """A point without a prediction: its sizes or its device are invalid."""
+
+    model_config = _ANSWER
+
+    device: str
+    at: At
+    error: ErrorInfo
+
+
+class CurveResponse(BaseModel):
+    """The points of a curve, device by device, the last axis fastest."""
+
+    model_config = _ANSWER
+
+    model_id: str
+    axes: dict[str, list[float | str | bool]]
+    monotone: Annotated[list[str], Field(description="Axes along which fitted_s does not decrease.")]
+    points: list[CurveAnswer | CurveFailure]
+
+
+_MEANING = {
+    404: "The model is not loaded (unknown_model).",
+    409: "The request fits the schema, but an axis is not used, `monotone` names a non-numeric axis, or there "
+    "are more predictions than items of one request (data_error); or a template's operator or fields are not "
+    "known, or an expression is invalid (unsupported_operator, invalid_program).",
+}
+_EXAMPLE: dict[str, Any] = {
+    "program": {"operator": "linear", "m": "batch*128", "n": 4096, "k": 1024, "dtype": "float16"},
+    "axes": {"batch": [1, 2, 4, 8]},
+    "devices": ["t4", "l4"],
+    "protocol": "eager",
+    "framework": "pytorch",
+}
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Add request, response and problems of ``/curve``."""
+    add_models(schemas, CurveRequest, CurvesRequest, CurveResponse)
+    operation = document["paths"]["/curve"]["post"]
+    operation["description"] += (
+        f"\n\nAt most {settings.max_items:,} predictions: programs times points times devices. {DESCRIPTION}"
+    )
+    add_body(operation, {"oneOf": [ref("CurveRequest"), ref("CurvesRequest")]}, _EXAMPLE)
+    add_answer(operation, ref("CurveResponse"), "The points of the curve.")
+    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+
+
+router = APIRouter()
+
+
+@router.post("/curve", summary="Predict a curve", response_class=Response)
+async def curve(request: Request) -> Response:
+    """Predict a template over axes on devices, with a monotone fit and domain labels."""
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    deadline = Deadline.of(request, state.settings)
+    with bugs_hidden("/curve"):
+        parsed = await state.limiter.run(partial(_parse, body), deadline)
+        predictor = await state.service.model(parsed.model)
+        most = state.settings.max_items
+        plan = await state.limiter.run(partial(_plan, parsed, predictor.artifact, most), deadline)
+        count_items(request, len(plan.queries))
+        predictions = await state.batcher.ask(predictor, plan.queries, plan.levels, deadline)
+
+        def render() -> bytes:
+            curve = plan.curve(predictor.model_id, predictions)
+            predicted = [(point.device, point.domain) for point in curve.points if point.domain is not None]
+            errors = [point.error.code for point in curve.points if point.error is not None]
+            state.metrics.items(predicted, errors)
+            return json.dumps(curve.to_dict(), allow_nan=False, separators=(",", ":")).encode()
+
+        text = await state.limiter.run(render, deadline)
+    return Response(text, media_type="application/json")
+
+
+def _parse(body: bytes | bytearray) -> CurveRequest | CurvesRequest:
+    value = parse_json(body)
+    several = isinstance(value, dict) and "programs" in value
+    return check(CurvesRequest, value) if several else check(CurveRequest, value)
+
+
+def _template(program: ProgramValue, count: int = 1) -> Template:
+    return Template.parse(program, count) if isinstance(program, str) else Template(program, count)
+
+
+def _plan(request: CurveRequest | CurvesRequest, artifact: Artifact, most: int) -> CurvePlan:
+    try:
+        if isinstance(request, CurvesRequest):
+            templates = [_template(program.program, program.count) for program in request.programs]
+        else:
+            templates = [_template(request.program)]
+        return CurvePlan(
+            templates,
+            request.axes,
+            request.devices,
+            backend=request.backend,
+            protocol=request.protocol,
+            framework=request.framework,
+            quantiles=request.quantiles,
+            monotone=request.monotone,
+            # By name and never load_device: a client's text must not be used as a path on this machine.
+            find=artifact.device,
+            most=most,
+        )
+    except CdmppError as error:
+        # Not 422: the body satisfies the schema.
+        raise ProblemError(error.code, error.message, error.hint, status=409) from None

@@ -1,1 +1,0 @@
-"""``POST /curve``: a template over axes on devices."""

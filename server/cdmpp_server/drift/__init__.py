@@ -1,1 +1,0 @@
-"""Drift: a job adapts the model to a device that has drifted, and stores the result as a proposal."""

@@ -1,0 +1,343 @@
+"""``POST /llm``: a language model on devices. Its queries use the queue of ``/predict``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from cdmpp.devices import DeviceSpec
+from cdmpp.devices.loading import resolve_device
+from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
+from cdmpp.predict.llm.estimate import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
+from cdmpp.predict.llm.layout import MAX_DEGREE
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction
+from cdmpp.predict.prediction_matrix import Failed
+from cdmpp.predict.requests.request import WholeNumber
+from cdmpp.programs.elements import canonical_dtype
+from cdmpp.programs.query_options import ProgramFramework
+from cdmpp_server.body import check, parse_json, read_json_body
+from cdmpp_server.concurrency import DESCRIPTION, Deadline
+from cdmpp_server.curve import MAX_DEVICES
+from cdmpp_server.fields import Device
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.schema import ModelName, Seconds
+from cdmpp_server.predict.service import bugs_hidden
+from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.settings import Settings
+
+#: Fields of a configuration; published ones have fewer than a hundred.
+MAX_CONFIG_FIELDS = 1000
+_CLOSED = ConfigDict(extra="forbid", strict=True)
+_ANSWER = ConfigDict(extra="forbid")
+
+Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
+
+
+class _Request(BaseModel):
+    model_config = _CLOSED
+
+    config: Annotated[
+        dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
+    ]
+    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
+    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
+    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences."), WholeNumber] = 1
+    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"],
+        BeforeValidator(canonical_dtype),
+        Field(description="Type of activations and cache."),
+    ] = "bfloat16"
+    weights: Annotated[
+        Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
+        BeforeValidator(canonical_dtype),
+        Field(
+            description="Type of quantised weights. int4 quantises the weights alone, the others the activations too. "
+            "null: as the configuration says, else `dtype`."
+        ),
+    ] = None
+    framework: Annotated[ProgramFramework | None, Field(description=f"Serving engine; null: {DEFAULT_FRAMEWORK}.")] = (
+        None
+    )
+    cuda_graph: Annotated[bool, Field(description="Decode steps are captured graphs.")] = True
+    model: ModelName = None
+
+
+class LlmRequest(_Request):
+    """A language model on one device."""
+
+    device: Device
+
+
+class LlmDevicesRequest(_Request):
+    """A language model on several devices."""
+
+    devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
+
+
+class LlmMemory(BaseModel):
+    """Bytes on the rank that holds most."""
+
+    model_config = _ANSWER
+
+    weights: int
+    kv_cache: int
+    activations: int
+    total: int
+    device: Annotated[float | None, Field(description="Capacity of the device; null: not published.")]
+
+
+class LlmPart(BaseModel):
+    """Time of an operator or collective in one phase."""
+
+    model_config = _ANSWER
+
+    phase: Literal["prefill", "decode"]
+    name: Annotated[str, Field(description="Its place in the model, such as qkv_proj.")]
+    operator: Annotated[str, Field(description="Operator or collective; `host` for host time.")]
+    count: Annotated[int, Field(ge=1, description="Runs in the phase.")]
+    seconds: Annotated[float, Field(ge=0)]
+    share: Annotated[float, Field(ge=0, description="Of total_s.")]
+
+
+Step = Annotated[Seconds | None, Field(description="null for a single output token.")]
+
+
+class LlmAnswer(BaseModel):
+    """Estimate of a batch from prompt to last token, with the settings of the request."""
+
+    model_config = _ANSWER
+
+    model_id: str
+    model_type: str
+    parameters: Annotated[int, Field(description="Number of parameters of the language model.")]
+    device: str
+    tp: int
+    pp: int
+    ep: int
+    batch: int
+    input: int
+    output: int
+    dtype: str
+    weights: str | None
+    framework: str
+    cuda_graph: bool
+    gpus: int
+    prefill_s: Annotated[Seconds, Field(description="The step over all prompts.")]
+    prefill_lower_s: Seconds
+    prefill_upper_s: Seconds
+    decode_s: Annotated[Seconds | None, Field(description="The median decode step; null for a single output token.")]
+    decode_lower_s: Step
+    decode_upper_s: Step
+    total_s: Annotated[Seconds, Field(description="Prefill and all decode steps.")]
+    total_lower_s: Seconds
+    total_upper_s: Seconds
+    ttft_s: Annotated[Seconds, Field(description="Time to the first token.")]
+    ttft_lower_s: Seconds
+    ttft_upper_s: Seconds
+    tpot_s: Annotated[Seconds | None, Field(description="The mean decode step; null for a single output token.")]
+    tpot_lower_s: Step
+    tpot_upper_s: Step
+    throughput_tokens_per_s: Annotated[float, Field(gt=0, description="Output tokens of the batch over total_s.")]
+    throughput_lower_tokens_per_s: Annotated[float, Field(gt=0)]
+    throughput_upper_tokens_per_s: Annotated[float, Field(gt=0)]
+    memory_bytes: LlmMemory
+    domain: Literal["in", "near", "out"]
+    domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
+    parts: list[LlmPart]
+    left_out: Annotated[list[str], Field(description="Parts of the configuration for other inputs than text.")]
+
+
+class LlmError(BaseModel):
+    """Reason why a device has no estimate, for example that the model does not fit."""
+
+    model_config = _ANSWER
+
+    code: str
+    message: str
+    hint: str
+
+
+class LlmFailure(BaseModel):
+    """A device without an estimate."""
+
+    model_config = _ANSWER
+
+    device: str
+    error: LlmError
+
+
+class LlmAnswers(BaseModel):
+    """One answer for each device, in their order."""
+
+    model_config = _ANSWER
+
+    answers: list[LlmAnswer | LlmFailure]
+
+
+_MEANING = {
+    404: "The model is not loaded (unknown_model), or `device` is not known (unknown_device).",
+    409: "The request fits the schema, but the architecture is not known, a field of the configuration is missing or "
+    "impossible, the layout does not divide the model (invalid_field), the model does not fit on `device` "
+    "(infeasible), `device` is invalid (invalid_device), or there are more predictions than items of one request "
+    "(data_error).",
+}
+_EXAMPLE: dict[str, Any] = {
+    "config": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "device": "h100-sxm",
+    "batch": 8,
+    "input": 1024,
+    "output": 128,
+}
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Add request, response and problems of ``/llm``."""
+    add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers)
+    operation = document["paths"]["/llm"]["post"]
+    operation["description"] += (
+        f"\n\nA model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
+        f"{DESCRIPTION}"
+    )
+    add_body(operation, {"oneOf": [ref("LlmRequest"), ref("LlmDevicesRequest")]}, _EXAMPLE)
+    add_answer(operation, {"oneOf": [ref("LlmAnswer"), ref("LlmAnswers")]}, "The estimate, or those of `devices`.")
+    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+
+
+router = APIRouter()
+Body = LlmRequest | LlmDevicesRequest
+
+
+@router.post("/llm", summary="Estimate a language model", response_class=Response)
+async def llm(request: Request) -> Response:
+    """Estimate latency, throughput and memory of a batch of requests to a language model.
+
+    With `devices`, a device without an estimate is an `error` at its place.
+    """
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    deadline = Deadline.of(request, state.settings)
+    with bugs_hidden("/llm"):
+        parsed = await state.limiter.run(partial(_parse, body), deadline)
+        predictor = await state.service.model(parsed.model)
+        most = state.settings.max_items
+        plans = await state.limiter.run(partial(_plans, parsed, predictor.artifact, most), deadline)
+        queries = [query for plan in plans if not isinstance(plan, Failed) for query in plan.queries]
+        count_items(request, len(queries))
+        predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
+
+        def render() -> bytes:
+            state.metrics.items(
+                [(one.device, one.domain) for one in predictions if one.domain is not None],
+                [one.error.code for one in predictions if one.error is not None],
+            )
+            return _render(parsed, plans, predictor.model_id, predictions)
+
+        text = await state.limiter.run(render, deadline)
+    return Response(text, media_type="application/json")
+
+
+def _parse(body: bytes | bytearray) -> Body:
+    value = parse_json(body)
+    several = isinstance(value, dict) and "devices" in value
+    return check(LlmDevicesRequest, value) if several else check(LlmRequest, value)
+
+
+def _plans(request: Body, artifact: Artifact, most: int) -> list[EstimatePlan | Failed]:
+    """A plan for each device; raises :class:`ProblemError` where the request has none at all."""
+    options = request.model_dump(exclude={"config", "device", "devices", "model"})
+    sent = [request.device] if isinstance(request, LlmRequest) else request.devices
+    plans: list[EstimatePlan | Failed] = []
+    try:
+        config = read_config(request.config)
+        rows = 0
+        for device in sent:
+            try:
+                plan = EstimatePlan(config, _device(device, artifact), **options)
+            except CdmppError as error:
+                if isinstance(request, LlmRequest):
+                    raise
+                plans.append(Failed(_name(device), error))
+                continue
+            rows += len(plan.queries)
+            if rows > most:
+                raise DataError(
+                    f"the devices need more than {most:,} predictions", hint="send fewer devices in one request"
+                )
+            plans.append(plan)
+    except CdmppError as error:
+        raise _problem(error) from None
+    return plans
+
+
+def _device(device: str | dict[str, Any], artifact: Artifact) -> DeviceSpec:
+    # By name and never load_device: a client's text must not be used as a path on this machine.
+    return resolve_device(device, artifact.device)
+
+
+def _name(device: str | dict[str, Any]) -> str:
+    return str(device if isinstance(device, str) else device.get("name", ""))[:100]
+
+
+def _problem(error: CdmppError) -> ProblemError:
+    # Not 422: the body satisfies the schema.
+    status = 404 if isinstance(error, UnknownDeviceError) else 409
+    places = [SchemaViolation(path=error.path, message=error.message)] if isinstance(error, FieldError) else None
+    return ProblemError(error.code, error.message, error.hint, status=status, errors=places)
+
+
+def _render(
+    request: Body, plans: Sequence[EstimatePlan | Failed], model_id: str, predictions: Sequence[Prediction]
+) -> bytes:
+    results = list(_estimates(plans, model_id, iter(predictions)))
+    if isinstance(request, LlmDevicesRequest):
+        return _json({"answers": [_answer(result) for result in results]})
+    [result] = results
+    if isinstance(result, Failed):
+        raise _problem(result.error)
+    return _json(result.to_dict())
+
+
+def _estimates(
+    plans: Sequence[EstimatePlan | Failed], model_id: str, predictions: Iterator[Prediction]
+) -> Iterator[LLMEstimate | Failed]:
+    for plan in plans:
+        if isinstance(plan, Failed):
+            yield plan
+            continue
+        own = list(islice(predictions, len(plan.queries)))
+        try:
+            yield plan.estimate(model_id, own)
+        except CdmppError as error:
+            yield Failed(plan.settings.device, error)
+
+
+def _answer(result: LLMEstimate | Failed) -> dict[str, Any]:
+    if isinstance(result, Failed):
+        return {"device": result.name, "error": asdict(ErrorInfo.of(result.error))}
+    return result.to_dict()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

@@ -1,1 +1,0 @@
-"""``POST /llm``: latency, throughput and memory of a language model on devices."""

@@ -1,0 +1,476 @@
+"""``POST /models/predict``: latency of an ONNX model on several devices, per program and in total.
+
+The sandbox reads the model, and the queue of ``/predict`` computes its programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError
+from cdmpp.features.encode import EncodedProgram
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
+from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.predict.prediction_total import PredictionTotal
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Framework, Protocol
+from cdmpp_server.body import read_body
+from cdmpp_server.concurrency import Deadline
+from cdmpp_server.fields import MAX_TEXT, OPERATOR_SCHEMA
+from cdmpp_server.observe.ids import MAX_ID, Signer
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.render import reason_field
+from cdmpp_server.predict.schema import ErrorInfo as ItemError
+from cdmpp_server.predict.schema import Reason, Seconds
+from cdmpp_server.predict.service import bugs_hidden
+from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.sandbox.replies import ModelSummary
+from cdmpp_server.sandbox.sandbox import Sandbox
+from cdmpp_server.settings import Settings
+
+#: Maximum number of devices, and of dynamic dimensions, in one request.
+MAX_DEVICES, MAX_DIMS = 64, 64
+_DIM = r"[^\x00-\x1f]{1,200}=[1-9][0-9]{0,8}"
+
+_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
+PARAMETERS: list[dict[str, Any]] = [
+    {
+        "name": "device",
+        "in": "query",
+        "required": True,
+        "description": "Name or alias of a known device (GET /devices); repeat it for several. An unknown "
+        "device gives an error and does not affect the others.",
+        "schema": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_DEVICES},
+        "example": ["t4", "l4"],
+    },
+    {
+        "name": "protocol",
+        "in": "query",
+        "description": "Measurement protocol of the latency, as in /predict.",
+        "schema": {"type": "string", "enum": list(PROTOCOLS), "default": DEFAULT_PROTOCOL},
+    },
+    {
+        "name": "framework",
+        "in": "query",
+        "description": "Framework that launches the kernels, if known.",
+        "schema": {"type": "string", "enum": list(FRAMEWORKS)},
+    },
+    {
+        "name": "dim",
+        "in": "query",
+        "description": "Size of a dynamic dimension of the model, such as `batch=1`; repeat it for several. Two "
+        "sizes of one dimension give 409.",
+        "schema": {"type": "array", "items": {"type": "string", "pattern": f"^{_DIM}$"}, "maxItems": MAX_DIMS},
+        "example": [],
+    },
+    {
+        "name": "model",
+        "in": "query",
+        "description": "`model_id` of a loaded model (GET /models). Default: the base model.",
+        "schema": _TEXT,
+    },
+]
+
+
+@dataclass(frozen=True)
+class ModelQuery:
+    """The validated query parameters.
+
+    Attributes
+    ----------
+    devices : tuple of str
+        1 to 64 names, in the order of the request.
+    protocol, framework
+        Options that define the latency.
+    dims : dict of str to int
+        Sizes of dynamic dimensions.
+    model : str or None
+        Id of the model.
+    """
+
+    devices: tuple[str, ...]
+    protocol: Protocol
+    framework: Framework | None
+    dims: dict[str, int]
+    model: str | None
+
+    @classmethod
+    def read(cls, pairs: Iterable[tuple[str, str]]) -> ModelQuery:
+        """Read the pairs of a query string.
+
+        Raises
+        ------
+        ProblemError
+            422 for an unknown parameter, a missing or an invalid value; 409 for a dimension with two sizes.
+        """
+        given: dict[str, list[str]] = {}
+        for name, value in pairs:
+            given.setdefault(name, []).append(value)
+        known = [str(parameter["name"]) for parameter in PARAMETERS]
+        if unknown := next((name for name in given if name not in known), None):
+            raise _refused(unknown[:80], f"unknown parameter; allowed are {', '.join(known)}")
+        devices = _texts("device", given, MAX_DEVICES, _is_name, f"a text of 1 to {MAX_TEXT} characters")
+        if not devices:
+            raise _refused("device", "missing: name at least one device, such as device=t4")
+        protocol = _single("protocol", given, PROTOCOLS.__contains__, "one of " + ", ".join(PROTOCOLS))
+        framework = _single("framework", given, FRAMEWORKS.__contains__, "one of " + ", ".join(FRAMEWORKS))
+        return cls(
+            tuple(devices),
+            cast(Protocol, protocol or DEFAULT_PROTOCOL),
+            cast(Framework | None, framework),
+            _dims(_texts("dim", given, MAX_DIMS, _is_dim, "NAME=SIZE, such as batch=1")),
+            _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters"),
+        )
+
+
+def _is_name(text: str) -> bool:
+    return 1 <= len(text) <= MAX_TEXT
+
+
+def _is_dim(text: str) -> bool:
+    return re.fullmatch(_DIM, text) is not None
+
+
+def _texts(name: str, given: dict[str, list[str]], most: int, fits: Callable[[str], bool], form: str) -> list[str]:
+    values = given.get(name, [])
+    if len(values) > most:
+        raise _refused(name, f"given {len(values)} times; at most {most} are allowed")
+    for value in values:
+        if not fits(value):
+            raise _refused(name, f"{value[:100]!r} should be {form}")
+    return values
+
+
+def _single(name: str, given: dict[str, list[str]], fits: Callable[[str], bool], form: str) -> str | None:
+    values = _texts(name, given, 1, fits, form)
+    return values[0] if values else None
+
+
+def _dims(texts: list[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if sizes.setdefault(name, int(size)) != int(size):
+            raise ProblemError(
+                "invalid_program",
+                f"dim: {name[:100]!r} has two sizes, {sizes[name]} and {size}",
+                "send one size for each dimension",
+                status=409,
+            )
+    return sizes
+
+
+def _refused(name: str, message: str) -> ProblemError:
+    return ProblemError(
+        "invalid_request",
+        f"query: {name}: {message}",
+        "GET /openapi.json lists the parameters",
+        errors=[SchemaViolation(path=f"query.{name}", message=message)],
+    )
+
+
+Domain = Literal["in", "near", "out"]
+_CLOSED = ConfigDict(extra="forbid")
+_Count = Annotated[int, Field(ge=1)]
+
+
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class DeviceTotal(BaseModel):
+    """Sum of the predicted kernel latencies on one device, without the gaps between kernels."""
+
+    model_config = _CLOSED
+
+    device: str
+    latency_s: Annotated[Seconds | None, Field(description="Sum over the predicted launches; null if there is none.")]
+    lower_s: Annotated[
+        Seconds | None, Field(description="Sum of the lower bounds, as if all errors had the same sign.")
+    ]
+    upper_s: Seconds | None
+    domain: Annotated[
+        Domain | None, Field(description="in: at least 90 % of the time is in; near: at most 10 % is out; else out.")
+    ]
+    domain_shares: Annotated[
+        dict[Domain, _Share] | None, Field(description="Share of latency_s that the programs of each domain have.")
+    ]
+    lower_bound: Annotated[
+        bool, Field(description="Whether nodes without a program or launches without a prediction are left out.")
+    ]
+    launches: Annotated[int, Field(ge=0, description="Number of program launches in one pass of the model.")]
+    launches_predicted: Annotated[int, Field(ge=0, description="Number of launches in the sum.")]
+
+
+class ProgramAnswer(BaseModel):
+    """One launch of a program on one device, in seconds."""
+
+    model_config = _CLOSED
+
+    device: str
+    latency_s: Seconds
+    lower_s: Seconds
+    upper_s: Seconds
+    domain: Domain
+    domain_score: float
+    roofline_s: Annotated[float, Field(ge=0)]
+    prediction_id: Annotated[
+        Annotated[str, Field(max_length=MAX_ID)] | None,
+        Field(description="Identifies this result in POST /observe; null as in a result of /predict."),
+    ]
+    domain_reason: Reason = ""
+
+
+class ProgramFailure(BaseModel):
+    """Error of a program on a device."""
+
+    model_config = _CLOSED
+
+    device: str
+    error: ItemError
+
+
+class ModelProgram(BaseModel):
+    """A kernel that the model launches."""
+
+    model_config = _CLOSED
+
+    name: Annotated[str, Field(description="The operator as text.")]
+    program_hash: str
+    program: Annotated[
+        dict[str, Any],
+        Field(
+            description="The operator with all fields, in the form of an item of /predict.",
+            json_schema_extra={k: OPERATOR_SCHEMA[k] for k in ("required", "properties")},
+        ),
+    ]
+    count: Annotated[_Count, Field(description="Number of launches in one pass of the model.")]
+    answers: Annotated[
+        list[ProgramAnswer | ProgramFailure], Field(description="One entry per device, in the order of the query.")
+    ]
+
+
+class UnsupportedNodes(BaseModel):
+    """Nodes without a program; they are not part of any sum."""
+
+    model_config = _CLOSED
+
+    operator: str
+    count: _Count
+    reason: str
+
+
+class ModelResponse(BaseModel):
+    """Latency of an ONNX model on each device, and of its programs."""
+
+    model_config = _CLOSED
+
+    model_id: str
+    protocol: Protocol
+    framework: Framework | None
+    devices: Annotated[list[DeviceTotal], Field(description="In the order of the query.")]
+    programs: Annotated[
+        list[ModelProgram], Field(description="Most expensive first: count times latency, summed over all devices.")
+    ]
+    unsupported: list[UnsupportedNodes]
+
+
+MEDIA = "application/octet-stream"
+_MEANING = {
+    404: "The model that `model` names is not loaded (unknown_model).",
+    409: "The file is not a readable ONNX model, has a dynamic dimension without a size, exceeds the time or "
+    "memory limit, or launches too many programs (invalid_program).",
+    415: f"The body is not {MEDIA} (unsupported_media_type).",
+    422: "A parameter is missing, unknown or invalid (invalid_request).",
+}
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Add parameters, body, response and problems."""
+    add_models(schemas, ModelResponse)
+    operation = document["paths"]["/models/predict"]["post"]
+    operation["parameters"] = PARAMETERS
+    file = {
+        "type": "string",
+        "format": "binary",
+        "description": "An ONNX file. Its weights are not read, so external data files are not needed.",
+    }
+    add_body(operation, file, media=MEDIA)
+    add_answer(operation, ref("ModelResponse"), "Latency of each program, and the sum for each device.")
+    statuses = [status for status in BODY_PROBLEMS if status != 400]
+    add_problems(operation, 404, 409, *statuses, meaning=_MEANING)
+
+
+Device = DeviceSpec | Failed
+Program = TensorProgram | EncodedProgram
+
+
+def model_queries(summary: ModelSummary, devices: Sequence[Device], query: ModelQuery) -> list[Query]:
+    """Every program on every valid device, program by program."""
+    pairs = _matrix(summary, devices).pairs()
+    return [Query(program, device, query.protocol, query.framework) for program, device in pairs]
+
+
+def model_answer(
+    model_id: str,
+    query: ModelQuery,
+    summary: ModelSummary,
+    devices: Sequence[Device],
+    predictions: Sequence[Prediction],
+    signer: Signer | None,
+) -> dict[str, Any]:
+    """The response as plain values.
+
+    Parameters
+    ----------
+    devices : sequence of DeviceSpec or Failed
+    predictions : sequence of Prediction
+        One for each of :func:`model_queries`.
+    signer : Signer, optional
+        Makes prediction ids; without it they are null.
+    """
+    receipts = iter([] if signer is None else signer.receipts(len(summary.programs) * len(devices)))
+
+    def failed(_: Program | Failed, device: Device) -> Prediction | ErrorInfo:
+        assert isinstance(device, Failed)
+        return ErrorInfo.of(device.error)
+
+    results: list[Prediction | ErrorInfo] = [*predictions]
+    rows = _matrix(summary, devices).results(results, failed)
+    programs = sorted(zip(summary.programs, summary.counts, rows, strict=True), key=lambda p: -_cost(*p[1:]))
+    return {
+        "model_id": model_id,
+        "protocol": query.protocol,
+        "framework": query.framework,
+        "devices": [
+            _total(device.name, summary.counts, [row[i] for row in rows], bool(summary.unsupported))
+            for i, device in enumerate(devices)
+        ],
+        "programs": [
+            {
+                "name": program.name,
+                "program_hash": program.hash,
+                "program": {} if program.operator is None else program.operator.canonical(),
+                "count": count,
+                "answers": [
+                    _answer(device, result, signer, receipts) for device, result in zip(devices, row, strict=True)
+                ],
+            }
+            for program, count, row in programs
+        ],
+        "unsupported": [{"operator": u.operator, "count": u.count, "reason": u.reason} for u in summary.unsupported],
+    }
+
+
+def counted(predictions: Sequence[Prediction]) -> tuple[list[tuple[str, str]], list[str]]:
+    """(device, domain) of the predictions and the codes of the errors, for the metrics."""
+    predicted: list[tuple[str, str]] = [
+        (p.device, p.domain) for p in predictions if p.error is None and p.domain is not None
+    ]
+    return predicted, [p.error.code for p in predictions if p.error is not None]
+
+
+def device_of(artifact: Any, name: str) -> Device:
+    """The device of this name, or the error."""
+    # By name and never load_device: a client's text must not be used as a path on this machine.
+    try:
+        spec: DeviceSpec = artifact.device(name)
+        return spec
+    except CdmppError as error:
+        return Failed(name, error)
+
+
+def _matrix(summary: ModelSummary, devices: Sequence[Device]) -> PredictionMatrix[Program, DeviceSpec]:
+    return PredictionMatrix(summary.programs, devices)
+
+
+def _cost(count: int, row: Sequence[Prediction | ErrorInfo]) -> float:
+    return sum(count * p.latency_s for p in row if isinstance(p, Prediction) and p.latency_s is not None)
+
+
+def _total(
+    device: str, counts: Sequence[int], column: Sequence[Prediction | ErrorInfo], left_out: bool
+) -> dict[str, Any]:
+    counted = [(None if isinstance(r, ErrorInfo) else r, count) for count, r in zip(counts, column, strict=True)]
+    total = PredictionTotal.of(counted, left_out=left_out)
+    return {
+        "device": device,
+        "latency_s": total.latency_s,
+        "lower_s": total.lower_s,
+        "upper_s": total.upper_s,
+        "domain": total.domain,
+        "domain_shares": total.domain_shares,
+        "lower_bound": total.lower_bound,
+        "launches": sum(counts),
+        "launches_predicted": total.launches,
+    }
+
+
+def _answer(
+    device: Device, result: Prediction | ErrorInfo, signer: Signer | None, receipts: Iterator[str]
+) -> dict[str, Any]:
+    error = result if isinstance(result, ErrorInfo) else result.error
+    if error is not None or isinstance(result, ErrorInfo) or isinstance(device, Failed):
+        assert error is not None
+        return {"device": device.name, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
+    return {
+        "device": device.name,
+        "latency_s": result.latency_s,
+        "lower_s": result.lower_s,
+        "upper_s": result.upper_s,
+        "domain": result.domain,
+        "domain_score": result.domain_score,
+        "roofline_s": result.roofline_s,
+        "prediction_id": None if signer is None else next(receipts) + signer.content(result, device.digest()),
+        **reason_field(result),
+    }
+
+
+router = APIRouter()
+#: Larger responses are rendered outside the event loop.
+_INLINE_ROWS = 256
+
+
+@router.post("/models/predict", summary="Predict an ONNX model", response_class=Response)
+async def predict_model(request: Request) -> Response:
+    """Predict an ONNX file on several devices: each program that it launches, and their sums."""
+    state = request.app.state
+    query = ModelQuery.read(request.query_params.multi_items())
+    _, body = await read_body(request, state.settings, {MEDIA})
+    deadline = Deadline.of(request, state.settings)
+    with bugs_hidden("/models/predict"):
+        predictor = await state.service.model(query.model)
+        devices = [device_of(predictor.artifact, name) for name in query.devices]
+        # The rows of one request are bounded as in /predict.
+        most = max(1, state.settings.max_items // len(devices))
+        summary = await _read(state.sandbox, bytes(body), query, most, deadline)
+        queries = model_queries(summary, devices, query)
+        count_items(request, len(queries))
+        predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
+
+        def render() -> bytes:
+            signer = state.service.signer
+            response = model_answer(predictor.model_id, query, summary, devices, predictions, signer)
+            return json.dumps(response, allow_nan=False, separators=(",", ":")).encode()
+
+        text = render() if len(queries) <= _INLINE_ROWS else await asyncio.to_thread(render)
+        state.metrics.items(*counted(predictions))
+    return Response(text, media_type="application/json")
+
+
+async def _read(sandbox: Sandbox, data: bytes, query: ModelQuery, most: int, deadline: Deadline) -> ModelSummary:
+    try:
+        async with deadline.limit():
+            return await sandbox.read_onnx(data, query.dims, max_programs=most)
+    except CdmppError as error:
+        # Not 422: any bytes satisfy the schema.
+        raise ProblemError(error.code, error.message, error.hint, status=409) from None

@@ -1,1 +1,0 @@
-"""Proposals: adapted models that a job has made; an administrator may load one."""
