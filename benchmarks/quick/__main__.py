@@ -28,7 +28,7 @@ from benchmarks.report.results import rounded, write_result
 from benchmarks.unseen_devices.study import ENOUGH
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.train.adaptation.adapt import adapt, answers_after
-from cdmpp.train.adaptation.survey import survey
+from cdmpp.train.adaptation.records import survey
 from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.evaluation.query_batches import query_parts
 
@@ -39,7 +39,7 @@ COLUMNS = ("known", "unseen", "k40")
 MEASUREMENTS = 40
 
 
-def evaluate(sample: Sample, fitted: Fitted, seed: int) -> dict[str, dict[str, float]]:
+def evaluate(sample: Sample, fitted: Fitted, seed: int) -> dict[str, dict[str, float | None]]:
     """Mean relative errors by source."""
     rows, sources = sample.dataset.rows, sample.dataset.sources
     errors: dict[str, dict[str, list[Array]]] = {name: {column: [] for column in COLUMNS} for name in sources}
@@ -77,6 +77,7 @@ def evaluate(sample: Sample, fitted: Fitted, seed: int) -> dict[str, dict[str, f
     return {
         name: {c: float(np.concatenate(values).mean()) if values else None for c, values in columns.items()}
         for name, columns in errors.items()
+        if any(columns.values())
     }
 
 
@@ -93,7 +94,7 @@ def reference(runs: list[dict[str, Any]]) -> dict[str, dict[str, tuple[float, fl
     }
 
 
-def table_of(sources: dict[str, dict[str, float]], known: dict[str, dict[str, tuple[float, float]]]) -> str:
+def table_of(sources: dict[str, dict[str, float | None]], known: dict[str, dict[str, tuple[float, float]]]) -> str:
     """The errors in per cent, each beside the reference and its spread."""
     heads = "".join(f"{column:>8}{'reference':>18}" for column in COLUMNS)
     lines = [f"{'source':<30}{heads}"]
@@ -109,7 +110,7 @@ def table_of(sources: dict[str, dict[str, float]], known: dict[str, dict[str, tu
     return "\n".join(lines)
 
 
-def _means(sources: dict[str, dict[str, float]]) -> dict[str, float]:
+def _means(sources: dict[str, dict[str, float | None]]) -> dict[str, float]:
     values = {c: [row[c] for row in sources.values() if row.get(c) is not None] for c in COLUMNS}
     return {c: float(np.mean(v)) for c, v in values.items() if v}
 
@@ -160,11 +161,7 @@ def main() -> None:
         "variant": variant.name,
         "seed": options.seed,
         "seconds": round(time.monotonic() - started),
-        "rows": {
-            "training": len(sample.training),
-            "known": len(sample.known),
-            "unseen": int(sample.held_out.sum()),
-        },
+        "rows": {"training": len(sample.training), "known": len(sample.known), "unseen": int(sample.held_out.sum())},
         "sources": {name: rounded(row) for name, row in sources.items()},
     }
     command = "python -m benchmarks.quick VARIANT --public-data DIR"

@@ -15,8 +15,7 @@ from cdmpp.data.splits import TRAIN, VALIDATION
 from cdmpp.data.table import MeasurementTable
 from cdmpp.programs.operators import operator_family
 from cdmpp.train.config import DataConfig, TrainConfig
-from cdmpp.train.dataset import Dataset, make_dataset
-from cdmpp.train.parts import choose_parts
+from cdmpp.train.dataset import Dataset, choose_parts, make_dataset
 from cdmpp.train.run import load_training_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -106,7 +105,9 @@ def draw(table: MeasurementTable) -> MeasurementTable:
     rows: list[Array] = []
     for code in names:
         rows.append(training[code][np.argsort(rank[training[code]], kind="stable")[: shares[code]]])
-        rows.append(sample(np.flatnonzero(usable & (part == VALIDATION) & ~held & (source == code)), HELD_OUT_ROWS, _SEED))
+        rows.append(
+            sample(np.flatnonzero(usable & (part == VALIDATION) & ~held & (source == code)), HELD_OUT_ROWS, _SEED)
+        )
         unseen = np.flatnonzero(usable & held & (source == code))
         if table.row_filter is not None:
             unseen = unseen[np.asarray(table.row_filter)[unseen]]

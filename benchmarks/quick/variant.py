@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.nn.batch import Inputs
-from cdmpp.model.nn.network import NetworkConfig
+from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig
 from cdmpp.train.dataset import MeasuredRows
 from cdmpp.train.finish import calibrate, fit_domain
@@ -50,8 +50,8 @@ class Variant:
     #: Name of the variant: its file.
     name = "base"
     #: Fields of the network and of the optimiser that differ from the reference.
-    network: dict[str, Any] = {}
-    optimiser: dict[str, Any] = {}
+    network: ClassVar[dict[str, Any]] = {}
+    optimiser: ClassVar[dict[str, Any]] = {}
 
     def table(self, table: MeasurementTable) -> MeasurementTable:
         """The rows to train and evaluate on; programs stay."""

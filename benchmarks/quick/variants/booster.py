@@ -3,7 +3,7 @@
 from benchmarks.quick.sample import Sample
 from benchmarks.quick.variant import Fitted, Variant
 from cdmpp.model.nn.batch import Inputs
-from cdmpp.train.baselines.trees import TreeBaseline
+from cdmpp.train.baselines import TreeBaseline
 
 
 class Booster(Variant):
