@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ from cdmpp.train.evaluation.query_batches import query_parts
 Array = np.ndarray[Any, np.dtype[Any]]
 RESULTS = Path("benchmarks/results/quick.json")
 REFERENCE = "base"
+#: Mean relative errors by source and column.
+Errors = Mapping[str, Mapping[str, float | None]]
 COLUMNS = ("known", "unseen", "k40")
 MEASUREMENTS = 40
 
 
-def evaluate(sample: Sample, fitted: Fitted, seed: int) -> dict[str, dict[str, float | None]]:
+def evaluate(sample: Sample, fitted: Fitted, seed: int) -> Errors:
     """Mean relative errors by source."""
     rows, sources = sample.dataset.rows, sample.dataset.sources
     errors: dict[str, dict[str, list[Array]]] = {name: {column: [] for column in COLUMNS} for name in sources}
@@ -94,7 +97,7 @@ def reference(runs: list[dict[str, Any]]) -> dict[str, dict[str, tuple[float, fl
     }
 
 
-def table_of(sources: dict[str, dict[str, float | None]], known: dict[str, dict[str, tuple[float, float]]]) -> str:
+def table_of(sources: Errors, known: dict[str, dict[str, tuple[float, float]]]) -> str:
     """The errors in per cent, each beside the reference and its spread."""
     heads = "".join(f"{column:>8}{'reference':>18}" for column in COLUMNS)
     lines = [f"{'source':<30}{heads}"]
@@ -110,8 +113,8 @@ def table_of(sources: dict[str, dict[str, float | None]], known: dict[str, dict[
     return "\n".join(lines)
 
 
-def _means(sources: dict[str, dict[str, float | None]]) -> dict[str, float]:
-    values = {c: [row[c] for row in sources.values() if row.get(c) is not None] for c in COLUMNS}
+def _means(sources: Errors) -> dict[str, float | None]:
+    values = {c: [v for row in sources.values() if (v := row.get(c)) is not None] for c in COLUMNS}
     return {c: float(np.mean(v)) for c, v in values.items() if v}
 
 
