@@ -118,7 +118,7 @@ def _means(sources: Errors) -> dict[str, float | None]:
     return {c: float(np.mean(v)) for c, v in values.items() if v}
 
 
-def _means_of(known: dict[str, dict[str, tuple[float, float]]]) -> dict[str, float]:
+def _means_of(known: dict[str, dict[str, tuple[float, float]]]) -> dict[str, float | None]:
     return _means({source: {c: mean for c, (mean, _) in columns.items()} for source, columns in known.items()})
 
 
