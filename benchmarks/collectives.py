@@ -16,12 +16,12 @@ import numpy as np
 
 from benchmarks.report.markdown import fill_document, table
 from benchmarks.report.results import write_result
-from cdmpp.data.public import load_public
+from cdmpp.data.load import load_public
 from cdmpp.data.splits import TEST, TRAIN
 from cdmpp.devices.links import KINDS
 from cdmpp.model.artifact.folder import default_model
-from cdmpp.model.collectives.context import Context
-from cdmpp.model.collectives.fit import Measured
+from cdmpp.model.collectives.context import CollectiveContext
+from cdmpp.model.collectives.fit import MeasuredCollectives
 from cdmpp.model.collectives.residual import roofline_seconds
 from cdmpp.model.collectives.store import read_model
 from cdmpp.programs.collectives import COLLECTIVES, LIBRARIES
@@ -38,14 +38,14 @@ BOOSTER_ROWS = 30_000
 TREES = {"n_estimators": 300, "max_depth": 8, "learning_rate": 0.12, "min_child_weight": 2, "tree_method": "hist"}
 
 
-def inputs(rows: Measured) -> Array:
+def inputs(rows: MeasuredCollectives) -> Array:
     """What the model knows of each row: sizes, operator, library, mode, link, device and its name as a number."""
     names = sorted({c.device for c in rows.contexts})
     columns = np.array([_columns(c, names) for c in rows.contexts])[rows.context]
     return np.column_stack([columns, np.log2(rows.bytes)])
 
 
-def _columns(c: Context, names: list[str]) -> list[float]:
+def _columns(c: CollectiveContext, names: list[str]) -> list[float]:
     one_hot = [float(c.operator == name) for name in COLLECTIVES]
     one_hot += [float(c.library == name) for name in LIBRARIES]
     one_hot += [float(c.mode == name) for name in PROTOCOLS]
@@ -54,7 +54,7 @@ def _columns(c: Context, names: list[str]) -> list[float]:
     return [*one_hot, *map(float, figures), *(float(c.device == name) for name in names)]
 
 
-def xgboost_error(train: Measured, test: Measured, threads: int = 1) -> Array:
+def xgboost_error(train: MeasuredCollectives, test: MeasuredCollectives, threads: int = 1) -> Array:
     """abs(predicted / measured - 1) of a booster on the logarithm of the latency, per row of ``test``."""
     from xgboost import XGBRegressor
 
@@ -64,7 +64,7 @@ def xgboost_error(train: Measured, test: Measured, threads: int = 1) -> Array:
     return np.asarray(np.abs(np.expm1(booster.predict(inputs(test)) - test.log_s)))
 
 
-def roofline_error(rows: Measured) -> Array:
+def roofline_error(rows: MeasuredCollectives) -> Array:
     """The same of traffic over the nominal bandwidth."""
     bound = np.empty(len(rows))
     for number in np.unique(rows.context).tolist():

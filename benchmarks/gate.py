@@ -26,7 +26,7 @@ from cdmpp.data.split_file import without_sealed
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
 from cdmpp.train.dataset import choose_parts, make_dataset
@@ -116,7 +116,7 @@ def training_figures(table: MeasurementTable, config: TrainConfig) -> dict[str, 
     test = dataset.rows.take(np.flatnonzero(dataset.rows.part == 2))
     with tempfile.TemporaryDirectory() as run:
         network, _ = train(dataset, config, Path(run))
-    point = predict_rows(network, Inputs(dataset.store, dataset.device_matrix), test)[0]
+    point = predict_rows(network, NetworkInputs(dataset.store, dataset.device_matrix), test)[0]
     predicted, measured = np.exp(point), np.exp(test.log_latency)
     figures = measure(predicted, measured) | rank(predicted, measured, dataset.group(test), test.program)
     return _kept(figures)

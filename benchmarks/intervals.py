@@ -26,7 +26,7 @@ def coverage_curve(
     log_measured, point : (n,)
         log of seconds.
     levels, factor : (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.model.inference.output.NetworkOutput` has them.
+        As :class:`cdmpp.model.raw_predictions.RawPredictions` has them.
     nominal : sequence of float
 
     Returns

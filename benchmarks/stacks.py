@@ -31,7 +31,7 @@ from benchmarks.report.results import write_result
 from benchmarks.unseen_shapes import held_out_rows
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.labels import Labels
-from cdmpp.data.public import load_public
+from cdmpp.data.load import load_public
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
@@ -180,7 +180,7 @@ def interval_bounds(pipeline: InferencePipeline, table: MeasurementTable, rows: 
     bounds = np.full((len(rows), 2), np.nan)
     cache = FeatureCache(schedule=pipeline.artifact.reads_schedules)
     for part in query_parts(table, rows, cache, half_type=pipeline.half_type):
-        output = pipeline.predict(part.batch)
+        output = pipeline.forward(part.batch)
         levels = read_quantiles(output.levels, output.factor, INTERVAL)
         low = np.minimum(levels[:, 0], output.point)
         high = np.maximum(levels[:, 1], output.point)

@@ -101,7 +101,7 @@ def answer_rows(artifact: Artifact, table: MeasurementTable, rows: Array) -> Ans
     task_of[table.tvm.first_key :] = [tasks.get(name, -1) for name in table.tvm.tasks]
     pieces: dict[str, list[Array]] = {name: [] for name in Answered.__dataclass_fields__}
     for part in query_parts(table, rows, cache, half_type=pipeline.half_type):
-        output = pipeline.predict(part.batch)
+        output = pipeline.forward(part.batch)
         operators = np.array([kind[0] for kind in part.batch.kinds], dtype=object)
         operator = operators[np.asarray(part.batch.kind)[part.batch.rows.program]][part.position]
         here = rows[part.index]

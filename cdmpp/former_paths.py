@@ -1,4 +1,4 @@
-"""Former import paths of documented packages: ``cdmpp.replay`` is :mod:`cdmpp.simulate.replay`.
+"""Former import paths of documented packages and modules: ``cdmpp.replay`` is :mod:`cdmpp.simulate.replay`.
 
 A former path gives the same module object as the present one. Only paths that the documentation has shown are kept.
 """
@@ -18,6 +18,9 @@ _PRESENT = {
     "client": "predict.client",
     "collectives": "model.collectives",
     "curves": "predict.curves",
+    "data.measure.timing_devices": "data.measure.library",
+    "data.networks": "data.splits",
+    "data.public": "data.load",
     "demo": "cli.demo",
     "distributed": "plan.distributed",
     "emulator": "simulate.emulator",
@@ -40,7 +43,7 @@ _PRESENT = {
 def _present(name: str) -> str | None:
     """Return the present name of a module, or None if the name is not a former one."""
     package, _, rest = name.partition(".")
-    head, _, tail = rest.partition(".")
+    head, _, tail = (rest, "", "") if rest in _PRESENT else rest.partition(".")
     if package != "cdmpp" or head not in _PRESENT:
         return None
     return f"cdmpp.{_PRESENT[head]}" + (f".{tail}" if tail else "")

@@ -11,8 +11,7 @@ import argparse
 import csv
 from pathlib import Path
 
-from cdmpp.data.measure.library import LibraryTimer
-from cdmpp.data.measure.timing_devices import find_timing_device
+from cdmpp.data.measure.library import LibraryTimer, find_timing_device
 from cdmpp.devices.loading import load_device, specification_toml
 from cdmpp.programs.operators import parse_operator
 

@@ -20,7 +20,7 @@ from benchmarks.end_to_end.listed import check_lists, listed_parts, read_lists
 from benchmarks.end_to_end.study import answer_labels
 from benchmarks.report.markdown import fill_document
 from benchmarks.report.results import write_result
-from cdmpp.data.public import public_data_dir
+from cdmpp.data.load import public_data_dir
 from cdmpp.predict.predictor import LatencyPredictor
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.end_to_end import images, transformers
 from benchmarks.end_to_end.labels import Label
-from cdmpp.model.domain.evidence import Evidence, Kind
+from cdmpp.model.domain.evidence import Evidence, QueryKind
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import LatencyPredictor
@@ -153,7 +153,7 @@ def _device_s(
     """
     times = {}
     for spec, kernel in prices["queued"].items():
-        kind = Kind(device, spec.operator, spec.dtype, "library")
+        kind = QueryKind(device, spec.operator, spec.dtype, "library")
         as_call, as_kernel = (evidence.rank(kind, *how) for how in (("eager", "pytorch"), ("kernel", "")))
         called_s = _latency_s(prices["called"][spec]) - host_s
         times[spec] = max(_latency_s(kernel), called_s) if as_call < as_kernel else _latency_s(kernel)

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.llm_serving.study import FIGURES, ROOT, answer, errors, read_batches
 from benchmarks.report.markdown import fill_document, folded, percent, table
 from benchmarks.report.results import write_result
-from cdmpp.data.public import public_data_dir
+from cdmpp.data.load import public_data_dir
 from cdmpp.predict.predictor import LatencyPredictor
 
 OUT, DOCUMENT = "benchmarks/results/llm_serving.json", "docs/benchmarks.md"

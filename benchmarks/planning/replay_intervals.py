@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.end_to_end.labels import Label, read_labels
 from benchmarks.end_to_end.study import launches_of
 from benchmarks.report.results import write_result
-from cdmpp.data.public import public_data_dir
+from cdmpp.data.load import public_data_dir
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.request import PriceRequest
 from cdmpp.simulate.replay.solver import spread_of

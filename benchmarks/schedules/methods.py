@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.report.markdown import percent
 from benchmarks.schedules.parts import Array, Scheduled, Split
 from benchmarks.schedules.per_store import PackedSum, summed
-from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork, parameter_count
 from cdmpp.train.baselines import TreeBaseline, roofline_log
 from cdmpp.train.config import TrainConfig
@@ -42,7 +42,7 @@ class Contest:
         held = config.data.model_copy(update={"holdout_devices": split.held_devices})
         self.config = config.model_copy(update={"data": held})
         self.split, self.dataset = split, data.with_part(split.part)
-        self.inputs = Inputs(self.dataset.store, self.dataset.device_matrix)
+        self.inputs = NetworkInputs(self.dataset.store, self.dataset.device_matrix)
         self.train = training_rows(self.dataset, self.config)[0]
         rows = self.dataset.rows
         unseen = np.isin(rows.device, [i for i, d in enumerate(self.dataset.devices) if d.name in split.held_devices])

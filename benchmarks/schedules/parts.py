@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.folder import SPLITS, records_file
-from cdmpp.data.networks import network_parts, sealed_programs
 from cdmpp.data.split_file import read_splits, sealed_networks
-from cdmpp.data.splits import TEST, UNUSED, program_parts
+from cdmpp.data.splits import TEST, UNUSED, network_parts, program_parts, sealed_programs
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.train.config import TrainConfig

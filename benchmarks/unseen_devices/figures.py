@@ -25,7 +25,7 @@ def figures(
         log of seconds.
     family : (n,) str
     levels, factor : (n, len(LEVELS)), (n,), optional
-        As :class:`cdmpp.model.inference.output.NetworkOutput` has them; without them ``coverage`` is None.
+        As :class:`cdmpp.model.raw_predictions.RawPredictions` has them; without them ``coverage`` is None.
 
     Returns
     -------

@@ -16,7 +16,7 @@ from benchmarks.unseen_devices.figures import Array, figures
 from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.adaptation.adapt import adapt, answers_after
 from cdmpp.train.adaptation.records import DeviceRecords, Survey, survey
 from cdmpp.train.baselines import fit_baselines
@@ -200,7 +200,7 @@ class Group:
 
     def _baselines(self, tables: list[QueryBatch]) -> None:
         """Fit the baselines on the network's training rows and evaluate them on the tables."""
-        inputs = Inputs(self.dataset.store, self.dataset.device_matrix)
+        inputs = NetworkInputs(self.dataset.store, self.dataset.device_matrix)
         index = training_rows(self.dataset, self.config)[0]
         fitted = fit_baselines(self.dataset, inputs, self.config, index, self.config.finish.baselines)
         for batch in tables:
@@ -219,7 +219,7 @@ class Group:
         index = index[np.argsort(rows.program[index], kind="stable")]
         columns = []
         for part in query_parts(self.study.table, index, self.cache, half_type=self._pipeline.half_type):
-            output = self._pipeline.predict(part.batch)
+            output = self._pipeline.forward(part.batch)
             same = (c[part.position] for c in (output.point, output.levels, output.factor, output.score))
             columns.append((index[part.index], *same))
         chosen, point, levels, factor, score = (np.concatenate(c) for c in zip(*columns, strict=True))

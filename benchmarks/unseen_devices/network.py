@@ -9,7 +9,7 @@ from cdmpp.model.artifact.folder import MANIFEST
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.artifact.trained import save_artifact
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset
 from cdmpp.train.finish import calibrate, fit_domain
@@ -48,7 +48,7 @@ def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
             fit_domain(dataset, training_rows(dataset, config)[0], config.seed),
             name=config.name,
             devices=["" if d.name in held else d.name for d in dataset.devices],
-            calibration=calibrate(network, Inputs(dataset.store, dataset.device_matrix), dataset, config),
+            calibration=calibrate(network, NetworkInputs(dataset.store, dataset.device_matrix), dataset, config),
             device_specs=dataset.devices,
             details={"config": config.model_dump(mode="json"), "train": summary},
         )

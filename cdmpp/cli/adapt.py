@@ -26,7 +26,7 @@ from cdmpp.cli.streams import progress_console
 if TYPE_CHECKING:
     from cdmpp.devices import DeviceSpec
     from cdmpp.model.artifact.model import Artifact
-    from cdmpp.train.adaptation.observed import Observed
+    from cdmpp.train.adaptation.observed import ObservedRecords
     from cdmpp.train.adaptation.records import DeviceRecords
 
 
@@ -132,7 +132,7 @@ def adapt(
 
 def _observed(
     url: str, api_key: str | None, device: str | None, last: int, artifact: Artifact
-) -> tuple[DeviceSpec, Observed]:
+) -> tuple[DeviceSpec, ObservedRecords]:
     """The device, and what the service has collected of it."""
     from cdmpp.predict.client import PredictorClient
     from cdmpp.train.adaptation.observed import observed_records

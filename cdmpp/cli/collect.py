@@ -17,7 +17,7 @@ from cdmpp.cli.reading import parse_sizes
 from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:
-    from cdmpp.data.measure.settings import Chooser, CollectSettings, Progress
+    from cdmpp.data.measure.settings import Chooser, CollectSettings, ProgressListener
     from cdmpp.data.measure.targets import Configuration
 
 
@@ -338,7 +338,7 @@ def _print_networks() -> None:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
+def progress_bars() -> Iterator[ProgressListener]:
     """Bars with rate, time left and failures on a terminal; a line now and then elsewhere."""
     if not on_terminal():
         yield _Lines()

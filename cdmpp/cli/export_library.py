@@ -31,7 +31,7 @@ def run_export(request: ExportRequest, json: bool) -> None:
     from cdmpp.data.pool import model_pool, read_pool
     from cdmpp.model.artifact.load import load_artifact
     from cdmpp.predict.predictor import default_model
-    from cdmpp.train.adaptation.select import choose_variants
+    from cdmpp.train.adaptation.library_job import choose_variants
 
     if request.device is None:
         raise typer.BadParameter("name the GPU: --device NAME", param_hint="--device")

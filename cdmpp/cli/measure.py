@@ -158,8 +158,7 @@ def _import(
 def _measure_todo(
     folder: Path, out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
 ) -> None:
-    from cdmpp.data.measure.library import LibraryTimer
-    from cdmpp.data.measure.timing_devices import find_timing_device
+    from cdmpp.data.measure.library import LibraryTimer, find_timing_device
     from cdmpp.data.measure.todo import measure_programs, read_todo, records_path
 
     todo = read_todo(folder)

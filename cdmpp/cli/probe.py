@@ -47,10 +47,9 @@ def probe(
     the rates that the device sustained, for --device. Takes less than two minutes, and at most 1 GiB
     or a 64th of a large board's memory.
     """
-    from cdmpp.data.measure.library import LibraryTimer
+    from cdmpp.data.measure.library import LibraryTimer, find_timing_device, free_bytes, matrix_types
     from cdmpp.data.measure.probe import memory_limit, probe_programs
     from cdmpp.data.measure.probe import probe as run_probe
-    from cdmpp.data.measure.timing_devices import find_timing_device, free_bytes, matrix_types
     from cdmpp.devices import load_device
 
     spec = None if device is None else load_device(device)
@@ -75,13 +74,9 @@ def _write(result: ProbeResult, out: Path) -> None:
     from cdmpp.data.folder import DEVICE, RECORDS
     from cdmpp.data.records import from_measurements, write_records
     from cdmpp.devices.loading import specification_toml
-    from cdmpp.errors import DataError
-    from cdmpp.utils.writing import replacing
+    from cdmpp.utils.writing import make_folder, replacing
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror}", hint="choose another --out") from None
+    make_folder(out)
     write_records(from_measurements(list(result.records)), out / RECORDS)
     with replacing(out / DEVICE) as aside:
         comment = "nominal figures, and what cdmpp probe measured"

@@ -53,6 +53,7 @@ def select(
     from cdmpp.programs.operators import operator_family
     from cdmpp.programs.query_options import FRAMEWORKS
     from cdmpp.train.adaptation.select import select as choose
+    from cdmpp.utils.writing import check_new_folder
 
     if backend == "tvm":
         raise DataError(
@@ -61,8 +62,7 @@ def select(
         )
     if framework and framework not in FRAMEWORKS:
         raise DataError(f"no framework {framework!r}", hint="one of: " + ", ".join(FRAMEWORKS))
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} is there already and not empty", hint="choose a new folder for --out")
+    check_new_folder(out)
     folder = model or default_model()
     artifact = load_artifact(folder)
     spec = device_of(artifact, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from cdmpp.data.raw import IntColumn
 from cdmpp.data.table import (
     UNSUPPORTED,
     Flags,
-    Float64,
     Int64,
     MeasurementTable,
     OperatorBlock,
@@ -63,50 +62,43 @@ class Group:
     dtype: str | None = None
 
 
-@dataclass(frozen=True)
-class Draft:
-    """Output of an importer: labels per row, and row groups by operator; rows in no group are unknown.
+def complete_table(
+    programs: tuple[OperatorBlock, ...],
+    program_key: Int64,
+    reason: Reasons,
+    device_name: Labels,
+    doubtful: Mapping[str, Mask],
+    **columns: Any,
+) -> MeasurementTable:
+    """Build a table whose programs are checked: look up devices, check settings, and flag rows.
 
-    ``doubtful`` maps reasons of :data:`cdmpp.data.assemble.DOUBTFUL` to their rows.
+    Parameters
+    ----------
+    programs, program_key, reason
+        As :func:`check_groups` returns them.
+    device_name : Labels
+        Device as the file calls it.
+    doubtful : mapping of str to bool array
+        Reasons of :data:`DOUBTFUL` with their rows.
+    columns
+        Further fields of the table.
     """
-
-    source: Labels
-    op: Labels
-    device_name: Labels
-    dtype: Labels
-    backend: Labels
-    protocol: Labels
-    framework: Labels
-    latency_s: Float64
-    groups: Sequence[Group]
-    row_filter: Mask | None = None
-    doubtful: Mapping[str, Mask] = field(default_factory=dict)
-
-
-def assemble(draft: Draft) -> MeasurementTable:
-    """Check every row and give each distinct program a key."""
-    programs, program_key, reason = check_groups(draft.groups, draft.dtype)
-    device, known = canonical_devices(draft.device_name)
+    device, known = canonical_devices(device_name)
     mark(reason, ~known, "unknown_device")
-    mark(reason, ~settings_known(draft.backend, draft.protocol, draft.framework), "unknown_setting")
+    settings = (columns[name] for name in ("backend", "protocol", "framework"))
+    mark(reason, ~settings_known(*settings), "unknown_setting")
+    columns.setdefault("tvm", TvmPrograms(first_key=sum(map(len, programs))))
     table = MeasurementTable(
         programs=programs,
         program_key=program_key,
-        latency_s=draft.latency_s,
-        op=draft.op,
-        device_name=draft.device_name,
+        device_name=device_name,
         device=device,
-        backend=draft.backend,
-        protocol=draft.protocol,
-        framework=draft.framework,
-        source=draft.source,
-        excluded=Labels.constant("", len(draft.op)),
+        excluded=Labels.constant("", len(reason)),
         unsupported=Labels(reason, REASONS),
-        source_row=np.arange(len(draft.op), dtype=np.int64),
-        row_filter=draft.row_filter,
-        tvm=TvmPrograms(first_key=sum(map(len, programs))),
+        source_row=np.arange(len(reason), dtype=np.int64),
+        **columns,
     )
-    return replace(table, excluded=with_doubts(flag_rows(table), draft.doubtful))
+    return replace(table, excluded=with_doubts(flag_rows(table), doubtful))
 
 
 def with_doubts(excluded: Labels, doubtful: Mapping[str, Mask]) -> Labels:
@@ -134,17 +126,14 @@ def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
             known.add(name)
         except UnknownDeviceError:
             canonical[name] = name
-    is_known = np.array([*(n in known for n in names.names), False], dtype=np.bool_)
-    return names.map(canonical.__getitem__), is_known[names.codes]
+    return names.map(canonical.__getitem__), names.is_in(known)
 
 
 def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:
     """Mask of rows whose backend, protocol and framework are supported."""
     allowed = ((backend, BACKENDS), (protocol, PROTOCOLS), (framework, ("", *FRAMEWORKS)))
-    good = np.ones(len(backend), dtype=np.bool_)
-    for labels, names in allowed:
-        good &= np.array([*(n in names for n in labels.names), False], dtype=np.bool_)[labels.codes]
-    return good
+    known: Mask = np.all([labels.is_in(names) for labels, names in allowed], axis=0)
+    return known
 
 
 def mark(reason: Reasons, rows: Mask, name: str) -> None:
@@ -190,8 +179,7 @@ def _check_group(group: Group, dtypes: Labels, reason: Reasons) -> list[Operator
         mark(state, column.invalid[index] | (values < info.low) | (values > info.high), "invalid_size")
         columns[info.name] = values
     allowed = operator_types()[group.operator].dtypes
-    known = np.array([*(n in allowed for n in dtypes.names), False], dtype=np.bool_)
-    mark(state, ~known[dtypes.codes[index]], "unknown_dtype")
+    mark(state, ~dtypes.is_in(allowed)[index], "unknown_dtype")
     parts = []
     for code, dtype in enumerate(dtypes.names):
         usable = np.flatnonzero((state == 0) & (dtypes.codes[index] == code))

@@ -16,15 +16,15 @@ import numpy as np
 
 from cdmpp.data.folder import CARD, RECORDS, REPEATS, SPLITS, records_file, repeats_file
 from cdmpp.data.load import load_table
-from cdmpp.data.networks import SEALED, SEALED_FROM, networks_of, sealed_names, task_of
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import write_records
 from cdmpp.data.split_file import make_splits, read_seal, read_splits, write_splits
+from cdmpp.data.splits import SEALED, SEALED_FROM, networks_of, sealed_names, task_of
 from cdmpp.data.summary import MIN_REPEATS, measured, spread, summarise
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.utils.units import format_latency
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import check_new_folder, replacing
 
 _MOST_REASONS, _REASON_LENGTH = 12, 100
 _FILES = {
@@ -317,8 +317,7 @@ def merge_folders(
         ``out`` is not empty.
     """
     path = Path(out)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise DataError(f"{path} already exists and is not empty", hint="choose a new folder for --out")
+    check_new_folder(path)
     seals = {seal for folder in folders if (seal := read_seal(Path(folder) / SPLITS))[1]}
     if len(seals) > 1:
         named = "; ".join(sorted(", ".join(sealed_names(*seal)) for seal in seals))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -69,7 +69,11 @@ class Labels:
 
     def is_(self, name: str) -> Mask:
         """Rows that hold ``name``."""
-        wanted = [code for code, known in enumerate(self.names) if known == name]
+        return self.is_in((name,))
+
+    def is_in(self, names: Container[str]) -> Mask:
+        """Rows that hold one of ``names``."""
+        wanted = [code for code, name in enumerate(self.names) if name in names]
         return np.isin(self.codes, wanted) if len(wanted) != 1 else self.codes == wanted[0]
 
     def map(self, function: Callable[[str], str]) -> Labels:

@@ -126,17 +126,8 @@ class Measurement:
 def from_measurements(rows: list[Measurement]) -> MeasurementTable:
     """Build a checked table from single measurements; each distinct text is kept once."""
     names = (
-        "program_hash",
-        "program_kind",
-        "program",
-        "task",
-        "device",
-        "backend",
-        "protocol",
-        "framework",
-        "source",
-        "excluded_reason",
-        "failure",
+        *("program_hash", "program_kind", "program", "task", "device", "backend", "protocol", "framework"),
+        *("source", "excluded_reason", "failure"),
     )
     texts: dict[str, Iterable[str]] = {n: map(attrgetter(n), rows) for n in names}
     specs = {id(r.device_spec): spec_text(r.device_spec) for r in rows if r.device_spec is not None}
@@ -272,7 +263,7 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
     device_name = raw.labels("source_device") if "source_device" in raw.columns else raw.labels("device")
     device, known = canonical_devices(raw.labels("device"))
     specs, wrong_device = read_specs(device, raw.labels("device_spec"))
-    known |= np.array([*(name in specs for name in device.names), False], dtype=np.bool_)[device.codes]
+    known |= device.is_in(specs)
     backend, protocol, framework = (raw.labels(n) for n in ("backend", "protocol", "framework"))
     reason = _stored_reasons(raw, parsed.reason, parsed.key)
     mark(reason, wrong_device, "invalid_device")
@@ -312,11 +303,10 @@ def _stored_reasons(raw: RawTable, reason: Any, key: Int64) -> Any:
 
 
 def _merge_flags(stored: Labels, derived: Labels) -> Labels:
-    """Apply the rules again; keep stored reasons that come from the measuring tool."""
+    """Reasons that the rules give now; where they give none, stored ones of the measuring tool (unstable)."""
     both = Labels.concat([derived, stored.map(lambda r: "" if r in EXCLUDED else r)])
     derived_codes, stored_codes = both.codes[: len(derived)], both.codes[len(derived) :]
-    empty = np.array([n == "" for n in both.names], dtype=np.bool_)
-    return Labels(np.where(empty[derived_codes], stored_codes, derived_codes).astype(np.int32), both.names)
+    return Labels(np.where(derived.is_(""), stored_codes, derived_codes).astype(np.int32), both.names)
 
 
 def _filter(raw: RawTable) -> Any:
@@ -353,13 +343,7 @@ def as_device(table: MeasurementTable, device: DeviceSpec) -> MeasurementTable:
     given = replace(
         table, device=Labels.constant(device.name, rows), device_specs={device.name: device}, unsupported=unsupported
     )
-    derived = flag_rows(given)
-    # Reasons given by the measuring tool (unstable) are kept: no physics rule produces them.
-    own = table.excluded.map(lambda reason: "" if reason in EXCLUDED else reason)
-    both = Labels.concat([derived, own])
-    first, second = both.codes[:rows], both.codes[rows:]
-    plain = np.array([name == "" for name in both.names], dtype=np.bool_)
-    return replace(given, excluded=Labels(np.where(plain[first], second, first).astype(np.int32), both.names))
+    return replace(given, excluded=_merge_flags(table.excluded, flag_rows(given)))
 
 
 @dataclass(frozen=True)

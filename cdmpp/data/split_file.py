@@ -15,7 +15,7 @@ One row assigns one program or one device to a part of one split:
 sizes, is test, and nothing of it is trained on, although other networks use it, too. ``device:NAME``: that device is
 test, the others are training; programs are in both, for the query is what a known program takes on a new device.
 ``sealed``: every program of a task that a sealed network uses is test; in all other splits it is unused
-(:mod:`cdmpp.data.networks`). Whatever is written or read is checked on hashes, not on names.
+(:mod:`cdmpp.data.splits`). Whatever is written or read is checked on hashes, not on names.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ from numpy.typing import NDArray
 
 from cdmpp.data.arrow import pa, pq
 from cdmpp.data.folder import SPLITS, records_file
-from cdmpp.data.networks import (
+from cdmpp.data.splits import (
+    PART_NAMES,
     SEALED,
     SEALED_FROM,
+    TEST,
+    TRAIN,
+    UNUSED,
     check_sealed,
     network_names,
     network_parts,
     networks_of,
+    program_parts,
     sealed_names,
     sealed_programs,
     split_names,
     without_sizes,
 )
-from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
 from cdmpp.data.table import MeasurementTable, without_programs
 from cdmpp.errors import DataError
 from cdmpp.utils.writing import replacing
@@ -178,7 +182,7 @@ def make_splits(
         Networks to hold out, by name and in all their sizes: the caller chooses, and the file keeps the
         names. Without any there is no split by network. A sealed network stays sealed and is no test network.
     sealed_from, sealed : collection of str, int
-        How many networks to seal, and the names that :func:`cdmpp.data.networks.sealed_names` chooses from. Without
+        How many networks to seal, and the names that :func:`cdmpp.data.splits.sealed_names` chooses from. Without
         any nothing is sealed.
     test_share, validation_share : float
         Of the tasks; which they are, the hash of the task decides, so that the part of a task is the same in

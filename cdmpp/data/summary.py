@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from cdmpp.data.folder import repeats_file
 from cdmpp.data.labels import Labels, distinct_rows
 from cdmpp.data.load import load_table
-from cdmpp.data.networks import network_names
 from cdmpp.data.physics import UNSTABLE
-from cdmpp.data.splits import PART_NAMES, split_by_shape
+from cdmpp.data.splits import PART_NAMES, network_names, split_by_shape
 from cdmpp.data.table import TEXT_COLUMNS, MeasurementTable, OperatorBlock
 from cdmpp.errors import DataError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, TypeAlias
@@ -422,9 +422,11 @@ def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
         program_key=np.concatenate(keys),
         latency_s=np.concatenate([t.latency_s for t in tables]),
         source_row=np.concatenate([t.source_row for t in tables]),
-        row_filter=_concat_filters(tables),
-        repeats_s=_concat_repeats(tables),
-        failure=_concat_failures(tables),
+        row_filter=_concat_optional(tables, "row_filter", lambda t: np.ones(len(t), dtype=np.bool_), np.concatenate),
+        repeats_s=_concat_optional(
+            tables, "repeats_s", lambda t: pa.nulls(len(t), pa.list_(pa.float64())), pa.concat_arrays
+        ),
+        failure=_concat_optional(tables, "failure", lambda t: Labels.constant("", len(t)), Labels.concat),
         device_specs=merge_specs(t.device_specs for t in tables),
         provenance={
             name: Labels.concat([t.provenance.get(name, Labels.constant("", len(t))) for t in tables])
@@ -473,20 +475,14 @@ def _merge_tvm(tables: Sequence[MeasurementTable], offsets: NDArray[Any], first_
     return TvmPrograms(first_key, tuple(index), packed_if_any(texts), tuple(tasks))
 
 
-def _concat_failures(tables: Sequence[MeasurementTable]) -> Labels | None:
-    if all(t.failure is None for t in tables):
+def _concat_optional(
+    tables: Sequence[MeasurementTable],
+    name: str,
+    absent: Callable[[MeasurementTable], Any],
+    join: Callable[[list[Any]], Any],
+) -> Any:
+    """Join a column that tables may lack; None if all do, else ``absent`` stands for the columns that lack."""
+    columns = [getattr(table, name) for table in tables]
+    if all(column is None for column in columns):
         return None
-    return Labels.concat([Labels.constant("", len(t)) if t.failure is None else t.failure for t in tables])
-
-
-def _concat_filters(tables: Sequence[MeasurementTable]) -> Mask | None:
-    if all(t.row_filter is None for t in tables):
-        return None
-    return np.concatenate([np.ones(len(t), dtype=np.bool_) if t.row_filter is None else t.row_filter for t in tables])
-
-
-def _concat_repeats(tables: Sequence[MeasurementTable]) -> Any:
-    if all(t.repeats_s is None for t in tables):
-        return None
-    kind = pa.list_(pa.float64())
-    return pa.concat_arrays([pa.nulls(len(t), kind) if t.repeats_s is None else t.repeats_s for t in tables])
+    return join([absent(t) if column is None else column for t, column in zip(tables, columns, strict=True)])

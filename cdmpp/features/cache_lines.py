@@ -49,7 +49,7 @@ def cache_lines(t: Tables, m: Moves, leaf: int, out: Any) -> None:
             pages[i] += m.levels[level + IN_PAGES]
             crowded[a * (n + 1) + i] = in_sets(m.levels[level + LINES], m.levels[level + IN_SETS])
         lines[i] *= LINE_BYTES
-    each = len(CACHES)
+    column = len(CACHES)
     for at, capacity in enumerate(CACHES):
         # The longest run of inner loops whose data fit; the loop around it finds them again.
         fits = last_within(lines, capacity)
@@ -59,10 +59,10 @@ def cache_lines(t: Tables, m: Moves, leaf: int, out: Any) -> None:
             count = m.levels[(a * (n + 1) + level) * 3 + LINES] * m.trips[n] / m.trips[level]
             out[at] += count
             if capacity in _EACH and a < len(_ACCESSES):
-                out[each + a] = count
+                out[column + a] = count
         if capacity in _EACH:
-            each += len(_ACCESSES)
-    at = each
+            column += len(_ACCESSES)
+    at = column
     for entries in PAGES:
         level = min(last_within(pages, entries) + 1, n)
         misses = 0.0
@@ -144,14 +144,14 @@ def reuse(t: Tables, where: Places, m: Moves, leaf: int, whole: float, made: Any
     n, accesses = len(m.extent), len(m.width)
     total = level_bytes(m)
     for a in range(min(accesses, 3)):
-        found = 0
+        reused = 0
         for i in range(n):
             if m.step[a * n + i] == 0.0:
-                out[a * 3 + (0 if found == 0 else 2)] = total[i]
-                if found == 0:
+                out[a * 3 + (0 if reused == 0 else 2)] = total[i]
+                if reused == 0:
                     out[a * 3 + 1] = m.extent[i]
-                found += 1
-                if found == 2:
+                reused += 1
+                if reused == 2:
                     break
     at = 9
     for capacity in BETWEEN:

@@ -102,8 +102,8 @@ class EncodedPrograms:
         if len({p.structure for p in parts}) > 1:
             return cls(leaves, where, totals, first.dtype, first.family)
         sizes = [p.sizes for p in parts if p.sizes is not None]
-        together = np.concatenate(sizes) if len(sizes) == len(parts) else None
-        return cls(leaves, where, totals, first.dtype, first.family, first.structure, together)
+        joined = np.concatenate(sizes) if len(sizes) == len(parts) else None
+        return cls(leaves, where, totals, first.dtype, first.family, first.structure, joined)
 
     def row(self, index: int) -> EncodedPrograms:
         """One program, as arrays of its own."""
@@ -220,9 +220,9 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
             continue
         first, rows = specs[members[0]], [specs[position].bindings() for position in members]
         sizes = {field: np.array([row[field] for row in rows], dtype=np.int64) for field in rows[0]}
-        together = _encode_class(name, first.operator, first.dtype, sizes, len(members))
-        parts |= {position: together.row(row) for row, position in enumerate(members)}
-        sound |= zip(members, finite(together).tolist(), strict=True)
+        joined = _encode_class(name, first.operator, first.dtype, sizes, len(members))
+        parts |= {position: joined.row(row) for row, position in enumerate(members)}
+        sound |= zip(members, finite(joined).tolist(), strict=True)
     return [parts[i] if sound[i] else overflow(spec.text()) for i, spec in enumerate(specs)]
 
 
@@ -289,8 +289,8 @@ def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
     flags = [flag for flag in flags if flag.partition("=")[0] not in NARROW_FIELDS]
     names = _size_names(operator)
     columns = {name: sizes[:, i].astype(np.int64) for i, name in enumerate(names)}
-    own = {name: read_value(value) for name, _, value in (flag.partition("=") for flag in flags)}
-    columns |= derived_sizes(operator, {**own, **columns})
+    values = {name: read_value(value) for name, _, value in (flag.partition("=") for flag in flags)}
+    columns |= derived_sizes(operator, {**values, **columns})
     return _encode_class(":".join([operator, dtype, *flags]), operator, dtype, columns, len(sizes))
 
 
@@ -397,7 +397,7 @@ def encode_many(programs: Sequence[Source], *, schedule: bool = False) -> list[E
 
 
 def _encode(programs: Sequence[Source], schedule: bool) -> list[EncodedPrograms | InvalidProgramError]:
-    found: list[EncodedPrograms | InvalidProgramError | None] = [None] * len(programs)
+    encoded: list[EncodedPrograms | InvalidProgramError | None] = [None] * len(programs)
     asts: dict[int, CompactAST] = {}
     for place, program in enumerate(programs):
         try:
@@ -405,14 +405,14 @@ def _encode(programs: Sequence[Source], schedule: bool) -> list[EncodedPrograms 
                 program = build_ast(*(program if isinstance(program, tuple) else load(program)))
             asts[place] = program
         except InvalidProgramError as error:
-            found[place] = error
+            encoded[place] = error
     try:
-        together = encode_asts(list(asts.values()), schedule=schedule)
-        found_by_place: dict[int, EncodedPrograms | InvalidProgramError] = dict(zip(asts, together, strict=True))
+        joined = encode_asts(list(asts.values()), schedule=schedule)
+        found_by_place: dict[int, EncodedPrograms | InvalidProgramError] = dict(zip(asts, joined, strict=True))
     except InvalidProgramError:
         # One program must not fail the others: each by itself says what is wrong with it.
         found_by_place = {place: _alone(ast, schedule) for place, ast in asts.items()}
-    return [found_by_place[place] if each is None else each for place, each in enumerate(found)]
+    return [found_by_place[place] if each is None else each for place, each in enumerate(encoded)]
 
 
 def _alone(ast: CompactAST, schedule: bool) -> EncodedPrograms | InvalidProgramError:

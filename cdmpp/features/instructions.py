@@ -190,9 +190,9 @@ def _vectorised(t: Tables, m: Moves, leaf: int, contiguous: Any, body: int) -> t
 def instructions(t: Tables, m: Moves, c: Code, leaf: int, launched: Any, out: Any) -> None:
     """Columns :data:`CODE_MAGNITUDES` and :data:`CODE_FLAGS`; ``launched`` marks parallel loops counted before."""
     start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
-    own = leaf * LEAF_NUMBERS
-    arithmetic, calls = t.leaf_numbers[own + ARITHMETIC], t.leaf_numbers[own + CALLS]
-    predicated, accesses = t.leaf_numbers[own + PREDICATED] > 0, len(m.width)
+    numbers = leaf * LEAF_NUMBERS
+    arithmetic, calls = t.leaf_numbers[numbers + ARITHMETIC], t.leaf_numbers[numbers + CALLS]
+    predicated, accesses = t.leaf_numbers[numbers + PREDICATED] > 0, len(m.width)
     all_trips, trips = m.trips[n], m.trips[n] / c.hoisted
     size = m.trips[c.body]
     if c.vector >= c.body:
@@ -206,7 +206,7 @@ def instructions(t: Tables, m: Moves, c: Code, leaf: int, launched: Any, out: An
         far += step > m.width[a] + 1e-6
     loads *= bodies
     stored = values_in_vectors(m, c, 0, distinct(m, c, 0, n), n)
-    reduces = t.leaf_numbers[own + REDUCES] > 0 and t.leaf_numbers[own + INIT] == 0
+    reduces = t.leaf_numbers[numbers + REDUCES] > 0 and t.leaf_numbers[numbers + INIT] == 0
     odd = reduces and c.by_schedule and whole_vector(c.lanes) != c.lanes
     kept = _kept_over(t, m, c, leaf) if reduces and not odd else 1.0
     vectors = values_in_vectors(m, c, -1, size, n) * bodies
@@ -368,12 +368,12 @@ def straight(t: Tables) -> Straight:
             parent[t.path_loop[i]] = max(parent[t.path_loop[i]], t.path_loop[i + 1])
         if start == end:
             continue
-        own, inner = leaf * LEAF_NUMBERS, t.path_loop[start]
-        touched = t.access_at[leaf + 1] - t.access_at[leaf] + t.leaf_numbers[own + ALSO_READ]
+        numbers, inner = leaf * LEAF_NUMBERS, t.path_loop[start]
+        touched = t.access_at[leaf + 1] - t.access_at[leaf] + t.leaf_numbers[numbers + ALSO_READ]
         stores[inner] += 1
         accesses[inner] += touched
-        calls[inner] += t.leaf_numbers[own + CALLS]
-        code[inner] += touched + t.leaf_numbers[own + ARITHMETIC]
+        calls[inner] += t.leaf_numbers[numbers + CALLS]
+        code[inner] += touched + t.leaf_numbers[numbers + ARITHMETIC]
     step, left, copies = t.loop_step.copy(), np.zeros(loops, np.int64), np.zeros(loops)
     for loop in range(loops):
         if step[loop] == 0 and parent[loop] >= 0:
@@ -400,7 +400,7 @@ def straight(t: Tables) -> Straight:
 def straight_code(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, out: Any) -> int:
     """Columns :data:`STRAIGHT_MAGNITUDES` and :data:`STRAIGHT_FLAGS`; returns the index of the first loop left."""
     start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
-    own = leaf * LEAF_NUMBERS
+    numbers = leaf * LEAF_NUMBERS
     left, copies = 0, 1.0
     while left < n and s.copies[t.path_loop[start + left]] > 0:
         copies *= s.copies[t.path_loop[start + left]]
@@ -422,7 +422,7 @@ def straight_code(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, out: Any
     accesses = s.accesses[around] if around >= 0 else 1.0
     calls = s.calls[around] if around >= 0 else 0.0
     trips = m.trips[n] / c.lanes * max(1.0, math.ceil(c.lanes / LANES)) / again_body
-    ops = trips * t.leaf_numbers[own + ARITHMETIC]
+    ops = trips * t.leaf_numbers[numbers + ARITHMETIC]
     moved = again_inner if accesses <= MOVED_ACCESSES and calls == 0 else 1.0
     out[0] = stores
     out[1] = accesses
@@ -432,7 +432,7 @@ def straight_code(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, out: Any
     out[5] = again_outer
     out[6] = ops
     out[7] = ops / moved
-    out[8] = m.trips[n] / again_body * t.leaf_numbers[own + CALLS]
+    out[8] = m.trips[n] / again_body * t.leaf_numbers[numbers + CALLS]
     out[9] = again_body > 1
     return left
 
@@ -458,7 +458,7 @@ TILE_FLAGS = ("tail_8", "tail_4")
 def register_tile(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, left: int, out: Any) -> None:
     """Columns :data:`TILE_MAGNITUDES` and :data:`TILE_FLAGS`; ``left`` is the index of the first loop that is left."""
     start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
-    own = leaf * LEAF_NUMBERS
+    numbers = leaf * LEAF_NUMBERS
     rows = columns = loads = 0.0
     for a in range(1, len(m.width)):
         elements = distinct(m, c, a, n)
@@ -469,24 +469,24 @@ def register_tile(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, left: in
         else:
             columns = max(columns, vectors)
     stored = values_in_vectors(m, c, 0, distinct(m, c, 0, n), n)
-    reduces = t.leaf_numbers[own + REDUCES] > 0 and t.leaf_numbers[own + INIT] == 0
+    reduces = t.leaf_numbers[numbers + REDUCES] > 0 and t.leaf_numbers[numbers + INIT] == 0
     live = stored + min(columns, rows if rows > 0 else columns) + 1 if reduces else min(stored, 4.0)
     size = m.trips[c.body] * (c.lanes if c.vector >= c.body else 1.0)
     bodies = m.trips[n] / c.hoisted / size
-    each = values_in_vectors(m, c, -1, size, n) * t.leaf_numbers[own + ARITHMETIC]
+    arithmetic = values_in_vectors(m, c, -1, size, n) * t.leaf_numbers[numbers + ARITHMETIC]
     around = t.path_loop[start + left] if left < n else t.path_loop[start + n - 1] if n else -1
-    code = s.code[around] if around >= 0 else each
+    code = s.code[around] if around >= 0 else arithmetic
     iterations = m.trips[n] / m.trips[left]
     out[0] = rows
     out[1] = columns
     out[2] = live
     out[3] = max(live - VECTOR_REGISTERS, 0.0) * bodies
-    out[4] = each + loads + stored
+    out[4] = arithmetic + loads + stored
     out[5] = code
     out[6] = iterations * max(code - DECODED, 0.0)
     out[7] = iterations
     vectors_4 = size / c.lanes * max(1.0, math.ceil(c.lanes / 4) * 4 / 4) if c.vector >= 0 else size
-    out[8] = vectors_4 * bodies * t.leaf_numbers[own + ARITHMETIC]
+    out[8] = vectors_4 * bodies * t.leaf_numbers[numbers + ARITHMETIC]
     out[9] = c.lanes % LANES / LANES if c.vector >= 0 else 0.0
     out[10] = c.lanes % 4 / 4 if c.vector >= 0 else 0.0
 

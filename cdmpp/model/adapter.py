@@ -10,7 +10,6 @@ and k = 1000 about a second.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -18,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.model.domain.score import Context
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS, query_inputs, stack_devices
-from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch
+from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS, stack_devices
+from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, RowInputs
 from cdmpp.model.nn.weights import Tuned, Weights
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
@@ -139,11 +139,11 @@ def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSetti
         s.constant**2 + same_family * (s.family**2 + near) + s.operator**2 * same_operator + s.setting**2 * same_setting
     )
     if one.peers.shape[1]:
-        mine, theirs = centred(one.peers), centred(other.peers)
-        like = np.zeros(out.shape)
-        for column in range(mine.shape[1]):
-            like += mine[:, column, None] * theirs[None, :, column]
-        out = out + s.peers**2 * like
+        left, right = centred(one.peers), centred(other.peers)
+        products = np.zeros(out.shape)
+        for column in range(left.shape[1]):
+            products += left[:, column, None] * right[None, :, column]
+        out = out + s.peers**2 * products
     return out
 
 
@@ -161,11 +161,11 @@ def prior_variance(features: AdapterFeatures, settings: ResidualSettings) -> Arr
 
 
 def centred(peers: Array) -> Array:
-    """Peers' log efficiencies less their mean of the row, 0 where a peer cannot speak; (n, peers)."""
-    can = np.isfinite(peers)
-    known = np.where(can, peers, 0.0).astype(np.float64)
-    mean = known.sum(axis=1) / np.maximum(can.sum(axis=1), 1)
-    return np.where(can, known - mean[:, None], 0.0)
+    """Peers' log efficiencies less their mean of the row, 0 where a peer has no prediction; (n, peers)."""
+    finite = np.isfinite(peers)
+    known = np.where(finite, peers, 0.0).astype(np.float64)
+    mean = known.sum(axis=1) / np.maximum(finite.sum(axis=1), 1)
+    return np.where(finite, known - mean[:, None], 0.0)
 
 
 def _clipped(residual: Array, settings: ResidualSettings) -> Array:
@@ -243,8 +243,8 @@ class ResidualProcess:
 
     def leave_one_out(self) -> tuple[Array, Array]:
         """Mean and variance (with noise) of each measured residual given the others, both (k,)."""
-        own = np.diag(self._inverse)
-        return self._used - self._weight / own, 1.0 / own
+        precision = np.diag(self._inverse)
+        return self._used - self._weight / precision, 1.0 / precision
 
     def tensors(self) -> dict[str, Array]:
         """Arrays to store: features and residuals of the measured queries."""
@@ -293,6 +293,10 @@ class Names:
     operators: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
 
+    def context(self, device: str, operator: int, setting: int) -> Context:
+        """Context of a query on a device, from its codes."""
+        return Context(device, *self.operators[operator].split("|"), *self.settings[setting].split("|"))
+
 
 class FeatureMaker:
     """Makes :class:`AdapterFeatures`.
@@ -325,17 +329,14 @@ class FeatureMaker:
         batch : QueryBatch
             n queries.
         peers, view : (n, trained devices), (n, VIEW_COLUMNS)
-            Fields of :class:`cdmpp.model.inference.output.NetworkOutput`.
+            Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`.
         """
-        rows = batch.rows
-        matrix = stack_devices(batch.specs)
+        rows, inputs = batch.rows, RowInputs(batch.store, stack_devices(batch.specs))
         numeric = np.empty((len(rows), len(NUMERIC)), dtype=np.float32)
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
-            inputs = query_inputs(
-                batch.store.summary[part.program], matrix[part.device], part.backend, part.protocol, part.framework
-            )[0]
-            numeric[start : start + len(part)] = self._weights.standardise(inputs)[:, _COLUMNS]
+            standardised = self._weights.standardise(inputs.queries(part)[0])
+            numeric[start : start + len(part)] = standardised[:, _COLUMNS]
         one_hot = batch.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
         return AdapterFeatures(
             numeric=numeric,
@@ -367,11 +368,6 @@ def setting_text(protocol: int, backend: int, framework: int) -> str:
     """Protocol, backend and framework of a query as one text."""
     launcher = FRAMEWORKS[framework] if framework >= 0 else ""
     return "|".join((PROTOCOLS[protocol], BACKENDS[backend], launcher))
-
-
-def family_names(codes: Sequence[int]) -> list[str]:
-    """Names of family codes."""
-    return [FAMILIES[code] for code in codes]
 
 
 _MEDIAN = LEVELS.index(0.5)

@@ -25,6 +25,7 @@ from cdmpp.features.schedule import SCHEDULE_HASHES, SCHEDULE_WIDTHS
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
+from cdmpp.model.domain.score import LABELS
 from cdmpp.programs.elements import MAX_EXTENT
 from cdmpp.programs.operators import operator_family, operator_types
 from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
@@ -32,7 +33,7 @@ from cdmpp.programs.templates import is_class, size_names
 
 ANSWERS_FORMAT = "cdmpp-feature-answers-1"
 #: Labels of :attr:`FeatureAnswers.domain` by code.
-DOMAINS = ("in", "near", "out")
+DOMAINS = LABELS
 _FIGURES: Layout = {
     **{name: ("f64", ("rows",)) for name in ("latency_s", "lower_s", "upper_s")},
     "quantiles": ("f64", ("rows", "levels")),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, NamedTuple, get_args
+
+from pydantic import Field
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
@@ -21,6 +24,8 @@ from cdmpp.programs.query_options import (
     DEFAULT_PROTOCOL,
     FRAMEWORKS,
     PROTOCOLS,
+    Backend,
+    Framework,
     Protocol,
 )
 from cdmpp.utils.units import format_latency
@@ -65,47 +70,92 @@ class Query:
     framework: str | None = None
 
 
+class Declared(NamedTuple):
+    """Declaration of a field of :class:`Prediction`, from which tables, JSON and the service's schema derive.
+
+    Attributes
+    ----------
+    description : str
+    type : type
+        Of the value in JSON where there is a prediction.
+    unit : str
+        "s", or empty.
+    optional : bool
+        Absent from JSON where it is None.
+    """
+
+    description: str
+    type: Any
+    unit: str = ""
+    optional: bool = False
+
+
+def declared(description: str, type: Any = str, **options: Any) -> Any:
+    """A field of :class:`Prediction` that every prediction has; ``options`` are those of :class:`Declared`."""
+    return field(metadata={"declared": Declared(description, type, **options)})
+
+
+def figure(description: str, type: Any, *, default: Any = None, **options: Any) -> Any:
+    """A field of :class:`Prediction` that a prediction with an error lacks, otherwise as :func:`declared`."""
+    made = {"default_factory": default} if callable(default) else {"default": default}
+    return field(metadata={"declared": Declared(description, type, **options)}, **made)
+
+
+Seconds = Annotated[float, Field(gt=0)]
+_BOUND = "of the requested levels (0.1 and 0.9 where those are on one side of the median), at least 1 % from latency_s."
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A prediction, or an ``error``; with an error all figures are None.
 
-    Attributes
-    ----------
-    latency_s : float
-        Predicted run time in seconds, > 0.
-    lower_s, upper_s : float
-        The outermost of the requested quantiles where they lie on both sides of the median, else the quantiles 0.1
-        and 0.9; each at least 1 % from ``latency_s``.
-    quantiles : dict of str to float
-        Requested level (as text, "0.1") to seconds.
-    domain : {"in", "near", "out"}
-        Coverage of the query by the training data. ``domain_score`` ranks queries by expected error: distance
-        from the training data plus width of the interval (0 is best).
-    roofline_s : float
-        max(arithmetic at peak, traffic at full bandwidth): a bound, not a prediction. Kernels that read
-        from cache or need less arithmetic (winograd) can be faster.
-    domain_reason : str or None
-        Why the figures are not the network's own: they follow or are limited by those of another type or protocol,
-        which training had. Also why the device's status keeps a prediction out of "in". For a collective, what of
-        the query its measurements lacked.
+    ``declarations()`` has description, unit and type of each field. A new field is declared here, computed in
+    :mod:`cdmpp.predict.stages`, and then is a column of all tables, in JSON and in the schema of the service.
     """
 
-    name: str
-    program_hash: str | None
-    device: str
-    backend: str
-    protocol: str
-    framework: str | None
-    model_id: str
-    latency_s: float | None = None
-    lower_s: float | None = None
-    upper_s: float | None = None
-    quantiles: dict[str, float] = field(default_factory=dict)
-    domain: Label | None = None
-    domain_score: float | None = None
-    roofline_s: float | None = None
-    domain_reason: str | None = None
+    name: str = declared("Text of the operator, or name of the function.")
+    program_hash: str | None = declared("Structural hash: equal programs share it.")
+    device: str = declared("")
+    backend: str = declared("", Backend)
+    protocol: str = declared("", Protocol)
+    framework: str | None = declared("", Framework | None)
+    model_id: str = declared("")
+    latency_s: float | None = figure("Predicted run time.", Seconds, unit="s")
+    lower_s: float | None = figure(f"The lowest {_BOUND}", Seconds, unit="s")
+    upper_s: float | None = figure(f"The highest {_BOUND}", Seconds, unit="s")
+    quantiles: dict[str, float] = figure(
+        "Requested level (as text) to seconds.", dict[str, Seconds], default=dict, unit="s"
+    )
+    domain: Label | None = figure("Coverage of the query by the training data.", Label)
+    #: Distance from the training data plus width of the interval.
+    domain_score: float | None = figure("Ranks predictions by expected error; 0 is best.", float)
+    #: max(arithmetic at peak, traffic at full bandwidth). Kernels that read from cache or need less arithmetic
+    #: (Winograd) can be faster.
+    roofline_s: float | None = figure(
+        "Bound by arithmetic and memory traffic, not a prediction.", Annotated[float, Field(ge=0)], unit="s"
+    )
+    #: Also why the device's status keeps a prediction out of "in". For a collective, what of the query its
+    #: measurements lacked.
+    domain_reason: str | None = figure(
+        "Only where the figures follow or are limited by those of another type or protocol, which training had: "
+        "which one.",
+        str,
+        optional=True,
+    )
     error: ErrorInfo | None = None
+
+    @classmethod
+    @cache
+    def declarations(cls) -> dict[str, Declared]:
+        """The declared fields by name, in order."""
+        return {f.name: f.metadata["declared"] for f in fields(cls) if "declared" in f.metadata}
+
+    @classmethod
+    @cache
+    def figure_names(cls) -> tuple[str, ...]:
+        """Fields that a prediction with an error lacks."""
+        names = cls.declarations()
+        return tuple(f.name for f in fields(cls) if f.name in names and not _is_required(f))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with either figures or an error."""
@@ -113,12 +163,13 @@ class Prediction:
         out = dict(vars(self))
         if self.error is None:
             del out["error"]
-            if self.domain_reason is None:
-                del out["domain_reason"]
+            for name, value in self.declarations().items():
+                if value.optional and out[name] is None:
+                    del out[name]
             out["quantiles"] = dict(self.quantiles)
         else:
-            for key in _FIGURES:
-                del out[key]
+            for name in self.figure_names():
+                del out[name]
             out["error"] = asdict(self.error)
         return out
 
@@ -172,9 +223,6 @@ class Predictions(list[Prediction]):
 
     def _repr_html_(self) -> str:
         return predictions_html(self)
-
-
-_FIGURES = ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s", "domain_reason")
 
 
 def check_quantiles(quantiles: Sequence[float]) -> tuple[float, ...]:
@@ -282,24 +330,30 @@ def _settings(predictions: Sequence[Prediction]) -> str:
 
 def predictions_arrow(predictions: Sequence[Prediction]) -> Any:
     """A ``pyarrow.Table`` with one row per prediction; figures are null where there is an error."""
-
-    def of(name: str) -> list[Any]:
-        return [getattr(p, name) for p in predictions]
-
-    def of_error(name: str) -> list[Any]:
-        return [None if p.error is None else getattr(p.error, name) for p in predictions]
-
-    columns = {name: Column("string", of(name)) for name in _TEXTS}
-    columns |= {name: Column("float64", of(name), "s") for name in ("latency_s", "lower_s", "upper_s")}
-    columns["quantiles"] = Column("levels", [list(p.quantiles.items()) for p in predictions], "s")
-    columns["domain"] = Column("string", of("domain"))
-    columns["domain_score"] = Column("float64", of("domain_score"))
-    columns["roofline_s"] = Column("float64", of("roofline_s"), "s")
-    columns["domain_reason"] = Column("string", of("domain_reason"))
-    columns["error_code"] = Column("string", of_error("code"))
-    columns["error"] = Column("string", of_error("message"))
-    columns["error_hint"] = Column("string", of_error("hint"))
+    columns = {}
+    for name, declaration in _class_of(predictions).declarations().items():
+        values = [getattr(p, name) for p in predictions]
+        if name == "quantiles":
+            columns[name] = Column("levels", [list(levels.items()) for levels in values], declaration.unit)
+        else:
+            columns[name] = Column("float64" if is_number(declaration) else "string", values, declaration.unit)
+    for name, attribute in ERROR_COLUMNS.items():
+        columns[name] = Column("string", [p.error and getattr(p.error, attribute) for p in predictions])
     return arrow_table(columns)
 
 
-_TEXTS = ("name", "program_hash", "device", "backend", "protocol", "framework", "model_id")
+#: Columns of an error in tables, and the attributes of :class:`ErrorInfo`.
+ERROR_COLUMNS = {"error_code": "code", "error": "message", "error_hint": "hint"}
+
+
+def is_number(declaration: Declared) -> bool:
+    """Whether a field is a number."""
+    return declaration.type is float or get_args(declaration.type)[:1] == (float,)
+
+
+def _class_of(predictions: Sequence[Prediction]) -> type[Prediction]:
+    return type(predictions[0]) if predictions else Prediction
+
+
+def _is_required(item: Any) -> bool:
+    return item.default is MISSING and item.default_factory is MISSING

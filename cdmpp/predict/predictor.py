@@ -7,7 +7,7 @@ a fixed shape, so a prediction does not depend on the other queries of the batch
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
 from os import PathLike
@@ -19,13 +19,11 @@ import numpy as np
 from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
-from cdmpp.features.encode import EncodedProgram, EncodedPrograms, binding_error, element_types, operator_name
+from cdmpp.features.encode import EncodedProgram, EncodedPrograms
 from cdmpp.model.artifact.folder import default_model
 from cdmpp.model.artifact.load import load_artifact, save_adapted, save_corrected
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.collectives.model import CollectiveModel
-from cdmpp.model.domain.calibration import read_interval
-from cdmpp.model.domain.score import label
 from cdmpp.model.inference.collectives import (
     CollectiveQuery,
     collectives_of,
@@ -36,10 +34,8 @@ from cdmpp.model.inference.collectives import (
 from cdmpp.model.inference.encoder import ProgramEncoder
 from cdmpp.model.inference.engine import CHUNK_ROWS
 from cdmpp.model.inference.pipeline import InferencePipeline
-from cdmpp.model.nn.inputs import roofline_s, stack_devices
-from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
-from cdmpp.predict.bulk_pipeline import predict_features
 from cdmpp.predict.modules.predictor import ModulePredictor
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
@@ -53,16 +49,15 @@ from cdmpp.predict.prediction import (
     check_settings,
     device_list,
     failed_fields,
-    framework_error,
 )
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.predict.stages import calibrate, check_finite, encode_features, encode_queries, report
 from cdmpp.predict.support import support
 from cdmpp.programs.collectives import Collective
-from cdmpp.programs.elements import one_type
 from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 from cdmpp.utils.lru import Lru
 
 if TYPE_CHECKING:
@@ -86,16 +81,13 @@ MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py")
 
 #: Memory of a cached row and its key, in bytes, approximately.
 ROW_BYTES = 600
-#: Columns of a cached row; the network's quantile levels follow.
-_POINT, _FACTOR, _SCORE, _COVERAGE, _ROOFLINE, _BENT, _LEVELS = range(7)
 #: Model, program hash, backend, device's cache key and name, protocol, framework: all that a prediction depends on.
+#: Exact tuples of texts, because the garbage collector does not traverse those.
 RowKey = tuple[str, str, str, str, str, str, str | None]
-
-
-#: A cached row: point, factor, score, coverage, roofline, bent and quantile levels, as one array; and forms of
-#: the prediction that a caller made, as (program name, quantiles, form). Exact tuples, because the garbage collector
-#: does not traverse those of arrays: with objects, a full cache cost a tenth of the rate of cached predictions.
-CachedRow = tuple[Array, tuple[tuple[str, tuple[float, ...], Any], ...]]
+#: A cached row of :meth:`RawPredictions.to_table`.
+CachedRow = Array
+#: A query and the specification of its device.
+ResolvedQuery = tuple[Query, DeviceSpec]
 
 
 class LatencyPredictor(ModulePredictor):
@@ -286,22 +278,23 @@ class LatencyPredictor(ModulePredictor):
 
         Unlike in :meth:`predict`, an unknown device, protocol or framework is an error of its query only.
         """
-        levels = check_quantiles(quantiles)
-        results: list[Prediction | None] = [None] * len(queries)
+        levels, model_id = check_quantiles(quantiles), self.model_id
         keys: dict[int, RowKey] = {}
+        resolved: dict[int, ResolvedQuery] = {}
         rows: dict[RowKey, CachedRow] = {}
-        missing: dict[RowKey, tuple[Query, DeviceSpec]] = {}
-        find, model_id = self._device_finder(), self.model_id
+        missing: dict[RowKey, ResolvedQuery] = {}
+        errors: dict[int, CdmppError] = {}
+        find = self._device_finder()
         for i, query in enumerate(queries):
             try:
                 check_query(query)
                 spec, digest = find(query.device)
-                program, protocol, framework = query.program, query.protocol, query.framework
-                key: RowKey = (model_id, program.hash, program.backend, digest, spec.name, protocol, framework)
+                program = query.program
+                key = (model_id, program.hash, program.backend, digest, spec.name, query.protocol, query.framework)
             except CdmppError as error:
-                results[i] = Prediction(**failed_fields(query, error, model_id))
+                errors[i] = error
                 continue
-            keys[i] = key
+            keys[i], resolved[i] = key, (query, spec)
             if key in rows or key in missing:
                 continue
             cached = self.cache.get(key)
@@ -309,14 +302,20 @@ class LatencyPredictor(ModulePredictor):
                 rows[key] = cached
             else:
                 missing[key] = (query, spec)
-        errors = self._compute(missing, rows) if missing else {}
-        for i, key in keys.items():
-            if key in errors:
-                results[i] = Prediction(**failed_fields(queries[i], errors[key], model_id))
-        predicted = [(i, key) for i, key in keys.items() if key not in errors]
-        for (i, _), prediction in zip(predicted, self._predictions(queries, predicted, rows, levels), strict=True):
-            results[i] = prediction
-        return Predictions(result for result in results if result is not None)
+        failed = self._compute(missing, rows)
+        errors |= {i: failed[key] for i, key in keys.items() if key in failed}
+        results = {i: Prediction(**failed_fields(queries[i], error, model_id)) for i, error in errors.items()}
+        predicted = [i for i in keys if i not in errors]
+        if predicted:
+            raw = RawPredictions.from_table(np.stack([rows[keys[i]] for i in predicted]))
+            codes = raw.adjusted.astype(int).tolist()
+            reasons = [
+                self._reason(*resolved[i], code) if code else None for i, code in zip(predicted, codes, strict=True)
+            ]
+            figures = calibrate(raw, levels, model_id)
+            reported = report([resolved[i] for i in predicted], figures, reasons)
+            results.update(zip(predicted, reported, strict=True))
+        return Predictions(results[i] for i in range(len(queries)))
 
     def predict_questions(
         self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
@@ -337,7 +336,15 @@ class LatencyPredictor(ModulePredictor):
         UnknownDeviceError
             A device name is not known.
         """
-        return predict_features(self._pipeline, queries)
+        levels = check_quantiles(queries.quantiles)
+        specs = [self._as_device(device) for device in queries.devices]
+        if not len(queries):
+            return FeatureAnswers.none(levels, self.model_id)
+        batch = encode_features(queries, specs, self.artifact.leaf_width, self._pipeline.half_type)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            answers = calibrate(self._pipeline.forward(batch), levels, self.model_id)
+        check_finite(answers)
+        return answers
 
     def encode(self, program: TensorProgram | EncodedProgram) -> EncodedPrograms:
         """Features of a program, cached by its hash; for an encoded program, its own features.
@@ -358,6 +365,10 @@ class LatencyPredictor(ModulePredictor):
             self._support = support(self.artifact)
         return deepcopy(self._support)
 
+    def is_cached(self, key: RowKey) -> bool:
+        """Whether the figures of a query are cached."""
+        return self.cache.get(key) is not None
+
     # -- inside -----------------------------------------------------------------------------------------
     def _as_device(self, device: DeviceSpec | Mapping[str, Any] | str) -> DeviceSpec:
         return resolve_device(device, self.artifact.device)
@@ -377,139 +388,40 @@ class LatencyPredictor(ModulePredictor):
         return find
 
     def _compute(
-        self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
+        self, missing: Mapping[RowKey, ResolvedQuery], rows: dict[RowKey, CachedRow]
     ) -> dict[RowKey, CdmppError]:
         """Compute rows that are not cached, add them to ``rows`` and the cache; returns the errors."""
-        collectives = {key: query for key, query in missing.items() if is_collective_program(query[0].program)}
-        if collectives:
-            failed = self._compute_collectives(collectives, rows)
-            missing = {key: query for key, query in missing.items() if key not in collectives}
-            return failed | (self._compute(missing, rows) if missing else {})
-        halves = {key: half for key, (query, _) in missing.items() if (half := self._half(query.program)) is not None}
-        programs = [query.program for query, _ in missing.values()]
-        features = self._encoder.encode([*programs, *halves.values()])
-        of_half = dict(zip(halves, features[len(programs) :], strict=True))
         errors: dict[RowKey, CdmppError] = {}
-        encoded: list[EncodedPrograms] = []
-        for (key, (query, spec)), features_or_error in zip(missing.items(), features[: len(programs)], strict=True):
-            fault = next((f for f in (features_or_error, of_half.get(key)) if isinstance(f, CdmppError)), None)
-            if fault is None and isinstance(features_or_error, EncodedPrograms):
-                fault = framework_error(query) or binding_error(query.program, features_or_error, spec)
-            if fault is not None:
-                errors[key] = fault
-            elif isinstance(features_or_error, EncodedPrograms):
-                encoded.append(features_or_error)
-        sound = [key for key in missing if key not in errors]
-        if not sound:
-            return errors
-        kinds: dict[tuple[str, str], int] = {}
-        devices: dict[tuple[str, str], int] = {}
-        specs: list[DeviceSpec] = []
-        numbers = []
-        for key, program_features in zip(sound, encoded, strict=True):
-            query, spec = missing[key]
-            _, _, backend, digest, name, protocol, framework = key
-            device = devices.setdefault((digest, name), len(devices))
-            if device == len(specs):
-                specs.append(spec)
-            kind = kinds.setdefault((operator_name(query.program), program_features.types), len(kinds))
-            launcher = FRAMEWORKS.index(framework) if framework else -1
-            numbers.append((kind, device, BACKENDS.index(backend), PROTOCOLS.index(protocol), launcher))
-        kind_of, *columns = np.array(numbers).T
-        query_rows = QueryRows(np.arange(len(sound)), *columns)
-        further: list[EncodedPrograms] = []
-        half_of = np.full(len(sound), -1)
-        for i, key in enumerate(sound):
-            if isinstance(form := of_half.get(key), EncodedPrograms):
-                half_of[i] = len(sound) + len(further)
-                kind = kinds.setdefault((operator_name(missing[key][0].program), form.types), len(kinds))
-                kind_of = np.append(kind_of, kind)
-                further.append(form)
-        store = ProgramStore.of([*encoded, *further], self.artifact.leaf_width)
-        batch = QueryBatch(store, list(kinds), kind_of, specs, query_rows, half_of)
-        output = self._pipeline.predict(batch)
-        bound = np.maximum(*roofline_s(store.summary[: len(sound)], stack_devices(specs)[query_rows.device]))
-        bent = output.bent if len(output.bent) else np.zeros(len(sound))
-        figures = (output.point, output.factor, output.score, output.coverage, bound, bent, output.levels)
-        table = np.column_stack(figures)
-        for key, values in zip(sound, table, strict=True):
-            # A copy: a view would keep the whole table in memory as long as one of its rows is cached.
-            rows[key] = (values.copy(), ())
-            self.cache.put(key, rows[key], ROW_BYTES)
+        for collective, forward in ((False, self._forward), (True, self._forward_collectives)):
+            keys = [key for key, (query, _) in missing.items() if is_collective_program(query.program) == collective]
+            if not keys:
+                continue
+            raw, failed = forward([missing[key] for key in keys])
+            errors |= {keys[i]: error for i, error in failed.items()}
+            for key, row in zip((key for key in keys if key not in errors), raw.to_table(), strict=True):
+                # A copy: a view would keep the whole table in memory as long as one of its rows is cached.
+                rows[key] = row.copy()
+                self.cache.put(key, rows[key], ROW_BYTES)
         return errors
 
-    def _compute_collectives(
-        self, missing: Mapping[RowKey, tuple[Query, DeviceSpec]], rows: dict[RowKey, CachedRow]
-    ) -> dict[RowKey, CdmppError]:
-        """:meth:`_compute` for collectives, which the network does not know."""
+    def _forward(self, queries: Sequence[ResolvedQuery]) -> tuple[RawPredictions, dict[int, CdmppError]]:
+        """Predictions of tensor programs without an error, in order, and the errors by position."""
+        batch, errors = encode_queries(self._encoder, self.artifact.leaf_width, self._pipeline.half_type, queries)
+        return RawPredictions.empty() if batch is None else self._pipeline.forward(batch), errors
+
+    def _forward_collectives(self, queries: Sequence[ResolvedQuery]) -> tuple[RawPredictions, dict[int, CdmppError]]:
+        """:meth:`_forward` for collectives, which the network does not know."""
         try:
             model = self.collectives
         except CdmppError as error:
-            return dict.fromkeys(missing, error)
-        output = predict_collectives(model, [_collective_query(query, spec) for query, spec in missing.values()])
-        figures = (output.point, output.factor, output.score, output.coverage, output.roofline_s, output.reason)
-        for key, values in zip(missing, np.column_stack([*figures, output.levels]), strict=True):
-            rows[key] = (values.copy(), ())
-            self.cache.put(key, rows[key], ROW_BYTES)
-        return {}
+            return RawPredictions.empty(), dict.fromkeys(range(len(queries)), error)
+        return predict_collectives(model, [_collective_query(query, spec) for query, spec in queries]), {}
 
-    def _reason(self, query: Query, bent: int) -> str:
+    def _reason(self, query: Query, device: DeviceSpec, adjusted: int) -> str:
         """Why a prediction is not the network's own, or what the measurements of a collective lacked."""
         if is_collective_program(query.program):
-            return explain_collective(self.collectives, _collective_query(query, self._as_device(query.device)))
-        return self._pipeline.reason(query.program, bent)
-
-    def _half(self, program: TensorProgram | EncodedProgram) -> TensorProgram | None:
-        """The 16-bit form of an operator, where its prediction may depend on it."""
-        operator = program.operator if isinstance(program, TensorProgram) else None
-        if operator is None:
-            return None
-        dtype = self._pipeline.half_type(operator.operator, element_types(program), program.backend)
-        if dtype is None:
-            return None
-        fields = one_type({name: getattr(operator, name) for name in operator.structural_fields})
-        return TensorProgram.from_operator(operator.model_copy(update={**fields, "dtype": dtype}), program.backend)
-
-    def _predictions(
-        self,
-        queries: Sequence[Query],
-        predicted: Sequence[tuple[int, RowKey]],
-        rows: Mapping[RowKey, CachedRow],
-        levels: tuple[float, ...],
-    ) -> Iterable[Prediction]:
-        """Predictions of computed queries; quantiles of all rows are read together."""
-        if not predicted:
-            return []
-        table = np.stack([rows[key][0] for _, key in predicted])
-        points = np.exp(table[:, _POINT])
-        lower, upper, values = read_interval(table[:, _LEVELS:], table[:, _FACTOR], levels, points)
-        names = [f"{level:g}" for level in levels]
-        scores, coverage = table[:, _SCORE].tolist(), table[:, _COVERAGE].tolist()
-        bounds, seconds = table[:, _ROOFLINE].tolist(), points.tolist()
-        lower_s, upper_s = lower.tolist(), upper.tolist()
-        bent = table[:, _BENT].astype(int).tolist()
-        return [
-            Prediction(
-                queries[i].program.name,
-                digest,
-                device,
-                backend,
-                protocol,
-                framework,
-                model_id,
-                seconds[row],
-                lower_s[row],
-                upper_s[row],
-                dict(zip(names, quantiles, strict=True)),
-                label(coverage[row]),
-                round(scores[row], 4),
-                bounds[row],
-                self._reason(queries[i], bent[row]) if bent[row] else None,
-            )
-            for row, ((i, (model_id, digest, backend, _, device, protocol, framework)), quantiles) in enumerate(
-                zip(predicted, values.tolist(), strict=True)
-            )
-        ]
+            return explain_collective(self.collectives, _collective_query(query, device))
+        return self._pipeline.reason(query.program, adjusted)
 
 
 @lru_cache(maxsize=4096)

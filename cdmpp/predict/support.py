@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cdmpp.errors import UnknownDeviceError, UnsupportedOperatorError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.domain.score import LABELS, Context, Label, label
+from cdmpp.model.domain.score import LABELS, Context, Label, label, parse_contexts
 from cdmpp.model.inference.collectives import collectives_of
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.programs.collectives import COLLECTIVES, Collective
@@ -24,7 +24,7 @@ _LEAST_DISTANCE = 1e-6
 ELSEWHERE = ""
 
 
-class Types(NamedTuple):
+class SupportRow(NamedTuple):
     """A row of the matrix: operator, element types and scaling."""
 
     operator: str
@@ -107,7 +107,7 @@ def _collectives(artifact: Artifact) -> tuple[list[str], list[dict[str, Any]]]:
         inside = [d for d in devices if (operator, d, dtype == "int8") in measured and d not in limited]
         mape = {d: e for d, e in errors.get(operator, {}).items() if d in inside}
         figures = {"elsewhere": "near", "domain": dict.fromkeys(inside, "in"), "rows": None, "mape": mape}
-        rows.append({**Types(operator, dtype)._asdict(), **figures})
+        rows.append({**SupportRow(operator, dtype)._asdict(), **figures})
     return devices, rows
 
 
@@ -152,7 +152,7 @@ class _Labels:
         self._domain = artifact.domain
         self._known: dict[tuple[str, str, str], Label] = {}
 
-    def best(self, row: Types, device: str) -> Label:
+    def best(self, row: SupportRow, device: str) -> Label:
         """Label of a program like those of training, in these types on this device."""
         types = types_label(row.dtype, row._asdict())
         key = (row.operator, types, device)
@@ -164,12 +164,12 @@ class _Labels:
         return self._known[key]
 
 
-def _rows(known: Iterable[Types]) -> set[Types]:
+def _rows(known: Iterable[SupportRow]) -> set[SupportRow]:
     """All types that operators exist for, and those of training."""
     rows = {row for row in known if row.operator in lowered_operators()}
     for operator, spec in lowered_operators().items():
         for dtype in spec.dtypes:
-            rows.update(Types(operator, dtype, *pair) for pair in _pairs(operator, dtype))
+            rows.update(SupportRow(operator, dtype, *pair) for pair in _pairs(operator, dtype))
     return rows
 
 
@@ -215,12 +215,14 @@ def _by_operator(groups: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]
     return found
 
 
-def _by_types(entries: Iterable[dict[str, Any]]) -> tuple[dict[Types, dict[str, int]], dict[Types, dict[str, float]]]:
+def _by_types(
+    entries: Iterable[dict[str, Any]],
+) -> tuple[dict[SupportRow, dict[str, int]], dict[SupportRow, dict[str, float]]]:
     """Training rows and mean error by types and device."""
-    rows: dict[Types, dict[str, int]] = {}
-    errors: dict[Types, dict[str, float]] = {}
+    rows: dict[SupportRow, dict[str, int]] = {}
+    errors: dict[SupportRow, dict[str, float]] = {}
     for entry in entries:
-        key = Types(entry["operator"], entry["dtype"], entry["weight_dtype"], entry["scaling"])
+        key = SupportRow(entry["operator"], entry["dtype"], entry["weight_dtype"], entry["scaling"])
         if entry.get("rows"):
             rows.setdefault(key, {})[entry["device"]] = entry["rows"]
         if entry.get("n"):
@@ -233,10 +235,9 @@ def support(artifact: Artifact) -> dict[str, Any]:
 
     ``matrix`` is :func:`cdmpp.predict.support.support_matrix`: domain and error by operator, types and device.
     """
-    contexts = [c.split("|") for c in artifact.contexts if c.count("|") == 4]
     trained: dict[str, set[str]] = {}
-    for _, operator, dtype, protocol, backend in contexts:
-        trained.setdefault(operator, set()).add(f"{backend}/{protocol}/{dtype}")
+    for context in parse_contexts(artifact.contexts)[0]:
+        trained.setdefault(context.operator, set()).add(f"{context.backend}/{context.protocol}/{context.dtype}")
     return {
         "model_id": artifact.model_id,
         "operators": {

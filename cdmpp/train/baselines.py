@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
 from cdmpp.features.schema import COLUMNS, LINEAR
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS, TILES, roofline_s
 from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 from cdmpp.train.config import TrainConfig
@@ -40,7 +40,7 @@ def roofline_log(dataset: Dataset, rows: MeasuredRows) -> Array:
 class RooflineBaseline:
     """:func:`roofline_log`; nothing is fitted."""
 
-    def __init__(self, dataset: Dataset, inputs: Inputs, config: TrainConfig) -> None:
+    def __init__(self, dataset: Dataset, inputs: NetworkInputs, config: TrainConfig) -> None:
         self.dataset = dataset
 
     def fit(self, index: Array) -> Self:
@@ -59,7 +59,7 @@ class MeanBaseline:
     protocol has its mean over all protocols; an operator without training rows has the overall mean.
     """
 
-    def __init__(self, dataset: Dataset, inputs: Inputs, config: TrainConfig) -> None:
+    def __init__(self, dataset: Dataset, inputs: NetworkInputs, config: TrainConfig) -> None:
         self.dataset, self.inputs = dataset, inputs
         self._means: list[dict[int, float]] = []
 
@@ -81,12 +81,12 @@ class MeanBaseline:
 
     def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows."""
-        found = np.full(len(rows), np.nan)
+        log_latency = np.full(len(rows), np.nan)
         for keys, means in zip(self._keys(rows), self._means, strict=True):
             distinct, inverse = np.unique(keys, return_inverse=True)
             values = np.array([means.get(key, np.nan) for key in distinct.tolist()])[inverse]
-            found = np.where(np.isnan(found), values, found)
-        return np.asarray(found + self.inputs.reference(rows))
+            log_latency = np.where(np.isnan(log_latency), values, log_latency)
+        return np.asarray(log_latency + self.inputs.reference(rows))
 
 
 _LINEAR = np.array([*(name in LINEAR for name in COLUMNS), *(name in SCHEDULE_FLAGS for name in SCHEDULE_COLUMNS)])
@@ -124,7 +124,7 @@ class TreeBaseline:
     def __init__(
         self,
         dataset: Dataset,
-        inputs: Inputs,
+        inputs: NetworkInputs,
         config: TrainConfig,
         *,
         programs: Array | None = None,
@@ -141,10 +141,10 @@ class TreeBaseline:
 
     def features(self, rows: MeasuredRows) -> Array:
         """Columns of rows, float32."""
-        asked = self.inputs.queries(rows)[:2] if self.own else ()
+        query_inputs = self.inputs.queries(rows)[:2] if self.own else ()
         with np.errstate(divide="ignore"):
             device = np.log2(self.dataset.device_matrix[rows.device]).astype(np.float32)
-        columns = [self.summed[rows.program], *asked, device]
+        columns = [self.summed[rows.program], *query_inputs, device]
         if not self.config.data.holdout_devices:
             columns.append(rows.device[:, None].astype(np.float32))
         table: Array = np.nan_to_num(np.concatenate(columns, axis=1), nan=-1.0, posinf=-1.0, neginf=-1.0)
@@ -217,7 +217,7 @@ class _Perceptron(nn.Module):
 class UtilisationBaseline:
     """One perceptron per operator family, trained on the symmetric mean absolute percentage error."""
 
-    def __init__(self, dataset: Dataset, inputs: Inputs, config: TrainConfig) -> None:
+    def __init__(self, dataset: Dataset, inputs: NetworkInputs, config: TrainConfig) -> None:
         self.dataset, self.inputs, self.config = dataset, inputs, config
         self._models: dict[int, _Perceptron] = {}
 
@@ -263,18 +263,18 @@ class UtilisationBaseline:
     @torch.inference_mode()
     def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows; a family without training rows is assumed to reach its bound."""
-        found = np.empty(len(rows))
+        log_latency = np.empty(len(rows))
         family = self.dataset.store.summary[rows.program][:, _FAMILY].argmax(axis=1)
         for code in np.unique(family).tolist():
             model, members = self._models.get(code), np.flatnonzero(family == code)
             for start in range(0, len(members), 50_000):
                 part = members[start : start + 50_000]
                 columns, waves, bound = self._inputs(rows.take(part))
-                found[part] = bound
+                log_latency[part] = bound
                 if model is not None:
                     use = model(torch.from_numpy(columns), torch.from_numpy(waves))
-                    found[part] -= use.double().numpy()
-        return found
+                    log_latency[part] -= use.double().numpy()
+        return log_latency
 
 
 def symmetric_error(log_predicted: Tensor, log_measured: Tensor) -> Tensor:
@@ -295,7 +295,7 @@ class Baseline(Protocol):
         """log latency of rows, (rows,)."""
 
 
-BASELINES: dict[BaselineName, Callable[[Dataset, Inputs, TrainConfig], Baseline]] = {
+BASELINES: dict[BaselineName, Callable[[Dataset, NetworkInputs, TrainConfig], Baseline]] = {
     "roofline": RooflineBaseline,
     "mean": MeanBaseline,
     "xgboost": TreeBaseline,
@@ -304,7 +304,7 @@ BASELINES: dict[BaselineName, Callable[[Dataset, Inputs, TrainConfig], Baseline]
 
 
 def fit_baselines(
-    dataset: Dataset, inputs: Inputs, config: TrainConfig, index: Array, names: Sequence[BaselineName]
+    dataset: Dataset, inputs: NetworkInputs, config: TrainConfig, index: Array, names: Sequence[BaselineName]
 ) -> dict[str, Baseline]:
     """The named baselines, fitted on the training rows ``index``."""
     return {name: BASELINES[name](dataset, inputs, config).fit(index) for name in names}

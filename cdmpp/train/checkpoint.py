@@ -157,9 +157,11 @@ def start_from(folder: Path, network: LatencyNetwork, dataset: Dataset, config: 
     try:
         state: dict[str, Any] = {}
         for prefix in member_prefixes(config.network):
-            own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-            own = {name: value for name, value in own.items() if not name.startswith("members.")}
-            member = transferred(own, config.network, manifest["columns"], manifest["devices"], names, fitted)
+            member_arrays = {
+                name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)
+            }
+            member_arrays = {name: value for name, value in member_arrays.items() if not name.startswith("members.")}
+            member = transferred(member_arrays, config.network, manifest["columns"], manifest["devices"], names, fitted)
             state |= {prefix + name: value for name, value in member.items()}
         network.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     except (KeyError, RuntimeError, ValueError) as error:
@@ -193,9 +195,9 @@ def check_start(config: TrainConfig, sealed: Sequence[str]) -> None:
 
 
 def _check_network(folder: Path, manifest: dict[str, Any], config: TrainConfig) -> None:
-    own = config.network.model_dump(exclude=set(_FREE))
+    wanted = config.network.model_dump(exclude=set(_FREE))
     stored = {"members": 1} | manifest["network"]
-    other = [f"{name} = {stored[name]!r}, not {value!r}" for name, value in own.items() if stored.get(name) != value]
+    other = [f"{name} = {stored[name]!r}, not {value!r}" for name, value in wanted.items() if stored.get(name) != value]
     if other:
         raise DataError(
             f"{folder} has another network: {', '.join(other)}",
@@ -205,15 +207,15 @@ def _check_network(folder: Path, manifest: dict[str, Any], config: TrainConfig) 
 
 def _check_split(folder: Path, manifest: dict[str, Any], config: TrainConfig) -> None:
     """Refuse a model that has seen the rows on which this run is tested."""
-    own, stored = config.data, manifest.get("config", {}).get("data", {})
-    seen = sorted(set(own.holdout_devices) & {name for name in manifest["devices"] if name})
+    data, stored = config.data, manifest.get("config", {}).get("data", {})
+    seen = sorted(set(data.holdout_devices) & {name for name in manifest["devices"] if name})
     if seen:
         raise DataError(
             f"{folder} was trained on {', '.join(seen)}, which data.holdout_devices holds out",
             hint="leave optimiser.start_from out",
         )
     for name in _SPLIT:
-        value = own.model_dump(mode="json")[name]
+        value = data.model_dump(mode="json")[name]
         if stored.get(name) != value:
             raise DataError(
                 f"{folder} was trained with data.{name} = {stored.get(name)!r}, not {value!r}: it may have seen the "

@@ -11,24 +11,25 @@ import argparse
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cdmpp.data.load import load_table
-from cdmpp.data.public import load_public
+from cdmpp.data.load import load_public, load_table
 from cdmpp.data.splits import TEST, TRAIN, VALIDATION, device_group, program_parts
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.model.collectives.context import collective_rows
 from cdmpp.model.collectives.few import informative_rows
-from cdmpp.model.collectives.fit import Measured, ResidualFit
-from cdmpp.model.collectives.model import CollectiveModel, CollectiveOutput
+from cdmpp.model.collectives.fit import MeasuredCollectives, ResidualFit
+from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.residual import Correction
 from cdmpp.model.collectives.store import HEADER, TENSORS, device_sheets, model_files
 from cdmpp.model.domain.calibration import fit_factor
 from cdmpp.model.domain.score import label
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.collectives import COLLECTIVES
 from cdmpp.utils.writing import replacing
 
@@ -38,8 +39,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SOURCE = "comm_collectives"
 #: Measurements of a new device or link for the adapted figures, and seeds of their choice.
 FEW, SEEDS = 8, 3
-#: Least factors: a context that training did not have is never surer than one that it had.
-_LEAST = {"in": 0.5, "near": 1.0, "out": 1.5}
+#: Minimum factors: a context that training did not have is never surer than one that it had.
+_MIN_FACTORS = {"in": 0.5, "near": 1.0, "out": 1.5}
 
 
 class Rows:
@@ -50,30 +51,30 @@ class Rows:
         if not len(usable):
             raise DataError("the table has no usable rows of collectives", hint=f"one of: {', '.join(COLLECTIVES)}")
         rows = collective_rows(table, usable, lambda device: device.name)
-        self.measured = Measured(rows.contexts, rows.context, rows.bytes, np.log(table.latency_s[usable]))
+        self.measured = MeasuredCollectives(rows.contexts, rows.context, rows.bytes, np.log(table.latency_s[usable]))
         self.part = program_parts(table)[table.program_key[usable]]
         self.device = np.array([c.device for c in rows.contexts])[rows.context]
         self.operator = np.array([c.operator for c in rows.contexts])[rows.context]
         self.devices = sorted({c.device for c in rows.contexts})
 
 
-def relative_error(output: CollectiveOutput, measured: Measured) -> Array:
+def relative_error(output: RawPredictions, measured: MeasuredCollectives) -> Array:
     """abs(predicted / measured - 1) of each row."""
     return np.asarray(np.abs(np.expm1(output.point - measured.log_s)))
 
 
-def predict(model: CollectiveModel, measured: Measured) -> CollectiveOutput:
+def predict(model: CollectiveModel, measured: MeasuredCollectives) -> RawPredictions:
     """Predictions of measured rows."""
     return model.predict(measured.contexts, measured.context, measured.bytes)
 
 
-def without_device(measured: Measured, names: Sequence[str]) -> Measured:
+def without_device(measured: MeasuredCollectives, names: Sequence[str]) -> MeasuredCollectives:
     """The rows as queries of devices that the model does not have."""
     contexts = [c._replace(device="") if c.device in names else c for c in measured.contexts]
-    return Measured(contexts, measured.context, measured.bytes, measured.log_s)
+    return MeasuredCollectives(contexts, measured.context, measured.bytes, measured.log_s)
 
 
-def adapted_error(model: CollectiveModel, held: Measured, seed: int) -> float:
+def adapted_error(model: CollectiveModel, held: MeasuredCollectives, seed: int) -> float:
     """Mean error on a left-out device's other rows after :data:`FEW` of them are measured for each link.
 
     The measurements are chosen as ``cdmpp adapt`` does.
@@ -85,7 +86,8 @@ def adapted_error(model: CollectiveModel, held: Measured, seed: int) -> float:
         chosen = rows[informative_rows(model, held.contexts, held.context[rows], held.bytes[rows], FEW, seed)]
         few = held.take(chosen)
         order = [few.contexts[i] for i in few.context.tolist()]
-        corrected = model.with_correction(Correction.fit(model, order, few.bytes, np.exp(few.log_s)))
+        correction = Correction.fit(model, order, few.bytes, np.exp(few.log_s))
+        corrected = replace(model, corrections=(*model.corrections, correction))
         rest = held.take(np.setdiff1d(rows, chosen))
         if len(rest):
             errors.append(relative_error(predict(corrected, rest), rest).mean())
@@ -108,7 +110,7 @@ def finish(rows: Rows, fit: ResidualFit, report: Callable[[str], None]) -> Colle
     report(f"validation: {100 * relative_error(inside, validation).mean():.2f} %")
     factors = {"in": fit_factor(validation.log_s, inside.levels)}
     left: dict[str, dict[str, Any]] = {}
-    far: list[tuple[CollectiveOutput, Measured]] = []
+    far: list[tuple[RawPredictions, MeasuredCollectives]] = []
     for name in rows.devices:
         fitted = fit.model(device_sheets(set(rows.devices) - {name}), without=[name])
         held = rows.measured.take(rows.device == name)
@@ -125,7 +127,7 @@ def finish(rows: Rows, fit: ResidualFit, report: Callable[[str], None]) -> Colle
             factors[name] = fit_factor(logs, levels)
     factors.setdefault("near", max(factors["in"], 1.5))
     factors.setdefault("out", 1.5 * factors["near"])
-    factors = {name: round(max(value, _LEAST[name]), 4) for name, value in factors.items()}
+    factors = {name: round(max(value, _MIN_FACTORS[name]), 4) for name, value in factors.items()}
     test = rows.measured.take(rows.part == TEST)
     error = relative_error(predict(model, test), test)
     groups = _left_groups(fit, rows)
@@ -144,7 +146,7 @@ def finish(rows: Rows, fit: ResidualFit, report: Callable[[str], None]) -> Colle
         "adapted_error": float(np.average([e["adapted"] for e in left.values()], weights=weight)),
     }
     report(f"test {100 * metrics['test_error']:.2f} %, device left out {100 * metrics['left_out_error']:.1f} %")
-    return model.calibrated(factors, metrics)
+    return replace(model, calibration=factors, metrics=metrics)
 
 
 def _joined(operator: Array, device: Array) -> Array:

@@ -41,7 +41,7 @@ class DataConfig(BaseModel):
     test_networks: tuple[str, ...] = Field((), description="split = network: networks whose tasks are the test part")
 
     @model_validator(mode="after")
-    def _networks_fit_the_split(self) -> Self:
+    def _check_test_networks(self) -> Self:
         if (self.split == "network") != bool(self.test_networks):
             raise ValueError('test_networks go with split = "network", and that with them')
         return self
@@ -88,7 +88,7 @@ class OptimiserConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _something_to_rank(self) -> Self:
+    def _check_ranking(self) -> Self:
         if self.ranking_weight and self.group_tasks == 1:
             raise ValueError("ranking_weight needs group_tasks of at least 2")
         return self
@@ -110,7 +110,7 @@ class DomainConfig(BaseModel):
     target_networks: tuple[str, ...] = Field((), description="of the records' networks, whatever their size")
 
     @model_validator(mode="after")
-    def _a_target_to_go_to(self) -> Self:
+    def _check_target(self) -> Self:
         if (self.loss != "none") != bool(self.target_devices or self.target_networks):
             raise ValueError("a loss goes with target_devices or target_networks, and they with it")
         return self
@@ -183,7 +183,7 @@ class TrainConfig(BaseModel):
         return cls(**kept, network=NetworkConfig.of_manifest(fields["network"]))
 
     @model_validator(mode="after")
-    def _parts_fit_together(self) -> Self:
+    def _check_target_devices(self) -> Self:
         seen = set(self.domain.target_devices) - set(self.data.holdout_devices)
         if seen:
             raise ValueError(f"domain.target_devices has {', '.join(sorted(seen))}, which data.holdout_devices lacks")

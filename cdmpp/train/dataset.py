@@ -11,8 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.ceilings import check_ceilings, derive_ceilings
-from cdmpp.data.networks import assert_tasks_apart, network_names, network_parts, networks_of, without_sizes
-from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, VALIDATION, assert_disjoint, program_parts
+from cdmpp.data.splits import (
+    PART_NAMES,
+    TEST,
+    TRAIN,
+    UNUSED,
+    VALIDATION,
+    assert_disjoint,
+    assert_tasks_apart,
+    network_names,
+    network_parts,
+    networks_of,
+    program_parts,
+    without_sizes,
+)
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.limits import TYPICAL
@@ -37,7 +49,7 @@ def choose_parts(table: MeasurementTable, data: DataConfig) -> NDArray[np.int8]:
     """Part per program key (see :mod:`cdmpp.data.splits`).
 
     ``split = "shape"``: by the hash of an operator's shape or of a TVM program's task; ``"network"``: see
-    :func:`cdmpp.data.networks.network_parts`.
+    :func:`cdmpp.data.splits.network_parts`.
 
     Raises
     ------

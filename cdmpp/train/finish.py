@@ -13,7 +13,7 @@ import numpy as np
 from cdmpp.model.domain.calibration import fit_factor, read_quantiles
 from cdmpp.model.domain.peers import Peers, ask_peers, corrects, weights
 from cdmpp.model.domain.score import Context, Domain
-from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.rows import QueryRows, distinct_rows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
@@ -88,7 +88,7 @@ def _groups(dataset: Dataset, rows: MeasuredRows) -> list[tuple[dict[str, Any], 
 #: Validation rows that intervals are fitted to, at most.
 _CALIBRATION_ROWS = 60_000
 #: Rows of several frameworks that the factor of queries without one is fitted to, at least.
-_LEAST_OPEN = 200
+_MIN_OPEN = 200
 #: Figures of a baseline in the error table.
 _BASELINE_FIGURES = ("mape", "median_ape", *RANKING)
 
@@ -107,7 +107,9 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 
-def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config: TrainConfig) -> dict[str, float]:
+def calibrate(
+    network: LatencyNetwork, inputs: NetworkInputs, dataset: Dataset, config: TrainConfig
+) -> dict[str, float]:
     """Factors on the width of intervals, by domain label and for queries without a framework.
 
     ``in``: conformal on validation rows; ``near`` and ``out``: multiples of it. ``open``: further factor for queries
@@ -119,7 +121,7 @@ def calibrate(network: LatencyNetwork, inputs: Inputs, dataset: Dataset, config:
     rows = dataset.rows.take(np.sort(rng.choice(index, min(len(index), _CALIBRATION_ROWS), replace=False)))
     inside = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
     opened, several = inside, index[_measured_by_several(dataset.rows)[index]]
-    if len(several) >= _LEAST_OPEN:
+    if len(several) >= _MIN_OPEN:
         chosen = np.sort(rng.choice(several, min(len(several), _CALIBRATION_ROWS), replace=False))
         rows = dataset.rows.take(chosen)
         rows.framework[:] = -1
@@ -164,7 +166,7 @@ def held_out_sample(dataset: Dataset, held: Sequence[int], config: TrainConfig) 
 
 def error_table(
     network: LatencyNetwork,
-    inputs: Inputs,
+    inputs: NetworkInputs,
     dataset: Dataset,
     rows: MeasuredRows,
     calibration: dict[str, float],
@@ -267,7 +269,7 @@ def tabulate(
 
 def _with_peers(
     network: LatencyNetwork,
-    inputs: Inputs,
+    inputs: NetworkInputs,
     dataset: Dataset,
     rows: MeasuredRows,
     point: Array,

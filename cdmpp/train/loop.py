@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.train.checkpoint import State, identity_of, read_checkpoint, start_from, write_checkpoint
 from cdmpp.train.config import OptimiserConfig, Precision, TrainConfig
@@ -56,7 +56,7 @@ Progress = Callable[[int, int, dict[str, float]], None]
 METRICS = "metrics.jsonl"
 
 
-def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, rng: np.random.Generator) -> None:
+def fit_scalers(network: LatencyNetwork, inputs: NetworkInputs, rows: MeasuredRows, rng: np.random.Generator) -> None:
     """Set means and standard deviations of the inputs from a seeded sample of the training rows."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
     features, width = inputs.queries(sample)[0], network.config.leaf_width
@@ -70,9 +70,9 @@ def fit_scalers(network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, rng
     for name, values in (("input", features), ("leaf", leaves)):
         spread = values.std(0)
         scale = np.where(spread > 1e-4, 1 / np.maximum(spread, 1e-4), 0.0)
-        for one in network.all_members():
-            getattr(one, f"{name}_mean").copy_(torch.from_numpy(values.mean(0).astype(np.float32)))
-            getattr(one, f"{name}_scale").copy_(torch.from_numpy(scale.astype(np.float32)))
+        for member in network.all_members():
+            getattr(member, f"{name}_mean").copy_(torch.from_numpy(values.mean(0).astype(np.float32)))
+            getattr(member, f"{name}_scale").copy_(torch.from_numpy(scale.astype(np.float32)))
 
 
 def train(
@@ -82,7 +82,7 @@ def train(
     *,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-    make_objective: Callable[[Dataset, TrainConfig, Inputs], Objective] = Objective,
+    make_objective: Callable[[Dataset, TrainConfig, NetworkInputs], Objective] = Objective,
 ) -> tuple[LatencyNetwork, dict[str, Any]]:
     """Train a network.
 
@@ -120,7 +120,7 @@ def train(
     if opt.threads:
         torch.set_num_threads(opt.threads)
     index, weight = training_rows(dataset, config)
-    inputs = Inputs(dataset.store, dataset.device_matrix)
+    inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     network = LatencyNetwork(config.network, len(dataset.devices))
     fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
     optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True)

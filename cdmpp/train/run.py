@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.importers import PROGRAM_SOURCES
-from cdmpp.data.load import load_table
+from cdmpp.data.load import load_public, load_table
 from cdmpp.data.pool import POOL, pool_of
-from cdmpp.data.public import load_public
 from cdmpp.data.split_file import sealed_networks, without_sealed
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.peers import Peers
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
 from cdmpp.train.checkpoint import check_start
@@ -114,7 +113,7 @@ def train_model(
     network, summary = train(dataset, config, run, progress=progress, ranks=ranks)
     if not ranks.first:
         return {}
-    inputs = Inputs(dataset.store, dataset.device_matrix)
+    inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
     domain = fit_domain(dataset, index, config.seed)
     calibration = calibrate(network, inputs, dataset, config)

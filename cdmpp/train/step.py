@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdmpp.data.networks import without_sizes
+from cdmpp.data.splits import without_sizes
 from cdmpp.errors import DataError
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.inputs import virtual_devices
 from cdmpp.model.nn.losses import DISCREPANCIES, bounded, listwise_loss, pinball_loss, ranking_loss, relative_error_loss
-from cdmpp.model.nn.network import LatencyNetwork, Part
+from cdmpp.model.nn.network import LatencyNetwork, PaddedRows
 from cdmpp.programs.query_options import BACKENDS
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
@@ -123,7 +123,12 @@ def pairs_within(group: Array) -> tuple[Array, Array]:
 
 
 def latents(
-    network: LatencyNetwork, inputs: Inputs, rows: MeasuredRows, *, multiple: int = 1, device: Array | None = None
+    network: LatencyNetwork,
+    inputs: NetworkInputs,
+    rows: MeasuredRows,
+    *,
+    multiple: int = 1,
+    device: Array | None = None,
 ) -> tuple[Tensor, Tensor, Array]:
     """Latents of rows, which must be sorted by bucket.
 
@@ -145,7 +150,9 @@ def latents(
         slots = torch.from_numpy(inputs.store.slot[rows.program[chunk]])
         real = mask[slots]
         parts.append(
-            Part(leaves[slots, :, : network.config.leaf_width], positions[slots], None if bool(real.all()) else real)
+            PaddedRows(
+                leaves[slots, :, : network.config.leaf_width], positions[slots], None if bool(real.all()) else real
+            )
         )
     latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple)
     return latent, standard, reference
@@ -158,11 +165,11 @@ class Objective:
     ----------
     dataset : Dataset
     config : TrainConfig
-    inputs : Inputs
+    inputs : NetworkInputs
         Inputs with the dataset's store and devices.
     """
 
-    def __init__(self, dataset: Dataset, config: TrainConfig, inputs: Inputs) -> None:
+    def __init__(self, dataset: Dataset, config: TrainConfig, inputs: NetworkInputs) -> None:
         self.dataset, self.config, self.inputs = dataset, config, inputs
         self.tasks = dataset.group(dataset.rows)
         self.target = target_rows(dataset, config)
@@ -207,8 +214,13 @@ class Objective:
             figures[virtual] = virtual_devices(figures[virtual], rng)
         whole = len(rows)
         if ranks.size > 1:
-            own = ranks.own(whole)
-            rows, device, figures, virtual = rows.take(np.arange(whole)[own]), device[own], figures[own], virtual[own]
+            rank_rows = ranks.own(whole)
+            rows, device, figures, virtual = (
+                rows.take(np.arange(whole)[rank_rows]),
+                device[rank_rows],
+                figures[rank_rows],
+                virtual[rank_rows],
+            )
         latent, queries, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
         if virtual.any():
             reference = self.inputs.queries(rows)[2]

@@ -84,6 +84,20 @@ def check_output(path: str | PathLike[str]) -> os.stat_result | None:
     return info
 
 
+def check_new_folder(folder: Path) -> None:
+    """Raise a :class:`DataError` unless there is no such path yet, or it is an empty folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} already exists and is not empty", hint="choose a new folder for --out")
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for the output of a command; a :class:`DataError` says why it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(folder, error.strerror or str(error), "choose another --out") from None
+
+
 def _is_stream(info: os.stat_result) -> bool:
     return not stat.S_ISREG(info.st_mode) or _standard_stream(info) is not None
 

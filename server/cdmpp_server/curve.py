@@ -24,7 +24,7 @@ from cdmpp.predict.curves.template import (
     RESERVED,
     check_axes,
 )
-from cdmpp.predict.prediction import DEFAULT_QUANTILES
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp_server.body import check, parse_json, read_json_body
@@ -32,7 +32,7 @@ from cdmpp_server.concurrency import DESCRIPTION, Deadline
 from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgram
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level, Seconds
+from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings

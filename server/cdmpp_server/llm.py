@@ -19,7 +19,7 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
 from cdmpp.predict.llm.estimate import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
@@ -30,7 +30,7 @@ from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.predict.schema import ModelName, Seconds
+from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.settings import Settings

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
 from cdmpp.features.encode import EncodedProgram
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.prediction_total import PredictionTotal
 from cdmpp.programs.program import TensorProgram
@@ -31,7 +31,7 @@ from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, ad
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.render import reason_field
 from cdmpp_server.predict.schema import ErrorInfo as ItemError
-from cdmpp_server.predict.schema import Reason, Seconds
+from cdmpp_server.predict.schema import Reason
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.sandbox.replies import ModelSummary

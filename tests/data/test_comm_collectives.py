@@ -8,7 +8,9 @@ import pytest
 from cdmpp.data.load import import_table, load_table
 from cdmpp.data.splits import program_parts
 from cdmpp.data.summary import fingerprint, summarise
-from tests.data.comm_collectives import NEEDED, OPTIONAL
+from tests.data.layouts import layout_of
+
+NEEDED, OPTIONAL = layout_of("comm_collectives")
 
 
 def rows(table):

@@ -1,4 +1,4 @@
-"""Dataset folders are read wherever a file is accepted; unfinished ones are refused with a hint."""
+"""Tables on disk: dataset folders, imported files, and the public tables, each missing one named with its source."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.data.folder import records_file, repeats_file
-from cdmpp.data.load import import_table, load_table
+from cdmpp.data.importers import IMPORTERS
+from cdmpp.data.load import (
+    ENVIRONMENT,
+    find_public_tables,
+    import_table,
+    list_public_tables,
+    load_public,
+    load_table,
+    public_data_dir,
+)
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.summary import count_duplicates, fingerprint, info
 from cdmpp.errors import DataError
@@ -160,3 +171,58 @@ def test_merged_folders_have_the_records_and_second_measurements_of_all(folder: 
     assert (out / "README.md").is_file()
     result = CliRunner().invoke(app, ["data", "merge", str(folder), "--out", str(out)])
     assert result.exit_code == 1 and "not empty" in result.output
+
+
+def test_a_table_is_not_overwritten_by_its_own_records(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.parquet"
+    columns = {"op": ["linear"], "device": ["Tesla T4"], "framework": ["vllm"], "dtype": ["bfloat16"]}
+    pq.write_table(pa.table({**columns, "m": [1], "n": [2], "k": [3], "latency_us": [4.0]}), path)
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="the table itself"):
+        import_table(path, path)
+    assert path.read_bytes() == before
+    assert len(import_table(path, tmp_path / "records.parquet")) == 1
+
+
+@pytest.fixture
+def public_folder(columns_of, save, tmp_path):
+    for importer in IMPORTERS:
+        save(columns_of(importer.name), importer.file_name)
+    save({"device": ["x"], "step_time_ms": [1.0]}, "e2e_other.csv.gz")
+    (tmp_path / "README.md").write_text("no table")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    return tmp_path
+
+
+def test_finds_every_table_and_passes_over_the_rest(public_folder, monkeypatch):
+    assert {source: t.path.name for t in list_public_tables(public_folder) for source in t.sources} == {
+        i.name: i.file_name for i in IMPORTERS
+    }
+    monkeypatch.setenv(ENVIRONMENT, str(public_folder))
+    assert len(find_public_tables()) == len(IMPORTERS)
+    table = load_public(sources=["vidur", "miopen"])
+    assert sorted(table.source.used()) == ["miopen", "vidur"]
+
+
+def test_missing_table_is_named_with_its_source(public_folder):
+    (public_folder / "ops_vidur_fp16.parquet").unlink()
+    with pytest.raises(DataError) as caught:
+        find_public_tables(public_folder)
+    assert "ops_vidur_fp16.parquet" in caught.value.message
+    assert "microsoft/vidur @ 7d47513, MIT" in caught.value.hint
+    assert len(find_public_tables(public_folder, ["neusight"])) == 1
+
+
+def test_no_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    with pytest.raises(DataError) as caught:
+        public_data_dir()
+    assert "--public-data" in caught.value.hint
+    assert ENVIRONMENT in caught.value.hint
+    with pytest.raises(DataError, match="absent"):
+        public_data_dir(tmp_path / "absent")
+
+
+def test_unknown_source(public_folder):
+    with pytest.raises(DataError, match="atari"):
+        find_public_tables(public_folder, ["atari"])

@@ -10,7 +10,7 @@ from cdmpp.data.load import detect, load_table
 from cdmpp.data.records import COLUMNS, NEEDED
 from cdmpp.data.summary import fingerprint
 from cdmpp.errors import DataError
-from tests.data.conftest import LAYOUTS
+from tests.data.layouts import layout_of
 
 
 def reader(name):
@@ -87,7 +87,7 @@ def test_no_part_of_a_layout_is_taken_for_another(layout):
             continue
         assert not any(other.matches(columns) for columns in (*some, *every)), other.name
         # Nor do the other's columns, added to a part of this one, make a table that both would claim.
-        theirs, _ = LAYOUTS[other.name]()
+        theirs, _ = layout_of(other.name)
         for columns in some:
             assert sum(i.matches(columns.keys() | theirs.keys()) for i in IMPORTERS) <= 1, other.name
 

@@ -10,8 +10,7 @@ import pytest
 from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS
 from cdmpp.data.importers.kernel_tuner.tables import is_kept
 from cdmpp.data.labels import PackedTexts
-from cdmpp.data.load import detect, import_table, load_table
-from cdmpp.data.public import find_public_tables, list_public_tables, load_public
+from cdmpp.data.load import detect, find_public_tables, import_table, list_public_tables, load_public, load_table
 from cdmpp.data.records import read_records
 from cdmpp.data.summary import fingerprint
 from cdmpp.data.table import concat

@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 
 from cdmpp.data.importers import IMPORTERS
-from cdmpp.data.importers.element_types import EXPERTS, LINEAR
-from cdmpp.data.load import load_table
+from cdmpp.data.importers.base import EXPERTS, LINEAR
+from cdmpp.data.load import find_public_tables, load_public, load_table
 from cdmpp.data.physics import table_roofline_s, work
-from cdmpp.data.public import find_public_tables, load_public
 from cdmpp.data.splits import split_by_shape
 from cdmpp.data.summary import summarise
 from cdmpp.programs.elements import combinations
 from cdmpp.programs.operators import make_operator, parse_operator
-from tests.data.operator_layouts import LAYOUTS
+
+#: Sources of quantised products, layers of experts, latent attention and AMD GPUs.
+SOURCES = (
+    *("aiconfigurator_gemm_quantised", "aiconfigurator_moe", "aiconfigurator_mla", "pipeweave_gemm_fp8"),
+    *("pipeweave_moe", "tensile_gemm", "aiter_gemm", "aiter_moe"),
+)
 
 
 def fields(table):
@@ -26,7 +30,7 @@ def types(table):
     return [(f["dtype"], f.get("weight_dtype"), f.get("scaling")) for f in fields(table)]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_every_row_is_a_valid_operator_with_the_hash_of_its_specification(name, columns_of, save):
     table = load_table(save(columns_of(name)))
     hashes = table.program_hashes
@@ -199,7 +203,7 @@ def test_aiter_experts(columns_of, save):
     assert (first["experts"], first["topk"], first["intermediate"], first["gated"]) == (257, 9, 256, True)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_split_depends_on_sizes_alone(name, columns_of, save):
     """Rows of equal sizes fall into one part, whatever their types, devices, layouts and routing."""
     columns = columns_of(name)

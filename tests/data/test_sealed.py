@@ -19,10 +19,9 @@ import cdmpp.data.card as merging
 from cdmpp.cli.main import app
 from cdmpp.data.card import card_text
 from cdmpp.data.load import load_table
-from cdmpp.data.networks import sealed_names
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.split_file import make_splits, read_splits, renew_splits, sealed_networks, without_sealed, write_splits
-from cdmpp.data.splits import TEST, TRAIN, UNUSED
+from cdmpp.data.splits import TEST, TRAIN, UNUSED, sealed_names
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact

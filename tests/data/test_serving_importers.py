@@ -8,7 +8,7 @@ from cdmpp.data.assemble import DOUBTFUL, with_doubts
 from cdmpp.data.labels import Labels
 from cdmpp.data.load import load_table
 from cdmpp.data.records import read_records, write_records
-from tests.data.serving_layouts import FRONTIER_ROWS
+from tests.data.layouts import FRONTIER_ROWS
 
 
 def specs(table):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.plan.multimodal import Module
-from cdmpp.plan.multimodal.modules import Memory, link_items, split_evenly
+from cdmpp.plan.multimodal import Module, StepSolution, plan_steps
+from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
 from cdmpp.plan.multimodal.placement import in_segments
 from cdmpp.plan.multimodal.task_graph import (
     ALTERNATE,
@@ -31,13 +31,23 @@ def module(
 
 
 def step(
-    modules: Sequence[Module], units: Sequence[int], segments: Sequence[int], ranks: int, memory: Memory | None = None
+    modules: Sequence[Module],
+    units: Sequence[int],
+    segments: Sequence[int],
+    ranks: int,
+    memory: MemoryOptions | None = None,
 ) -> Tasks:
     """A step with one item in each unit, and modules in segments."""
     items = [split_evenly(n, n) if n else () for n in units]
     work = [m.work * n or 1.0 for m, n in zip(modules, units, strict=True)]
     placement = in_segments(modules, segments, work, ranks)
-    return make_tasks(modules, placement, items, ranks, memory or Memory(), link_items(modules, list(units)))
+    return make_tasks(modules, placement, items, ranks, memory or MemoryOptions(), link_items(modules, list(units)))
+
+
+def plan_step(modules: Sequence[Module], batch: Sequence[int], ranks: int, **options: Any) -> StepSolution:
+    """The plan of a single step."""
+    (solution,) = plan_steps(modules, [batch], ranks, **options)
+    return solution
 
 
 def predecessors(tasks: Tasks) -> list[list[int]]:

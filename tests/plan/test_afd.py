@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
-from cdmpp.plan.afd import Link, Side, size
+from cdmpp.plan.afd import AfdLink, AfdSide, size
 from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
 from cdmpp.plan.afd.solver import side_bytes
 from cdmpp.plan.afd.view import draw
@@ -34,37 +34,6 @@ GIVEN: dict[str, Any] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    slope=st.floats(0, 2),
-    floor=st.floats(0.1, 3),
-    price=st.floats(0.2, 5),
-    goal=st.floats(1, 40),
-    moved=st.floats(0.01, 2),
-)
-def test_the_choice_is_the_best_of_all(slope: float, floor: float, price: float, goal: float, moved: float) -> None:
-    attention = Side(np.array([1.0, 5.0]), np.array([floor, floor + 4 * slope]), 3, price, 5)
-    ffn = Side(np.array([1.0, 8.0]), np.array([1.0, 1.5]), 3, 1.0, 8)
-    link, layers = Link(moved, 1.0, 0.1), 2
-
-    def cost(x: int, y: int, batch: int) -> float:
-        a, f = math.ceil(batch / x), math.ceil(batch / y)
-        if a > 5 or f > 8:
-            return math.inf
-        stages = (floor + slope * (a - 1), 1.0 + 0.5 * (f - 1) / 7, 2 * (0.1 + moved * math.ceil(batch / min(x, y))))
-        slowest = layers * max(stages)
-        return math.inf if 3 * slowest > goal else (price * x + y) * slowest / batch
-
-    best = min(cost(x, y, b) for x, y, b in itertools.product(range(1, 4), range(1, 4), range(1, 16)))
-    if best == math.inf:
-        with pytest.raises(InfeasibleError):
-            size(attention, ffn, link, layers=layers, tpot_s=goal)
-        return
-    found = size(attention, ffn, link, layers=layers, tpot_s=goal)
-    assert found.price_s_per_token == pytest.approx(best, rel=1e-9)
-    assert cost(found.attention, found.ffn, found.micro_batch) == pytest.approx(best, rel=1e-9)
-
-
 def test_a_balanced_choice_by_hand() -> None:
     answer = make_plan("afd", GIVEN)
     # Stages of at most 20 ms in 10 layers: attention takes its 4 tokens in 2 ms, the links 2(16/1 kB)/1 GB/s.
@@ -79,14 +48,9 @@ def test_a_balanced_choice_by_hand() -> None:
     assert not answer["dead_zone"]
 
 
-def test_slow_links_are_named_as_the_dead_zone() -> None:
-    slow = {**GIVEN, "link": {"bytes_per_token": 1e6, "bandwidth_bytes_per_s": 1e9}}
-    answer = make_plan("afd", slow)
-    assert answer["dead_zone"]
-    assert any("dead zone" in line for line in answer["explanation"])
-
-
-def test_the_colocated_baseline_is_both_layers_in_turn() -> None:
+def test_slow_links_are_the_dead_zone_and_the_colocated_baseline_is_both_layers_in_turn() -> None:
+    answer = make_plan("afd", {**GIVEN, "link": {"bytes_per_token": 1e6, "bandwidth_bytes_per_s": 1e9}})
+    assert answer["dead_zone"] and any("dead zone" in line for line in answer["explanation"])
     both = {"layer": {"batch": [4], "seconds": [3.5e-3]}, "instances": 1}
     answer = make_plan("afd", {**GIVEN, "colocated": both})
     assert answer["baselines"]["colocated"] == pytest.approx(10 * 3.5e-3 / 4)
@@ -115,23 +79,18 @@ def test_recommendation_is_the_cheapest_of_all_choices_that_keep_the_goal(
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "path"),
+    ("change", "error", "text"),
     [
-        ({"tpot_s": 1e-3}, InfeasibleError, "tpot_s"),
-        ({"tokens_per_s": 1e6}, InfeasibleError, "tokens_per_s"),
-        ({"layers": 0}, FieldError, "layers"),
-        ({"tpot_s": -1.0}, FieldError, "tpot_s"),
+        ({"tpot_s": 1e-3}, InfeasibleError, r"tpot_s: .* the fastest takes 0\.03 s"),
+        ({"tokens_per_s": 1e6}, InfeasibleError, "tokens_per_s: "),
+        ({"layers": 0}, FieldError, "layers: "),
+        ({"tpot_s": -1.0}, FieldError, "tpot_s: "),
     ],
 )
-def test_what_cannot_be_answered_names_the_field(change: dict[str, Any], error: type[FieldError], path: str) -> None:
-    with pytest.raises(error) as caught:
+def test_what_cannot_be_answered_names_the_field(change: dict[str, Any], error: type[FieldError], text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
         make_plan("afd", {**GIVEN, **change})
-    assert caught.value.path == path
-
-
-def test_the_smallest_goal_that_can_be_kept_is_said() -> None:
-    with pytest.raises(InfeasibleError, match=r"the fastest takes 0\.03 s"):
-        make_plan("afd", {**GIVEN, "tpot_s": 1e-3})
+    assert caught.value.path == text.partition(":")[0]
     make_plan("afd", {**GIVEN, "tpot_s": 0.0301})
 
 
@@ -158,10 +117,11 @@ def test_many_instances_are_sized_in_bounded_memory(goal: dict[str, Any]) -> Non
     assert answer["baselines"]["equal_counts"] >= answer["price_s_per_token"] * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(
     times=st.lists(st.sampled_from([0.5, 1.0, 2.0, 2.7]), min_size=4, max_size=4),
-    most=st.tuples(st.integers(10, 14), st.integers(10, 14)),
+    # Few counts are all tried; of more, lower bounds exclude some.
+    most=st.sampled_from([(3, 3), (2, 5), (10, 13), (12, 11), (14, 14)]),
     price=st.sampled_from([0.3, 1.0, 2.0]),
     rate=st.sampled_from([0.0, 3.0, 9.0]),
     equal=st.booleans(),
@@ -169,8 +129,8 @@ def test_many_instances_are_sized_in_bounded_memory(goal: dict[str, Any]) -> Non
 def test_pruned_enumeration_equals_plain_loops(
     times: list[float], most: tuple[int, int], price: float, rate: float, equal: bool
 ) -> None:
-    attention = Side(np.array([1.0, 3.0]), np.array(times[:2]), most[0], price, 4)
-    ffn = Side(np.array([2.0, 5.0]), np.array(times[2:]), most[1], 1.0, 5)
+    attention = AfdSide(np.array([1.0, 3.0]), np.array(times[:2]), most[0], price, 4)
+    ffn = AfdSide(np.array([2.0, 5.0]), np.array(times[2:]), most[1], 1.0, 5)
     best: tuple[float, int, int, int] | None = None
     for x, y in itertools.product(range(1, most[0] + 1), range(1, most[1] + 1)):
         for batch in range(1, min(4 * x, 5 * y) + 1) if x == y or not equal else ():
@@ -181,7 +141,7 @@ def test_pruned_enumeration_equals_plain_loops(
             if 3 * stage_s <= 7 and batch / stage_s >= rate and (best is None or cost < best[0] * (1 - 1e-12)):
                 best = cost, x, y, batch
     try:
-        plan = size(attention, ffn, Link(0.2, 1.0, 0.1), layers=1, tpot_s=7.0, tokens_per_s=rate, equal=equal)
+        plan = size(attention, ffn, AfdLink(0.2, 1.0, 0.1), layers=1, tpot_s=7.0, tokens_per_s=rate, equal=equal)
     except InfeasibleError:
         assert best is None
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, make_plan
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.application import Application, Engine, Policy, Primitive, simulate
+from cdmpp.plan.application import Application, BatchingEngine, Policy, Primitive, simulate
 from cdmpp.plan.application.schema import ApplicationPlan, ApplicationRequest
 from cdmpp.plan.application.search import replay_graph, search
 from cdmpp.plan.application.simulate import without_idle_time
@@ -29,8 +28,8 @@ from cdmpp.simulate.replay import replay
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "application.json"
 
 
-def engine(name: str, one_s: float, more_s: float, most: int = 4, device: str | None = None) -> Engine:
-    return Engine(name, device or name, np.array([1.0, most]), np.array([one_s, one_s + more_s]), most)
+def engine(name: str, one_s: float, more_s: float, most: int = 4, device: str | None = None) -> BatchingEngine:
+    return BatchingEngine(name, device or name, np.array([1.0, most]), np.array([one_s, one_s + more_s]), most)
 
 
 def test_a_batch_is_shared_and_a_chain_is_not_overlapped() -> None:
@@ -206,6 +205,7 @@ ONE: dict[str, Any] = {
     "primitives": [{"id": "a", "engine": "e"}],
     "arrivals_s": [0],
 }
+PART: dict[str, Any] = {"items": 1, "after": []}
 
 
 @pytest.mark.parametrize(
@@ -219,19 +219,7 @@ ONE: dict[str, Any] = {
         ),
         ({"primitives": [{"id": "a", "engine": "e"}] * 2}, "primitives.1.id"),
         ({"engines": ONE["engines"] * 2}, "engines.1.name"),
-        (
-            {
-                "primitives": [
-                    {
-                        "id": "a",
-                        "engine": "e",
-                        "items": 3,
-                        "parts": [{"items": 1, "after": []}, {"items": 1, "after": []}],
-                    }
-                ]
-            },
-            "primitives.0.parts",
-        ),
+        ({"primitives": [{"id": "a", "engine": "e", "items": 3, "parts": [PART, PART]}]}, "primitives.0.parts"),
         ({"arrivals_s": []}, "arrivals_s"),
         ({"arrivals_s": [-1.0]}, "arrivals_s.0"),
     ],
@@ -240,37 +228,6 @@ def test_error_names_the_field(change: dict[str, Any], path: str) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("application", {**ONE, **change})
     assert caught.value.path == path
-
-
-def best_of_all(app: Application, arrivals_s: list[float]) -> float:
-    """The least mean latency on one engine: every way to put all primitives of all requests into batches."""
-    (engine,), primitives = app.engines, app.primitives
-    best = math.inf
-
-    def extend(done: dict[tuple[int, int], float], free_s: float) -> None:
-        nonlocal best
-        ready = [
-            (r, p)
-            for r in range(len(arrivals_s))
-            for p, primitive in enumerate(primitives)
-            if (r, p) not in done and all((r, before) in done for before in primitive.after)
-        ]
-        if not ready:
-            last_s = [max(done[r, p] for p in range(len(primitives))) for r in range(len(arrivals_s))]
-            best = min(best, sum(end - at for end, at in zip(last_s, arrivals_s, strict=True)) / len(arrivals_s))
-        for size in range(1, len(ready) + 1):
-            for batch in itertools.combinations(ready, size):
-                items = sum(primitives[p].items for _, p in batch)
-                if size > 1 and items > engine.max_items:
-                    continue
-                start_s = max(
-                    free_s, *(max((done[r, b] for b in primitives[p].after), default=arrivals_s[r]) for r, p in batch)
-                )
-                end_s = start_s + engine.batch_s(items)
-                extend({**done, **dict.fromkeys(batch, end_s)}, end_s)
-
-    extend({}, 0.0)
-    return best
 
 
 def one_engine_cases(seed: int, count: int, requests: tuple[int, int], most_primitives: int) -> list[Any]:
@@ -301,19 +258,11 @@ def test_engine_waits_for_a_larger_batch_where_that_is_better() -> None:
     assert timeline.makespan_s == found.run.makespan_s
 
 
-@pytest.mark.parametrize(
-    ("requests", "most_primitives", "count", "within"), [((3, 6), 1, 60, 0.0), ((3, 4), 2, 20, 0.0)]
-)
-def test_one_engine_is_planned_to_the_optimum(
-    requests: tuple[int, int], most_primitives: int, count: int, within: float
-) -> None:
-    gaps = []
+@pytest.mark.parametrize(("requests", "most_primitives", "count"), [((3, 6), 1, 60), ((3, 4), 2, 20)])
+def test_one_engine_is_planned_to_the_optimum(requests: tuple[int, int], most_primitives: int, count: int) -> None:
     for app, arrivals_s in one_engine_cases(3, count, requests, most_primitives):
         found = search(app, app, arrivals_s, SearchControl(), max_steps=20_000)
-        best_s = best_of_all(app, arrivals_s)
-        assert found.run.mean_s >= best_s * (1 - 1e-9)
-        gaps.append(found.run.mean_s / best_s - 1)
-    assert max(gaps) <= within + 1e-9, gaps
+        assert found.run.mean_s == pytest.approx(exhaustive(app, tuple(arrivals_s)), rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,7 +13,7 @@ from cdmpp.errors import InfeasibleError
 from cdmpp.plan.base.solve import read_request, solve_priced
 from cdmpp.plan.compress.solver import tensors_of
 from cdmpp.plan.compress.strategy import improve
-from cdmpp.plan.fused import Model, Problem, search
+from cdmpp.plan.fused import FusedProblem, Model, search
 from cdmpp.plan.fused.list_scheduling import list_schedule
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.plan.split.schema import SplitRequest
@@ -68,7 +68,7 @@ def test_search_ends_soon_after_its_budget_with_a_plan(kind: str, value: Any, lo
 def test_stopped_search_of_fused_pipelines_schedules_no_candidate() -> None:
     control = SearchControl(60.0)
     control.stop()
-    found = search(Problem(4, (Model(4, 8, 1.0, 2.0), Model(2, 8, 1.0, 1.0))), control)
+    found = search(FusedProblem(4, (Model(4, 8, 1.0, 2.0), Model(2, 8, 1.0, 1.0))), control)
     assert found.steps == 0
     assert found.schedule.makespan_s == min(found.baselines.values())
 
@@ -79,12 +79,12 @@ def test_batch_that_runs_at_the_end_of_the_budget_is_cut_short(monkeypatch: pyte
     monkeypatch.setattr(module, "_BATCH_TASKS", 10**9)
     monkeypatch.setattr(module, "_BATCH_CANDIDATES", 3000)
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
-    found = search(Problem(8, (Model(8, 32, 1.0, 2.0), Model(4, 32, 1.0, 1.1))), Looks(1))
+    found = search(FusedProblem(8, (Model(8, 32, 1.0, 2.0), Model(4, 32, 1.0, 1.1))), Looks(1))
     assert 0 <= found.steps < 2 * 3000
 
 
 def test_stopped_list_schedule_returns_no_makespan() -> None:
-    problem = Problem(2, (Model(2, 3, 1.0, 2.0),))
+    problem = FusedProblem(2, (Model(2, 3, 1.0, 2.0),))
     tasks = problem.tasks
     start, peak = np.empty(tasks.size), np.empty(2)
     window, limits = np.full(len(tasks.count), 9), np.full(2, np.inf)

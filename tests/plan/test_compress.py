@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest
 from cdmpp.plan.compress.solver import tensors_of
-from cdmpp.plan.compress.strategy import Bound, Option, Tensor, bytecomp, exhaustive, hidden, improve, search, timeline
+from cdmpp.plan.compress.strategy import (
+    Bound,
+    GradientTensor,
+    Option,
+    bytecomp,
+    exhaustive,
+    hidden,
+    improve,
+    search,
+    timeline,
+)
 from cdmpp.plan.compress.view import draw
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.render import render
@@ -24,14 +34,14 @@ from cdmpp.predict.requests.render import render
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "compress.json"
 
 
-def make(count: int, seed: int, options: int = 3) -> list[Tensor]:
+def make(count: int, seed: int, options: int = 3) -> list[GradientTensor]:
     chance = np.random.default_rng(seed)
     out = []
     for i in range(count):
         network_s, backward_s = chance.uniform(0.5e-3, 8e-3), chance.uniform(0.5e-3, 4e-3)
         small = 0.1 * network_s + 1e-4
         out.append(
-            Tensor(
+            GradientTensor(
                 f"t{i}",
                 backward_s,
                 (
@@ -55,7 +65,7 @@ def limited(steps: int) -> Any:
 
 #: Two tensors: 1 s of backward pass each, exchanges of 4 s and 2 s; compressed a quarter of it.
 TWO = [
-    Tensor(
+    GradientTensor(
         name,
         1.0,
         (
@@ -90,13 +100,13 @@ def test_timeline_equals_hand_computed_makespan(choice: tuple[int, ...], expecte
 
 def test_an_exchange_behind_the_backward_pass_is_hidden() -> None:
     plain = (Option(None, "none", 0.5),)
-    tensors = [Tensor("a", 1.0, plain), Tensor("b", 1.0, plain)]
+    tensors = [GradientTensor("a", 1.0, plain), GradientTensor("b", 1.0, plain)]
     assert hidden(tensors, (0, 0)) == [0]
 
 
 def test_hidden_tensors_stay_uncompressed() -> None:
     free = Option("c", "gpu", 0.1, 0.001, 0.001)
-    tensors = [Tensor("a", 1.0, (Option(None, "none", 0.5), free)), Tensor("b", 5.0, TWO[1].options)]
+    tensors = [GradientTensor("a", 1.0, (Option(None, "none", 0.5), free)), GradientTensor("b", 5.0, TWO[1].options)]
     assert bytecomp(tensors, unlimited) == (0, 1)
 
 

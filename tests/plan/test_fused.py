@@ -1,10 +1,11 @@
-"""Fused pipelines: published instances, brute force on tiny ones, memory limits, and properties of all plans."""
+"""Fused pipelines: published instances, brute force on tiny ones, memory limits, properties of all plans, the check."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.fused import Model, Problem, lower_bound_s, search
+from cdmpp.plan.base.solve import predict_prices, solve_priced
+from cdmpp.plan.fused import FusedProblem, Model, lower_bound_s, search
 from cdmpp.plan.fused.check import check
 from cdmpp.plan.fused.list_scheduling import list_schedule, serial_1f1b
 from cdmpp.plan.fused.problem import all_tasks, makespan_s, peaks, predecessor, run_order
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
 from cdmpp.plan.registry import make_plan
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.utils.jit import COMPILED
 
@@ -43,6 +46,9 @@ PUBLISHED = [
 SERIAL = [813, 477, 309, 819, 483, 315, 708, 420, 276, 711, 423, 279]
 
 
+PREDICTED = {"programs": [{"program": {"operator": "linear", "m": 512, "n": 512, "k": 512}}], "device": "t4"}
+
+
 def published(instance: int, **more: Any) -> dict[str, Any]:
     p, q, m, n, f, g, _ = PUBLISHED[instance]
     return {
@@ -56,11 +62,10 @@ def published(instance: int, **more: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("instance", range(12))
-def test_bound_and_serial_baseline_equal_those_of_the_published_instances(instance: int) -> None:
-    problem = FusedRequest.model_validate(published(instance)).problem()
-    assert lower_bound_s(problem) == PUBLISHED[instance][-1]
-    assert serial_1f1b(problem)[1] == SERIAL[instance]
+def test_bound_and_serial_baseline_equal_those_of_the_published_instances() -> None:
+    problems = [FusedRequest.model_validate(published(instance)).problem() for instance in range(12)]
+    assert [lower_bound_s(problem) for problem in problems] == [row[-1] for row in PUBLISHED]
+    assert [serial_1f1b(problem)[1] for problem in problems] == SERIAL
 
 
 @pytest.mark.parametrize("instance", [1, 5] if COMPILED else [5])
@@ -74,42 +79,33 @@ def test_published_instances_are_solved_to_the_bound(instance: int) -> None:
 
 
 def test_rank_of_follows_direction_and_replica() -> None:
-    problem = Problem(6, (Model(3, 1, 1, 1, "down"), Model(2, 1, 1, 1, "up")))
+    problem = FusedProblem(6, (Model(3, 1, 1, 1, "down"), Model(2, 1, 1, 1, "up")))
     assert [problem.rank_of(problem.models[0], c, s) for c in (0, 1) for s in range(3)] == [0, 1, 2, 3, 4, 5]
     assert [problem.rank_of(problem.models[1], c, s) for c in range(3) for s in (0, 1)] == [5, 4, 3, 2, 1, 0]
     tasks = problem.tasks
     assert tasks.rank[(tasks.model == 1) & (tasks.stage == 0)].tolist() == [5, 5, 3, 3, 1, 1]
 
 
-def tiny(draw: st.DrawFn, most_micro_batches: int) -> Problem:
+@st.composite
+def tiny(draw: st.DrawFn) -> FusedProblem:
     ranks = draw(st.integers(1, 3))
     divisors = [d for d in (1, 2, 3) if ranks % d == 0]
     second = st.sampled_from([1.0, 2.0, 3.5])
     model = st.builds(
-        Model,
-        st.sampled_from(divisors),
-        st.integers(1, most_micro_batches),
-        second,
-        second,
-        st.sampled_from(["down", "up"]),
+        Model, st.sampled_from(divisors), st.integers(1, 2), second, second, st.sampled_from(["down", "up"])
     )
-    return Problem(ranks, tuple(draw(st.lists(model, min_size=1, max_size=2))))
-
-
-@st.composite
-def unlimited(draw: st.DrawFn) -> Problem:
-    return tiny(draw, 2)
+    return FusedProblem(ranks, tuple(draw(st.lists(model, min_size=1, max_size=2))))
 
 
 @settings(max_examples=20, deadline=None)
-@given(unlimited())
-def test_search_finds_the_optimum_of_tiny_problems(problem: Problem) -> None:
+@given(tiny())
+def test_search_finds_the_optimum_of_tiny_problems(problem: FusedProblem) -> None:
     result = search(problem, seed=1, max_steps=800)
     assert result.schedule.makespan_s == pytest.approx(optimal_makespan_s(problem), rel=1e-9)
     assert result.lower_bound_s <= result.schedule.makespan_s * (1 + 1e-9)
 
 
-def optimal_makespan_s(problem: Problem) -> float:
+def optimal_makespan_s(problem: FusedProblem) -> float:
     """Least makespan, by enumeration of all active schedules except those that cannot beat the best so far.
 
     Giffler and Thompson (1960): on the rank where a task can end first, every task that can start before that
@@ -155,7 +151,7 @@ def optimal_makespan_s(problem: Problem) -> float:
 @pytest.mark.parametrize("directions", [("down", "up"), ("down", "down")])
 def test_search_finds_the_optimum_under_a_memory_limit(limit: float, directions: tuple[Any, Any]) -> None:
     models = (Model(2, 2, 2.0, 3.0, directions[0]), Model(2, 1, 1.0, 4.0, directions[1]))
-    problem = Problem(2, models, limit)
+    problem = FusedProblem(2, models, limit)
     spans = []
     for order in itertools.product(*(rank_orders(row) for row in all_tasks(problem))):
         if max(peaks(problem, order)) <= limit:
@@ -235,17 +231,14 @@ def test_makespan_grows_as_memory_shrinks_to_one_activation() -> None:
     assert error.value.path == "max_activations"
 
 
-@pytest.mark.parametrize(
-    ("instance", "limit", "text"),
-    [
+def test_explanation_names_what_determines_the_bound() -> None:
+    for instance, limit, text in (
         (5, None, "model 0 alone takes as long"),
         (1, None, "one rank sets the lower bound"),
         (5, 2, "the memory limit sets the lower bound"),
-    ],
-)
-def test_explanation_names_what_determines_the_bound(instance: int, limit: float | None, text: str) -> None:
-    plan = make_plan("pipeline", published(instance, max_activations=limit, budget_s=600, max_steps=2))
-    assert any(text in line for line in plan["explanation"])
+    ):
+        plan = make_plan("pipeline", published(instance, max_activations=limit, budget_s=600, max_steps=2))
+        assert any(text in line for line in plan["explanation"])
 
 
 def test_memory_falls_to_that_of_the_larger_model_alone() -> None:
@@ -265,6 +258,7 @@ def test_memory_falls_to_that_of_the_larger_model_alone() -> None:
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1}]}, "models.0"),
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1, "backward_s": 0}]}, "models.0.backward_s"),
         ({"models": [{"stages": 8, "micro_batches": 1, "forward_s": 1e9, "backward_s": 1e-9}]}, "models"),
+        ({"models": [{**published(5)["models"][1], "forward": PREDICTED}]}, "models.0"),
     ],
 )
 def test_invalid_requests_are_refused_with_their_path(change: dict[str, Any], path: str) -> None:
@@ -289,14 +283,6 @@ def test_stopped_search_returns_its_best_plan() -> None:
     assert check(request, request.solve(control).model_dump()) == []
 
 
-def test_costs_are_given_once() -> None:
-    request = published(5)
-    request["models"][1]["forward"] = {"programs": [{"program": {"operator": "linear"}}], "device": "t4"}
-    with pytest.raises(FieldError, match="give either forward_s or forward") as error:
-        make_plan("pipeline", request)
-    assert error.value.path == "models.1"
-
-
 @pytest.mark.skipif(not COMPILED, reason="numba is not installed")
 def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
     problem = FusedRequest.model_validate(published(2)).problem()
@@ -316,7 +302,7 @@ def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
 
 
 def test_predecessors_run_down_the_stages_and_back() -> None:
-    problem = Problem(2, (Model(2, 1, 1, 1),))
+    problem = FusedProblem(2, (Model(2, 1, 1, 1),))
     forward = all_tasks(problem)[0][0]
     chain = []
     task = forward._replace(way="B")
@@ -345,3 +331,105 @@ def test_activations_in_bytes_are_limited_by_the_memory_that_the_weights_leave()
     assert make_plan("pipeline", {**stated, "max_steps": 2})["peak_activations"] >= 1
     with pytest.raises(FieldError, match="activation_bytes: missing"):
         make_plan("pipeline", {**published(2), "memory_bytes": 1e9})
+
+
+# The check
+
+
+CHECKED: dict[str, Any] = {
+    "models": [
+        {"stages": 2, "micro_batches": 3, "forward_s": 1, "backward_s": 2, "direction": "down"},
+        {"stages": 1, "micro_batches": 2, "forward_s": 1, "backward_s": 1, "direction": "up"},
+    ],
+    "ranks": 2,
+    "max_activations": 3,
+    "budget_s": 600,
+    "max_steps": 100,
+}
+
+
+@pytest.fixture(scope="module")
+def plan() -> dict[str, Any]:
+    return make_plan("pipeline", CHECKED)
+
+
+def faults(answer: Any) -> list[str]:
+    return check(FusedRequest.model_validate(CHECKED), answer)
+
+
+def test_correct_plans_pass_with_and_without_optional_fields(plan: dict[str, Any]) -> None:
+    assert faults(plan) == []
+    required = ("makespan_s", "baselines", "lower_bound_s", "gap", "peak_activations", "order")
+    assert faults({name: plan[name] for name in required} | {"unknown": 1}) == []
+
+
+def move_to_other_rank(plan: dict[str, Any]) -> None:
+    plan["order"][1].append({**plan["order"][0].pop(), "copy": 5})
+
+
+def overlap_passes(plan: dict[str, Any]) -> None:
+    first, second = plan["order"][0][:2]
+    length = second["end_s"] - second["start_s"]
+    second.update(start_s=first["start_s"], end_s=first["start_s"] + length)
+
+
+def start_too_early(plan: dict[str, Any]) -> None:
+    # The last rank's first pass of model 0 needs the one of rank 0.
+    next(step for step in plan["order"][1] if step["model"] == 0).update(start_s=0.0, end_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda p: p["baselines"].update(serial_1f1b=2 * p["baselines"]["serial_1f1b"]), "baselines.serial_1f1b: "),
+        (lambda p: p["baselines"].update(greedy=1 + p["baselines"]["greedy"]), "baselines.greedy: "),
+        (lambda p: p["baselines"].update(serial_1f1b=p["makespan_s"] - 1), "shorter than the plan"),
+        (lambda p: p.update(baselines={}), "baselines: Dictionary should have at least 1 item"),
+        (lambda p: p.update(interval={"lower_s": 1.0, "upper_s": 99.0}), "interval: given, but no cost is predicted"),
+        (
+            lambda p: p["rank_peak_activations"].append(p["rank_peak_activations"].pop() - 0.5),
+            "rank_peak_activations.1: ",
+        ),
+        (lambda p: p["order"][0].pop(), "1 passes are missing"),
+        (lambda p: p["order"][0].append(p["order"][0][-1]), "runs twice"),
+        (move_to_other_rank, "does not belong on rank 1"),
+        (lambda p: p["order"].pop(), "1 ranks, the request has 2"),
+        (lambda p: p["order"][0][0].update(end_s=p["order"][0][0]["end_s"] - 0.5), "its cost is"),
+        (overlap_passes, "the previous pass ends"),
+        (start_too_early, "F of micro-batch 0, model 0 copy 0 stage 0 ends at"),
+        (lambda p: p["order"][0].reverse(), "deadlock"),
+        (lambda p: p["order"][0][0].update({"pass": "forward"}), "order.0.0.pass"),
+        (lambda p: p.update(makespan_s=p["makespan_s"] - 1), "the last pass ends at"),
+        (lambda p: p.update(peak_activations=p["peak_activations"] - 1), "the order holds"),
+        (lambda p: p.update(lower_bound_s=p["makespan_s"] + 1), "above makespan_s"),
+        (lambda p: p.update(gap=0.5), "gap: 0.5"),
+    ],
+)
+def test_each_fault_is_reported(plan: dict[str, Any], spoil: Callable[[dict[str, Any]], None], text: str) -> None:
+    spoiled = copy.deepcopy(plan)
+    spoil(spoiled)
+    assert text in "\n".join(faults(spoiled))
+
+
+def test_values_that_are_no_plan_and_exceeded_limits_are_faults(plan: dict[str, Any]) -> None:
+    assert all(faults(answer) for answer in (None, [], {}, {"order": 3}, "text"))
+    tight = FusedRequest.model_validate({**CHECKED, "max_activations": 1})
+    loose = make_plan("pipeline", {**CHECKED, "max_activations": None})
+    assert any("max_activations is 1" in fault for fault in check(tight, loose))
+    spoiled = copy.deepcopy(plan)
+    for step in itertools.chain(*spoiled["order"]):
+        step["micro_batch"] += 100
+    assert len(faults(spoiled)) == 21 and faults(spoiled)[-1].startswith("and ")
+
+
+def test_interval_of_predicted_costs_is_simulated_again(predictor: LatencyPredictor) -> None:
+    first, second = ({**model, "backward_s": 1e-4} for model in CHECKED["models"])
+    models = [{**first, "forward_s": None, "forward": PREDICTED}, {**second, "forward_s": 1e-4}]
+    request = FusedRequest.model_validate({**CHECKED, "models": models})
+    prices = predict_prices(request.price_requests(), predictor)
+    answer = solve_priced(request, prices).to_json()
+    assert check(request, answer, prices) == []
+    for name in ("lower_s", "upper_s"):
+        wrong = {**answer, "interval": {**answer["interval"], name: 0.5 * answer["interval"][name]}}
+        assert [fault.partition(":")[0] for fault in check(request, wrong, prices)] == [f"interval.{name}"]
+    assert check(request, {**answer, "interval": None}, prices) == ["interval: missing, and costs are predicted"]

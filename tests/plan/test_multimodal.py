@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from cdmpp.cli.main import app
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.solve import predict_prices, read_request
-from cdmpp.plan.multimodal import Module, plan_step
+from cdmpp.plan.multimodal import Module
 from cdmpp.plan.multimodal.check import check
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes, peak_bytes
-from cdmpp.plan.multimodal.modules import Memory, chunk_cost, link_items, split_evenly
+from cdmpp.plan.multimodal.modules import MemoryOptions, chunk_cost, link_items, split_evenly
 from cdmpp.plan.multimodal.placement import balanced_cuts, contiguous, in_segments
 from cdmpp.plan.multimodal.schedule import (
     RULES,
@@ -159,12 +159,12 @@ def test_odd_layers_of_segments_and_modules_are_balanced() -> None:
 
 def test_chunk_cost_under_each_knob() -> None:
     one = module("a", 4, 1.0, 2.0, activation_bytes=6.0, boundary_bytes=2.0)
-    memory = Memory(100.0, ("keep", "recompute", "offload"), 8.0)
+    memory = MemoryOptions(100.0, ("keep", "recompute", "offload"), 8.0)
     assert chunk_cost(one, (1, 2), 3, "keep", memory) == (6.0, 12.0, 36.0, 0.0, 0.0)
     assert chunk_cost(one, (1, 2), 3, "recompute", memory) == (6.0, 18.0, 6.0, 0.0, 30.0)
     # 36 bytes at 8 bytes a second: 4.5 s, hidden beside both passes; at 4, forward is as long as it.
     assert chunk_cost(one, (1, 2), 3, "offload", memory) == (6.0, 12.0, 0.0, 36.0, 36.0)
-    slow = Memory(100.0, memory.knobs, 4.0)
+    slow = MemoryOptions(100.0, memory.knobs, 4.0)
     assert chunk_cost(one, (1, 2), 3, "offload", slow) == (9.0, 12.0, 0.0, 36.0, 36.0)
 
 
@@ -176,7 +176,7 @@ def test_chosen_knobs_add_the_least_time_of_all_choices(seed: int) -> None:
         module(f"m{i}", 4, f, b, (i - 1,) if i else (), activation_bytes=a, boundary_bytes=c / 4, weight_bytes=w)
         for i, (f, b, a, c, w) in enumerate(figures)
     ]
-    free = Memory(float("inf"), ("keep", "recompute", "offload"), 3.0)
+    free = MemoryOptions(float("inf"), ("keep", "recompute", "offload"), 3.0)
     tasks = step(modules, (3, 2, 3), (1, 1, 1), 2, free)
     orders = list_schedule(tasks, sequence_by(tasks, data_order_key(tasks)), RULES[0]).orders
     chunks = [
@@ -198,7 +198,7 @@ def test_chosen_knobs_add_the_least_time_of_all_choices(seed: int) -> None:
     assert least_bytes(tasks, orders) == pytest.approx(least, rel=1e-9)
     most = max(peak_bytes(tasks, orders))
     for limit in np.linspace(least, most, 5):
-        limited = step(modules, (3, 2, 3), (1, 1, 1), 2, Memory(float(limit), free.knobs, 3.0))
+        limited = step(modules, (3, 2, 3), (1, 1, 1), 2, MemoryOptions(float(limit), free.knobs, 3.0))
         knobs = choose_knobs(limited, orders)
         assert knobs is not None
         chosen = limited.with_knobs(knobs)
@@ -206,13 +206,13 @@ def test_chosen_knobs_add_the_least_time_of_all_choices(seed: int) -> None:
         alone = float(tasks.duration_s.sum())
         added = sum(min(s for peak, s in every(rank) if peak <= limit) - alone for rank in range(2))
         assert float(chosen.duration_s.sum()) - alone == pytest.approx(added, abs=1e-9)
-    tight = step(modules, (3, 2, 3), (1, 1, 1), 2, Memory(least * 0.999, free.knobs, 3.0))
+    tight = step(modules, (3, 2, 3), (1, 1, 1), 2, MemoryOptions(least * 0.999, free.knobs, 3.0))
     assert choose_knobs(tight, orders) is None
 
 
 def test_least_memory_orders_hold_one_unit_of_a_chain_at_a_time() -> None:
     modules = [module("a", 2, 1, 1, activation_bytes=1.0), module("b", 2, 1, 1, (0,), activation_bytes=1.0)]
-    tasks = step(modules, (4, 4), (1, 1), 2, Memory(1e9))
+    tasks = step(modules, (4, 4), (1, 1), 2, MemoryOptions(1e9))
     orders = least_memory_orders(tasks)
     assert np.isfinite(schedule_orders(tasks, orders).makespan_s)
     assert peak_bytes(tasks, orders) == [2.0, 2.0]
@@ -505,12 +505,6 @@ def test_check_reports_an_exceeded_memory_limit(checked: Any) -> None:
     value, answer = copy.deepcopy(checked)
     value["memory_bytes"] = min(rank["peak_bytes"] for rank in answer["memory"]) * 0.9
     assert any("the limit is" in line for line in faults(value, answer))
-
-
-def test_plan_step_plans_a_single_step() -> None:
-    modules = [module("a", 4, 0.5, 1.0), module("b", 4, 1.0, 2.0, (0,))]
-    plan = plan_step(modules, [3, 2], 2, max_steps=20)
-    assert plan.baselines_s["1f1b"] >= plan.schedule.makespan_s >= plan.bound_s
 
 
 @pytest.mark.parametrize(("field", "value", "text"), [("steps", -1, "steps: -1"), ("baselines", {}, "1f1b: missing")])

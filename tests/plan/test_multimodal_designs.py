@@ -1,8 +1,17 @@
-"""Cuts and sub-micro-batches of multimodal plans against brute force, and the bound that holds for all of them."""
+"""Cuts and sub-micro-batches of multimodal plans against brute force, and the bound that holds for all of them.
+
+Brute force plans small random requests: one to three modules of two to five layers on two or three ranks, and up to
+four items of each module. It tries every cut of the layers into every allowed number of segments, every number of
+sub-micro-batches of each module, those of every number of micro-batches of samples, and for each of these all orders
+(branch and bound, without the planner's search and bounds of requests).
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,17 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.plan.base.solve import read_request
-from cdmpp.plan.multimodal import Module, StepSolution, plan_step
+from cdmpp.plan.multimodal import Module, StepSolution
+from cdmpp.plan.multimodal.candidates import split_micro_batches
 from cdmpp.plan.multimodal.check import check
-from cdmpp.plan.multimodal.modules import Memory, link_items, split_evenly
-from cdmpp.plan.multimodal.placement import cuts_of, every_cut, place
+from cdmpp.plan.multimodal.exact import branch_and_bound
+from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
+from cdmpp.plan.multimodal.placement import Chunk, Placement, cuts_of, every_cut, place
 from cdmpp.plan.multimodal.request_bound import request_bound_s
 from cdmpp.plan.multimodal.schedule import RULES, list_schedule, sequence_by
 from cdmpp.plan.multimodal.schema import MultimodalRequest
 from cdmpp.plan.multimodal.tasks import make_tasks
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
-from tests.plan.multimodal_brute_force import WITHIN, compare, random_case
+from tests.plan.multimodal_cases import plan_step
 
 pytestmark = pytest.mark.slow
 
@@ -48,22 +59,103 @@ def plan(modules: list[Module], batch: list[int], ranks: int, max_steps: int, **
 # Against brute force
 
 
-@pytest.fixture(scope="module")
-def compared() -> list[dict[str, Any]]:
+#: Largest difference of a plan and the shortest one that counts as found.
+WITHIN = 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small request."""
+
+    modules: list[Module]
+    batch: list[int]
+    ranks: int
+
+
+def random_case(rng: np.random.Generator, max_designs: int, max_passes: int) -> Case:
+    """A request whose designs brute force can try."""
+    while True:
+        count, ranks = int(rng.integers(1, 4)), int(rng.integers(2, 4))
+        modules = []
+        for i in range(count):
+            sizes = np.array([1.0, 2.0, 4.0])
+            fixed, item, ratio = rng.uniform(0, 2), rng.uniform(0.3, 2), rng.uniform(0.8, 2.5)
+            forward_s = np.round(fixed + item * sizes, 2)
+            after = tuple(j for j in range(i) if rng.random() < 0.7)
+            layers = int(rng.integers(2, 6))
+            times = (1.0,) * layers if rng.random() < 0.7 else tuple(np.round(rng.uniform(0.5, 2, layers), 1).tolist())
+            modules.append(Module(f"m{i}", times, sizes, forward_s, np.round(ratio * forward_s, 2), after))
+        case = Case(modules, [int(n) for n in rng.integers(1, 5, count)], ranks)
+        rows = [rows_of(len(module.layers), ranks) for module in modules]
+        if math.prod(map(len, rows)) * math.prod(case.batch) > max_designs:
+            continue
+        most = sum(max(map(len, row)) * items for row, items in zip(rows, case.batch, strict=True))
+        if 2 * most <= max_passes:
+            return case
+
+
+def rows_of(layers: int, ranks: int) -> list[tuple[Chunk, ...]]:
+    """Every way to cut a module's layers into chunks over up to as many segments as have a layer on each rank."""
+    parts = max(1, layers // ranks) * ranks
+    inner = itertools.combinations_with_replacement(range(layers + 1), parts - 1)
+    rows = {place(((0, *cuts, layers),), ranks).chunks[0] for cuts in inner}
+    return sorted(rows, key=lambda row: [(c.first, c.rank) for c in row])
+
+
+def splits_of(case: Case) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every number of sub-micro-batches of each module, and every number of micro-batches of samples."""
+    yield from itertools.product(*([split_evenly(n, count) for count in range(1, n + 1)] for n in case.batch))
+    links = link_items(case.modules, case.batch)
+    for count in range(1, case.batch[links.samples] + 1):
+        yield tuple(split_micro_batches(case.batch, count, links)[0])
+
+
+def shortest_s(case: Case, known_s: float) -> float:
+    """Least makespan of all cuts, sub-micro-batches and orders, or ``known_s`` if none is shorter."""
+    links = link_items(case.modules, case.batch)
+    rows = [rows_of(len(module.layers), case.ranks) for module in case.modules]
+    for items in set(splits_of(case)):
+        for chunks in itertools.product(*rows):
+            if _busiest_s(case, chunks, items) >= known_s * (1 - 1e-12):
+                continue
+            tasks = make_tasks(case.modules, Placement("segments", chunks), items, case.ranks, MemoryOptions(), links)
+            order = np.full(tasks.size, -1, np.int64)
+            tail_s = tasks.paths_s[1]
+            known_s, complete, _ = branch_and_bound(
+                case.ranks, tasks.rank_of_all, tasks.graph, tail_s, known_s, 100_000_000, order
+            )
+            assert complete
+    return known_s
+
+
+def _busiest_s(case: Case, chunks: Sequence[tuple[Chunk, ...]], items: Sequence[tuple[int, ...]]) -> float:
+    """Seconds of work of the busiest rank."""
+    load = [0.0] * case.ranks
+    for module, row, units in zip(case.modules, chunks, items, strict=True):
+        for chunk in row:
+            load[chunk.rank] += module.units_s(units) * sum(module.layers[chunk.first : chunk.first + chunk.layers])
+    return max(load)
+
+
+def compare(case: Case, *, max_steps: int) -> dict[str, Any]:
+    """Plan a request and compare it with the shortest plan."""
+    plan = plan_step(case.modules, case.batch, case.ranks, control=SearchControl(600.0), max_steps=max_steps)
+    best_s = shortest_s(case, plan.schedule.makespan_s)
+    return {
+        "makespan_s": plan.schedule.makespan_s,
+        "shortest_s": best_s,
+        "lower_bound_s": plan.bound_s,
+        "complete": plan.complete,
+        "excess": plan.schedule.makespan_s / best_s - 1,
+    }
+
+
+def test_plans_are_near_the_shortest_and_bounds_below_it_and_complete_ones_are_the_shortest() -> None:
     rng = np.random.default_rng(1)
-    return [compare(random_case(rng, max_designs=2000, max_passes=32), max_steps=1000) for _ in range(10)]
-
-
-def test_plans_are_within_one_percent_of_the_shortest_of_all_designs_and_orders(compared: list[dict[str, Any]]) -> None:
-    assert [row["excess"] for row in compared if row["excess"] > WITHIN] == []
-
-
-def test_lower_bound_is_not_above_the_shortest_plan(compared: list[dict[str, Any]]) -> None:
-    assert all(row["lower_bound_s"] <= row["shortest_s"] * (1 + 1e-9) for row in compared)
-
-
-def test_plans_called_complete_are_the_shortest(compared: list[dict[str, Any]]) -> None:
-    complete = [row for row in compared if row["complete"]]
+    rows = [compare(random_case(rng, max_designs=2000, max_passes=32), max_steps=1000) for _ in range(10)]
+    assert [row["excess"] for row in rows if row["excess"] > WITHIN] == []
+    assert all(row["lower_bound_s"] <= row["shortest_s"] * (1 + 1e-9) for row in rows)
+    complete = [row for row in rows if row["complete"]]
     assert len(complete) > 2
     for row in complete:
         assert row["makespan_s"] == row["lower_bound_s"] == pytest.approx(row["shortest_s"], rel=1e-9)
@@ -124,7 +216,7 @@ def test_lower_bound_holds_for_random_cuts_counts_and_orders(
         cuts.append((0, *sorted(rng.integers(len(one.layers) + 1, size=parts - 1).tolist()), len(one.layers)))
     items = [split_evenly(n, int(rng.integers(1, n + 1))) if n else () for n in batch]
     links = link_items(modules, batch)
-    tasks = make_tasks(modules, place(tuple(cuts), ranks), items, ranks, Memory(), links)
+    tasks = make_tasks(modules, place(tuple(cuts), ranks), items, ranks, MemoryOptions(), links)
     schedule = list_schedule(tasks, sequence_by(tasks, rng.random(tasks.segments)), RULES[seed % len(RULES)])
     assert request_bound_s(modules, batch, ranks, links) <= schedule.makespan_s * (1 + 1e-9)
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdmpp.plan.base.one_machine import preemptive_makespan_s
 from cdmpp.plan.multimodal.exact import branch_and_bound, solve_exactly
-from cdmpp.plan.multimodal.modules import Memory
+from cdmpp.plan.multimodal.modules import MemoryOptions
 from cdmpp.plan.multimodal.schedule import (
     RULES,
     Schedule,
@@ -23,13 +24,7 @@ from cdmpp.plan.multimodal.schedule import (
     sequence_by,
 )
 from cdmpp.plan.multimodal.search import CacheCounts, search
-from cdmpp.plan.multimodal.task_graph import (
-    DispatchRule,
-    dispatch,
-    longest_paths_s,
-    preemptive_makespan_s,
-    run_in_order,
-)
+from cdmpp.plan.multimodal.task_graph import DispatchRule, dispatch, longest_paths_s, run_in_order
 from cdmpp.plan.multimodal.tasks import Tasks
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.jit import COMPILED
@@ -170,7 +165,7 @@ def test_searches_with_max_steps_are_equal_and_stopped_ones_end() -> None:
 @pytest.mark.skipif(not COMPILED, reason="numba is not installed")
 def test_compiled_and_interpreted_functions_are_equal() -> None:
     modules = [module("a", 4, 0.3, 0.7), module("b", 4, 1.1, 1.9, (0,), activation_bytes=1.0)]
-    tasks = step(modules, (3, 2), (2, 1), 2, Memory(40.0))
+    tasks = step(modules, (3, 2), (2, 1), 2, MemoryOptions(40.0))
     key = np.random.default_rng(0).random(tasks.segments)
     results = []
     for compiled in (True, False):

@@ -105,12 +105,8 @@ def test_a_large_split_is_improved_within_its_steps_and_reported() -> None:
     assert 4 < found.steps <= 300
     assert found.bound_s <= found.value_s <= split(table, ranks).split.step(EMULATOR).makespan_s
     assert reports and reports[-1].answer is not None and reports[-1].answer().value_s == reports[-1].best
-
-
-def test_equal_requests_with_steps_give_equal_splits() -> None:
-    table = LayerTable([Layer((1.0 + i % 3,), (2.0,)) for i in range(40)], 8)
-    once, again = (split(table, [Rank()] * 6, "step", max_steps=50).split.begin for _ in range(2))
-    assert once == again
+    again = split(table, ranks, "step", max_steps=300)
+    assert (again.split.begin, again.steps) == (found.split.begin, found.steps)
 
 
 def test_without_time_the_baselines_are_reached() -> None:

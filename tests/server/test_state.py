@@ -21,7 +21,7 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.support import selected
 from cdmpp_server.__main__ import main
 from cdmpp_server.app import create_app
-from cdmpp_server.predict.programs import Devices, Known, Programs, exact_key
+from cdmpp_server.predict.programs import Devices, Programs, ResolvedProgram, exact_key
 from cdmpp_server.predict.service import check_golden
 from cdmpp_server.settings import FILE_VARIABLE, Settings
 from tests.server.conftest import LINEAR, problem, without_ids
@@ -163,7 +163,7 @@ def test_the_command_names_a_wrong_setting(capsys, monkeypatch, tmp_path: Path) 
 
 
 def test_the_cache_of_programs_keeps_its_bound() -> None:
-    def ask(rows: int, backend: Any = None) -> Known:
+    def ask(rows: int, backend: Any = None) -> ResolvedProgram:
         fields = {"operator": "relu", "rows": rows, "cols": 1}
         return programs.known(exact_key(fields), backend) or programs.operator(fields, exact_key(fields), backend)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.inputs import roofline_s
 from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
 from cdmpp.train.baselines import (
@@ -39,7 +39,7 @@ def index(data: Dataset) -> np.ndarray:
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_baseline_answers_row_by_row_and_learns(name: BaselineName) -> None:
     data = dataset()
-    inputs = Inputs(data.store, data.device_matrix)
+    inputs = NetworkInputs(data.store, data.device_matrix)
     first, again = (
         fit_baselines(data, inputs, setting(), index(data), [name])[name].predict_log(data.rows) for _ in range(2)
     )
@@ -64,7 +64,8 @@ def test_only_training_rows_are_fitted_on(name: BaselineName) -> None:
         data, rows=replace(data.rows, log_latency=np.where(data.rows.part == 0, data.rows.log_latency, np.nan))
     )
     one, two = (
-        fit_baselines(d, Inputs(d.store, d.device_matrix), setting(20), index(d), [name])[name] for d in (data, hidden)
+        fit_baselines(d, NetworkInputs(d.store, d.device_matrix), setting(20), index(d), [name])[name]
+        for d in (data, hidden)
     )
     np.testing.assert_array_equal(one.predict_log(data.rows), two.predict_log(data.rows))
 
@@ -87,7 +88,7 @@ def test_mean_is_the_geometric_mean_per_operator_and_protocol() -> None:
         kinds=(("linear", "float32"), ("softmax", "float32")),
         rows=replace(data.rows, protocol=protocol),
     )
-    inputs = Inputs(data.store, data.device_matrix)
+    inputs = NetworkInputs(data.store, data.device_matrix)
     rows = data.rows
     used = index(data)
     # One protocol of softmax is not trained on.
@@ -109,7 +110,7 @@ def test_utilisation_never_beats_its_bound() -> None:
     data = dataset()
     # Measured far below any bound.
     data = replace(data, rows=replace(data.rows, log_latency=data.rows.log_latency - 20))
-    inputs = Inputs(data.store, data.device_matrix)
+    inputs = NetworkInputs(data.store, data.device_matrix)
     model = UtilisationBaseline(data, inputs, setting(40))
     bound = model.predict_log(data.rows)
     compute, memory = roofline_s(data.store.summary[data.rows.program], data.device_matrix[data.rows.device])

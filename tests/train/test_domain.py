@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from cdmpp.errors import DataError
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.losses import DISCREPANCIES, Discrepancy, bounded
 from cdmpp.train.config import DataConfig, DomainConfig, TrainConfig
 from cdmpp.train.dataset import Dataset
@@ -82,7 +82,7 @@ def test_cmd_brings_the_latents_of_source_and_target_together(tmp_path: Path) ->
     def apart(weight: float) -> float:
         config = towards_t4("cmd", weight, steps=60)
         network = train(data, config, tmp_path / str(weight))[0]
-        inputs = Inputs(data.store, data.device_matrix)
+        inputs = NetworkInputs(data.store, data.device_matrix)
         found = []
         for index in (training_rows(data, config)[0], target_rows(data, config)):
             order = index[np.argsort(data.store.bucket[data.rows.program[index]], kind="stable")]

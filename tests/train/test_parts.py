@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.data.networks import networks_of
+from cdmpp.data.splits import networks_of
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.train.config import DataConfig

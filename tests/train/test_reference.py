@@ -30,8 +30,8 @@ from cdmpp.train.dataset import Dataset
 from cdmpp.train.reference.network import (
     LEAVES,
     PARAMETERS,
-    Programs,
     ReferenceNetwork,
+    ReferencePrograms,
     device_row,
     per_store_features,
     published_cmd,
@@ -105,7 +105,7 @@ def test_the_rate_goes_up_and_down() -> None:
 def test_features_are_scaled_by_the_range_of_training_programs() -> None:
     rng = np.random.default_rng(0)
     features = [rng.random((1 + key % 2, 164)).astype(np.float32) * (9 if key == 7 else 1) for key in range(8)]
-    found = Programs.of(features, 2, np.array([2, 3, 4, 5, 6, 6]))
+    found = ReferencePrograms.of(features, 2, np.array([2, 3, 4, 5, 6, 6]))
     assert found.count.tolist() == [0, 0, 1, 2, 1, 2, 1, 2, 1, 2]
     train = np.concatenate([features[i] for i in range(5)])
     low, high = train.min(axis=0), train.max(axis=0)

@@ -1,14 +1,24 @@
-"""Base class of the importers of public tables."""
+"""Base class of the importers of public tables, names of narrow types, and the groups of rows that share types."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from cdmpp.data.assemble import Draft, Group, assemble
+import numpy as np
+
+from cdmpp.data.assemble import Group, check_groups, complete_table
 from cdmpp.data.labels import Labels, Mask
-from cdmpp.data.raw import RawTable
-from cdmpp.data.table import MeasurementTable
+from cdmpp.data.raw import IntColumn, RawTable
+from cdmpp.data.table import Flags, MeasurementTable
+from cdmpp.programs.elements import canonical_dtype
+
+
+def column_set(names: str) -> frozenset[str]:
+    """Return the set of column names that a text lists, with spaces between them."""
+    return frozenset(names.split())
+
 
 #: Columns of other sources that no table of layers of serving systems has.
 NOT_SERVING = frozenset({"framework", "precision", "direction", "program", "batch", "rows", "in_hw", "message_bytes"})
@@ -62,7 +72,7 @@ class Importer:
     protocol: str
     needs: frozenset[str]
     lacks: frozenset[str]
-    groups: Callable[[RawTable, Labels], list[Group]]
+    groups: Callable[[RawTable, Labels], Iterable[Group]]
     framework: Callable[[RawTable], Labels]
     reads: frozenset[str] = frozenset()
     one_of: tuple[frozenset[str], ...] = (frozenset(),)
@@ -98,23 +108,92 @@ class Importer:
     def table(self, raw: RawTable) -> MeasurementTable:
         """Build the checked table."""
         op = raw.labels("op")
-        return assemble(
-            Draft(
-                source=self.sources(raw),
-                op=op,
-                device_name=raw.labels("device"),
-                dtype=self.dtype(raw),
-                backend=Labels.constant("library", len(raw)),
-                protocol=self.protocol_of(raw) if self.protocol_of else Labels.constant(self.protocol, len(raw)),
-                framework=self.framework(raw),
-                latency_s=raw.latency_s(),
-                groups=self.groups(raw, op),
-                row_filter=raw.bools(self.row_filter) if self.row_filter else None,
-                doubtful=self.doubtful(raw) if self.doubtful else {},
-            )
+        programs, program_key, reason = check_groups(list(self.groups(raw, op)), self.dtype(raw))
+        return complete_table(
+            programs,
+            program_key,
+            reason,
+            raw.labels("device"),
+            self.doubtful(raw) if self.doubtful else {},
+            source=self.sources(raw),
+            op=op,
+            backend=Labels.constant("library", len(raw)),
+            protocol=self.protocol_of(raw) if self.protocol_of else Labels.constant(self.protocol, len(raw)),
+            framework=self.framework(raw),
+            latency_s=raw.latency_s(),
+            row_filter=raw.bools(self.row_filter) if self.row_filter else None,
         )
 
 
 def always(name: str) -> Callable[[RawTable], Labels]:
     """One label for every row of a source."""
     return lambda raw: Labels.constant(name, len(raw))
+
+
+class ProductTypes(NamedTuple):
+    """Types of a product as a specification keeps them (:mod:`cdmpp.programs.elements`)."""
+
+    dtype: str
+    weight_dtype: str | None = None
+    scaling: str | None = None
+
+    @property
+    def flags(self) -> dict[str, str | None]:
+        """The structural fields."""
+        return {"weight_dtype": self.weight_dtype, "scaling": self.scaling}
+
+
+FP8, FP4 = "float8_e4m3", "float4_e2m1"
+
+#: Dense layers of serving frameworks and of aiter.
+LINEAR: dict[str, ProductTypes] = {
+    "fp8": ProductTypes(FP8, None, "channel"),
+    "fp8_static": ProductTypes(FP8, None, "tensor"),
+    "fp8_block": ProductTypes(FP8, None, "block128"),
+    "fp8_blockscale": ProductTypes(FP8, None, "block128"),
+    "nvfp4": ProductTypes(FP4, None, "nvfp4"),
+    "a4w4_mxfp4": ProductTypes(FP4, None, "mx32"),
+    "int8_wo": ProductTypes("bfloat16", "int8", "channel"),
+    "int4_wo": ProductTypes("bfloat16", "int4", "block128"),
+    "sq": ProductTypes("int8", None, "channel"),
+}
+#: Layers of experts.
+EXPERTS: dict[str, ProductTypes] = {
+    "fp8": ProductTypes(FP8, None, "tensor"),
+    "fp8_block": ProductTypes(FP8, None, "block128"),
+    "nvfp4": ProductTypes(FP4, None, "nvfp4"),
+    "int4_wo": ProductTypes("bfloat16", "int4", "block128"),
+    "w4a16_mxfp4": ProductTypes("bfloat16", FP4, "mx32"),
+    "w4a8_mxfp4_mxfp8": ProductTypes(FP8, FP4, "mx32"),
+    "w4afp8": ProductTypes(FP8, "int4", "block128"),
+}
+
+
+def plain(name: str) -> ProductTypes:
+    """Types of a bare product; a name that is no type stays as it is, and its rows have an unknown type."""
+    return ProductTypes(str(canonical_dtype(name)))
+
+
+def typed_groups(
+    operator: str,
+    rows: Mask,
+    labels: Labels,
+    types: Mapping[str, ProductTypes],
+    sizes: Mapping[str, IntColumn],
+    flags: Flags | None = None,
+) -> Iterator[Group]:
+    """One group for each name of a type that occurs among ``rows``; ``types`` lacks the bare ones."""
+    for name in labels.names:
+        chosen = rows & labels.is_(name)
+        if chosen.any():
+            own = types.get(name) or plain(name)
+            yield Group(operator, chosen, sizes, {**own.flags, **(flags or {})}, dtype=own.dtype)
+
+
+def joined(*columns: Labels) -> tuple[Labels, tuple[tuple[str, ...], ...]]:
+    """Combinations of several columns: a label per row ("0", "1", ...) and the strings behind each label."""
+    table = np.stack([column.map(str).codes for column in columns], axis=1)
+    distinct, inverse = np.unique(table, axis=0, return_inverse=True)
+    names = [column.map(str).names for column in columns]
+    parts = tuple(tuple(names[i][code] for i, code in enumerate(row)) for row in distinct.tolist())
+    return Labels(inverse.reshape(-1).astype(np.int32), tuple(map(str, range(len(parts))))), parts

@@ -13,23 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.importers.base import Importer, always, column_set, joined
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
+from cdmpp.data.table import Flags
 from cdmpp.devices.links import canonical_link
 from cdmpp.programs.collectives import COLLECTIVES, LIBRARIES, MAX_RANKS
 
 _LIBRARIES = {"torch.distributed (nccl)": "nccl", "torch.distributed (gloo)": "gloo"}
 _MODES = {
-    "kernel": "kernel",
-    "graph": "graph",
-    "eager": "eager",
-    "nccl-tests": "eager",
-    "rccl-tests": "eager",
-    "oneccl-benchmark": "eager",
+    **{"kernel": "kernel", "graph": "graph", "eager": "eager"},
+    **dict.fromkeys(("nccl-tests", "rccl-tests", "oneccl-benchmark"), "eager"),
 }
 
 
@@ -51,31 +46,22 @@ def _mode(raw: RawTable) -> Labels:
     return raw.labels("mode", "kernel").map(lambda name: _MODES.get(name, name or "kernel"))
 
 
-def _groups(raw: RawTable, op: Labels) -> list[Group]:
-    return list(_each_group(raw, op))
-
-
-def _each_group(raw: RawTable, op: Labels) -> Iterator[Group]:
+def _groups(raw: RawTable, op: Labels) -> Iterator[Group]:
     """Rows of one operator that share library, mode, link and ranks of a node."""
     sizes = {"bytes": raw.ints("message_bytes"), "ranks": raw.ints("ranks")}
     per_node = raw.ints("ranks_per_node")
-    stated = np.where(per_node.missing | per_node.invalid | (per_node.values > MAX_RANKS), 0, per_node.values)
-    library, mode, link = raw.labels("library"), _mode(raw), raw.labels("link")
-    columns = [op.codes, library.codes, mode.codes, link.codes, np.maximum(stated, 0)]
-    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    for number, (name, software, timed, wire, ranks) in enumerate(distinct.tolist()):
-        if op.names[name] in COLLECTIVES:
-            yield Group(
-                op.names[name],
-                inverse.reshape(-1) == number,
-                sizes,
-                {
-                    "ranks_per_node": ranks or None,
-                    "library": _library(library.names[software]),
-                    "mode": mode.names[timed] if mode.names[timed] in _MODES.values() else None,
-                    "link": _link(link.names[wire]),
-                },
-            )
+    unstated = per_node.missing | per_node.invalid | (per_node.values > MAX_RANKS) | (per_node.values < 1)
+    stated = Labels.of("" if none else str(ranks) for none, ranks in zip(unstated, per_node.values, strict=True))
+    label, parts = joined(op, raw.labels("library"), _mode(raw), raw.labels("link"), stated)
+    for number, (name, library, mode, link, ranks) in enumerate(parts):
+        if name in COLLECTIVES:
+            flags: Flags = {
+                "ranks_per_node": int(ranks) if ranks else None,
+                "library": _library(library),
+                "mode": mode if mode in _MODES.values() else None,
+                "link": _link(link),
+            }
+            yield Group(name, label.is_(str(number)), sizes, flags)
 
 
 IMPORTER = Importer(
@@ -87,9 +73,9 @@ IMPORTER = Importer(
     licence="Apache-2.0, Apache-2.0, MIT",
     protocol="kernel",
     protocol_of=_mode,
-    needs=frozenset({"op", "device", "message_bytes", "ranks"}),
-    lacks=frozenset({"m", "n", "k", "batch", "rows", "q_len", "c_in", "program"}),
-    reads=frozenset({"dtype", "library", "mode", "link", "ranks_per_node"}),
+    needs=column_set("op device message_bytes ranks"),
+    lacks=column_set("m n k batch rows q_len c_in program"),
+    reads=column_set("dtype library mode link ranks_per_node"),
     groups=_groups,
     framework=always(""),
     dtype=lambda raw: raw.labels("dtype", "float16"),

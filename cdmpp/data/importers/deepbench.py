@@ -10,24 +10,13 @@ kept, since a user cannot ask for it. ``suite`` is never read.
 from __future__ import annotations
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer, always
-from cdmpp.data.importers.miopen import DIRECTIONS
+from cdmpp.data.importers.base import Importer, always, column_set
+from cdmpp.data.importers.rocm import DIRECTIONS
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
 
-_CONV = {
-    "n": "batch",
-    "c_in": "c_in",
-    "h": "h",
-    "w": "w",
-    "c_out": "c_out",
-    "kh": "kh",
-    "kw": "kw",
-    "stride_h": "stride_h",
-    "stride_w": "stride_w",
-    "pad_h": "pad_h",
-    "pad_w": "pad_w",
-}
+#: Column of each size.
+_CONV = {"n": "batch"} | {n: n for n in column_set("c_in h w c_out kh kw stride_h stride_w pad_h pad_w")}
 
 
 def element_type(precision: str) -> str:
@@ -59,8 +48,8 @@ IMPORTER = Importer(
     origin="results/**/*.xlsx",
     licence="Apache-2.0",
     protocol="kernel",
-    needs=frozenset({"op", "device", "precision"}),
-    one_of=(frozenset({"m", "n", "k"}), frozenset({"direction", *_CONV.values()})),
+    needs=column_set("op device precision"),
+    one_of=(column_set("m n k"), column_set("direction").union(_CONV.values())),
     lacks=frozenset(),
     groups=_groups,
     framework=always("vendor"),

@@ -28,14 +28,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import NOT_SERVING, Importer
+from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set, joined
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
 _FP8 = "float8_e4m3"
 _BLOCK = {"scaling": "block128"}
-_GEMM = frozenset({"m", "n", "k"})
-_GROUPED = frozenset({"num_local_experts", "tokens_per_expert", "hidden_size", "intermediate_size"})
+_GEMM = column_set("m n k")
+_GROUPED = column_set("num_local_experts tokens_per_expert hidden_size intermediate_size")
 
 
 def _numbers(config: str) -> list[int] | None:
@@ -77,10 +77,8 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
     types, cache = raw.labels("dtype").map(_type), raw.labels("kv_dtype").map(_type)
     one = IntColumn.constant(1, len(raw))
     batch = _or(raw.ints("batch_size"), one)
-    labels = (op, phase, config, types, cache)
-    distinct, inverse = np.unique(np.stack([label.codes for label in labels], axis=1), axis=0, return_inverse=True)
-    for number, codes in enumerate(distinct.tolist()):
-        name, when, cfg, dtype, kv = (label.names[code] for label, code in zip(labels, codes, strict=True))
+    label, parts = joined(op, phase, config, types, cache)
+    for number, (name, when, cfg, dtype, kv) in enumerate(parts):
         dims = _numbers(cfg)
         if name not in ("mha", "mla", "dsa") or dims is None or when not in ("prefill", "decode"):
             continue
@@ -96,7 +94,7 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
             scores = cfg.startswith("logits-")
             types_of = _FP8 if scores else dtype or "bfloat16"
             flags = {"kv_dtype": kv} if kv and kv != types_of and not scores else {}
-            yield Group(operator, inverse.reshape(-1) == number, constant, flags, types_of)
+            yield Group(operator, label.is_(str(number)), constant, flags, types_of)
 
 
 def _one_attention(
@@ -148,11 +146,10 @@ IMPORTER = Importer(
     origin="bench_data",
     licence="Apache-2.0",
     protocol="kernel",
-    needs=frozenset({"op", "device", "cfg"}),
-    one_of=(_GEMM, _GROUPED, frozenset({"phase", "kv_len"}), frozenset({"phase", "seq_len"})),
-    lacks=NOT_SERVING
-    | {"n_out", "token", "protocol", "layer", "n_embd", "hidden_dim", "n_q_head", "prefill_chunk", "n_decode"},
-    reads=frozenset({"phase", "dtype", "kv_dtype", "batch_size", "q_len", "kv_len", "seq_len"}),
+    needs=column_set("op device cfg"),
+    one_of=(_GEMM, _GROUPED, column_set("phase kv_len"), column_set("phase seq_len")),
+    lacks=NOT_SERVING | column_set("n_out token protocol layer n_embd hidden_dim n_q_head prefill_chunk n_decode"),
+    reads=column_set("phase dtype kv_dtype batch_size q_len kv_len seq_len"),
     groups=_groups,
     framework=_framework,
     protocol_of=_protocol,

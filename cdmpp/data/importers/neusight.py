@@ -19,32 +19,14 @@ from __future__ import annotations
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.importers.base import Importer, always, column_set
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
 VECTOR = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "pow",
-    "maximum",
-    "minimum",
-    "add_scalar",
-    "mul_scalar",
-    "div_scalar",
-    "pow_scalar",
-    "relu",
-    "gelu",
-    "tanh",
-    "sigmoid",
-    "silu",
-    "exp",
-    "sqrt",
-    "softmax",
-    "layernorm",
-    "rmsnorm",
+    *("add", "sub", "mul", "div", "pow", "maximum", "minimum"),
+    *("add_scalar", "mul_scalar", "div_scalar", "pow_scalar"),
+    *("relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt", "softmax", "layernorm", "rmsnorm"),
 )
 
 
@@ -53,20 +35,10 @@ def _groups(raw: RawTable, op: Labels) -> list[Group]:
     # A dense layer has no batch of its own: [batch, m, k] -> n is the same call as [batch * m, k] -> n.
     folds = IntColumn(np.where(batch.missing, 1, batch.values), np.zeros_like(batch.missing), batch.invalid)
     rows, cols = raw.ints("rows"), raw.ints("cols")
-    extent, kernel, stride, pad = (raw.ints(name) for name in ("in_hw", "kernel_hw", "stride", "pad"))
-    conv = {
-        "n": batch,
-        "c_in": raw.ints("c_in"),
-        "h": extent,
-        "w": extent,
-        "c_out": raw.ints("c_out"),
-        "kh": kernel,
-        "kw": kernel,
-        "stride_h": stride,
-        "stride_w": stride,
-        "pad_h": pad,
-        "pad_w": pad,
-    }
+    conv = {"n": batch, "c_in": raw.ints("c_in"), "c_out": raw.ints("c_out")}
+    conv |= dict.fromkeys(("h", "w"), raw.ints("in_hw")) | dict.fromkeys(("kh", "kw"), raw.ints("kernel_hw"))
+    for name in ("stride", "pad"):
+        conv |= dict.fromkeys((f"{name}_h", f"{name}_w"), raw.ints(name))
     return [
         Group("linear", op.is_("linear"), {"m": m.times(folds), "n": n, "k": k}, {"bias": True}),
         Group("bmm", op.is_("bmm"), {"batch": batch, "m": m, "n": n, "k": k}),
@@ -83,10 +55,10 @@ IMPORTER = Importer(
     origin="scripts/asplos/data/dataset*/{train,test}",
     licence="MIT",
     protocol="eager",
-    needs=frozenset({"op", "device", "dtype"}),
-    one_of=(frozenset({"batch", "m", "n", "k"}), frozenset({"rows", "cols"}), frozenset({"in_hw", "kernel_hw"})),
-    lacks=frozenset({"framework", "precision", "q_len", "direction", "family", "trans_a", "protocol"}),
-    reads=frozenset({"c_in", "c_out", "stride", "pad"}),
+    needs=column_set("op device dtype"),
+    one_of=(column_set("batch m n k"), column_set("rows cols"), column_set("in_hw kernel_hw")),
+    lacks=column_set("framework precision q_len direction family trans_a protocol"),
+    reads=column_set("c_in c_out stride pad"),
     groups=_groups,
     framework=always("pytorch"),
     row_filter="neusight_filter",

@@ -6,17 +6,28 @@
 pipeweave's fp8 GEMM has columns that a part of this table has, too: rows of type fp8 have the source
 ``pipeweave_gemm_fp8``. They are bare products of a vendor's library (kernel time, statistic not stated).
 ``mean_us``, ``min_us``, ``std_us``, ``role`` and ``tp`` are never read, nor is pipeweave's ``split``.
+
+pipeweave MoE
+-------------
+pipeweave MoE: the first grouped product of a layer of experts in vLLM's Triton kernel (average kernel time).
+
+``moe_w13``: ``tokens`` x ``topk`` rows over ``num_experts`` experts of equal load, [hidden] -> [n_out] with both halves
+of the gate-up projection, so ``intermediate`` = ``n_out`` / 2 and the layer is gated. An odd ``n_out`` has no such
+half and is an invalid size. The kernel ran with its default, untuned tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer
-from cdmpp.data.importers.element_types import FP8, plain
+from cdmpp.data.importers.base import EXPERTS, FP8, Importer, always, column_set, plain, typed_groups
 from cdmpp.data.labels import Labels
-from cdmpp.data.raw import RawTable
+from cdmpp.data.raw import IntColumn, RawTable
+from cdmpp.data.table import Flags
 
 _VECTOR = ("silu_and_mul", "rmsnorm", "layernorm", "gelu", "relu", "silu", "tanh", "mul", "softmax")
 PIPEWEAVE_FP8 = "pipeweave_gemm_fp8"
@@ -51,29 +62,15 @@ IMPORTER = Importer(
     origin="data/profiling/compute/*/*/*/mlp.csv",
     licence="MIT",
     protocol="kernel",
-    needs=frozenset({"op", "device", "dtype", "m", "n"}),
-    lacks=frozenset(
-        {
-            "framework",
-            "batch",
-            "rows",
-            "q_len",
-            "trans_a",
-            "direction",
-            "precision",
-            "program",
-            "family",
-            "protocol",
-            "cfg",
-        }
-    ),
-    reads=frozenset({"model", "k"}),
+    needs=column_set("op device dtype m n"),
+    lacks=column_set("framework batch rows q_len trans_a direction precision program family protocol cfg"),
+    reads=column_set("model k"),
     groups=_groups,
     framework=_framework,
     dtype=lambda raw: raw.labels("dtype").map(lambda name: plain(name).dtype),
     row_source=_source,
 )
-PIPEWEAVE_IMPORTER = replace(
+PIPEWEAVE_GEMM = replace(
     IMPORTER,
     name=PIPEWEAVE_FP8,
     file_name="ops_pipeweave_gemm_fp8.parquet",
@@ -81,6 +78,35 @@ PIPEWEAVE_IMPORTER = replace(
     commit="55e03178",
     origin="dataset/gemm_fp8_*",
     licence="Apache-2.0",
-    needs=frozenset({"op", "device", "dtype", "m", "n", "k"}),
+    needs=column_set("op device dtype m n k"),
     read_by=IMPORTER.name,
+)
+
+
+def _moe_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
+    both = raw.ints("n_out")
+    half = IntColumn(both.values // 2, both.missing, both.invalid | np.asarray(both.values % 2 == 1))
+    sizes = {
+        "tokens": raw.ints("tokens"),
+        "hidden": raw.ints("hidden"),
+        "intermediate": half,
+        "experts": raw.ints("num_experts"),
+        "topk": raw.ints("topk"),
+    }
+    flags: Flags = {"balance": "balanced", "gated": True}
+    return typed_groups("moe_w13", op.is_("moe_w13"), raw.labels("dtype"), EXPERTS, sizes, flags)
+
+
+PIPEWEAVE_MOE = Importer(
+    name="pipeweave_moe",
+    file_name="ops_pipeweave_moe.parquet",
+    repository="zksainx/pipeweave",
+    commit="55e03178",
+    origin="mlp_models_quantile/moe/*/kernel_reports",
+    licence="Apache-2.0",
+    protocol="kernel",
+    needs=column_set("op device dtype tokens num_experts topk hidden n_out"),
+    lacks=column_set("framework program num_tokens token m rows in_hw q_len direction message_bytes"),
+    groups=_moe_groups,
+    framework=always("triton"),
 )

@@ -20,7 +20,7 @@ from cdmpp.data.folder import STORE
 from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
 from cdmpp.data.measure.collect import GROUP, Collector, check_flushing
 from cdmpp.data.measure.pools import Outcome, WorkerPool
-from cdmpp.data.measure.settings import CollectSettings, Progress
+from cdmpp.data.measure.settings import CollectSettings, ProgressListener
 from cdmpp.data.measure.store import Store, StoredProgram, disk_full_error, is_disk_full
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
@@ -46,7 +46,7 @@ def write_job(
     out: str | Path,
     settings: CollectSettings | None = None,
     *,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Lower, sample and build, without running programs; a repeated call resumes.
@@ -129,7 +129,7 @@ def measure_job(
     device: str | None = None,
     threads: int | None = None,
     timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
 ) -> Path:
     """Time every program of a job, or resume an interrupted measurement.
 

@@ -20,7 +20,7 @@ from typing import Any
 from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
 from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.data.measure.sampling import begin_search, continue_search, prepare_sampler, prepare_search, sample_programs
-from cdmpp.data.measure.settings import Chooser, CollectSettings, Progress
+from cdmpp.data.measure.settings import Chooser, CollectSettings, ProgressListener
 from cdmpp.data.measure.store import (
     FIRST,
     SECOND,
@@ -58,7 +58,7 @@ class Collector:
         All of one target kind. Schedules are drawn for the first configuration of the folder.
     timers : callable, optional
         Makes the :class:`Timers` of a configuration. Default: timers on this machine.
-    progress : Progress, optional
+    progress : ProgressListener, optional
     chooser : Chooser, optional
         Adds schedules from a larger pool to the random ones.
     """
@@ -70,7 +70,7 @@ class Collector:
         configurations: Sequence[Configuration],
         *,
         timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
-        progress: Progress | None = None,
+        progress: ProgressListener | None = None,
         chooser: Chooser | None = None,
     ) -> None:
         # Output of TVM and of crashes would disturb the progress bar.
@@ -371,7 +371,7 @@ def collect(
     settings: CollectSettings | None = None,
     *,
     timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
     chooser: Chooser | None = None,
     dims: Mapping[str, int] | None = None,
     command: str = "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.devices.loading import from_mapping, specification_toml
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.utils.writing import replacing
 
 #: Name of the source in error tables.
@@ -107,37 +108,60 @@ def _rows(
 ) -> Iterator[Measurement]:
     from importlib.metadata import version
 
-    from cdmpp.devices.loading import from_mapping
-
     specs = {name: from_mapping(entry["device_spec"]) for name, entry in described.items()}
     for m in measurements:
-        program, about = programs[m.program], described[m.device]
-        moment = datetime.datetime.fromtimestamp(m.measured_at, datetime.UTC)
-        unstable = m.spread is not None and m.spread > max_spread
-        yield Measurement(
-            program=program.tvm_json,
-            program_kind="tvm_json",
-            program_hash=program.hash,
-            task=program.task,
-            device=m.device,
-            device_spec=specs[m.device],
-            backend="tvm",
-            protocol="kernel",
-            latency_s=m.latency_s,
-            repeats_s=m.repeats_s,
-            failure=m.failure,
-            source=SOURCE,
-            excluded_reason=UNSTABLE if unstable else "",
-            provenance={
-                "task_name": program.task_name,
-                "networks": ";".join(program.networks),
-                "origin": program.origin,
-                "target": about["target"],
-                "threads": about["threads"],
-                "affinity": about["affinity"],
-                "timed": "once" if m.once else "repeatedly" if not m.failure else "",
-                # The version that built the programs: an archive records it, else this installation.
-                "tvm": about.get("tvm") or version("apache-tvm"),
-                "measured_at": moment.strftime("%Y-%m-%dT%H:%M:%SZ") if not m.failure else "",
-            },
-        )
+        about = described[m.device]
+        conditions = {name: about[name] for name in ("target", "threads", "affinity")}
+        # The version that built the programs: an archive records it, else this installation.
+        conditions["tvm"] = about.get("tvm") or version("apache-tvm")
+        yield program_record(programs[m.program], m, conditions, max_spread, specs[m.device])
+
+
+def program_record(
+    program: StoredProgram,
+    m: StoredMeasurement,
+    conditions: Mapping[str, str],
+    max_spread: float,
+    device_spec: DeviceSpec | None = None,
+) -> Measurement:
+    """Return the record of a measured TVM program.
+
+    Parameters
+    ----------
+    program : StoredProgram
+    m : StoredMeasurement
+    conditions : mapping of str to str
+        Further provenance: target, threads, affinity, versions.
+    max_spread : float
+        Spread above which the record is flagged.
+    device_spec : DeviceSpec, optional
+        Required if cdmpp does not know the device's name.
+    """
+    return Measurement(
+        program=program.tvm_json,
+        program_kind="tvm_json",
+        program_hash=program.hash,
+        task=program.task,
+        device=m.device,
+        device_spec=device_spec,
+        backend="tvm",
+        protocol="kernel",
+        latency_s=m.latency_s,
+        repeats_s=m.repeats_s,
+        failure=m.failure,
+        source=SOURCE,
+        excluded_reason=UNSTABLE if m.spread is not None and m.spread > max_spread else "",
+        provenance={
+            "task_name": program.task_name,
+            "networks": ";".join(program.networks),
+            "origin": program.origin,
+            "timed": "once" if m.once else "repeatedly" if not m.failure else "",
+            "measured_at": utc_text(m.measured_at) if not m.failure else "",
+            **conditions,
+        },
+    )
+
+
+def utc_text(seconds: float) -> str:
+    """Return a time in seconds since 1970 as UTC text."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -17,7 +17,7 @@ from cdmpp.data.physics import UNSTABLE, needed_bytes
 from cdmpp.data.records import Measurement, from_measurements
 from cdmpp.devices.spec import Ceilings, DeviceSpec
 from cdmpp.programs.elements import DTYPE_BYTES
-from cdmpp.programs.operators import OperatorSpec, make_operator
+from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
 
 #: Memory limit of one program: bytes, or a share of the device's memory; and a share of the free memory.
 _MOST_BYTES, _BOARD_SHARE, _FREE_SHARE = 2**30, 1 / 64, 0.25
@@ -29,27 +29,11 @@ _SMALL_BYTES, _MIDDLE_BYTES = 2**20, 2**26
 _BEYOND_CACHES = 2.5
 #: Duration of memory traffic beside which an eager launch is small, in seconds.
 _TRAFFIC_S = 250e-6
-_IMAGE: dict[str, Any] = {
-    "operator": "conv2d",
-    "c_in": 128,
-    "h": 56,
-    "w": 56,
-    "c_out": 128,
-    "kh": 3,
-    "kw": 3,
-    "pad_h": 1,
-    "pad_w": 1,
-}
-_ATTENTION: dict[str, dict[str, Any]] = {
-    kind: {
-        "operator": "attention_prefill",
-        "batch": batch,
-        "q_len": q_len,
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": dim,
-    }
-    for kind, batch, q_len, heads, dim in (("gpu", 4, 4096, 32, 128), ("cpu", 1, 1024, 8, 64))
+_IMAGE = parse_operator("conv2d:n=1,c_in=128,h=56,w=56,c_out=128,kh=3,kw=3,pad_h=1,pad_w=1").canonical()
+_IMAGE_FLOPS = 2.0 * 56 * 56 * 128 * 128 * 3 * 3
+_ATTENTION = {
+    "gpu": parse_operator("attention_prefill:batch=4,q_len=4096,heads=32,kv_heads=32,head_dim=128").canonical(),
+    "cpu": parse_operator("attention_prefill:batch=1,q_len=1024,heads=8,kv_heads=8,head_dim=64").canonical(),
 }
 
 
@@ -99,9 +83,9 @@ def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: fl
             continue
         add("linear", m=2 * side, n=side // 2, k=side, dtype=dtype)
         add("linear", m=1, n=4096, k=4096, dtype=dtype)
-        images = max(1, round(large_s * device.peak(dtype, matrix=True) / _image_flops()))
-        fitting = int(memory_bytes / needed_bytes(make_operator({**_IMAGE, "n": 1, "dtype": dtype})))
-        add(**_IMAGE, n=max(1, min(images, fitting)), dtype=dtype)
+        images = max(1, round(large_s * device.peak(dtype, matrix=True) / _IMAGE_FLOPS))
+        fitting = int(memory_bytes / needed_bytes(make_operator({**_IMAGE, "dtype": dtype})))
+        add(**_IMAGE | {"n": max(1, min(images, fitting)), "dtype": dtype})
     attention = _ATTENTION[device.kind] | {"dtype": dtypes[1] if len(dtypes) > 1 else "float32"}
     add(**attention)
     beyond = _BEYOND_CACHES * device.l2_bytes if device.l2_bytes else 4.0 * _MIDDLE_BYTES
@@ -115,10 +99,6 @@ def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: fl
     for operator in ("relu", "add", "mul_scalar"):
         add(operator, rows=1, cols=1)
     return list({spec.hash(): spec for spec in specs}.values())
-
-
-def _image_flops() -> float:
-    return 2.0 * 56 * 56 * 128 * 128 * 3 * 3
 
 
 def memory_limit(device: DeviceSpec, free_bytes: float) -> float:

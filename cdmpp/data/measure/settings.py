@@ -53,7 +53,7 @@ class Chooser(Protocol):
         """Return programs in the order of measurement: the default, ``schedules`` random draws, and the chosen ones."""
 
 
-class Progress(Protocol):
+class ProgressListener(Protocol):
     """A progress listener."""
 
     def phase(self, name: str, done: int, total: int) -> None:

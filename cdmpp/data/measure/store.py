@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,6 +69,8 @@ class StoredProgram:
 @dataclass(frozen=True)
 class StoredMeasurement:
     """One measurement; ``latency_s`` is None if and only if ``failure`` has a reason.
+
+    The fields are the columns of the table ``measurements``, in its order.
 
     Attributes
     ----------
@@ -339,42 +341,15 @@ class Store:
         with self.transaction():
             self._db.executemany(
                 "INSERT OR IGNORE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (
-                        m.program,
-                        m.device,
-                        m.turn,
-                        json.dumps(m.repeats_s),
-                        m.latency_s,
-                        m.spread,
-                        m.number,
-                        int(m.once),
-                        m.failure,
-                        m.measured_at,
-                        m.overhead_s,
-                    )
-                    for m in measurements
-                ],
+                [(m.program, m.device, m.turn, json.dumps(m.repeats_s), *astuple(m)[4:]) for m in measurements],
             )
 
     def measurements(self, turn: int | None = None) -> Iterator[StoredMeasurement]:
         """Yield all measurements, or those of one turn."""
         where, values = ("", ()) if turn is None else ("WHERE turn = ?", (turn,))
         rows = self._db.execute(f"SELECT * FROM measurements {where} ORDER BY rowid", values)
-        for program, device, at, repeats, latency, spread, number, once, failure, when, overhead in rows:
-            yield StoredMeasurement(
-                program,
-                device,
-                at,
-                tuple(json.loads(repeats)),
-                latency,
-                spread,
-                number,
-                bool(once),
-                failure,
-                when,
-                overhead,
-            )
+        for program, device, at, repeats, *rest in rows:
+            yield StoredMeasurement(program, device, at, tuple(json.loads(repeats)), *rest)
 
     def once_measured(self, devices: Sequence[str]) -> list[tuple[str, str, float]]:
         """Return (program, device, Unix time) of successful first measurements without a second one."""

@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.data.measure.building import import_tvm_alone, load_device_runtime
+from cdmpp.data.measure.kit.runtime.programs import random_array
 from cdmpp.errors import MeasurementError
 
 #: Side of the matrices, products in one sample (some 30 us), and samples in one check, of which the median counts.
@@ -262,17 +263,6 @@ class Clock:
         return TimedRun(timing, time.perf_counter() - self._started, self.timed_s, self._was_quiet)
 
 
-def random_array(shape: Sequence[int], dtype: str, bound: int, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return random values: floats in [-1, 1), integers in [0, bound), because integers may be indices."""
-    if dtype == "bool":
-        return rng.integers(0, 2, size=tuple(shape)).astype(bool)
-    if _is_float(dtype):
-        # The tensor converts float32 to bfloat16.
-        return (rng.random(tuple(shape), dtype=np.float32) * 2 - 1).astype("float32" if dtype == "bfloat16" else dtype)
-    highest = min(bound - 1, np.iinfo(dtype).max)
-    return rng.integers(0, highest, size=tuple(shape), endpoint=True).astype(dtype)
-
-
 def index_bound(arguments: Arguments) -> int:
     """Return a bound below which every integer is a valid index into the arrays that a program reads.
 
@@ -344,7 +334,7 @@ class Inputs:
                     self._kept.clear()
                     self._bytes = 0
                 tensor = tvm.runtime.empty(tuple(shape), dtype, self._device)
-                tensor.copyfrom(array)
+                tensor.copyfrom(array)  # converts float32 to bfloat16
                 self._kept[key] = tensor
                 self._bytes += array.nbytes
             tensors.append(self._kept[key])

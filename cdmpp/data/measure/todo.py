@@ -20,11 +20,11 @@ from cdmpp.devices.loading import specification_toml
 from cdmpp.devices.registry import find_known
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.operators import OperatorSpec, operator_family
+from cdmpp.programs.operators import OperatorSpec, operator_family, read_operator
 from cdmpp.programs.query_options import PROTOCOLS
 from cdmpp.utils.files import MAX_CONFIG_BYTES, MAX_REQUEST_BYTES, read_bytes
 from cdmpp.utils.units import format_latency
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import check_new_folder, make_folder, replacing
 
 # Records need pyarrow, which a machine that only times a job may lack: they are imported late.
 if TYPE_CHECKING:
@@ -77,28 +77,14 @@ def write_todo(todo: Todo, folder: Path) -> None:
     DataError
         The folder cannot be written, or is not empty: it may contain latencies entered by a user.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} already exists and is not empty", hint="choose a new folder for --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror}", hint="choose another --out") from None
+    check_new_folder(folder)
+    make_folder(folder)
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
     writer.writerow(COLUMNS)
     for spec, expected in zip(todo.programs, todo.expected_s, strict=True):
-        writer.writerow(
-            (
-                spec.text(),
-                spec.operator,
-                operator_family(spec.operator),
-                f"{expected:.4g}",
-                "",
-                todo.protocol,
-                todo.framework,
-                todo.device.name,
-            )
-        )
+        operator = (spec.text(), spec.operator, operator_family(spec.operator))
+        writer.writerow((*operator, f"{expected:.4g}", "", todo.protocol, todo.framework, todo.device.name))
     about = {
         **todo.about,
         "device": json.loads(spec_text(todo.device)),
@@ -152,9 +138,6 @@ def read_todo(folder: Path) -> Todo:
     DataError
         A file cannot be read, or a row is not a program (rows are counted from 1, without the header).
     """
-    # Imported late: it needs pyarrow, which a machine that only times a job may lack.
-    from cdmpp.programs.operators import read_operator
-
     try:
         about = json.loads(read_bytes(folder / ABOUT, MAX_CONFIG_BYTES))
         device = parse_spec(json.dumps(about.pop("device")))
@@ -182,7 +165,7 @@ def read_todo(folder: Path) -> Todo:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TodoResult:
     """Result of a run.
 
     Attributes
@@ -215,7 +198,7 @@ def measure_programs(
     device: str,
     protocol: str,
     step: Callable[[], None] = lambda: None,
-) -> Measured:
+) -> TodoResult:
     """Measure programs into a file of records; programs that it already has are skipped.
 
     After an interruption (``KeyboardInterrupt``) the file contains the measurements so far.
@@ -255,7 +238,7 @@ def measure_programs(
         if new:
             _write(path, done, new)
     failed = {row.program: row.failure for row in new if row.failure}
-    return Measured(path, (0 if done is None else len(done)) + len(new) - len(failed), len(new) - len(failed), failed)
+    return TodoResult(path, (0 if done is None else len(done)) + len(new) - len(failed), len(new) - len(failed), failed)
 
 
 def _done(path: Path, device: str, protocol: str) -> MeasurementTable | None:
@@ -281,9 +264,6 @@ def _write(path: Path, done: MeasurementTable | None, new: Sequence[Measurement]
     from cdmpp.data.records import from_measurements, write_records
     from cdmpp.data.table import concat
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}", hint="choose another --out") from None
+    make_folder(path.parent)
     table = from_measurements(list(new))
     write_records(table if done is None else concat([done, table]), path)

@@ -46,7 +46,7 @@ from cdmpp.model.artifact.folder import (
 )
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.artifact.trained import load_trained
-from cdmpp.model.collectives.context import STORED_FIELDS, Context
+from cdmpp.model.collectives.context import STORED_FIELDS, CollectiveContext
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.residual import Correction
 from cdmpp.model.collectives.store import read_model
@@ -272,7 +272,7 @@ def collectives_of(artifact: Artifact) -> CollectiveModel | None:
 def corrected(
     base: Artifact,
     device: DeviceSpec,
-    contexts: Sequence[Context],
+    contexts: Sequence[CollectiveContext],
     bytes_: Sequence[float],
     seconds: Sequence[float],
     weight: float,
@@ -341,7 +341,7 @@ def load_corrected(path: Path, manifest: dict[str, Any]) -> Artifact:
     """
     content = manifest[KIND]
     width = STORED_FIELDS
-    contexts = [Context(*row[:width]) for row in content["rows"]]
+    contexts = [CollectiveContext(*row[:width]) for row in content["rows"]]
     bytes_, seconds = ([float(row[width + i]) for row in content["rows"]] for i in (0, 1))
     device = from_mapping(content["device"])
     made = corrected(

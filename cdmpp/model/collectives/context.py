@@ -27,11 +27,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 UNSTATED = ""
 
 
-class Context(NamedTuple):
+class CollectiveContext(NamedTuple):
     """One curve of latency over bytes.
 
     ``device`` is "" for a device without measurements, ``link`` is "" where the device's own is meant, and
-    ``library`` is "" where it is not known. ``own`` names the device's own link, ``generation`` its
+    ``library`` is "" where it is not known. ``device_link`` names the device's own link, ``generation`` its
     architecture ("hopper"). ``one_node`` has the same operation between fewer ranks on one node, for a query that
     crosses nodes; training contexts have none.
     """
@@ -47,7 +47,7 @@ class Context(NamedTuple):
     kind: str
     bandwidth: float
     crosses: bool
-    own: str
+    device_link: str
     generation: str
     one_node: tuple[Any, ...] = ()
 
@@ -67,10 +67,12 @@ class Context(NamedTuple):
         return self.device, self.link, self.crosses
 
 
-STORED_FIELDS = len(Context._fields) - 1
+STORED_FIELDS = len(CollectiveContext._fields) - 1
 
 
-def context_of(spec: Collective, device: DeviceSpec, protocol: str, known_as: str, framework: str = "") -> Context:
+def context_of(
+    spec: Collective, device: DeviceSpec, protocol: str, known_as: str, framework: str = ""
+) -> CollectiveContext:
     """Context of one query.
 
     Parameters
@@ -91,24 +93,26 @@ def context_of(spec: Collective, device: DeviceSpec, protocol: str, known_as: st
     return context._replace(one_node=tuple(_on_one_node(context, fields, device, protocol)))
 
 
-def _on_one_node(context: Context, fields: Mapping[str, Any], device: DeviceSpec, protocol: str) -> Iterator[Context]:
+def _on_one_node(
+    context: CollectiveContext, fields: Mapping[str, Any], device: DeviceSpec, protocol: str
+) -> Iterator[CollectiveContext]:
     """The same operation between 2, 4, 8, ... ranks on one node, where the context crosses nodes by itself."""
     inside = link_of_device(device) if fields["link"] is None else link_of_name(fields["link"])
     if not context.crosses or inside.kind == "network":
         return
-    together = devices_together(device, inside)
-    for exponent in range(1, int(log2(min(context.ranks, together))) + 1):
-        alone = {**fields, "ranks": 2**exponent, "ranks_per_node": None, "span": None}
-        yield context_of_fields(alone, device, protocol, context.device)
+    per_node = devices_together(device, inside)
+    for exponent in range(1, int(log2(min(context.ranks, per_node))) + 1):
+        on_one_node = {**fields, "ranks": 2**exponent, "ranks_per_node": None, "span": None}
+        yield context_of_fields(on_one_node, device, protocol, context.device)
 
 
-def context_of_fields(fields: Mapping[str, Any], device: DeviceSpec, protocol: str, known_as: str) -> Context:
+def context_of_fields(fields: Mapping[str, Any], device: DeviceSpec, protocol: str, known_as: str) -> CollectiveContext:
     """Context of one query from the fields of its specification (without ``bytes``)."""
     operator, ranks, per_node, link, span = (
         fields[name] for name in ("operator", "ranks", "ranks_per_node", "link", "span")
     )
     path = collective_path(operator, ranks, per_node, link, device, span)
-    return Context(
+    return CollectiveContext(
         operator,
         ranks,
         path.per_node,
@@ -173,8 +177,8 @@ def describe(reasons: Reasons) -> str:
         what = f" for {reasons.operator} on this device" if reasons.operator else ""
         texts.append(f"{library} was not measured in mode {mode}{what}: the figures follow other modes and libraries")
     if reasons.ranks:
-        ranks, most, where = reasons.ranks
-        texts.append(f"{ranks} ranks: at most {most} were measured {where}")
+        ranks, max_ranks, where = reasons.ranks
+        texts.append(f"{ranks} ranks: at most {max_ranks} were measured {where}")
     if reasons.kind:
         texts.append(f"no link of kind {reasons.kind} was measured")
     if reasons.libraries:
@@ -192,13 +196,13 @@ class CollectiveRows:
     ----------
     index : (n,) int
         Rows of the table.
-    contexts : list of Context
+    contexts : list of CollectiveContext
     context : (n,) int
     bytes : (n,) float
     """
 
     index: Array
-    contexts: list[Context]
+    contexts: list[CollectiveContext]
     context: Array
     bytes: Array
 
@@ -227,7 +231,7 @@ def collective_rows(
     }
     known = {code: known_as(device) for code, device in devices.items()}
     protocols = table.protocol.names
-    numbers: dict[Context, int] = {}
+    numbers: dict[CollectiveContext, int] = {}
     context, bytes_ = np.zeros(len(table), dtype=np.int64), np.zeros(len(table))
     wanted = np.zeros(len(table), dtype=np.bool_)
     wanted[rows] = True
@@ -243,6 +247,6 @@ def collective_rows(
             if not wanted[members].any():
                 continue
             fields = {"operator": block.operator, "dtype": block.dtype, **block.flags, "ranks": ranks}
-            one = context_of_fields(fields, devices[device], protocols[protocol], known[device])
-            context[members] = numbers.setdefault(one, len(numbers))
+            key = context_of_fields(fields, devices[device], protocols[protocol], known[device])
+            context[members] = numbers.setdefault(key, len(numbers))
     return CollectiveRows(rows, list(numbers), context[rows], bytes_[rows])

@@ -13,7 +13,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidProgramError
-from cdmpp.model.collectives.context import Context, context_of
+from cdmpp.model.collectives.context import CollectiveContext, context_of
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.residual import NOISE, Correction, prior_covariance
 from cdmpp.programs.collectives import Collective
@@ -92,7 +92,7 @@ PER_CHOICE, CANDIDATES, PER_CONTEXT = 2, 400, 4
 
 
 def informative_rows(
-    model: CollectiveModel, contexts: Sequence[Context], context: Array, bytes_: Array, k: int, seed: int = 0
+    model: CollectiveModel, contexts: Sequence[CollectiveContext], context: Array, bytes_: Array, k: int, seed: int = 0
 ) -> Array:
     """Positions of k rows, ascending.
 
@@ -102,7 +102,7 @@ def informative_rows(
     Parameters
     ----------
     model : CollectiveModel
-    contexts : sequence of Context
+    contexts : sequence of CollectiveContext
     context, bytes_ : (n,)
         Index into ``contexts`` and bytes of the rows to choose from; ``k`` is at most n.
     seed : int

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.links import KINDS
-from cdmpp.model.collectives.context import Context
-from cdmpp.model.collectives.model import GRIDS, RANK_GRID, CollectiveModel, Devices, Known
-from cdmpp.model.collectives.residual import COMPONENTS, RANKS_SCALE, Baseline, Key, hops
+from cdmpp.model.collectives.context import CollectiveContext
+from cdmpp.model.collectives.model import GRIDS, RANK_GRID, CollectiveModel, Devices, KnownContext
+from cdmpp.model.collectives.residual import COMPONENTS, RANKS_SCALE, Key, LinkBaseline, hops
 from cdmpp.programs.collectives import traffic_factor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -73,7 +73,7 @@ class Numbers:
     def __init__(self) -> None:
         self.of: list[dict[Key, int]] = [{} for _ in COMPONENTS]
 
-    def codes(self, contexts: Sequence[Context]) -> Array:
+    def codes(self, contexts: Sequence[CollectiveContext]) -> Array:
         """(components, contexts) numbers; new keys get new ones."""
         return np.array(
             [[self.of[j].setdefault(c.key(x), len(self.of[j])) for x in contexts] for j, c in enumerate(COMPONENTS)]
@@ -81,8 +81,8 @@ class Numbers:
 
 
 def make_points(
-    contexts: Sequence[Context],
-    baseline: Baseline,
+    contexts: Sequence[CollectiveContext],
+    baseline: LinkBaseline,
     numbers: Numbers,
     context: Array,
     size: Array,
@@ -103,7 +103,7 @@ def make_points(
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProcessSettings:
     """Hyperparameters: variance and length scale of each component, noise variance of kernel times and of others."""
 
     variance: Array
@@ -111,7 +111,7 @@ class Settings:
     noise: Array
 
     @classmethod
-    def of_logs(cls, theta: Array) -> Settings:
+    def of_logs(cls, theta: Array) -> ProcessSettings:
         """From the logarithms, in the order of the fields."""
         n = len(COMPONENTS)
         return cls(np.exp(theta[:n]), np.exp(theta[n : 2 * n]), np.exp(theta[2 * n :]))
@@ -122,32 +122,34 @@ class Settings:
         return np.asarray(np.where(points.noisy, self.noise[1] / np.minimum(points.count, 4), kernel) + 1e-4)
 
 
-def parts(one: Points, other: Points, settings: Settings) -> Iterator[tuple[int, Array, Array]]:
+def parts(left: Points, right: Points, settings: ProcessSettings) -> Iterator[tuple[int, Array, Array]]:
     """For each component its number, correlation and derivative by the log of the length, as (n, m) float32."""
-    apart = {name: np.abs(one.axes[name][:, None] - other.axes[name][None]).astype(np.float32) for name in one.axes}
-    of_ranks = np.exp(-0.5 * ((one.ranks[:, None] - other.ranks[None]) / RANKS_SCALE) ** 2).astype(np.float32)
+    distance = {
+        name: np.abs(left.axes[name][:, None] - right.axes[name][None]).astype(np.float32) for name in left.axes
+    }
+    of_ranks = np.exp(-0.5 * ((left.ranks[:, None] - right.ranks[None]) / RANKS_SCALE) ** 2).astype(np.float32)
     for j, component in enumerate(COMPONENTS):
-        same = (one.codes[j][:, None] == other.codes[j][None]).astype(np.float32)
+        same = (left.codes[j][:, None] == right.codes[j][None]).astype(np.float32)
         if component.over_ranks:
             same *= of_ranks
-        r = apart[component.axis] * np.float32(np.sqrt(3) / settings.length[j])
+        r = distance[component.axis] * np.float32(np.sqrt(3) / settings.length[j])
         fall = same * np.exp(-r)
         yield j, fall * (1 + r), fall * r * r
 
 
-def covariance(one: Points, other: Points, settings: Settings, block: int = 1000) -> Array:
+def covariance(left: Points, right: Points, settings: ProcessSettings, block: int = 1000) -> Array:
     """Covariance of the residuals of two sets of points, without noise, (n, m)."""
-    out = np.zeros((len(one), len(other)))
-    for start in range(0, len(one), block):
-        rows = np.arange(start, min(start + block, len(one)))
-        for j, correlation, _ in parts(one.take(rows), other, settings):
+    out = np.zeros((len(left), len(right)))
+    for start in range(0, len(left), block):
+        rows = np.arange(start, min(start + block, len(left)))
+        for j, correlation, _ in parts(left.take(rows), right, settings):
             out[rows] += settings.variance[j] * correlation
     return out
 
 
 def loss(theta: Array, points: Points, centre: Array) -> tuple[float, Array]:
     """Negative log marginal likelihood with a weak prior around ``centre``, and its gradient."""
-    settings, n = Settings.of_logs(theta), len(COMPONENTS)
+    settings, n = ProcessSettings.of_logs(theta), len(COMPONENTS)
     total, kept = np.zeros((len(points), len(points))), []
     for j, correlation, by_length in parts(points, points, settings):
         total += settings.variance[j] * correlation
@@ -181,20 +183,20 @@ _LENGTHS = (6.0, 5.0, 5.0, 5.0, 4.0, 5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0
 _START = np.log([*([0.03] * len(COMPONENTS)), *_LENGTHS, 0.003, 0.01])
 #: Parameters of the baseline at the start: base and hop in seconds, efficiency; seconds of a call from the host, power.
 _FIRST = (np.log([5e-6, 2e-6, 0.7]), np.log([2e-5, 1.0]))
-#: Least spread of a context's residuals: repeats of one measurement differ by 1.5 % in the median.
-LEAST_SPREAD = 0.01
+#: Minimum spread of a context's residuals: repeats of one measurement differ by 1.5 % in the median.
+MIN_SPREAD = 0.01
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCollectives:
     """Measured rows: contexts, and per row the context's index, bytes and log of the seconds."""
 
-    contexts: list[Context]
+    contexts: list[CollectiveContext]
     context: Array
     bytes: Array
     log_s: Array
 
-    def take(self, rows: Array) -> Measured:
+    def take(self, rows: Array) -> MeasuredCollectives:
         """Some rows, by index or mask."""
         return replace(self, context=self.context[rows], bytes=self.bytes[rows], log_s=self.log_s[rows])
 
@@ -202,7 +204,7 @@ class Measured:
         return len(self.context)
 
 
-def bin_rows(measured: Measured) -> tuple[Array, Array, Array, Array]:
+def bin_rows(measured: MeasuredCollectives) -> tuple[Array, Array, Array, Array]:
     """Median of the rows of a context within a quarter of a power of two: context, log2 bytes, log seconds, count."""
     size = np.log2(measured.bytes)
     keys = measured.context * 1000 + np.round(size * PER_OCTAVE).astype(np.int64)
@@ -213,7 +215,7 @@ def bin_rows(measured: Measured) -> tuple[Array, Array, Array, Array]:
     return distinct // 1000, np.add.reduceat(sizes, first) / count, middle, count
 
 
-def fit_baseline(contexts: Sequence[Context], context: Array, size: Array, log_s: Array) -> Baseline:
+def fit_baseline(contexts: Sequence[CollectiveContext], context: Array, size: Array, log_s: Array) -> LinkBaseline:
     """Fit base, hop and efficiency per kind of link, and the two shared parameters, robustly and near usual values."""
     from scipy.optimize import least_squares
 
@@ -231,11 +233,11 @@ def fit_baseline(contexts: Sequence[Context], context: Array, size: Array, log_s
         both = np.logaddexp(power * np.log(latency), power * (transfer - columns[:, 2])) / power
         return np.concatenate([both - log_s, 0.1 * (x - first)])
 
-    found = least_squares(errors, first, loss="soft_l1", f_scale=0.2).x
-    return Baseline(found[:-2].reshape(len(KINDS), 3), found[-2:])
+    fitted = least_squares(errors, first, loss="soft_l1", f_scale=0.2).x
+    return LinkBaseline(fitted[:-2].reshape(len(KINDS), 3), fitted[-2:])
 
 
-def fit_settings(points: Points, seed: int = 0) -> Settings:
+def fit_settings(points: Points, seed: int = 0) -> ProcessSettings:
     """Hyperparameters by marginal likelihood on whole contexts, drawn with a seed."""
     from scipy.optimize import minimize
 
@@ -248,9 +250,9 @@ def fit_settings(points: Points, seed: int = 0) -> Settings:
             break
     part = points.take(np.concatenate(chosen))
     options = {"maxiter": HYPER_STEPS}
-    found = minimize(loss, _START, args=(part, _START), jac=True, method="L-BFGS-B", options=options)
-    logger.info("hyperparameters on %d points: loss %.1f after %d steps", len(part), found.fun, found.nit)
-    return Settings.of_logs(found.x)
+    result = minimize(loss, _START, args=(part, _START), jac=True, method="L-BFGS-B", options=options)
+    logger.info("hyperparameters on %d points: loss %.1f after %d steps", len(part), result.fun, result.nit)
+    return ProcessSettings.of_logs(result.x)
 
 
 class ResidualFit:
@@ -258,14 +260,14 @@ class ResidualFit:
 
     Parameters
     ----------
-    measured : Measured
+    measured : MeasuredCollectives
         Training rows; other contexts of the list have no rows.
-    settings : Settings, optional
+    settings : ProcessSettings, optional
         Hyperparameters to use; default: fitted.
     seed : int
     """
 
-    def __init__(self, measured: Measured, settings: Settings | None = None, seed: int = 0) -> None:
+    def __init__(self, measured: MeasuredCollectives, settings: ProcessSettings | None = None, seed: int = 0) -> None:
         from scipy.linalg import lapack
 
         self.measured, self.numbers = measured, Numbers()
@@ -308,12 +310,12 @@ class ResidualFit:
         settings = self.settings
         model = CollectiveModel(self.baseline, functions, settings.variance, settings.length, {}, devices, ones)
         used_rows = self.measured.take(~out[self.measured.context])
-        ranged = model.with_known(_ranges(used_rows))
+        ranged = replace(model, known=_ranges(used_rows))
         # Queries of a device left out have a spread of their own, from the components that they go without.
         return ranged if without else _with_spreads(ranged, used_rows)
 
 
-def _tabulate(points: Points, numbers: Numbers, settings: Settings, weights: Array) -> list[dict[Any, Array]]:
+def _tabulate(points: Points, numbers: Numbers, settings: ProcessSettings, weights: Array) -> list[dict[Any, Array]]:
     """Posterior mean of every function on its grid, (ranks or 1, grid), rounded to float16 as it is stored."""
     out: list[dict[Any, Array]] = []
     for j, component in enumerate(COMPONENTS):
@@ -331,19 +333,19 @@ def _tabulate(points: Points, numbers: Numbers, settings: Settings, weights: Arr
     return out
 
 
-def _ranges(measured: Measured) -> dict[Context, Known]:
+def _ranges(measured: MeasuredCollectives) -> dict[CollectiveContext, KnownContext]:
     """Each measured context with the range of its sizes."""
     size = np.log2(measured.bytes)
     order = np.argsort(measured.context, kind="stable")
     numbers, first = np.unique(measured.context[order], return_index=True)
     low, high = np.minimum.reduceat(size[order], first), np.maximum.reduceat(size[order], first)
     return {
-        measured.contexts[number]: Known(LEAST_SPREAD, float(low[i]), float(high[i]))
+        measured.contexts[number]: KnownContext(MIN_SPREAD, float(low[i]), float(high[i]))
         for i, number in enumerate(numbers.tolist())
     }
 
 
-def _with_spreads(model: CollectiveModel, measured: Measured) -> CollectiveModel:
+def _with_spreads(model: CollectiveModel, measured: MeasuredCollectives) -> CollectiveModel:
     """The model with the spread of each context's residuals."""
     known = dict(model.known)
     output = model.predict(measured.contexts, measured.context, measured.bytes)
@@ -352,7 +354,7 @@ def _with_spreads(model: CollectiveModel, measured: Measured) -> CollectiveModel
         rows = measured.context == number
         away = np.abs(measured.log_s[rows] - output.point[rows])
         # 80 % of a normal distribution is within 1.28 standard deviations; a few rows are shrunk towards 3 %.
-        found = float(np.quantile(away, 0.8)) / 1.28
+        spread = float(np.quantile(away, 0.8)) / 1.28
         n = int(rows.sum())
-        known[context] = replace(known[context], spread=max((n * found + 10 * 0.03) / (n + 10), LEAST_SPREAD))
-    return model.with_known(known)
+        known[context] = replace(known[context], spread=max((n * spread + 10 * 0.03) / (n + 10), MIN_SPREAD))
+    return replace(model, known=known)

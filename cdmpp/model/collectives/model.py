@@ -9,7 +9,7 @@ logarithms, so that latencies never fall with the bytes, and no figure exceeds t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -17,10 +17,11 @@ import numpy as np
 
 from cdmpp.devices.paths import link_of_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.model.collectives.context import Context, Reasons, describe
-from cdmpp.model.collectives.residual import COMPONENTS, Baseline, Correction, Key, least_seconds, roofline_seconds
+from cdmpp.model.collectives.context import CollectiveContext, Reasons, describe
+from cdmpp.model.collectives.residual import COMPONENTS, Correction, Key, LinkBaseline, min_seconds, roofline_seconds
 from cdmpp.model.domain.score import label
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.utils.isotonic import pool_adjacent_violators
 from cdmpp.utils.lru import Lru
 
@@ -35,8 +36,6 @@ RANK_GRID = np.array([1.0, 2.0, 3.0, 4.0])
 NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 #: Bytes of a cached curve.
 _CURVE_BYTES = 4 * len(KNOTS) * 8
-#: Weight of the interval's width (a natural logarithm) in the domain score.
-_SPREAD_STEP = 2.0
 
 
 #: Names of measured devices by data sheet.
@@ -49,7 +48,7 @@ def sheet_of(device: DeviceSpec) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CollectiveCurve:
     """Predictions of one context over :data:`KNOTS`.
 
     Attributes
@@ -76,31 +75,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class CollectiveOutput:
-    """Predictions of n collectives, as :class:`cdmpp.model.inference.output.NetworkOutput` has them of programs.
-
-    Attributes
-    ----------
-    point : (n,)
-        log of the predicted seconds.
-    levels : (n, len(LEVELS))
-        Log quantiles.
-    factor, coverage, score, roofline_s : (n,)
-    reason : (n,) bool
-        Training lacked something of the query (:meth:`CollectiveModel.explain`).
-    """
-
-    point: Array
-    levels: Array
-    factor: Array
-    coverage: Array
-    score: Array
-    roofline_s: Array
-    reason: Array
-
-
-@dataclass(frozen=True)
-class Known:
+class KnownContext:
     """What training had of one context: spread of its residuals, and log2 of its smallest and largest size."""
 
     spread: float
@@ -108,17 +83,20 @@ class Known:
     high: float
 
 
+@dataclass(eq=False)
 class CollectiveModel:
-    """Predicts collectives. Safe to share between threads.
+    """Predicts collectives. Safe to share between threads; ``dataclasses.replace`` gives a changed model.
 
-    Parameters
+    Attributes
     ----------
-    baseline : Baseline
+    baseline : LinkBaseline
     functions : sequence of dict
         For each component, the functions by key: (ranks, grid) arrays.
     variance : (components,)
         Prior variance of each component, the uncertainty of a query that goes without it.
-    known : dict of Context to Known
+    length : (components,)
+        Length scale of each component.
+    known : dict of CollectiveContext to KnownContext
         Training contexts.
     devices : dict
         Data sheet (:func:`sheet_of`) to the names under which the model has measurements.
@@ -130,60 +108,26 @@ class CollectiveModel:
         Corrections by measurements (``cdmpp adapt``).
     """
 
-    def __init__(
-        self,
-        baseline: Baseline,
-        functions: Sequence[Mapping[Key, Array]],
-        variance: Array,
-        length: Array,
-        known: Mapping[Context, Known],
-        devices: Devices,
-        calibration: Mapping[str, float],
-        metrics: Mapping[str, Any] | None = None,
-        corrections: tuple[Correction, ...] = (),
-    ) -> None:
-        self.baseline, self.functions, self.variance, self.length = baseline, functions, variance, length
-        self.known, self.devices, self.calibration = known, devices, calibration
-        self.metrics, self.corrections = dict(metrics or {}), corrections
-        self._curves: Lru[Curve] = Lru(4096 * _CURVE_BYTES)
-        self._stacks = {(c.library, c.mode) for c in known}
+    baseline: LinkBaseline
+    functions: Sequence[Mapping[Key, Array]]
+    variance: Array
+    length: Array
+    known: Mapping[CollectiveContext, KnownContext]
+    devices: Devices
+    calibration: Mapping[str, float]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    corrections: tuple[Correction, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._curves: Lru[CollectiveCurve] = Lru(4096 * _CURVE_BYTES)
+        self._stacks = {(c.library, c.mode) for c in self.known}
         self._of_stack: dict[tuple[Any, ...], set[str]] = {}
-        for c in known:
+        self._ranks: dict[tuple[Any, ...], int] = {}
+        for c in self.known:
             for key in ((c.operator, c.mode, c.device), (c.operator, c.mode), (c.mode,)):
                 self._of_stack.setdefault(key, set()).add(c.library)
-        self._ranks: dict[tuple[Any, ...], int] = {}
-        for c in known:
             for place in ((*c.place, c.kind), (c.kind,)):
                 self._ranks[place] = max(self._ranks.get(place, 0), c.ranks)
-
-    def with_known(self, known: Mapping[Context, Known]) -> CollectiveModel:
-        """The model with other figures of its training contexts."""
-        return self._changed(known=known)
-
-    def with_correction(self, correction: Correction) -> CollectiveModel:
-        """The model with a correction by measurements."""
-        return self._changed(corrections=(*self.corrections, correction))
-
-    def calibrated(self, calibration: Mapping[str, float], metrics: Mapping[str, Any]) -> CollectiveModel:
-        """The model with factors on its intervals, and its figures."""
-        return self._changed(calibration=calibration, metrics=metrics)
-
-    def _changed(self, **fields: Any) -> CollectiveModel:
-        own = {
-            name: getattr(self, name)
-            for name in (
-                "baseline",
-                "functions",
-                "variance",
-                "length",
-                "known",
-                "devices",
-                "calibration",
-                "metrics",
-                "corrections",
-            )
-        }
-        return CollectiveModel(**{**own, **fields})
 
     def known_as(self, device: DeviceSpec) -> str:
         """Name under which the model, or a correction, has measurements of a device; "" if it has none."""
@@ -191,12 +135,12 @@ class CollectiveModel:
         return device.name if device.name in names else names[0] if names else ""
 
     def corrected(self, correction: Correction, device: DeviceSpec) -> CollectiveModel:
-        """The model with a correction by measurements of one device, which it knows from then on."""
+        """The model with a correction by measurements of one device, which has measurements from then on."""
         sheet = sheet_of(device)
         devices = {**self.devices, sheet: self.devices.get(sheet, (device.name,))}
-        return self._changed(devices=devices, corrections=(*self.corrections, correction))
+        return replace(self, devices=devices, corrections=(*self.corrections, correction))
 
-    def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> CollectiveOutput:
+    def predict(self, contexts: Sequence[CollectiveContext], context: Array, bytes_: Array) -> RawPredictions:
         """Predict messages of ``bytes_`` in ``contexts[context]``, in order; rows do not depend on each other."""
         n = len(bytes_)
         size = np.log2(np.asarray(bytes_, dtype=np.float64))
@@ -214,15 +158,16 @@ class CollectiveModel:
             roofline[rows] = roofline_seconds(contexts[number], bytes_[rows])
         factor = np.array([self.calibration[label(x)] for x in coverage.tolist()])
         levels = point[:, None] + spread[:, None] * NORMAL
-        width = (NORMAL[LEVELS.index(0.9)] - NORMAL[LEVELS.index(0.1)]) * spread * factor
-        return CollectiveOutput(point, levels, factor, coverage, coverage + _SPREAD_STEP * width, roofline, reason)
+        return RawPredictions(
+            point, levels, factor=factor, distance=coverage, roofline_s=roofline, adjusted=reason.astype(np.int8)
+        )
 
-    def explain(self, context: Context, bytes_: float) -> str:
+    def explain(self, context: CollectiveContext, bytes_: float) -> str:
         """What of a query training did not have; "" where it had everything."""
         curve = self.curve(context)
         return describe(replace(curve.reasons, size=bool(_outside(curve, np.log2(bytes_)) > 0)))
 
-    def curve(self, context: Context) -> Curve:
+    def curve(self, context: CollectiveContext) -> CollectiveCurve:
         """The curve of a context, cached.
 
         Across nodes it is nowhere below the curves of fewer ranks on one node, unless it was measured.
@@ -230,21 +175,21 @@ class CollectiveModel:
         curve = self._curves.get(context)
         if curve is None:
             plain = context._replace(one_node=())
-            curve = self._curve(self._spelled(plain)) if context.library else self._mixture(plain)
+            curve = self._curve(self._best_measured_alias(plain)) if context.library else self._mixture(plain)
             measured = plain in self.known or any(correction.covers(plain) for correction in self.corrections)
-            for alone in () if measured else context.one_node:
-                curve = replace(curve, log_s=np.maximum(curve.log_s, self.curve(alone).log_s))
+            for inside in () if measured else context.one_node:
+                curve = replace(curve, log_s=np.maximum(curve.log_s, self.curve(inside).log_s))
             self._curves.put(context, curve, _CURVE_BYTES)
         return curve
 
-    def _spelled(self, context: Context) -> Context:
-        """A device's own link may be stated or not: the spelling under which more was measured."""
-        if context in self.known or context.link not in ("", context.own):
+    def _best_measured_alias(self, context: CollectiveContext) -> CollectiveContext:
+        """A device's own link may be stated or not: the alias under which more was measured."""
+        if context in self.known or context.link not in ("", context.device_link):
             return context
-        other = context._replace(link="" if context.link else context.own)
+        other = context._replace(link="" if context.link else context.device_link)
         return min((context, other), key=lambda c: self.residual(c, KNOTS[:1])[1])
 
-    def libraries(self, context: Context) -> list[str]:
+    def libraries(self, context: CollectiveContext) -> list[str]:
         """Libraries that a context without one may mean: those measured in its mode, on its device where possible."""
         for key in (
             (context.operator, context.mode, context.device),
@@ -255,7 +200,7 @@ class CollectiveModel:
                 return sorted(self._of_stack[key])
         return ["nccl"]
 
-    def _mixture(self, context: Context) -> Curve:
+    def _mixture(self, context: CollectiveContext) -> CollectiveCurve:
         """The mean of the libraries' curves; their spread widens the interval."""
         curves = [self.curve(context._replace(library=name)) for name in self.libraries(context)]
         stack = np.stack([curve.log_s for curve in curves])
@@ -265,7 +210,7 @@ class CollectiveModel:
         reasons = replace(best.reasons, libraries=tuple(self.libraries(context))) if len(curves) > 1 else best.reasons
         return replace(best, log_s=stack.mean(axis=0), between=between, spread=spread, reasons=reasons)
 
-    def _curve(self, context: Context) -> Curve:
+    def _curve(self, context: CollectiveContext) -> CollectiveCurve:
         known = self.known.get(context)
         sizes = (known.low, known.high) if known else self._sizes(context)
         inside = np.clip(KNOTS, *sizes)
@@ -275,14 +220,14 @@ class CollectiveModel:
             residual, spread = correction.apply(self, context, inside, residual, spread)
         log_s = self.baseline.log_seconds(context, KNOTS) + residual
         weights = np.where((sizes[0] <= KNOTS) & (sizes[1] >= KNOTS), 1.0, 1e-3)
-        bound = np.log(least_seconds(context, 2.0**KNOTS))
+        bound = np.log(min_seconds(context, 2.0**KNOTS))
         if (np.diff(log_s) < 0).any():
             log_s = np.maximum.accumulate(pool_adjacent_violators(log_s, weights))
         log_s = np.maximum(log_s, bound)
         coverage, reasons = self._coverage(context, known is not None)
-        return Curve(log_s, spread, np.zeros(len(KNOTS)), coverage, sizes, reasons)
+        return CollectiveCurve(log_s, spread, np.zeros(len(KNOTS)), coverage, sizes, reasons)
 
-    def residual(self, context: Context, size: Array) -> tuple[Array, float]:
+    def residual(self, context: CollectiveContext, size: Array) -> tuple[Array, float]:
         """Sum of the components' functions at some log2 sizes, and variance of the components without one."""
         out, missing = np.zeros(len(size)), 0.0
         axes = {"bytes": size, "relative": self.baseline.relative_size(context, size)}
@@ -296,13 +241,13 @@ class CollectiveModel:
             out += np.interp(axes[component.axis], GRIDS[component.axis], values)
         return out, missing
 
-    def _sizes(self, context: Context) -> tuple[float, float]:
+    def _sizes(self, context: CollectiveContext) -> tuple[float, float]:
         """log2 of the sizes measured in similar contexts: of the place, else of the operator."""
         same = [k for c, k in self.known.items() if c.place == context.place and c.mode == context.mode]
         same = same or [k for c, k in self.known.items() if c.operator == context.operator]
         return (min(k.low for k in same), max(k.high for k in same)) if same else (8.0, 30.0)
 
-    def _coverage(self, context: Context, exact: bool) -> tuple[float, Reasons]:
+    def _coverage(self, context: CollectiveContext, exact: bool) -> tuple[float, Reasons]:
         """Domain distance of a context, and why it is not 0."""
         reasons = Reasons()
         if exact:
@@ -325,22 +270,22 @@ class CollectiveModel:
             coverage = 1.25
             reasons = replace(reasons, stack=(context.library, context.mode), operator=context.operator)
         here = self._ranks.get((*context.place, context.kind), 0)
-        most = here or self._ranks.get((context.kind,), 0)
-        if context.ranks > most:
-            coverage = max(coverage, 1.0) + 0.25 * float(np.log2(context.ranks / max(most, 1)))
-            reasons = replace(reasons, ranks=(context.ranks, most, _where(context, bool(here))))
+        max_ranks = here or self._ranks.get((context.kind,), 0)
+        if context.ranks > max_ranks:
+            coverage = max(coverage, 1.0) + 0.25 * float(np.log2(context.ranks / max(max_ranks, 1)))
+            reasons = replace(reasons, ranks=(context.ranks, max_ranks, _where(context, bool(here))))
         if not any(c.kind == context.kind for c in self.known):
             coverage = max(coverage, 2.5)
             reasons = replace(reasons, kind=context.kind)
         return coverage, reasons
 
 
-def _where(context: Context, here: bool) -> str:
+def _where(context: CollectiveContext, here: bool) -> str:
     place = "between nodes" if context.crosses else "inside a node"
     return f"{place} of {'this' if here else 'any'} device"
 
 
-def _outside(curve: Curve, size: Any) -> Any:
+def _outside(curve: CollectiveCurve, size: Any) -> Any:
     """Powers of two by which log2 sizes are outside the measured ones, beyond the first."""
     low, high = curve.sizes
     return np.maximum(np.maximum(low - size, size - high) - 1.0, 0.0)

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from cdmpp.devices.links import KINDS
-from cdmpp.model.collectives.context import Context
+from cdmpp.model.collectives.context import CollectiveContext
 from cdmpp.programs.collectives import traffic_factor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -42,18 +42,18 @@ def hops(operator: str, ranks: int) -> float:
     return 2.0 * steps if operator == "all_reduce" else steps
 
 
-def least_seconds(context: Context, bytes_: Array) -> Array:
+def min_seconds(context: CollectiveContext, bytes_: Array) -> Array:
     """Lower bound: the traffic at :data:`OVER_NOMINAL` of the nominal link."""
     factor = traffic_factor(context.operator, context.ranks)
     return np.asarray(bytes_ * factor / (OVER_NOMINAL * context.bandwidth))
 
 
-def roofline_seconds(context: Context, bytes_: Array) -> Array:
+def roofline_seconds(context: CollectiveContext, bytes_: Array) -> Array:
     """Traffic over the nominal link: the roofline that reports compare with."""
     return np.asarray(bytes_ * traffic_factor(context.operator, context.ranks) / context.bandwidth)
 
 
-class Baseline:
+class LinkBaseline:
     """Fitted parameters of the formula.
 
     Parameters
@@ -67,7 +67,7 @@ class Baseline:
     def __init__(self, kinds: Array, shared: Array) -> None:
         self.kinds, self.shared = kinds, shared
 
-    def parts(self, context: Context) -> tuple[float, float]:
+    def parts(self, context: CollectiveContext) -> tuple[float, float]:
         """Seconds of an empty message, and seconds per byte."""
         base, hop, efficiency = np.exp(self.kinds[KINDS.index(context.kind)])
         latency = base + hop * hops(context.operator, context.ranks)
@@ -76,14 +76,14 @@ class Baseline:
         rate = context.bandwidth * efficiency
         return float(latency), float(traffic_factor(context.operator, context.ranks) / rate)
 
-    def log_seconds(self, context: Context, log2_bytes: Array) -> Array:
+    def log_seconds(self, context: CollectiveContext, log2_bytes: Array) -> Array:
         """log of the seconds at some sizes."""
         latency, slope = self.parts(context)
         power = np.exp(self.shared[1])
         transfer = np.log(slope) + np.log(2.0) * log2_bytes
         return np.asarray(np.logaddexp(power * np.log(latency), power * transfer) / power)
 
-    def relative_size(self, context: Context, log2_bytes: Array) -> Array:
+    def relative_size(self, context: CollectiveContext, log2_bytes: Array) -> Array:
         """log2 of (transfer time / latency): the axis on which contexts of different links resemble each other."""
         latency, slope = self.parts(context)
         return np.asarray(log2_bytes + np.log2(slope / latency))
@@ -111,13 +111,13 @@ class Component:
     """
 
     name: str
-    key: Callable[[Context], Key]
+    key: Callable[[CollectiveContext], Key]
     axis: Literal["relative", "bytes"]
     over_ranks: bool = True
     place: bool = False
 
 
-def _exact(c: Context) -> Key:
+def _exact(c: CollectiveContext) -> Key:
     return (*c.place, c.kind, c.operator, c.ranks, c.per_node, c.library, c.mode)
 
 
@@ -175,26 +175,35 @@ class LearnedResidual(Protocol):
     variance: Array
     length: Array
 
-    def predict(self, contexts: Sequence[Context], context: Array, bytes_: Array) -> LogSeconds:
+    def predict(self, contexts: Sequence[CollectiveContext], context: Array, bytes_: Array) -> LogSeconds:
         """Predict messages of ``bytes_`` in ``contexts[context]``, in order."""
 
 
 @dataclass(frozen=True)
-class Unknown:
-    """What a new device may differ by, beyond the components: a standard deviation, and its length over log2 bytes."""
+class UnknownPart:
+    """A part by which a new device may differ, beyond the components.
 
-    name: str
+    Attributes
+    ----------
+    deviation : float
+        Standard deviation.
+    length : float
+        Length scale over log2 bytes.
+    key : callable
+        Contexts with equal keys share it.
+    """
+
     deviation: float
     length: float
+    key: Callable[[CollectiveContext], Key]
 
 
 #: Chosen on devices left out: common to all of a device, to one place, and to one operator of a stack there.
-UNKNOWN = (Unknown("device", 0.4, 20.0), Unknown("place", 0.5, 10.0), Unknown("operator", 0.4, 8.0))
-_KEYS: dict[str, Callable[[Context], Key]] = {
-    "device": lambda c: (c.device,),
-    "place": lambda c: (*c.place, c.kind),
-    "operator": lambda c: (*c.place, c.kind, c.operator, c.library, c.mode),
-}
+UNKNOWN = (
+    UnknownPart(0.4, 20.0, lambda c: (c.device,)),
+    UnknownPart(0.5, 10.0, lambda c: (*c.place, c.kind)),
+    UnknownPart(0.4, 8.0, lambda c: (*c.place, c.kind, c.operator, c.library, c.mode)),
+)
 
 
 @dataclass(frozen=True)
@@ -203,7 +212,7 @@ class Correction:
 
     Attributes
     ----------
-    contexts : tuple of Context
+    contexts : tuple of CollectiveContext
         Of the k measurements.
     size : (k,)
         log2 of the bytes.
@@ -214,7 +223,7 @@ class Correction:
         Inverse covariance of the measurements.
     """
 
-    contexts: tuple[Context, ...]
+    contexts: tuple[CollectiveContext, ...]
     size: Array
     log_s: Array
     weights: Array
@@ -222,7 +231,12 @@ class Correction:
 
     @classmethod
     def fit(
-        cls, model: LearnedResidual, contexts: Sequence[Context], bytes_: Array, seconds: Array, weight: float = 1.0
+        cls,
+        model: LearnedResidual,
+        contexts: Sequence[CollectiveContext],
+        bytes_: Array,
+        seconds: Array,
+        weight: float = 1.0,
     ) -> Correction:
         """Fit to k measurements of one device; ``weight`` is the share of the correction that is applied."""
         contexts = [context._replace(one_node=()) for context in contexts]
@@ -232,12 +246,12 @@ class Correction:
         inverse = np.linalg.inv(covariance + NOISE**2 * np.eye(len(size)))
         return cls(tuple(contexts), size, log_s, weight * (inverse @ (log_s - output.point)), inverse)
 
-    def covers(self, context: Context) -> bool:
+    def covers(self, context: CollectiveContext) -> bool:
         """Whether a measurement is of this context's device and link."""
         return any(c.place == context.place and c.kind == context.kind for c in self.contexts)
 
     def apply(
-        self, model: LearnedResidual, context: Context, size: Array, residual: Array, spread: float
+        self, model: LearnedResidual, context: CollectiveContext, size: Array, residual: Array, spread: float
     ) -> tuple[Array, float]:
         """Residual at some log2 sizes and spread of a context, with the correction; unchanged for other devices."""
         if not any(c.device == context.device for c in self.contexts):
@@ -250,7 +264,7 @@ class Correction:
         return residual + shared @ self.weights, min(spread, narrower)
 
 
-def _shares(model: LearnedResidual, context: Context) -> Array:
+def _shares(model: LearnedResidual, context: CollectiveContext) -> Array:
     """Variance of each component of a place that training left unknown; 0 for the others."""
     return np.array(
         [
@@ -260,37 +274,43 @@ def _shares(model: LearnedResidual, context: Context) -> Array:
     )
 
 
-def _variance(model: LearnedResidual, context: Context) -> float:
+def _variance(model: LearnedResidual, context: CollectiveContext) -> float:
     return float(_shares(model, context).sum()) + sum(u.deviation**2 for u in UNKNOWN)
 
 
 def prior_covariance(
-    model: LearnedResidual, one: Sequence[Context], size: Array, other: Sequence[Context], other_size: Array
+    model: LearnedResidual,
+    left: Sequence[CollectiveContext],
+    left_size: Array,
+    right: Sequence[CollectiveContext],
+    right_size: Array,
 ) -> Array:
     """Covariance of the corrections of two sets of points."""
-    apart = np.abs(size[:, None] - other_size[None])
-    ranks, other_ranks = (np.log2([c.ranks for c in contexts]) for contexts in (one, other))
-    of_ranks = np.exp(-0.5 * ((ranks[:, None] - other_ranks[None]) / RANKS_SCALE) ** 2)
-    out = np.zeros_like(apart)
+    distance = np.abs(left_size[:, None] - right_size[None])
+    ranks, right_ranks = (np.log2([c.ranks for c in contexts]) for contexts in (left, right))
+    of_ranks = np.exp(-0.5 * ((ranks[:, None] - right_ranks[None]) / RANKS_SCALE) ** 2)
+    out = np.zeros_like(distance)
     for unknown in UNKNOWN:
-        match = _same(_KEYS[unknown.name], one, other)
-        out += unknown.deviation**2 * match * of_ranks * _matern(apart / unknown.length)
-    cache: dict[Context, Array] = {}
-    shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in one])
-    other_shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in other])
+        match = _same(unknown.key, left, right)
+        out += unknown.deviation**2 * match * of_ranks * _matern(distance / unknown.length)
+    cache: dict[CollectiveContext, Array] = {}
+    shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in left])
+    right_shares = np.stack([cache[c] if c in cache else cache.setdefault(c, _shares(model, c)) for c in right])
     for j, component in enumerate(COMPONENTS):
         if not component.place:
             continue
-        match = _same(component.key, one, other)
-        scale = np.sqrt(shares[:, j][:, None] * other_shares[:, j][None])
-        out += scale * match * (of_ranks if component.over_ranks else 1.0) * _matern(apart / model.length[j])
+        match = _same(component.key, left, right)
+        scale = np.sqrt(shares[:, j][:, None] * right_shares[:, j][None])
+        out += scale * match * (of_ranks if component.over_ranks else 1.0) * _matern(distance / model.length[j])
     return np.asarray(out)
 
 
-def _same(key: Callable[[Context], Key], one: Sequence[Context], other: Sequence[Context]) -> Array:
+def _same(
+    key: Callable[[CollectiveContext], Key], left: Sequence[CollectiveContext], right: Sequence[CollectiveContext]
+) -> Array:
     """1 where two contexts have equal keys, else 0."""
     numbers: dict[Key, int] = {}
-    codes = [np.array([numbers.setdefault(key(c), len(numbers)) for c in part]) for part in (one, other)]
+    codes = [np.array([numbers.setdefault(key(c), len(numbers)) for c in part]) for part in (left, right)]
     return np.asarray(codes[0][:, None] == codes[1][None], dtype=np.float64)
 
 

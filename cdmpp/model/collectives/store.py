@@ -13,9 +13,9 @@ from safetensors.numpy import load, save
 
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import ArtifactError, UnknownDeviceError
-from cdmpp.model.collectives.context import Context
-from cdmpp.model.collectives.model import CollectiveModel, Devices, Known, sheet_of
-from cdmpp.model.collectives.residual import COMPONENTS, Baseline, Key
+from cdmpp.model.collectives.context import CollectiveContext
+from cdmpp.model.collectives.model import CollectiveModel, Devices, KnownContext, sheet_of
+from cdmpp.model.collectives.residual import COMPONENTS, Key, LinkBaseline
 
 TENSORS, HEADER = "collectives.safetensors", "collectives.json"
 FORMAT = 1
@@ -74,11 +74,11 @@ def read_model(folder: Path) -> CollectiveModel | None:
             for component in COMPONENTS
         ]
         known = {
-            Context(*context): Known(*row)
+            CollectiveContext(*context): KnownContext(*row)
             for context, row in zip(header["known"], tensors["known"].tolist(), strict=True)
         }
         return CollectiveModel(
-            Baseline(tensors["baseline.kinds"], tensors["baseline.shared"]),
+            LinkBaseline(tensors["baseline.kinds"], tensors["baseline.shared"]),
             functions,
             tensors["variance"],
             tensors["length"],

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DEFAULT_INTERVAL = (0.1, 0.9)
 #: Least distance of a bound from the point, as a share of it: measurements repeat no better, and a point beyond a
 #: quantile is inside its interval. A constant share keeps the order of predictions that agree across protocols.
-LEAST_MARGIN = 0.01
+MIN_MARGIN = 0.01
 _MEDIAN = LEVELS.index(0.5)
 #: An interval below and above the median; both are scaled by one factor.
 _LOW, _HIGH = LEVELS.index(0.1), LEVELS.index(0.9)
@@ -92,6 +92,6 @@ def read_interval(
     quantiles_s = np.exp(read_quantiles(log_quantiles, factor, levels))
     outer = interval_levels(levels)
     bounds_s = quantiles_s if outer is levels else np.exp(read_quantiles(log_quantiles, factor, outer))
-    lower_s = np.minimum((1 - LEAST_MARGIN) * point_s, bounds_s.min(axis=1))
-    upper_s = np.maximum((1 + LEAST_MARGIN) * point_s, bounds_s.max(axis=1))
+    lower_s = np.minimum((1 - MIN_MARGIN) * point_s, bounds_s.min(axis=1))
+    upper_s = np.maximum((1 + MIN_MARGIN) * point_s, bounds_s.max(axis=1))
     return lower_s, upper_s, quantiles_s

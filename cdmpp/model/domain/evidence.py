@@ -14,7 +14,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
-from cdmpp.model.domain.score import Context
+from cdmpp.model.domain.score import Context, parse_contexts
 from cdmpp.model.nn.rows import distinct_rows
 from cdmpp.programs.elements import base_type
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS
@@ -34,7 +34,7 @@ WIDENED = "conv2d"
 NARROW = ("int8", "float8_e4m3", "float4_e2m1")
 
 
-class Kind(NamedTuple):
+class QueryKind(NamedTuple):
     """Operator, element type and backend of a query on a device ("" for a device that training did not have)."""
 
     device: str
@@ -59,27 +59,25 @@ class Evidence:
         self._on_any_device: set[tuple[str, ...]] = set()
         self._protocols: set[tuple[str, str, str]] = set()
         self._types: dict[tuple[str, str], set[str]] = {}
-        self._types_on: set[Kind] = set()
+        self._types_on: set[QueryKind] = set()
         # Frameworks of each context, "" among them where a row names none; also of any device ("").
         self._frameworks: dict[tuple[str, ...], set[str]] = {}
-        for key in contexts:
-            parts = tuple(key.split("|"))
-            if len(parts) == 5:
-                device, operator, dtype, protocol, backend = parts
-                self._exact.add(parts)
-                self._on_any_device.add(parts[1:])
-                self._protocols.add((operator, protocol, backend))
-                self._types.setdefault((operator, backend), set()).add(dtype)
-                self._types_on.add(Kind(device, operator, dtype, backend))
-            elif len(parts) == 6:
-                for device in (parts[0], ""):
-                    self._frameworks.setdefault((device, *parts[1:5]), set()).add(parts[5])
+        trained, launched = parse_contexts(contexts)
+        for context in trained:
+            self._exact.add(context[:5])
+            self._on_any_device.add(context[1:5])
+            self._protocols.add((context.operator, context.protocol, context.backend))
+            self._types.setdefault((context.operator, context.backend), set()).add(context.dtype)
+            self._types_on.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
+        for context in launched:
+            for device in (context.device, ""):
+                self._frameworks.setdefault((device, *context[1:5]), set()).add(context.framework)
         for context in adapted:
             self._exact.add(context[:5])
-            self._types_on.add(Kind(context.device, context.operator, context.dtype, context.backend))
+            self._types_on.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
             self._frameworks.setdefault(context[:5], set()).add(context.framework)
 
-    def rank(self, kind: Kind, protocol: str, framework: str) -> float:
+    def rank(self, kind: QueryKind, protocol: str, framework: str) -> float:
         """Distance of a query from the training rows by its protocol; 0 if training had it.
 
         0: on this device; 1: on another device; 2: with another element type; 3: never. A framework that launched
@@ -96,7 +94,7 @@ class Evidence:
         other = bool(framework and self._frameworks) and framework not in self._frameworks.get((on, *query), ())
         return rank + OTHER_FRAMEWORK * other
 
-    def protocol_order(self, kind: Kind, framework: str) -> tuple[int, ...]:
+    def protocol_order(self, kind: QueryKind, framework: str) -> tuple[int, ...]:
         """Indices into PROTOCOLS, smallest distance first.
 
         Ties are in the order ``kernel``, ``eager``, ``graph``, because ``graph`` is between the other two.
@@ -112,15 +110,15 @@ class Evidence:
         """
         types = self._types.get((operator, backend), set())
         base = base_type(dtype)
-        own = "bfloat16" if base.startswith(("float8", "float4")) else base if base != dtype else ""
-        order = sorted(HALVES, key=lambda half: half != own)
+        preferred = "bfloat16" if base.startswith(("float8", "float4")) else base if base != dtype else ""
+        order = sorted(HALVES, key=lambda half: half != preferred)
         return next((half for half in order if half in types), HALVES[0])
 
-    def was_trained(self, kind: Kind) -> bool:
+    def was_trained(self, kind: QueryKind) -> bool:
         """Whether training had this type of this operator on this device."""
         return kind in self._types_on
 
-    def was_trained_as(self, kind: Kind, protocol: str, framework: str) -> bool:
+    def was_trained_as(self, kind: QueryKind, protocol: str, framework: str) -> bool:
         """Whether training had this type on this device with the protocol and the framework ("": not stated)."""
         if not self._frameworks:
             return self.was_trained(kind)
@@ -147,7 +145,7 @@ class Evidence:
             several.append(len(self._frameworks.get(key, set()) - {""}) > 1)
         return np.array(several, dtype=np.bool_)[inverse]
 
-    def follows(self, kind: Kind) -> bool:
+    def follows(self, kind: QueryKind) -> bool:
         """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.
 
         float32 of an operator without any training row is not derived: most training rows are float32.
@@ -158,7 +156,7 @@ class Evidence:
         types = self._types.get((operator, backend), set())
         return dtype not in types if types else dtype != "float32"
 
-    def emulated(self, kind: Kind, device: DeviceSpec) -> bool:
+    def emulated(self, kind: QueryKind, device: DeviceSpec) -> bool:
         """Whether a 16-bit convolution is computed as in float32.
 
         The device has no faster units for the type, and training did not have the type on it.
@@ -174,5 +172,5 @@ class Evidence:
             return "float32"
         if operator == TIR or dtype == half:
             return None
-        needed = dtype in NARROW or self.follows(Kind("", operator, dtype, backend))
+        needed = dtype in NARROW or self.follows(QueryKind("", operator, dtype, backend))
         return half if needed else None

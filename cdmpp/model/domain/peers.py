@@ -17,7 +17,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
-from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.domain.score import Context, Domain, parse_contexts
 from cdmpp.model.nn.rows import QueryRows
 from cdmpp.programs.elements import base_type
 
@@ -31,7 +31,7 @@ LIKENESS = 1.0
 
 #: A peer of less weight does not count: each peer costs a row of the network. On devices left out (10,500 rows of seven
 #: sources, configs/leave-out-hopper-cdna.toml) the error is 25.7 % with every peer and with those above 0.05.
-LEAST_WEIGHT = 0.05
+MIN_WEIGHT = 0.05
 
 #: Operators on which a trained device counts as unseen if training had none of them on it: its embedding and its
 #: measured ceilings are of other operators. On the RTX 3090 they are of small layers of language models, and made every
@@ -54,10 +54,9 @@ class Peers:
     """
 
     def __init__(self, devices: Sequence[Trained], domain: Domain) -> None:
-        self._devices, self._domain = list(devices), domain
+        self._devices, self._contexts = list(devices), parse_contexts(domain.contexts)[0]
         self._by_query: dict[tuple[str, ...], tuple[Trained, ...]] = {}
-        keys = (context.split("|") for context in domain.contexts)
-        self._operators = {(key[0], key[1]) for key in keys if len(key) > 1}
+        self._operators = {(context.device, context.operator) for context in self._contexts}
 
     def lacks(self, device: str, operator: str) -> bool:
         """Whether predictions of a trained device for an operator come from its peers: training had none on it."""
@@ -74,8 +73,7 @@ class Peers:
             peers = [
                 (index, device)
                 for index, device in self._devices
-                if device.kind == kind
-                and Context(device.name, operator, dtype, protocol, backend).keys()[0] in self._domain.contexts
+                if device.kind == kind and Context(device.name, operator, dtype, protocol, backend) in self._contexts
             ]
             same = [(index, device) for index, device in peers if device.vendor == vendor]
             self._by_query[key] = tuple(same or peers)
@@ -93,20 +91,20 @@ def corrects(kind: str, operator: str) -> bool:
 
 
 def weights(device: DeviceSpec, dtype: str, peers: Sequence[DeviceSpec]) -> Array:
-    """Weight of each peer, (peers,), with sum 1; 0 where it is less than :data:`LEAST_WEIGHT`.
+    """Weight of each peer, (peers,), with sum 1; 0 where it is less than :data:`MIN_WEIGHT`.
 
     Weights follow the similarity per compute unit and cycle: operations of this dtype, and bytes from memory.
     These separate inference cards from training boards, and generations from each other, at any device size.
     Peers of one architecture share one weight.
     """
     names = [peer.arch for peer in peers]
-    own = _per_unit(device, dtype)
-    far = np.array([((_per_unit(peer, dtype) - own) ** 2).sum() for peer in peers])
+    device_rates = _per_unit(device, dtype)
+    far = np.array([((_per_unit(peer, dtype) - device_rates) ** 2).sum() for peer in peers])
     # The smallest distance is subtracted, so that the nearest of several distant peers still count.
     weight = np.exp(-0.5 * (far - far.min()) / LIKENESS**2) / np.array([names.count(name) for name in names])
     weight /= weight.sum()
     # The largest of many weights could be less.
-    weight[weight < min(LEAST_WEIGHT, weight.max())] = 0.0
+    weight[weight < min(MIN_WEIGHT, weight.max())] = 0.0
     return np.asarray(weight / weight.sum())
 
 
@@ -116,12 +114,12 @@ def _per_unit(device: DeviceSpec, dtype: str) -> Array:
     return np.log2(np.array(rates) / cycles)
 
 
-def shift(own: Array, peers: Array, weight: Array) -> Array:
+def shift(unseen: Array, peers: Array, weight: Array) -> Array:
     """Correction that is added to an unseen device's log latencies, (rows,).
 
     Parameters
     ----------
-    own : (rows,)
+    unseen : (rows,)
         log(latency / reference) predicted for the device itself.
     peers : (rows, peers)
         log(latency / reference) predicted for each peer, with the peer's reference.
@@ -129,7 +127,7 @@ def shift(own: Array, peers: Array, weight: Array) -> Array:
         Their :func:`weights`.
     """
     # Row by row: the last digits of a matrix product depend on the number of rows.
-    return np.asarray(SHARE * ((peers * weight).sum(axis=1) - own))
+    return np.asarray(SHARE * ((peers * weight).sum(axis=1) - unseen))
 
 
 def as_peers(rows: QueryRows, peers: Sequence[int] | Array) -> QueryRows:
@@ -152,7 +150,7 @@ def ask_peers(
     peers: Sequence[int],
     weight: Array,
     efficiency: Callable[[QueryRows], Array],
-    own: Array,
+    unseen: Array,
 ) -> tuple[Array, Array]:
     """Correct predictions of rows that share device kind and kind of query by their peers.
 
@@ -166,10 +164,10 @@ def ask_peers(
         Their :func:`weights`.
     efficiency : callable
         Function from rows to predicted log(latency / reference).
-    own : (rows,)
+    unseen : (rows,)
         Predicted log(latency / reference) of ``rows``.
     """
     if not len(peers) or not len(rows):
         return point, levels
-    by = shift(own, efficiency(as_peers(rows, peers)).reshape(len(rows), len(peers)), weight)
+    by = shift(unseen, efficiency(as_peers(rows, peers)).reshape(len(rows), len(peers)), weight)
     return point + by, levels + by[:, None]

@@ -97,6 +97,12 @@ class Context(NamedTuple):
         return "|".join(self)
 
 
+def parse_contexts(keys: Iterable[str]) -> tuple[set[Context], set[Context]]:
+    """Contexts among the keys of a domain: those without their frameworks, and those with them (or with "")."""
+    parts = [tuple(key.split("|")) for key in keys]
+    return {Context(*p) for p in parts if len(p) == 5}, {Context(*p) for p in parts if len(p) == 6}
+
+
 def has_gpu_schedule(summary: Array) -> Array:
     """Whether programs are given with thread bindings, (n,) bool."""
     return np.asarray((summary[:, _TIR] > 0) & (summary[:, _BLOCKS] > 0))
@@ -138,20 +144,20 @@ class Domain:
 
     def tensors(self) -> dict[str, Array]:
         """Arrays for the safetensors file."""
-        own = {"schedules": self.schedules} if len(self.schedules) else {}
-        return {"centres": self.centres, **own}
+        scheduled = {"schedules": self.schedules} if len(self.schedules) else {}
+        return {"centres": self.centres, **scheduled}
 
     def manifest(self) -> dict[str, Any]:
         """Fields for the manifest."""
-        own = {"schedule_reach": self.schedule_reach} if len(self.schedules) else {}
-        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts), **own}
+        scheduled = {"schedule_reach": self.schedule_reach} if len(self.schedules) else {}
+        return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": sorted(self.contexts), **scheduled}
 
     @classmethod
     def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
         """Inverse of :meth:`tensors` and :meth:`manifest`."""
         contexts = frozenset(manifest["contexts"])
-        own = (tensors["schedules"], float(manifest["schedule_reach"])) if "schedules" in tensors else ()
-        return cls(tensors["centres"], float(manifest["reach"]), contexts, *own)
+        scheduled = (tensors["schedules"], float(manifest["schedule_reach"])) if "schedules" in tensors else ()
+        return cls(tensors["centres"], float(manifest["reach"]), contexts, *scheduled)
 
     def distance(self, points: Array) -> Array:
         """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
@@ -174,8 +180,8 @@ class Domain:
         capped: Array = np.minimum(self.distance(summary[:, _COLUMNS]), _FAR)
         bound = np.flatnonzero(has_gpu_schedule(summary))
         if len(bound):
-            own = _distance(summary[bound][:, _SCHEDULED], self.schedules, self.schedule_reach)
-            capped[bound] = np.where(own <= 1.0, own, _FAR)
+            distance = _distance(summary[bound][:, _SCHEDULED], self.schedules, self.schedule_reach)
+            capped[bound] = np.where(distance <= 1.0, distance, _FAR)
         return capped
 
     def step(self, context: Context) -> float:
@@ -222,11 +228,11 @@ def _distance(points: Array, centres: Array, reach: float) -> Array:
     squares = (centres**2).sum(axis=1)
     for start in range(0, len(points), _BLOCK):
         part = points[start : start + _BLOCK].astype(np.float64)
-        own = (part**2).sum(axis=1)[:, None]
+        norms = (part**2).sum(axis=1)[:, None]
         # A matrix product finds candidates for the nearest centre. Its last digits depend on the number of
         # rows, so the candidates are compared again, row by row.
-        rough = own + squares - 2.0 * (part @ centres.T)
-        near = rough.min(axis=1, keepdims=True) + 1e-9 * (own + squares.max(initial=0.0))
+        rough = norms + squares - 2.0 * (part @ centres.T)
+        near = rough.min(axis=1, keepdims=True) + 1e-9 * (norms + squares.max(initial=0.0))
         rows, columns = np.nonzero(rough <= near)
         gaps = np.zeros(len(rows))
         for point, centre in zip(part.T, centres.T, strict=True):
@@ -237,8 +243,8 @@ def _distance(points: Array, centres: Array, reach: float) -> Array:
 
 def limited_step(distance: Array, step: Array, limited: Array) -> Array:
     """Steps, (n,), which keep the ``limited`` rows (bool) out of "in"; their score is then just above it."""
-    least = THRESHOLDS[0] + JUST_ABOVE - distance
-    return np.where(limited, np.maximum(step, least), step)
+    min_step = THRESHOLDS[0] + JUST_ABOVE - distance
+    return np.where(limited, np.maximum(step, min_step), step)
 
 
 def label(score: float) -> Label:

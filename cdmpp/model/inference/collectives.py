@@ -13,9 +13,10 @@ from cdmpp.errors import UnsupportedOperatorError
 from cdmpp.features.encode import EncodedProgram
 from cdmpp.model.artifact.folder import default_model
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.collectives.context import Context, collective_rows, context_of
-from cdmpp.model.collectives.model import CollectiveModel, CollectiveOutput
+from cdmpp.model.collectives.context import CollectiveContext, collective_rows, context_of
+from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.store import read_model
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.program import TensorProgram
 
@@ -61,9 +62,9 @@ def collectives_of(artifact: Artifact) -> CollectiveModel:
     return model
 
 
-def predict_collectives(model: CollectiveModel, queries: Sequence[CollectiveQuery]) -> CollectiveOutput:
+def predict_collectives(model: CollectiveModel, queries: Sequence[CollectiveQuery]) -> RawPredictions:
     """Predict collectives, in their order; predictions do not depend on each other."""
-    numbers: dict[Context, int] = {}
+    numbers: dict[CollectiveContext, int] = {}
     context = [numbers.setdefault(_context(model, query), len(numbers)) for query in queries]
     bytes_ = np.array([float(query.operator.bytes) for query in queries])
     return model.predict(list(numbers), np.array(context), bytes_)
@@ -76,12 +77,12 @@ def explain_collective(model: CollectiveModel, query: CollectiveQuery) -> str:
 
 def predict_rows(
     model: CollectiveModel, table: MeasurementTable, rows: Array, specs: Mapping[str, DeviceSpec] | None = None
-) -> CollectiveOutput:
+) -> RawPredictions:
     """Predict rows of a table, all of them collectives of known devices, in their order."""
     found = collective_rows(table, rows, model.known_as, dict(specs or {}))
     return model.predict(found.contexts, found.context, found.bytes)
 
 
-def _context(model: CollectiveModel, query: CollectiveQuery) -> Context:
+def _context(model: CollectiveModel, query: CollectiveQuery) -> CollectiveContext:
     operator, device, protocol, framework = query
     return context_of(operator, device, protocol, model.known_as(device), framework or "")

@@ -30,18 +30,18 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.encode import TIR
 from cdmpp.model.domain.calibration import scale_quantiles
-from cdmpp.model.domain.evidence import NARROW, Evidence, Kind
-from cdmpp.model.inference.output import NetworkOutput
+from cdmpp.model.domain.evidence import NARROW, Evidence, QueryKind
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import floor_s, roofline_s, stack_devices
 from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Codes of :attr:`NetworkOutput.bent`: limited by another protocol, by the 16-bit type, or following that type;
+#: Codes of :attr:`RawPredictions.adjusted`: limited by another protocol, by the 16-bit type, or following that type;
 #: and the device's status, for which a prediction is not "in" the domain.
-BENT = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16}
+ADJUSTMENTS = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16}
 REASONS = {
     1: "adjusted to the prediction of another protocol of {operator}, which training covers better, so that "
     "kernel <= graph <= eager",
@@ -62,23 +62,23 @@ class Recipe:
     ----------
     protocol : int
         The protocol of the query, as an index into PROTOCOLS.
-    own : tuple of int
+    protocols : tuple of int
         Protocols of the program itself; empty if its prediction is derived from its 16-bit form.
-    half : tuple of int
+    half_protocols : tuple of int
         Protocols of its 16-bit form.
     shrinks : bool
         Whether the type may not be slower than its 16-bit form.
     """
 
     protocol: int
-    own: tuple[int, ...]
-    half: tuple[int, ...]
+    protocols: tuple[int, ...]
+    half_protocols: tuple[int, ...]
     shrinks: bool
 
     @property
-    def alone(self) -> bool:
+    def is_independent(self) -> bool:
         """Whether the network's own prediction is the answer."""
-        return self.own == (self.protocol,) and not self.half
+        return self.protocols == (self.protocol,) and not self.half_protocols
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def chain(order: Sequence[int], values: dict[int, Values]) -> dict[int, Values]:
 
 
 class Coverage(Protocol):
-    """Parts of the domain score of queries, as in :class:`NetworkOutput`, without peers."""
+    """Parts of the domain score of queries, as in :class:`RawPredictions`, without peers."""
 
     def distance(self, batch: QueryBatch) -> Array:
         """Distance of the queries' programs from the training programs."""
@@ -149,7 +149,7 @@ class Coverage(Protocol):
         """Factor on the width of the intervals."""
 
 
-class Plan:
+class Consistency:
     """Network rows of a batch whose predictions limit each other.
 
     Parameters
@@ -172,34 +172,34 @@ class Plan:
     """
 
     def __init__(self, batch: QueryBatch, recipes: Sequence[Recipe], recipe: Array) -> None:
-        self._asked = batch
+        self._queries = batch
         self._groups: list[tuple[Recipe, Array, dict[tuple[bool, int], Array]]] = []
         program = batch.rows.program.copy()
         parts, rows = [batch.rows], len(batch.rows)
         for number, made in enumerate(recipes):
-            if made.alone:
+            if made.is_independent:
                 continue
             members = np.flatnonzero(recipe == number)
-            halves = self._halves(members) if made.half else None
-            first = (not made.own, made.protocol)
-            if not made.own:
+            halves = self._halves(members) if made.half_protocols else None
+            first = (not made.protocols, made.protocol)
+            if not made.protocols:
                 program[members] = halves
-            places = {first: members}
-            for is_half, protocols in ((False, made.own), (True, made.half)):
+            rows_of = {first: members}
+            for is_half, protocols in ((False, made.protocols), (True, made.half_protocols)):
                 for protocol in protocols:
                     if (is_half, protocol) == first:
                         continue
                     part = with_protocol(batch.rows.take(members), protocol)
                     parts.append(replace(part, program=halves) if is_half and halves is not None else part)
-                    places[is_half, protocol] = np.arange(rows, rows + len(members))
+                    rows_of[is_half, protocol] = np.arange(rows, rows + len(members))
                     rows += len(members)
-            self._groups.append((made, members, places))
+            self._groups.append((made, members, rows_of))
         parts[0] = replace(batch.rows, program=program)
         self.batch = replace(batch, rows=concatenate(parts))
 
     def _halves(self, members: Array) -> Array:
         """Program keys of the 16-bit forms."""
-        batch, programs = self._asked, self._asked.rows.program[members]
+        batch, programs = self._queries, self._queries.rows.program[members]
         halves = np.full(len(members), -1) if batch.half is None else batch.half[programs]
         if (halves < 0).any():
             lacking = int(members[(halves < 0).argmax()])
@@ -211,48 +211,48 @@ class Plan:
             )
         return halves
 
-    def bend(self, output: NetworkOutput, coverage: Coverage) -> NetworkOutput:
+    def apply(self, output: RawPredictions, coverage: Coverage) -> RawPredictions:
         """Predictions of the queries from the network's output for :attr:`batch`."""
-        count = len(self._asked.rows)
+        count = len(self._queries.rows)
         names = ("point", "levels", "distance", "step", "factor")
         columns = {name: getattr(output, name)[:count].copy() for name in names}
-        bent = np.zeros(count, dtype=np.int8)
-        for recipe, members, places in self._groups:
+        adjusted = np.zeros(count, dtype=np.int8)
+        for recipe, members, rows_of in self._groups:
             raw = {
-                place: Values(output.point[rows], scale_quantiles(output.levels[rows], output.factor[rows]))
-                for place, rows in places.items()
+                key: Values(output.point[rows], scale_quantiles(output.levels[rows], output.factor[rows]))
+                for key, rows in rows_of.items()
             }
-            halves = chain(recipe.half, {p: raw[True, p] for p in recipe.half})
-            if recipe.own:
-                own = raw[False, recipe.protocol]
-                final = chain(recipe.own, {p: raw[False, p] for p in recipe.own})[recipe.protocol]
-                bent[members] += np.int8(BENT["protocol"]) * own.differ(final)
-                if recipe.half:
+            halves = chain(recipe.half_protocols, {p: raw[True, p] for p in recipe.half_protocols})
+            if recipe.protocols:
+                independent = raw[False, recipe.protocol]
+                final = chain(recipe.protocols, {p: raw[False, p] for p in recipe.protocols})[recipe.protocol]
+                adjusted[members] += np.int8(ADJUSTMENTS["protocol"]) * independent.differ(final)
+                if recipe.half_protocols:
                     limited = final.limited(None, halves[recipe.protocol])
-                    bent[members] += np.int8(BENT["type"]) * final.differ(limited)
+                    adjusted[members] += np.int8(ADJUSTMENTS["type"]) * final.differ(limited)
                     final = limited
-                changed = own.differ(final)
+                changed = independent.differ(final)
             else:
-                batch = replace(self._asked, rows=self._asked.rows.take(members))
+                batch = replace(self._queries, rows=self._queries.rows.take(members))
                 distance = coverage.distance(batch)
                 values = {}
-                for protocol in recipe.half:
-                    there = places[True, protocol]
+                for protocol in recipe.half_protocols:
+                    half_rows = rows_of[True, protocol]
                     with_other_protocol = replace(batch, rows=with_protocol(batch.rows, protocol))
-                    step = np.maximum(coverage.steps(with_other_protocol), output.step[there])
+                    step = np.maximum(coverage.steps(with_other_protocol), output.step[half_rows])
                     wider = coverage.factor(distance + step)
-                    wider /= coverage.factor(output.distance[there] + output.step[there])
+                    wider /= coverage.factor(output.distance[half_rows] + output.step[half_rows])
                     ratio = self._log_ratio(with_other_protocol, recipe.shrinks)
                     values[protocol] = halves[protocol].followed(ratio, wider)
                     if protocol == recipe.protocol:
                         columns["distance"][members], columns["step"][members] = distance, step
-                final = chain(recipe.half, values)[recipe.protocol]
-                bent[members] += np.int8(BENT["follows"])
+                final = chain(recipe.half_protocols, values)[recipe.protocol]
+                adjusted[members] += np.int8(ADJUSTMENTS["follows"])
                 changed = np.ones(len(members), dtype=bool)
             rows = members[changed]
             columns["point"][rows], columns["levels"][rows] = final.point[changed], final.levels[changed]
             columns["factor"][rows] = 1.0
-        return replace(output, **columns, reference=output.reference[:count], view=None, peers=None, bent=bent)
+        return replace(output, **columns, reference=output.reference[:count], view=None, peers=None, adjusted=adjusted)
 
     @staticmethod
     def _log_ratio(batch: QueryBatch, shrinks: bool) -> Array:
@@ -263,11 +263,11 @@ class Plan:
         # Inside the device both protocols launch alike; with one cost the ratio keeps the order of the protocols.
         inside = np.maximum(*(floor_s(matrix, np.full(len(rows), p)) for p in (_KERNEL, _GRAPH)))
         launch = np.maximum(floor_s(matrix, rows.protocol), inside)
-        own, half = (
+        roofline, half_roofline = (
             np.maximum(*roofline_s(batch.store.summary[keys], matrix)) + launch
             for keys in (rows.program, batch.half[rows.program])
         )
-        ratio: Array = np.log(own / half)
+        ratio: Array = np.log(roofline / half_roofline)
         return np.minimum(ratio, 0.0) if shrinks else ratio
 
 
@@ -286,9 +286,9 @@ class Rules:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
-        self._recipes: dict[tuple[Kind, int, str, bool, bool], Recipe] = {}
+        self._recipes: dict[tuple[QueryKind, int, str, bool, bool], Recipe] = {}
 
-    def plan(self, batch: QueryBatch, names: Sequence[str]) -> Plan | None:
+    def consistency(self, batch: QueryBatch, names: Sequence[str]) -> Consistency | None:
         """Further predictions that the queries of a batch depend on; None if there are none.
 
         Parameters
@@ -306,15 +306,15 @@ class Rules:
         numbers = []
         for device, number, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
             operator, dtype = batch.kinds[number]
-            kind = Kind(names[device], operator, dtype, BACKENDS[backend])
+            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
             launcher = FRAMEWORKS[framework] if framework >= 0 else ""
             recipe = self._recipe(kind, protocol, launcher, batch.specs[device])
             numbers.append(recipes.setdefault(recipe, len(recipes)))
-        if all(recipe.alone for recipe in recipes):
+        if all(recipe.is_independent for recipe in recipes):
             return None
-        return Plan(batch, list(recipes), np.array(numbers)[inverse])
+        return Consistency(batch, list(recipes), np.array(numbers)[inverse])
 
-    def _recipe(self, kind: Kind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
+    def _recipe(self, kind: QueryKind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
         evidence, (name, operator, dtype, backend) = self._evidence, kind
         emulated = evidence.emulated(kind, device)
         half = "float32" if emulated else evidence.half_type(operator, backend, dtype)
@@ -322,7 +322,7 @@ class Rules:
         key = (kind, protocol, framework, faster, emulated)
         if key not in self._recipes:
             order = evidence.protocol_order(kind, framework)
-            half_order = evidence.protocol_order(Kind(name, operator, half, backend), framework)
+            half_order = evidence.protocol_order(QueryKind(name, operator, half, backend), framework)
             follows = emulated or evidence.follows(kind)
             limited = faster and operator != TIR and not evidence.was_trained_as(kind, PROTOCOLS[protocol], framework)
             self._recipes[key] = Recipe(

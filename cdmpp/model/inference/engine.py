@@ -1,9 +1,9 @@
 """The network in ONNX Runtime, which is faster than torch on small batches.
 
-With ``alone`` a row's result does not depend on the other rows of the batch: chunks have a multiple of a few rows,
-where the engine found the results of all such shapes equal to the last digit, and a fixed shape otherwise. Without
-it the engine computes large batches, for evaluation and surveys, and the last digit may differ between two batch
-sizes.
+With ``batch_invariant`` a row's result does not depend on the other rows of the batch: chunks have a multiple of a few
+rows, where the engine found the results of all such shapes equal to the last digit, and a fixed shape otherwise.
+Without it the engine computes large batches, for evaluation and surveys, and the last digit may differ between two
+batch sizes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cdmpp.errors import MissingDependencyError, install_hint
-from cdmpp.model.inference.output import NetworkOutput
 from cdmpp.model.nn.config import LEVELS, NetworkConfig
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.model.nn.positions import encode_positions
-from cdmpp.model.nn.rows import Bucket, QueryRows, RowInputs
+from cdmpp.model.nn.rows import LeafBucket, QueryRows, RowInputs
 from cdmpp.model.nn.weights import Weights
+from cdmpp.model.raw_predictions import RawPredictions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Programs of one leaf count, positions of rows, and the same padded to the chunk's size.
-Chunk = tuple[Bucket, Array, Array]
+Chunk = tuple[LeafBucket, Array, Array]
 
-#: Rows of a chunk with ``alone``, at least where a row's last digits depend on the shape, and at most elsewhere.
-CHUNK_ROWS, MOST_CHUNK_ROWS = 32, 128
+#: Rows of a chunk with ``batch_invariant``: minimum where a row's last digits depend on the shape, maximum elsewhere.
+CHUNK_ROWS, MAX_CHUNK_ROWS = 32, 128
 #: Vector instructions compute so many values at once and the remaining ones otherwise, with other last digits.
 STEPS = (8, 16)
 #: Rows of a large batch, its leaves (with padding), and leaf pairs of any batch: they bound the memory.
@@ -151,10 +151,10 @@ class Engine:
         rows: QueryRows,
         *,
         embedding: Array,
-        alone: bool = False,
+        batch_invariant: bool = False,
         view: bool = False,
-        together: int = 1,
-    ) -> NetworkOutput:
+        parallel_chunks: int = 1,
+    ) -> RawPredictions:
         """Predict rows, in their order.
 
         Parameters
@@ -163,11 +163,11 @@ class Engine:
         rows : QueryRows
         embedding : int array
             For each row of the device matrix, the device's index in the network's embedding (0: not trained on).
-        alone : bool
+        batch_invariant : bool
             Compute each row independently of the other rows, equal to the last digit.
         view : bool
-            Return :attr:`NetworkOutput.view`.
-        together : int
+            Return :attr:`RawPredictions.view`.
+        parallel_chunks : int
             Chunks that are computed at the same time; the results do not depend on it.
         """
         queries, logs, reference = _query_inputs(inputs, rows)
@@ -194,15 +194,15 @@ class Engine:
             if views is not None:
                 views[members] = outputs[2][:count]
 
-        chunks = _chunks(inputs, rows, alone, self.step if alone else 0)
-        if together > 1 and len(rows) > CHUNK_ROWS:
+        chunks = _chunks(inputs, rows, batch_invariant, self.step if batch_invariant else 0)
+        if parallel_chunks > 1 and len(rows) > CHUNK_ROWS:
             # The chunks with most leaves first, so that the threads end at about the same time.
             ordered = sorted(chunks, key=lambda chunk: -chunk[0].leaves.shape[1] * len(chunk[2]))
-            list(_executor(os.getpid(), together).map(compute, ordered))
+            list(_executor(os.getpid(), parallel_chunks).map(compute, ordered))
         else:
             for chunk in chunks:
                 compute(chunk)
-        return NetworkOutput(point, levels, reference, views)
+        return RawPredictions(point, levels, reference, views)
 
 
 @lru_cache(maxsize=8)
@@ -221,22 +221,23 @@ def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Arr
     return queries, logs, reference
 
 
-def _chunks(inputs: RowInputs, rows: QueryRows, alone: bool, step: int) -> Iterator[Chunk]:
+def _chunks(inputs: RowInputs, rows: QueryRows, batch_invariant: bool, step: int) -> Iterator[Chunk]:
     """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk's size."""
     sizes = inputs.store.bucket[rows.program]
     for size, bucket in inputs.store.buckets.items():
         members = np.flatnonzero(sizes == size)
-        most = max(1, MAX_PAIRS // size**2)
+        max_rows = max(1, MAX_PAIRS // size**2)
         # Many leaves leave few rows, and then one shape.
-        flexible = alone and 0 < step <= most
+        flexible = batch_invariant and 0 < step <= max_rows
         if flexible:
-            count = min(MOST_CHUNK_ROWS, most // step * step)
+            count = min(MAX_CHUNK_ROWS, max_rows // step * step)
         else:
-            count = min(CHUNK_ROWS, most) if alone else max(1, min(BATCH_ROWS, MAX_LEAVES // size, most))
+            large = max(1, min(BATCH_ROWS, MAX_LEAVES // size, max_rows))
+            count = min(CHUNK_ROWS, max_rows) if batch_invariant else large
         for start in range(0, len(members), count):
             chunk = members[start : start + count]
             padded = chunk
-            if alone and len(chunk) < count:
+            if batch_invariant and len(chunk) < count:
                 # A short chunk repeats its first row, up to a shape that gives each row the same result.
                 full = -(-len(chunk) // step) * step if flexible else count
                 padded = np.concatenate([chunk, np.repeat(chunk[:1], full - len(chunk))])

@@ -20,11 +20,11 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence
 from cdmpp.model.domain.peers import TRANSFERRED, Peers, Trained, as_peers, corrects, shift, weights
 from cdmpp.model.domain.score import THRESHOLDS, Context, has_gpu_schedule, limited_step
-from cdmpp.model.inference.consistency import BENT, REASONS, Rules
-from cdmpp.model.inference.engine import all_threads, engine_of
-from cdmpp.model.inference.output import NetworkOutput
-from cdmpp.model.nn.inputs import stack_devices
+from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, Rules
+from cdmpp.model.inference.engine import Engine, all_threads, engine_of
+from cdmpp.model.nn.inputs import roofline_s, stack_devices
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
+from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: about another.
 FEW_STEP = 1.0
 #: A service computes several batches at a time.
-MOST_THREADS = 4
+MAX_THREADS = 4
 _TVM = BACKENDS.index("tvm")
 
 
@@ -48,7 +48,7 @@ class InferencePipeline:
         Compute each query independently of the others, equal to the last digit.
     threads : int, optional
         Threads that compute a large batch; with ``one_by_one`` the results do not depend on it. Default:
-        :func:`cdmpp.model.inference.engine.all_threads`, with ``one_by_one`` at most :data:`MOST_THREADS`.
+        :func:`cdmpp.model.inference.engine.all_threads`, with ``one_by_one`` at most :data:`MAX_THREADS`.
     """
 
     def __init__(self, artifact: Artifact, *, one_by_one: bool = False, threads: int | None = None) -> None:
@@ -58,9 +58,9 @@ class InferencePipeline:
             self._scheduled = InferencePipeline(inner, one_by_one=one_by_one, threads=threads)
             artifact = artifact.part(scheduled=False)
         self.artifact, self._one_by_one = artifact, one_by_one
-        count = threads or (min(all_threads(), MOST_THREADS) if one_by_one else all_threads())
+        count = threads or (min(all_threads(), MAX_THREADS) if one_by_one else all_threads())
         # Threads of one network call change the last digits; chunks that are computed at the same time do not.
-        count, self._together = (1, count) if one_by_one else (count, 1)
+        count, self._parallel_chunks = (1, count) if one_by_one else (count, 1)
         self._engine = engine_of(artifact.weights, count)
         # Devices are matched by their figures, not by name: a custom specification named "t4" is not the T4
         # of the training set, and the T4's figures under another name are.
@@ -77,8 +77,8 @@ class InferencePipeline:
         self._rules = Rules(self.evidence)
         self._reasons: dict[tuple[str, str, str, int], str] = {}
 
-    def predict(self, batch: QueryBatch) -> NetworkOutput:
-        """Predict queries, in their order, with the adapter where the model has one.
+    def forward(self, batch: QueryBatch) -> RawPredictions:
+        """Predictions before calibration, in the order of the queries, with the adapter where the model has one.
 
         Predictions of one program agree across protocols and types (:mod:`cdmpp.model.inference.consistency`). Programs
         of backend ``tvm`` are predicted by the model's part for them, if it has one.
@@ -88,45 +88,46 @@ class InferencePipeline:
         InvalidProgramError
             A prediction depends on the program's 16-bit form, which the batch lacks.
         """
-        own = batch.rows.backend != _TVM
-        if self._scheduled is None or own.all():
-            return self._predict(batch)
-        if not own.any():
-            return self._scheduled.predict(batch)
+        tvm = batch.rows.backend == _TVM
+        if self._scheduled is None or not tvm.any():
+            return _with_roofline(batch, self._predict(batch))
+        if tvm.all():
+            return self._scheduled.forward(batch)
         parts = [
-            (rows, pipeline.predict(replace(batch, rows=batch.rows.take(rows))))
-            for pipeline, rows in ((self, np.flatnonzero(own)), (self._scheduled, np.flatnonzero(~own)))
+            (rows, pipeline.forward(replace(batch, rows=batch.rows.take(rows))))
+            for pipeline, rows in ((self, np.flatnonzero(~tvm)), (self._scheduled, np.flatnonzero(tvm)))
         ]
-        return NetworkOutput.placed(parts)
+        return RawPredictions.placed(parts)
 
-    def _predict(self, batch: QueryBatch) -> NetworkOutput:
-        plan = self._rules.plan(batch, self._evidence_names(batch.specs))
-        output = self._unbent(batch) if plan is None else plan.bend(self._unbent(plan.batch), self)
-        return _with_status(batch, output)
+    def _predict(self, batch: QueryBatch) -> RawPredictions:
+        consistency = self._rules.consistency(batch, self._evidence_names(batch.specs))
+        if consistency is None:
+            return _with_status(batch, self._predict_independently(batch))
+        return _with_status(batch, consistency.apply(self._predict_independently(consistency.batch), self))
 
-    def bends(self, batch: QueryBatch) -> bool:
+    def needs_other_predictions(self, batch: QueryBatch) -> bool:
         """Whether a prediction of the batch depends on others."""
-        return self._rules.plan(batch, self._evidence_names(batch.specs)) is not None
+        return self._rules.consistency(batch, self._evidence_names(batch.specs)) is not None
 
     def half_type(self, operator: str, dtype: str, backend: str) -> str | None:
-        """The 16-bit type whose features :meth:`predict` may need beside those of a program; None: it does not."""
+        """The 16-bit type whose features :meth:`forward` may need beside those of a program; None: it does not."""
         if self._scheduled is not None and backend == BACKENDS[_TVM]:
             return self._scheduled.half_type(operator, dtype, backend)
         return self.evidence.may_need_half(operator, dtype, backend)
 
-    def reason(self, program: TensorProgram | EncodedProgram, bent: int) -> str:
-        """Why a prediction is not the network's own, from its code :attr:`NetworkOutput.bent`."""
+    def reason(self, program: TensorProgram | EncodedProgram, adjusted: int) -> str:
+        """Why a prediction is not the network's own, from its code :attr:`RawPredictions.adjusted`."""
         if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
-            return self._scheduled.reason(program, bent)
-        key = (operator_name(program), element_types(program), program.backend, bent)
+            return self._scheduled.reason(program, adjusted)
+        key = (operator_name(program), element_types(program), program.backend, adjusted)
         if key not in self._reasons:
             operator, types, backend, _ = key
             half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-            texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & bent)
+            texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & adjusted)
             self._reasons[key] = "; ".join(texts)
         return self._reasons[key]
 
-    def _unbent(self, batch: QueryBatch) -> NetworkOutput:
+    def _predict_independently(self, batch: QueryBatch) -> RawPredictions:
         adapter = self.artifact.adapter
         if adapter is None or not adapter.weight:
             return self.predict_base(batch, details=False)
@@ -174,17 +175,14 @@ class InferencePipeline:
         [name] = self._evidence_names([adapter.device])
         features = adapter.process.features
         pairs = np.unique(np.stack([features.operator, features.setting], axis=1), axis=0).tolist()
-        return [
-            Context(name, *adapter.names.operators[operator].split("|"), *adapter.names.settings[setting].split("|"))
-            for operator, setting in pairs
-        ]
+        return [adapter.names.context(name, operator, setting) for operator, setting in pairs]
 
-    def predict_base(self, batch: QueryBatch, *, details: bool = True) -> NetworkOutput:
+    def predict_base(self, batch: QueryBatch, *, details: bool = True) -> RawPredictions:
         """Predict queries with network and peers, without the adapter.
 
-        ``details``: return :attr:`NetworkOutput.view` and :attr:`NetworkOutput.peers`.
+        ``details``: return :attr:`RawPredictions.view` and :attr:`RawPredictions.peers`.
         """
-        batch, trained, names = self._with_strangers(batch)
+        batch, trained, names = self._add_devices_without_embedding(batch)
         rows = batch.rows
         specs = [spec for _, spec in trained]
         # The trained devices follow the query's devices in the matrix: they are peers of unseen ones.
@@ -225,7 +223,7 @@ class InferencePipeline:
         factor = self.factor(distance + step) * self._open_factor(batch, names)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
-    def _with_strangers(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:
+    def _add_devices_without_embedding(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:
         """Trained devices a second time without their embedding, for the operators that :meth:`Peers.lacks` names.
 
         Returns
@@ -253,24 +251,27 @@ class InferencePipeline:
         return replace(batch, specs=specs, rows=replace(rows, device=moved)), figures, names
 
     def _run(
-        self, inputs: RowInputs, rows: QueryRows, own: int, embedding: Array, view: bool
-    ) -> tuple[NetworkOutput, Array]:
-        """Network output of the first ``own`` rows, and log(latency / reference) of all rows."""
+        self, inputs: RowInputs, rows: QueryRows, queries: int, embedding: Array, view: bool
+    ) -> tuple[RawPredictions, Array]:
+        """Network output of the first ``queries`` rows, and log(latency / reference) of all rows."""
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
-            blocks.append(
-                self._engine.predict(
-                    inputs,
-                    part,
-                    embedding=embedding,
-                    alone=self._one_by_one,
-                    view=view and start < own,
-                    together=self._together,
-                )
-            )
+            blocks.append(self._call(self._engine, inputs, part, embedding, view=view and start < queries))
         efficiency = np.concatenate([block.point - block.reference for block in blocks])
-        return NetworkOutput.join(blocks, own), efficiency
+        return RawPredictions.join(blocks, queries), efficiency
+
+    def _call(
+        self, engine: Engine, inputs: RowInputs, rows: QueryRows, embedding: Array, *, view: bool = False
+    ) -> RawPredictions:
+        return engine.predict(
+            inputs,
+            rows,
+            embedding=embedding,
+            batch_invariant=self._one_by_one,
+            view=view,
+            parallel_chunks=self._parallel_chunks,
+        )
 
     def tuned_shift(self, batch: QueryBatch) -> Array:
         """Difference in log latency between tuned and base weights, (n,)."""
@@ -280,9 +281,8 @@ class InferencePipeline:
         # The tuned device vector is at index 0, which otherwise means "not trained on".
         hidden = np.zeros(len(batch.specs), dtype=np.int64)
         identity = np.array([index for index, _ in trained])
-        alone, together = self._one_by_one, self._together
-        tuned = self._tuned.predict(inputs, batch.rows, embedding=hidden, alone=alone, together=together)
-        base = self._engine.predict(inputs, batch.rows, embedding=identity, alone=alone, together=together)
+        tuned = self._call(self._tuned, inputs, batch.rows, hidden)
+        base = self._call(self._engine, inputs, batch.rows, identity)
         return np.asarray(tuned.point - base.point)
 
     def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
@@ -298,7 +298,7 @@ class InferencePipeline:
         adapter = self.artifact.adapter
         return adapter is not None and bool(adapter.weight) and same_device(spec, adapter.device)
 
-    def _adapted(self, batch: QueryBatch, base: NetworkOutput) -> NetworkOutput:
+    def _adapted(self, batch: QueryBatch, base: RawPredictions) -> RawPredictions:
         """The base's output with the adapter's values for queries on the adapted device."""
         adapter, maker = self.artifact.adapter, self._features
         assert adapter is not None and maker is not None and base.peers is not None and base.view is not None
@@ -372,23 +372,31 @@ def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSp
 
 
 def _status_codes(batch: QueryBatch) -> Array:
-    """Code of :data:`BENT` for the status of each row's device, int8; 0 for a device without a status."""
-    codes = np.array([BENT[spec.status] if spec.status else 0 for spec in batch.specs], dtype=np.int8)
+    """Code of :data:`ADJUSTMENTS` for the status of each row's device, int8; 0 for a device without a status."""
+    codes = np.array([ADJUSTMENTS[spec.status] if spec.status else 0 for spec in batch.specs], dtype=np.int8)
     return codes[batch.rows.device] if len(codes) else np.zeros(len(batch.rows), dtype=np.int8)
 
 
-def _with_status(batch: QueryBatch, output: NetworkOutput) -> NetworkOutput:
+def _with_status(batch: QueryBatch, output: RawPredictions) -> RawPredictions:
     """The output, in which GPU schedules, stand-ins and unreleased devices are not "in"; the latter with the reason."""
     scheduled = _scheduled(batch)
     if any(spec.status for spec in batch.specs):
         codes = _status_codes(batch)
-        bent = output.bent if len(output.bent) else np.zeros(len(codes), dtype=np.int8)
         return replace(
-            output, step=limited_step(output.distance, output.step, (codes > 0) | scheduled), bent=bent + codes
+            output,
+            step=limited_step(output.distance, output.step, (codes > 0) | scheduled),
+            adjusted=output.adjusted + codes,
         )
     if not scheduled.any():
         return output
     return replace(output, step=limited_step(output.distance, output.step, scheduled))
+
+
+def _with_roofline(batch: QueryBatch, output: RawPredictions) -> RawPredictions:
+    """The output with the roofline of each query."""
+    summary = batch.store.summary[batch.rows.program]
+    rooflines = roofline_s(summary, stack_devices(batch.specs)[batch.rows.device])
+    return replace(output, roofline_s=np.maximum(*rooflines))
 
 
 def _scheduled(batch: QueryBatch) -> Array:

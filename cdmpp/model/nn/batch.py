@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MAX_LEAVES, MAX_PAIRS = 65_536, 1 << 21
 
 
-class Inputs(RowInputs):
+class NetworkInputs(RowInputs):
     """Network inputs of rows, computed batch by batch from encoded programs."""
 
     def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
@@ -57,7 +57,7 @@ class Inputs(RowInputs):
 @torch.inference_mode()
 def predict_rows(
     network: LatencyNetwork,
-    inputs: Inputs,
+    inputs: NetworkInputs,
     rows: QueryRows,
     *,
     known: bool = True,
@@ -70,7 +70,7 @@ def predict_rows(
     ----------
     network : LatencyNetwork
         In evaluation mode.
-    inputs : Inputs
+    inputs : NetworkInputs
     rows : QueryRows
     known : bool
         False replaces all devices by the embedding of an unseen device.

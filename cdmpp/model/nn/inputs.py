@@ -177,8 +177,8 @@ def operator_columns(structure: str, sizes: Array) -> tuple[Array, Array | None]
 
 def _loads(layout: _Layout, sizes: Array) -> tuple[dict[str, Any], Any]:
     """Loads of experts, and the columns of the first product's weight that the rank holds."""
-    one = len(sizes) == 1  # integers are cached by size, arrays are not
-    row = sizes[0].tolist() if one else list(sizes.T)
+    single = len(sizes) == 1  # integers are cached by size, arrays are not
+    row = sizes[0].tolist() if single else list(sizes.T)
     fields = dict(zip(layout.names, row, strict=True)) | dict(layout.flags or {})
     derived = derived_sizes(layout.operator, fields)
     return derived, derived.get("rank_intermediate")
@@ -322,8 +322,8 @@ def add_operator_columns(summary: Array, rows: Array | slice, structure: str, si
     """
     if not structure or sizes is None:
         return
-    own, grouped = operator_columns(structure, sizes)
-    summary[rows, _FIRST_OWN:] = own
+    columns, grouped = operator_columns(structure, sizes)
+    summary[rows, _FIRST_OWN:] = columns
     if grouped is not None:
         summary[rows, _S["batch"]], summary[rows, _S["m"]] = np.log2(1.0 + grouped).T
 

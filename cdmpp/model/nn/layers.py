@@ -10,7 +10,7 @@ from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 Shape = tuple[int, ...]
 
 
-class Layer(NamedTuple):
+class NetworkLayer(NamedTuple):
     """One layer of the network.
 
     Attributes
@@ -29,38 +29,38 @@ class Layer(NamedTuple):
     zero: bool = False
 
 
-def member_layers(config: NetworkConfig, devices: int) -> dict[str, Layer]:
+def member_layers(config: NetworkConfig, devices: int) -> dict[str, NetworkLayer]:
     """Layers of one member, in the order in which their initial weights are drawn."""
     width, head = config.width, config.head_width
     out = {
-        "leaf_in": Layer("linear", config.leaf_width + len(DEVICE_LOGS), width),
-        "condition": Layer("linear", INPUT_WIDTH, width),
+        "leaf_in": NetworkLayer("linear", config.leaf_width + len(DEVICE_LOGS), width),
+        "condition": NetworkLayer("linear", INPUT_WIDTH, width),
     }
     for layer in (f"layers.{i}" for i in range(config.layers)):
-        out[f"{layer}.norm_attention"] = Layer("norm", width, width)
-        out[f"{layer}.qkv"] = Layer("linear", width, 3 * width)
-        out[f"{layer}.out"] = Layer("linear", width, width)
-        out[f"{layer}.norm_feed"] = Layer("norm", width, width)
-        out[f"{layer}.feed.0"] = Layer("linear", width, config.feed_forward)
-        out[f"{layer}.feed.2"] = Layer("linear", config.feed_forward, width)
-    out["pool_norm"] = Layer("norm", width, width)
-    out["pool_score"] = Layer("linear", width, config.heads)
+        out[f"{layer}.norm_attention"] = NetworkLayer("norm", width, width)
+        out[f"{layer}.qkv"] = NetworkLayer("linear", width, 3 * width)
+        out[f"{layer}.out"] = NetworkLayer("linear", width, width)
+        out[f"{layer}.norm_feed"] = NetworkLayer("norm", width, width)
+        out[f"{layer}.feed.0"] = NetworkLayer("linear", width, config.feed_forward)
+        out[f"{layer}.feed.2"] = NetworkLayer("linear", config.feed_forward, width)
+    out["pool_norm"] = NetworkLayer("norm", width, width)
+    out["pool_score"] = NetworkLayer("linear", width, config.heads)
     if config.schedule:
-        out["leaf_times.norm"] = Layer("norm", width, width)
-        out["leaf_times.hidden"] = Layer("linear", width, width)
-        out["leaf_times.costs"] = Layer("linear", width, len(OVERLAP) + len(ADD) + 1, zero=True)
-        out["leaf_times.call"] = Layer("linear", INPUT_WIDTH, 1, zero=True)
-    out["device"] = Layer("embedding", devices + 1, config.device_width)
+        out["leaf_times.norm"] = NetworkLayer("norm", width, width)
+        out["leaf_times.hidden"] = NetworkLayer("linear", width, width)
+        out["leaf_times.costs"] = NetworkLayer("linear", width, len(OVERLAP) + len(ADD) + 1, zero=True)
+        out["leaf_times.call"] = NetworkLayer("linear", INPUT_WIDTH, 1, zero=True)
+    out["device"] = NetworkLayer("embedding", devices + 1, config.device_width)
     latent = 2 * width + (2 if config.schedule else 0)
-    out["head_in"] = Layer("linear", latent + INPUT_WIDTH + config.device_width, head)
+    out["head_in"] = NetworkLayer("linear", latent + INPUT_WIDTH + config.device_width, head)
     for layer in (f"head.{i}" for i in range(config.head_layers)):
-        out[f"{layer}.norm"] = Layer("norm", head, head)
-        out[f"{layer}.up"] = Layer("linear", head, head)
-        out[f"{layer}.down"] = Layer("linear", head, head, zero=True)
-    out[f"head.{config.head_layers}"] = Layer("norm", head, head)
-    out["out"] = Layer("linear", head, (4 if config.head == "structured" else 1) + len(LEVELS), zero=True)
+        out[f"{layer}.norm"] = NetworkLayer("norm", head, head)
+        out[f"{layer}.up"] = NetworkLayer("linear", head, head)
+        out[f"{layer}.down"] = NetworkLayer("linear", head, head, zero=True)
+    out[f"head.{config.head_layers}"] = NetworkLayer("norm", head, head)
+    out["out"] = NetworkLayer("linear", head, (4 if config.head == "structured" else 1) + len(LEVELS), zero=True)
     if config.schedule:
-        out["timed"] = Layer("linear", head, 1, zero=True)
+        out["timed"] = NetworkLayer("linear", head, 1, zero=True)
     return out
 
 

@@ -96,8 +96,8 @@ def listwise_loss(predicted: Tensor, measured: Tensor, group: Tensor) -> Tensor:
 
 def _log_softmax(values: Tensor, group: Tensor, groups: int) -> Tensor:
     """Logarithm of the softmax within groups 0 .. ``groups`` - 1, (rows,)."""
-    most = values.new_full((groups,), -torch.inf).scatter_reduce(0, group, values.detach(), "amax")
-    shifted = values - most[group]
+    maximum = values.new_full((groups,), -torch.inf).scatter_reduce(0, group, values.detach(), "amax")
+    shifted = values - maximum[group]
     total = values.new_zeros(groups).index_add(0, group, shifted.exp())
     return shifted - total[group].log()
 

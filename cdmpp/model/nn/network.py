@@ -40,12 +40,12 @@ from cdmpp.model.nn.config import (
     NetworkConfig,
 )
 from cdmpp.model.nn.inputs import INPUT_WIDTH, LEAF_DEVICE_RATIOS, QUERY_COLUMNS, SUMMARY_COLUMNS
-from cdmpp.model.nn.layers import Layer, member_layers
+from cdmpp.model.nn.layers import NetworkLayer, member_layers
 from cdmpp.model.nn.positions import encode_positions
 
 
 @dataclass(frozen=True)
-class Part:
+class PaddedRows:
     """Rows of one padded leaf count.
 
     Attributes
@@ -70,7 +70,7 @@ class Part:
         return self.leaves.shape[0] * self.leaves.shape[1]
 
 
-def split_parts(tokens: Tensor, parts: Sequence[Part]) -> tuple[Tensor, ...]:
+def split_parts(tokens: Tensor, parts: Sequence[PaddedRows]) -> tuple[Tensor, ...]:
     """Tokens of each part, then the padding at the end."""
     sizes = [part.tokens for part in parts]
     return torch.split(tokens, [*sizes, len(tokens) - sum(sizes)])
@@ -93,7 +93,7 @@ _THREADS = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
 _RATIOS = torch.tensor(LEAF_DEVICE_RATIOS)
 
 
-def _add_layer(network: nn.Module, name: str, layer: Layer) -> None:
+def _add_layer(network: nn.Module, name: str, layer: NetworkLayer) -> None:
     """Add a layer with its initial weights; its name contains the names of the modules around it."""
     *path, own_name = name.split(".")
     for part in path:
@@ -155,9 +155,9 @@ class LatencyNetwork(nn.Module):
         inputs : (rows, INPUT_WIDTH), already standardised
         logs : (rows, len(DEVICE_LOGS))
         """
-        return self.encode_parts([Part(leaves, positions, mask)], inputs, logs)
+        return self.encode_parts([PaddedRows(leaves, positions, mask)], inputs, logs)
 
-    def encode_parts(self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
+    def encode_parts(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
         """:meth:`encode` of rows with several leaf counts; ``inputs`` and ``logs`` follow the order of the parts.
 
         All leaves go through each matrix product together: one large product is faster than one for every
@@ -169,14 +169,14 @@ class LatencyNetwork(nn.Module):
         (rows, .)
             In the parts' order.
         """
-        return torch.cat([one._encode(parts, inputs, logs, multiple) for one in self.all_members()], dim=-1)
+        return torch.cat([member._encode(parts, inputs, logs, multiple) for member in self.all_members()], dim=-1)
 
     def _apply_layer(self, name: str, x: Tensor) -> Tensor:
         """Output of the layer of this name."""
         out: Tensor = self.get_submodule(name)(x)
         return out
 
-    def _encode(self, parts: Sequence[Part], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
+    def _encode(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
         """:meth:`encode_parts` of this member."""
         rows = [part.shape[0] for part in parts]
         leaves, conditions = [], []
@@ -207,7 +207,7 @@ class LatencyNetwork(nn.Module):
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
 
-    def _layer(self, tokens: Tensor, name: str, parts: Sequence[Part]) -> Tensor:
+    def _layer(self, tokens: Tensor, name: str, parts: Sequence[PaddedRows]) -> Tensor:
         """Pre-norm self-attention over the leaves of a program, then a feed-forward block.
 
         Parameters
@@ -217,12 +217,12 @@ class LatencyNetwork(nn.Module):
         """
         mixed = []
         projected = self._apply_layer(f"{name}.qkv", self._apply_layer(f"{name}.norm_attention", tokens))
-        for part, own in zip(parts, split_parts(projected, parts), strict=False):
+        for part, projection in zip(parts, split_parts(projected, parts), strict=False):
             rows, leaves = part.shape
             if leaves == 1:  # attends to itself alone
-                mixed.append(own[:, 2 * own.shape[1] // 3 :])
+                mixed.append(projection[:, 2 * projection.shape[1] // 3 :])
                 continue
-            q, k, v = own.view(rows, leaves, 3, self.config.heads, -1).permute(2, 0, 3, 1, 4)
+            q, k, v = projection.view(rows, leaves, 3, self.config.heads, -1).permute(2, 0, 3, 1, 4)
             mask = None if part.mask is None else part.mask[:, None, None, :]
             attended = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             mixed.append(attended.transpose(1, 2).reshape(rows * leaves, -1))
@@ -233,7 +233,7 @@ class LatencyNetwork(nn.Module):
         wide = self._apply_layer(f"{name}.feed.0", self._apply_layer(f"{name}.norm_feed", tokens))
         return tokens + self._apply_layer(f"{name}.feed.2", nn.functional.gelu(wide))
 
-    def _timed(self, part: Part, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
+    def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
         """:meth:`leaf_seconds` of a part, (rows, 2).
 
         Training computes the scheduled programs only, which are few among library operators, padded so that
@@ -285,7 +285,7 @@ class LatencyNetwork(nn.Module):
         seconds = torch.log(torch.where(real, cycles, 0.0).sum(dim=1) + call) + cycle
         return torch.stack((torch.where(known, seconds, 0.0), known.to(seconds.dtype)), dim=1)
 
-    def _pool(self, part: Part, tokens: Tensor, score: Tensor) -> Tensor:
+    def _pool(self, part: PaddedRows, tokens: Tensor, score: Tensor) -> Tensor:
         """Attention pooling and mean over the leaves: (rows * leaves, width) -> (rows, 2 * width)."""
         rows, count = part.shape
         tokens, score = tokens.view(rows, count, -1), score.view(rows, count, -1)
@@ -319,7 +319,7 @@ class LatencyNetwork(nn.Module):
     def decode_each(self, latent: Tensor, inputs: Tensor, device: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """:meth:`decode_with_hidden` of each member."""
         parts = latent.chunk(len(self.members) + 1, dim=1)
-        return [one._decode(part, inputs, device) for one, part in zip(self.all_members(), parts, strict=True)]
+        return [member._decode(part, inputs, device) for member, part in zip(self.all_members(), parts, strict=True)]
 
     def _decode(self, latent: Tensor, inputs: Tensor, device: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """:meth:`decode_with_hidden` of this member."""

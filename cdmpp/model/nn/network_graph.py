@@ -45,7 +45,7 @@ Value = str
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
 
 
-class Graph:
+class NetworkGraph:
     """A graph under construction. A call adds a node and returns its output.
 
     Parameters
@@ -55,7 +55,7 @@ class Graph:
 
     Examples
     --------
-    >>> graph = Graph({})
+    >>> graph = NetworkGraph({})
     >>> doubled = graph("Mul", graph.input("x", "float32", ["rows"]), 2.0)
     """
 
@@ -163,12 +163,12 @@ def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array)
     view : (config.head_width, columns) float32
         Projection of the last hidden layer.
     """
-    graph = Graph(weights)
+    graph = NetworkGraph(weights)
     return _Writer(graph, config).write(view)
 
 
 class _Writer:
-    def __init__(self, graph: Graph, config: NetworkConfig) -> None:
+    def __init__(self, graph: NetworkGraph, config: NetworkConfig) -> None:
         self._graph, self._config = graph, config
         g = graph
         self._leaves = g.input("leaves", "float32", ["rows", "leaves", config.leaf_width])
@@ -234,14 +234,14 @@ class _Writer:
     def _layer(self, tokens: Value, name: str, bias: Value) -> Value:
         """Pre-norm self-attention over the leaves of a program, then a feed-forward block."""
         g, width, heads = self._graph, self._config.width, self._config.heads
-        own = width // heads
+        head_columns = width // heads
         projected = g.linear(g.norm(tokens, f"{name}.norm_attention"), f"{name}.qkv")
         parts = g.several("Split", 3, projected, np.array([width] * 3), axis=1)
         q, k, v = (
-            g("Transpose", self._split(part, heads, own), perm=perm)
+            g("Transpose", self._split(part, heads, head_columns), perm=perm)
             for part, perm in zip(parts, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True)
         )
-        scores = g("Add", g("MatMul", g("Mul", q, 1.0 / math.sqrt(own)), k), bias)
+        scores = g("Add", g("MatMul", g("Mul", q, 1.0 / math.sqrt(head_columns)), k), bias)
         mixed = g("MatMul", g("Softmax", scores, axis=-1), v)
         mixed = self._flat(g("Transpose", mixed, perm=[0, 2, 1, 3]), width)
         tokens = g("Add", tokens, g.linear(mixed, f"{name}.out"))
@@ -279,12 +279,12 @@ class _Writer:
         moved = g.linear(g("Add", token, self._silu(g.linear(token, "leaf_times.hidden"))), "leaf_times.costs")
         moved = g("Mul", g("Tanh", g("Div", moved, REACH)), REACH)
         costs, factor = g.several("Split", 2, self._split(moved, len(names) + 1), np.array([len(names), 1]), axis=2)
-        each = g("Mul", counts, g("Exp", g("Add", costs, base)))
+        leaf_cycles = g("Mul", counts, g("Exp", g("Add", costs, base)))
         # Vector arithmetic goes with the device's peak, everything else with the number of its units.
         cycle = g("Sub", math.log(CYCLE_S), g("Mul", g.column(self._logs, UNITS_LOG), _LN2))
         peak = g("Mul", g("Add", g.column(self._logs, PEAK_LOG), PEAK_CENTRE), _LN2)
         ratio = g("Exp", g("Sub", g("Sub", math.log(VECTOR_FLOPS), peak), cycle))
-        vector, others, adding = g.several("Split", 3, each, np.array([1, len(OVERLAP) - 1, len(ADD)]), axis=2)
+        vector, others, adding = g.several("Split", 3, leaf_cycles, np.array([1, len(OVERLAP) - 1, len(ADD)]), axis=2)
         overlap = g("Concat", g("Mul", vector, g("Unsqueeze", ratio, np.array([1, 2]))), others, axis=2)
         powers = g("Pow", g("Min", overlap, 1e12), POWER)
         last = np.array([2])
@@ -316,8 +316,8 @@ class _Writer:
         raw = g.linear(hidden, "out")
         point = self._structured(raw, inputs) if config.head == "structured" else g.column(raw, 0)
         if timed is not None and times is not None:
-            own = g("Add", times, g.column(g.linear(hidden, "timed"), 0))
-            point = g("Where", g("Greater", timed[1], 0.0), own, point)
+            scheduled_point = g("Add", times, g.column(g.linear(hidden, "timed"), 0))
+            point = g("Where", g("Greater", timed[1], 0.0), scheduled_point, point)
         return point, self._levels(raw, point), hidden
 
     def _levels(self, raw: Value, point: Value) -> Value:
@@ -348,17 +348,17 @@ class _Writer:
         floor = g("Log", g("Max", self._column(inputs, base + 4), 1e-6))
         power = g("Add", 1.0, g("Mul", g("Sigmoid", g("Sub", g.column(raw, 2), 2.0)), 3.0))
         uses = []
-        for time, column, most, start in ((compute, 0, 1.5, 0.7), (memory, 1, 2.5, -0.4)):
+        for time, column, limit, start in ((compute, 0, 1.5, 0.7), (memory, 1, 2.5, -0.4)):
             share = g("Sigmoid", g("Add", g.column(raw, column), start))
-            uses.append(g("Mul", g("Sub", time, g("Log", g("Mul", share, most))), power))
+            uses.append(g("Mul", g("Sub", time, g("Log", g("Mul", share, limit))), power))
         both = g("Div", self._log_sum(*uses), power)
         return self._log_sum(g("Sub", both, reference), g("Add", floor, g.column(raw, 3)))
 
-    def _log_sum(self, one: Value, other: Value) -> Value:
-        """log(exp(one) + exp(other))."""
+    def _log_sum(self, a: Value, b: Value) -> Value:
+        """log(exp(a) + exp(b))."""
         g = self._graph
-        apart = g("Neg", g("Abs", g("Sub", one, other)))
-        return g("Add", g("Max", one, other), g("Log", g("Add", g("Exp", apart), 1.0)))
+        distance = g("Neg", g("Abs", g("Sub", a, b)))
+        return g("Add", g("Max", a, b), g("Log", g("Add", g("Exp", distance), 1.0)))
 
     def _silu(self, x: Value) -> Value:
         return self._graph("Mul", x, self._graph("Sigmoid", x))

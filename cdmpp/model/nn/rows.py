@@ -6,7 +6,7 @@ leaf count, so a prediction does not depend on the other programs of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, add_operator_columns, query_inputs, summarise
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, query_inputs, summarise
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,7 +32,7 @@ def bucket_of(leaves: int) -> int:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LeafBucket:
     """Programs padded to one leaf count: leaves (n, size, width), positions and mask (n, size)."""
 
     leaves: Array
@@ -55,31 +55,9 @@ class ProgramStore:
         self.summary = np.zeros((count, len(SUMMARY_COLUMNS)), dtype=np.float32)
         self.bucket = np.zeros(count, dtype=np.int32)
         self.slot = np.zeros(count, dtype=np.int64)
-        self._parts: dict[int, list[Bucket]] = {}
+        self._parts: dict[int, list[LeafBucket]] = {}
         self._sizes: dict[int, int] = {}
-        self.buckets: dict[int, Bucket] = {}
-
-    @classmethod
-    def of(cls, encoded: Iterable[EncodedPrograms], width: int = WIDTH) -> ProgramStore:
-        """Programs in order, keys counting up."""
-        groups: dict[tuple[int, int, str, str], list[tuple[EncodedPrograms, int]]] = {}
-        start = 0
-        for item in encoded:
-            alike = (*item.leaves.shape[1:], item.dtype, item.family)
-            groups.setdefault(alike, []).append((item, start))
-            start += len(item)
-        store = cls(start, width)
-        for group in groups.values():
-            keys = [np.arange(first, first + len(item)) for item, first in group]
-            store.add(np.concatenate(keys), together := EncodedPrograms.join([item for item, _ in group]))
-            if together.structure:
-                continue
-            # Programs of several structural classes lose their own fields when they are joined.
-            for (item, _), own in zip(group, keys, strict=True):
-                if item.structure:
-                    add_operator_columns(store.summary, own, item.structure, item.sizes)
-        store.finish()
-        return store
+        self.buckets: dict[int, LeafBucket] = {}
 
     def add(self, keys: Array, encoded: EncodedPrograms) -> None:
         """Store programs under their keys, without columns from ``width`` on."""
@@ -94,7 +72,7 @@ class ProgramStore:
         mask[:, :real] = True
         start = self._sizes.get(size, 0)
         self._sizes[size] = start + count
-        self._parts.setdefault(size, []).append(Bucket(leaves, positions, mask))
+        self._parts.setdefault(size, []).append(LeafBucket(leaves, positions, mask))
         self.bucket[keys] = size
         self.slot[keys] = np.arange(start, start + count)
         self.summary[keys] = summarise(encoded)
@@ -106,7 +84,9 @@ class ProgramStore:
             self.buckets[size] = (
                 parts[0]
                 if len(parts) == 1
-                else Bucket(*(np.concatenate([getattr(p, f) for p in parts]) for f in ("leaves", "positions", "mask")))
+                else LeafBucket(
+                    *(np.concatenate([getattr(p, f) for p in parts]) for f in ("leaves", "positions", "mask"))
+                )
             )
 
 

@@ -199,7 +199,7 @@ def transferred(
     out = {name: np.array(value) for name, value in arrays.items()}
     wanted = network_columns(config)
     logs = [f"device_{name}" for name in DEVICE_LOGS]
-    latent, own = _head_columns(arrays, config, len(columns["inputs"]))
+    latent, embedding = _head_columns(arrays, config, len(columns["inputs"]))
     for axis in ("leaf", "inputs"):
         lost = [name for name in columns[axis] if name not in wanted[axis]]
         if lost:
@@ -226,9 +226,9 @@ def transferred(
         ("leaf_times.call.weight", columns["inputs"], wanted["inputs"], spread["inputs"]),
         (
             "head_in.weight",
-            [*latent, *columns["inputs"], *own],
-            [*latent, *wanted["inputs"], *own],
-            [*(True for _ in latent), *spread["inputs"], *(True for _ in own)],
+            [*latent, *columns["inputs"], *embedding],
+            [*latent, *wanted["inputs"], *embedding],
+            [*(True for _ in latent), *spread["inputs"], *(True for _ in embedding)],
         ),
     ):
         if name in arrays:

@@ -1,5 +1,5 @@
 """A decoding service whose attention and feed-forward layers run on devices of their own (Step-3)."""
 
-from cdmpp.plan.afd.size import Link, Side, Sizing, size
+from cdmpp.plan.afd.size import AfdLink, AfdSide, Sizing, size
 
-__all__ = ["Link", "Side", "Sizing", "size"]
+__all__ = ["AfdLink", "AfdSide", "Sizing", "size"]

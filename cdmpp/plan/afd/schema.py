@@ -51,7 +51,7 @@ class SideForm(Closed):
         return self.max_tokens if self.max_tokens is not None else int(self.layer.batch[-1])
 
 
-class LinkForm(Closed):
+class AfdLinkForm(Closed):
     """The link of one instance; activations go there and back in each layer.
 
     Either ``bytes_per_token`` with ``bandwidth_bytes_per_s``, or ``layer``.
@@ -155,7 +155,7 @@ class AfdRequest(Request[AfdPlan]):
     layers: Annotated[int, Field(ge=1, le=10_000), WholeNumber]
     attention: SideForm
     ffn: SideForm
-    link: LinkForm
+    link: AfdLinkForm
     tpot_s: Annotated[PositiveSeconds, Field(description="Most seconds between two tokens of a sequence.")]
     tokens_per_s: Annotated[float, Field(ge=0, le=1e12, description="Fewest tokens a second of the whole service.")] = (
         0.0

@@ -37,7 +37,7 @@ _SLACK = 1e-9
 
 
 @dataclass(frozen=True)
-class Side:
+class AfdSide:
     """The attention or the feed-forward instances.
 
     Attributes
@@ -65,7 +65,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Link:
+class AfdLink:
     """One instance's link: ``alpha_s`` a message, ``bytes_per_token`` each way at ``bandwidth``."""
 
     bytes_per_token: float
@@ -80,7 +80,7 @@ class Link:
 
 @dataclass(frozen=True)
 class LinkCurve:
-    """Seconds of one layer, there and back, by tokens on the instance with most tokens; as in :class:`Side`."""
+    """Seconds of one layer, there and back, by tokens on the instance with most tokens; as in :class:`AfdSide`."""
 
     sizes: np.ndarray
     seconds: np.ndarray
@@ -91,7 +91,7 @@ class LinkCurve:
         return out
 
 
-AnyLink = Link | LinkCurve
+AnyLink = AfdLink | LinkCurve
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Sizing:
 
 
 def size(
-    attention: Side,
-    ffn: Side,
+    attention: AfdSide,
+    ffn: AfdSide,
     link: AnyLink,
     *,
     layers: int,
@@ -226,7 +226,7 @@ class _Enumeration:
     """
 
     def __init__(
-        self, attention: Side, ffn: Side, link: AnyLink, layers: int, micro_batch: int | None, equal: bool
+        self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, micro_batch: int | None, equal: bool
     ) -> None:
         held = min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
         self.largest = held if micro_batch is None else min(micro_batch, held)
@@ -470,13 +470,13 @@ class Colocated:
 
 
 def colocated(
-    *layers_in_turn: Side, layers: int, tpot_s: float, tokens_per_s: float = 0.0, most: int | None = None
+    *layers_in_turn: AfdSide, layers: int, tpot_s: float, tokens_per_s: float = 0.0, most: int | None = None
 ) -> Colocated | None:
     """The cheapest batch of instances that compute all parts of a layer in turn; None if no batch keeps the goal.
 
     Parameters
     ----------
-    *layers_in_turn : Side
+    *layers_in_turn : AfdSide
         Parts of a layer, at one price.
     layers, tpot_s, tokens_per_s
         As :func:`size` takes them.
@@ -496,7 +496,7 @@ def colocated(
     return Colocated(int(instances[i]), int(batches[i]), float(stage[i]), float(cost[i]))
 
 
-def bound(attention: Side, ffn: Side, *, layers: int, tpot_s: float) -> float:
+def bound(attention: AfdSide, ffn: AfdSide, *, layers: int, tpot_s: float) -> float:
     """Price-seconds a token that no choice undercuts: both sides at their best batch, never waiting."""
     total = 0.0
     for side in (attention, ffn):
@@ -507,7 +507,7 @@ def bound(attention: Side, ffn: Side, *, layers: int, tpot_s: float) -> float:
     return total
 
 
-def bandwidth_needed(sizing: Sizing, link: Link, layers: int) -> float:
+def bandwidth_needed(sizing: Sizing, link: AfdLink, layers: int) -> float:
     """Bytes a second at which the link would no longer be the slowest stage (infinite: latency alone is)."""
     tokens = np.ceil(sizing.micro_batch / min(sizing.attention, sizing.ffn))
     left = max(sizing.attention_s, sizing.ffn_s) / (2 * layers) - link.alpha_s

@@ -1,6 +1,4 @@
-"""Memory of AFD instances: weights of all layers, and the caches of the sequences on an instance.
-
-Solving an AFD request: curves to sides, the enumeration of :mod:`cdmpp.plan.afd.size`, baselines, reasons."""
+"""Solver of AFD requests: sides from curves and memory, the best choice, its baselines, and the explanation."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.afd.schema import AfdPlan, AfdRequest, ColocatedPlan, LinkForm, SideForm
+from cdmpp.plan.afd.schema import AfdLinkForm, AfdPlan, AfdRequest, ColocatedPlan, SideForm
 from cdmpp.plan.afd.size import (
     IN_FLIGHT,
+    AfdLink,
+    AfdSide,
     AnyLink,
-    Link,
     LinkCurve,
-    Side,
     Sizing,
     bandwidth_needed,
     bound,
@@ -28,53 +26,6 @@ from cdmpp.predict.requests.memory import check_fits, memory_limit
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.programs.operators import make_operator, resident_bytes
 from cdmpp.utils.units import format_latency, format_si
-
-
-def side_bytes(form: SideForm, path: str, layers: int) -> tuple[float, float]:
-    """Bytes on one device of an instance: weights, and cache of one sequence, in all layers."""
-    weights, cache = 0.0, 0.0
-    if form.layer.llm is not None:
-        weights, cache = form.layer.llm.memory()
-        cache /= form.layer.llm.layout.replicas
-    elif form.layer.works is not None:
-        works, largest = form.layer.works, form.layer.batch[-1]
-        for work, request in zip(works, form.layer.price_requests(path)[-len(works) :], strict=True):
-            fixed, held = resident_bytes(make_operator(request.program))
-            weights += layers * work.count * fixed
-            cache += layers * work.count * held / largest
-    return (
-        weights if form.weight_bytes is None else form.weight_bytes,
-        cache if form.bytes_per_token is None else form.bytes_per_token,
-    )
-
-
-def tokens_in_memory(forms: dict[str, SideForm], layers: int, in_flight: int, ignore: bool) -> int | None:
-    """Tokens of a micro-batch that an instance which computes all these sides holds; None: memory is no limit.
-
-    Parameters
-    ----------
-    forms : dict of str to SideForm
-        Sides by their field in the request.
-    in_flight : int
-        Micro-batches whose sequences have their caches on the instance at the same time.
-
-    Raises
-    ------
-    InfeasibleError
-        The weights and one sequence of each micro-batch do not fit.
-    """
-    limit = min(memory_limit(form.memory_bytes, [form.layer.device], ignore) for form in forms.values())
-    parts = [side_bytes(form, f"{path}.layer", layers) for path, form in forms.items()]
-    weights, cache = sum(part[0] for part in parts), in_flight * sum(part[1] for part in parts)
-    path = next(iter(forms))
-    check_fits(
-        f"one device of an instance ({' and '.join(forms)}) with one sequence in each of {in_flight} micro-batches",
-        weights + cache,
-        limit,
-        path=path,
-        fits="use devices with more memory, more devices in an instance (tp, ep), or smaller weights",
-    )
-    return int((limit - weights) // cache) if cache and limit < float("inf") else None
 
 
 def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
@@ -155,7 +106,7 @@ def figure_of(request: AfdRequest, plan: AfdPlan) -> float:
     return float(price * request.layers * layer_s / plan.micro_batch)
 
 
-def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[Side, ...] | None:
+def _colocated_sides(request: AfdRequest, attention: AfdSide, ffn: AfdSide) -> tuple[AfdSide, ...] | None:
     """Sides that one instance computes in turn where nothing is disaggregated; None where that is not known."""
     forms = {"attention": request.attention, "ffn": request.ffn}
     same_device = request.attention.layer.device == request.ffn.layer.device
@@ -171,12 +122,12 @@ def _colocated_sides(request: AfdRequest, attention: Side, ffn: Side) -> tuple[S
     return tuple(side if held is None else replace(side, max_tokens=min(side.max_tokens, held)) for side in sides)
 
 
-def _in_curve(form: SideForm, side: Side) -> Side:
+def _in_curve(form: SideForm, side: AfdSide) -> AfdSide:
     """A side that holds what the request says, without the memory limit of a disaggregated instance."""
     return replace(side, max_tokens=form.most_tokens)
 
 
-def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[Side, list[Cost]]:
+def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[AfdSide, list[Cost]]:
     """A side with its costs; its instances hold no more tokens than their memory."""
     form: SideForm = getattr(request, name)
     form.layer.check(f"{name}.layer")
@@ -184,13 +135,60 @@ def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[S
     seconds = np.array([cost.latency_s for cost in costs])
     held = tokens_in_memory({name: form}, request.layers, in_flight, request.ignore_memory)
     most = form.most_tokens if held is None else min(form.most_tokens, held)
-    return Side(sizes, seconds, form.instances, form.price, most), costs
+    return AfdSide(sizes, seconds, form.instances, form.price, most), costs
 
 
-def _link(form: LinkForm) -> tuple[AnyLink, list[Cost]]:
+def tokens_in_memory(forms: dict[str, SideForm], layers: int, in_flight: int, ignore: bool) -> int | None:
+    """Tokens of a micro-batch that an instance which computes all these sides holds; None: memory is no limit.
+
+    Parameters
+    ----------
+    forms : dict of str to SideForm
+        Sides by their field in the request.
+    in_flight : int
+        Micro-batches whose sequences have their caches on the instance at the same time.
+
+    Raises
+    ------
+    InfeasibleError
+        The weights and one sequence of each micro-batch do not fit.
+    """
+    limit = min(memory_limit(form.memory_bytes, [form.layer.device], ignore) for form in forms.values())
+    parts = [side_bytes(form, f"{path}.layer", layers) for path, form in forms.items()]
+    weights, cache = sum(part[0] for part in parts), in_flight * sum(part[1] for part in parts)
+    path = next(iter(forms))
+    check_fits(
+        f"one device of an instance ({' and '.join(forms)}) with one sequence in each of {in_flight} micro-batches",
+        weights + cache,
+        limit,
+        path=path,
+        fits="use devices with more memory, more devices in an instance (tp, ep), or smaller weights",
+    )
+    return int((limit - weights) // cache) if cache and limit < float("inf") else None
+
+
+def side_bytes(form: SideForm, path: str, layers: int) -> tuple[float, float]:
+    """Bytes on one device of an instance: weights, and cache of one sequence, in all layers."""
+    weights, cache = 0.0, 0.0
+    if form.layer.llm is not None:
+        weights, cache = form.layer.llm.memory()
+        cache /= form.layer.llm.layout.replicas
+    elif form.layer.works is not None:
+        works, largest = form.layer.works, form.layer.batch[-1]
+        for work, request in zip(works, form.layer.price_requests(path)[-len(works) :], strict=True):
+            fixed, held = resident_bytes(make_operator(request.program))
+            weights += layers * work.count * fixed
+            cache += layers * work.count * held / largest
+    return (
+        weights if form.weight_bytes is None else form.weight_bytes,
+        cache if form.bytes_per_token is None else form.bytes_per_token,
+    )
+
+
+def _link(form: AfdLinkForm) -> tuple[AnyLink, list[Cost]]:
     if form.layer is None:
         assert form.bytes_per_token is not None and form.bandwidth_bytes_per_s is not None, "checked by the schema"
-        return Link(form.bytes_per_token, form.bandwidth_bytes_per_s, form.alpha_s), []
+        return AfdLink(form.bytes_per_token, form.bandwidth_bytes_per_s, form.alpha_s), []
     form.layer.check("link.layer")
     sizes, costs = form.layer.points()
     return LinkCurve(sizes, np.array([cost.latency_s for cost in costs])), costs

@@ -24,7 +24,7 @@ MOST_CHOICES, PATIENCE_STEPS = 20_000, 2000
 
 
 @dataclass(frozen=True)
-class Incumbent:
+class BestRun:
     """The best run so far, its application and policy, and the runs of the baselines by name."""
 
     run: Run
@@ -41,8 +41,8 @@ def search(
     control: SearchControl,
     seed: int = 0,
     max_steps: int | None = None,
-    describe: Callable[[Incumbent], Answer] | None = None,
-) -> Incumbent:
+    describe: Callable[[BestRun], Answer] | None = None,
+) -> BestRun:
     """The policy with the least mean latency.
 
     Parameters
@@ -80,7 +80,7 @@ class _Search:
         control: SearchControl,
         seed: int,
         max_steps: int | None,
-        describe: Callable[[Incumbent], Answer] | None,
+        describe: Callable[[BestRun], Answer] | None,
     ) -> None:
         self.apps = {"": whole} if split is whole else {"": whole, ", split": split}
         self.arrivals_s, self.control, self.max_steps, self.describe = arrivals_s, control, max_steps, describe
@@ -97,7 +97,7 @@ class _Search:
             "first_come": self._simulate(whole, Policy(), "first come"),
         }
 
-    def run(self) -> Incumbent:
+    def run(self) -> BestRun:
         for suffix, app in self.apps.items():
             if suffix:
                 self._simulate(app, Policy(), "first come" + suffix)
@@ -118,9 +118,9 @@ class _Search:
             self._step_with_other_choices()
         return self._incumbent()
 
-    def _incumbent(self) -> Incumbent:
+    def _incumbent(self) -> BestRun:
         best = self.promising[0]
-        return Incumbent(best.run, best.app, best.name, self.baselines, self.steps)
+        return BestRun(best.run, best.app, best.name, self.baselines, self.steps)
 
     def _over(self) -> bool:
         spent = self.max_steps is not None and self.steps >= self.max_steps

@@ -1,6 +1,4 @@
-"""An application as primitives (embed, search, prefill, decode, ...) on engines that batch (Teola).
-
-Requests through an application's engines, event by event, under a batching policy."""
+"""An application as primitives on engines that batch (Teola), and its requests simulated event by event."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from cdmpp.plan.base.batch_curve import interpolate
 
 
 @dataclass(frozen=True)
-class Engine:
+class BatchingEngine:
     """Runs primitives in batches.
 
     Attributes
@@ -57,7 +55,7 @@ class Primitive:
 class Application:
     """Engines, and primitives in topological order that refer to them by index."""
 
-    engines: tuple[Engine, ...]
+    engines: tuple[BatchingEngine, ...]
     primitives: tuple[Primitive, ...]
 
     def depths(self) -> list[float]:
@@ -119,7 +117,7 @@ def options(most: int, may_wait: bool) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PrimitiveBatch:
     """Primitives that an engine ran together, as (request, primitive) pairs."""
 
     engine: int
@@ -135,7 +133,7 @@ class Run:
     ``decisions`` has the number of options of each decision.
     """
 
-    batches: list[Batch]
+    batches: list[PrimitiveBatch]
     latency_s: list[float]
     decisions: tuple[int, ...] = ()
 
@@ -174,7 +172,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
     # (time, kind, index): arrivals before ends at the same moment, so that they can share a batch.
     events: list[tuple[float, int, int]] = [(at, 0, r) for r, at in enumerate(arrivals_s)]
     heapq.heapify(events)
-    batches: list[Batch] = []
+    batches: list[PrimitiveBatch] = []
     decisions: list[int] = []
 
     def key(now: float, request: int, primitive: int) -> tuple[float, ...]:
@@ -232,7 +230,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
             end = now + engines[e].batch_s(items)
             free.remove(engines[e].device)
             heapq.heappush(events, (end, 1, len(batches)))
-            batches.append(Batch(e, now, end, tuple(members)))
+            batches.append(PrimitiveBatch(e, now, end, tuple(members)))
     return Run(batches, latency, tuple(decisions))
 
 
@@ -244,7 +242,7 @@ def without_idle_time(app: Application, run: Run, arrivals_s: Sequence[float]) -
     primitives, engines = app.primitives, app.engines
     free_s: dict[str, float] = {}
     ended_s: dict[tuple[int, int], float] = {}
-    batches: list[Batch] = []
+    batches: list[PrimitiveBatch] = []
     for batch in run.batches:
         device = engines[batch.engine].device
         ready_s = max(
@@ -255,7 +253,7 @@ def without_idle_time(app: Application, run: Run, arrivals_s: Sequence[float]) -
         end_s = start_s + engines[batch.engine].batch_s(sum(primitives[p].items for _, p in batch.members))
         free_s[device] = end_s
         ended_s.update(dict.fromkeys(batch.members, end_s))
-        batches.append(Batch(batch.engine, start_s, end_s, batch.members))
+        batches.append(PrimitiveBatch(batch.engine, start_s, end_s, batch.members))
     latency_s = [
         max(ended_s[request, p] for p in range(len(primitives))) - arrival_s
         for request, arrival_s in enumerate(arrivals_s)

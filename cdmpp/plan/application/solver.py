@@ -14,8 +14,8 @@ from cdmpp.plan.application.schema import (
     Member,
     PrimitiveForm,
 )
-from cdmpp.plan.application.search import Incumbent, least_bound_s, replay_graph, search
-from cdmpp.plan.application.simulate import Application, Batch, Engine, Primitive, Run
+from cdmpp.plan.application.search import BestRun, least_bound_s, replay_graph, search
+from cdmpp.plan.application.simulate import Application, BatchingEngine, Primitive, PrimitiveBatch, Run
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.simulate.replay import replay
@@ -33,7 +33,7 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
     whole, split = _applications(request, engines)
     bound_s = least_bound_s((whole, split), request.arrivals_s)
 
-    def describe(incumbent: Incumbent) -> ApplicationPlan:
+    def describe(incumbent: BestRun) -> ApplicationPlan:
         run, app = incumbent.run, incumbent.app
         return ApplicationPlan(
             mean_latency_s=run.mean_s,
@@ -67,7 +67,7 @@ def figure_of(request: ApplicationRequest, plan: ApplicationPlan) -> float:
     number = {primitive.id: i for i, primitive in enumerate(app.primitives)}
     names = [engine.name for engine in engines]
     batches = [
-        Batch(
+        PrimitiveBatch(
             names.index(batch.engine),
             batch.start_s,
             batch.end_s,
@@ -84,7 +84,7 @@ def figure_of(request: ApplicationRequest, plan: ApplicationPlan) -> float:
     return float(np.mean(np.subtract(last_s, arrivals_s)))
 
 
-def _engines(request: ApplicationRequest) -> tuple[list[Engine], list[list[Cost]]]:
+def _engines(request: ApplicationRequest) -> tuple[list[BatchingEngine], list[list[Cost]]]:
     """The engines, and the costs at the batch sizes of their curves."""
     engines, costs = [], []
     for i, form in enumerate(request.engines):
@@ -95,7 +95,7 @@ def _engines(request: ApplicationRequest) -> tuple[list[Engine], list[list[Cost]
     return engines, costs
 
 
-def _applications(request: ApplicationRequest, engines: Sequence[Engine]) -> tuple[Application, Application]:
+def _applications(request: ApplicationRequest, engines: Sequence[BatchingEngine]) -> tuple[Application, Application]:
     """The application with whole primitives and with their parts; the same one twice where there are none."""
     primitives = request.sorted_primitives()
     whole, split = (_application(engines, primitives, split=parts) for parts in (False, True))
@@ -103,12 +103,12 @@ def _applications(request: ApplicationRequest, engines: Sequence[Engine]) -> tup
     return whole, whole if same else split
 
 
-def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> Engine:
+def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> BatchingEngine:
     seconds = np.array([cost.latency_s for cost in points])
-    return Engine(form.name, form.device or form.name, sizes, seconds, form.largest_batch)
+    return BatchingEngine(form.name, form.device or form.name, sizes, seconds, form.largest_batch)
 
 
-def _application(engines: Sequence[Engine], forms: Sequence[PrimitiveForm], *, split: bool) -> Application:
+def _application(engines: Sequence[BatchingEngine], forms: Sequence[PrimitiveForm], *, split: bool) -> Application:
     """The graph of primitives, or with ``split`` of their parts."""
     number = {engine.name: i for i, engine in enumerate(engines)}
     last: dict[str, int] = {}  # the last part of each primitive
@@ -125,7 +125,7 @@ def _application(engines: Sequence[Engine], forms: Sequence[PrimitiveForm], *, s
     return Application(tuple(engines), tuple(primitives))
 
 
-def _busy(engines: Sequence[Engine], incumbent: Incumbent) -> dict[str, float]:
+def _busy(engines: Sequence[BatchingEngine], incumbent: BestRun) -> dict[str, float]:
     busy = {engine.device: 0.0 for engine in engines}
     for batch in incumbent.run.batches:
         busy[engines[batch.engine].device] += batch.end_s - batch.start_s
@@ -134,7 +134,7 @@ def _busy(engines: Sequence[Engine], incumbent: Incumbent) -> dict[str, float]:
 
 
 def _explain(
-    engines: Sequence[Engine], costs: Sequence[Sequence[Cost]], incumbent: Incumbent, arrivals_s: Sequence[float]
+    engines: Sequence[BatchingEngine], costs: Sequence[Sequence[Cost]], incumbent: BestRun, arrivals_s: Sequence[float]
 ) -> list[str]:
     """Share of each engine in the critical path of the replayed batches."""
     timeline = replay(replay_graph(incumbent.app, incumbent.run, arrivals_s))

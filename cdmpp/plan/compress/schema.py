@@ -70,7 +70,7 @@ class CompressorForm(Closed):
         return self
 
 
-class TensorForm(Closed):
+class GradientForm(Closed):
     """A gradient, and the backward pass between the one before and this one."""
 
     name: Name
@@ -145,7 +145,7 @@ class CompressPlan(Plan):
 class CompressRequest(Request[CompressPlan]):
     """Which gradients to compress, with which compressor and on which processor, for the shortest iteration."""
 
-    tensors: Annotated[list[TensorForm], Field(min_length=1, description="In the order of the backward pass.")]
+    tensors: Annotated[list[GradientForm], Field(min_length=1, description="In the order of the backward pass.")]
     compressors: Annotated[list[CompressorForm], Field(min_length=1)]
     workers: Annotated[int, Field(ge=2, le=100_000), WholeNumber]
     link: LinkForm

@@ -9,7 +9,7 @@ from typing import cast, get_args
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest, Span, Stage, Stream, TensorPlan
-from cdmpp.plan.compress.strategy import Incumbent, Option, Place, Tensor, everywhere, hidden, search, timeline
+from cdmpp.plan.compress.strategy import GradientTensor, Incumbent, Option, Place, everywhere, hidden, search, timeline
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import cost_of
 from cdmpp.simulate.replay.build import read_link
@@ -48,7 +48,7 @@ def figure_of(request: CompressRequest, plan: CompressPlan) -> float:
     return timeline(tensors, tuple(choice)).makespan_s
 
 
-def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[Tensor]) -> Callable[[], bool]:
+def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[GradientTensor]) -> Callable[[], bool]:
     """A function that returns whether the search may take another step."""
     # The replay engine is loaded or compiled here, once; the budget does not include that time.
     timeline(tensors[:1], (0,))
@@ -63,7 +63,7 @@ def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[Tens
     return may_continue
 
 
-def tensors_of(request: CompressRequest) -> list[Tensor]:
+def tensors_of(request: CompressRequest) -> list[GradientTensor]:
     """The tensors of a resolved request, with their options.
 
     Raises
@@ -103,7 +103,7 @@ def tensors_of(request: CompressRequest) -> list[Tensor]:
                     compress_s = work.overhead_s + work.compress_s_per_byte * form.bytes
                     decompress_s = work.overhead_s + work.decompress_s_per_byte * form.bytes * copies
                     options.append(Option(compressor.name, place, network_s, compress_s, decompress_s))
-        tensors.append(Tensor(form.name, cost_of(form.backward).latency_s, tuple(options)))
+        tensors.append(GradientTensor(form.name, cost_of(form.backward).latency_s, tuple(options)))
     return tensors
 
 
@@ -120,7 +120,7 @@ def _longest_passes(request: CompressRequest) -> list[str]:
     return [f"backward pass of {name}: {cost.largest()}" for name, cost in longest if cost.parts]
 
 
-def _plan(tensors: Sequence[Tensor], longest_passes: Sequence[str], incumbent: Incumbent) -> CompressPlan:
+def _plan(tensors: Sequence[GradientTensor], longest_passes: Sequence[str], incumbent: Incumbent) -> CompressPlan:
     choice = incumbent.choice
     replayed = timeline(tensors, choice)
     uncompressed = timeline(tensors, (0,) * len(tensors))

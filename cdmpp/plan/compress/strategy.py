@@ -42,7 +42,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class GradientTensor:
     """A gradient; ``options[0]`` does not compress it. Tensors are in the order of the backward pass."""
 
     name: str
@@ -53,7 +53,7 @@ class Tensor:
 Choice = tuple[int, ...]
 
 
-def graph(tensors: Sequence[Tensor], choice: Choice) -> Graph:
+def graph(tensors: Sequence[GradientTensor], choice: Choice) -> Graph:
     """The backward pass with a chosen option for each tensor; ids sort by tensor, then by stage."""
     nodes: list[Node] = []
     before: tuple[str, ...] = ()
@@ -74,24 +74,24 @@ def graph(tensors: Sequence[Tensor], choice: Choice) -> Graph:
     return Graph(nodes)
 
 
-def timeline(tensors: Sequence[Tensor], choice: Choice) -> Timeline:
+def timeline(tensors: Sequence[GradientTensor], choice: Choice) -> Timeline:
     """Replay the backward pass with a choice of options."""
     return replay(graph(tensors, choice))
 
 
-def hidden(tensors: Sequence[Tensor], choice: Choice) -> list[int]:
+def hidden(tensors: Sequence[GradientTensor], choice: Choice) -> list[int]:
     """Tensors whose exchange is hidden: if it took no time, the iteration would be as long."""
     whole = timeline(tensors, choice).makespan_s
     out: list[int] = []
     for i, tensor in enumerate(tensors):
-        free = Tensor(tensor.name, tensor.backward_s, (Option(None, "none", 0.0),))
+        free = GradientTensor(tensor.name, tensor.backward_s, (Option(None, "none", 0.0),))
         others = [*tensors[:i], free, *tensors[i + 1 :]]
         if timeline(others, (*choice[:i], 0, *choice[i + 1 :])).makespan_s >= whole * (1 - CLOSE):
             out.append(i)
     return out
 
 
-def bytecomp(tensors: Sequence[Tensor], may_continue: Callable[[], bool]) -> Choice:
+def bytecomp(tensors: Sequence[GradientTensor], may_continue: Callable[[], bool]) -> Choice:
     """ByteComp: compress exposed tensors on the GPU, largest exchange first; then on the CPU instead."""
     choice: Choice = (0,) * len(tensors)
     best_s = timeline(tensors, choice).makespan_s
@@ -135,7 +135,7 @@ class Bound:
     each tensor can take its best option independently. The bound is the largest over k and over a grid of weights.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[GradientTensor]) -> None:
         backward = np.cumsum([tensor.backward_s for tensor in tensors])
         most = max(len(tensor.options) for tensor in tensors)
         spent = np.array([[t.options[min(k, len(t.options) - 1)].spent_s for k in range(most)] for t in tensors])
@@ -168,7 +168,7 @@ class Incumbent:
 
 
 def search(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[GradientTensor],
     may_continue: Callable[[], bool],
     seed: int = 0,
     report: Callable[[Incumbent], None] = lambda incumbent: None,
@@ -206,7 +206,7 @@ def search(
     return incumbent
 
 
-def improve(tensors: Sequence[Tensor], start: Choice, may_continue: Callable[[], bool]) -> Choice:
+def improve(tensors: Sequence[GradientTensor], start: Choice, may_continue: Callable[[], bool]) -> Choice:
     """Change single tensors, then two at once, while the iteration becomes shorter."""
     choice, best_s = start, timeline(tensors, start).makespan_s
 
@@ -231,7 +231,7 @@ def improve(tensors: Sequence[Tensor], start: Choice, may_continue: Callable[[],
     return choice
 
 
-def everywhere(tensors: Sequence[Tensor]) -> dict[str, Choice]:
+def everywhere(tensors: Sequence[GradientTensor]) -> dict[str, Choice]:
     """The strategies with one option for all tensors, by name: "none", "top1% on gpu", ..."""
     out: dict[str, Choice] = {}
     for k, option in enumerate(tensors[0].options):
@@ -240,7 +240,7 @@ def everywhere(tensors: Sequence[Tensor]) -> dict[str, Choice]:
     return out
 
 
-def exhaustive(tensors: Sequence[Tensor]) -> tuple[Choice, float]:
+def exhaustive(tensors: Sequence[GradientTensor]) -> tuple[Choice, float]:
     """The best strategy of all, by exhaustive search; the first of equal ones."""
     every = product(*(range(len(tensor.options)) for tensor in tensors))
     return min(((choice, timeline(tensors, choice).makespan_s) for choice in every), key=lambda pair: pair[1])
@@ -251,7 +251,7 @@ _PROVE = 16
 
 
 def _branch_and_bound(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[GradientTensor],
     bound: Bound,
     incumbent: Incumbent,
     offer: Callable[[Choice], None],
@@ -274,7 +274,7 @@ def _branch_and_bound(
     return True
 
 
-def _shaken(tensors: Sequence[Tensor], choice: Choice, chance: np.random.Generator) -> Choice:
+def _shaken(tensors: Sequence[GradientTensor], choice: Choice, chance: np.random.Generator) -> Choice:
     """The strategy with random options for a few tensors."""
     other = list(choice)
     size = min(len(tensors), int(chance.integers(*_SHAKEN)))

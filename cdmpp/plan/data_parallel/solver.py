@@ -14,8 +14,8 @@ from cdmpp.simulate.replay.data_parallel import (
     COMM,
     PYTORCH_BUCKET_BYTES,
     PYTORCH_FIRST_BUCKET_BYTES,
+    GradientLayer,
     Iteration,
-    Layer,
     Setup,
     simulate,
 )
@@ -107,10 +107,10 @@ def _costs(request: DataParallelRequest) -> list[Cost]:
     return [cost_of(field) for field in (*fields, request.update)]
 
 
-def _layers(request: DataParallelRequest, figure: str) -> list[Layer]:
+def _layers(request: DataParallelRequest, figure: str) -> list[GradientLayer]:
     """The layers with one figure of their costs: "latency_s", "lower_s" or "upper_s"."""
     return [
-        Layer(
+        GradientLayer(
             form.name,
             getattr(cost_of(form.forward), figure),
             getattr(cost_of(form.backward), figure),
@@ -120,7 +120,7 @@ def _layers(request: DataParallelRequest, figure: str) -> list[Layer]:
     ]
 
 
-def _lower_bound_s(layers: Sequence[Layer], setup: Setup, update_s: float) -> float:
+def _lower_bound_s(layers: Sequence[GradientLayer], setup: Setup, update_s: float) -> float:
     """Computation; or, from each gradient on, the fastest way to send it and all later ones."""
     ready_s = sum(layer.forward_s for layer in layers)
     remaining = sum(sum(layer.gradient_bytes) for layer in layers)
@@ -145,7 +145,7 @@ def _least_s(setup: Setup, size: float) -> float:
     return min(size / message * setup.transfer_s(message) for message in (*(r for r in rows if r < size), size))
 
 
-def _transfers(layers: Sequence[Layer], best: Iteration) -> list[Transfer]:
+def _transfers(layers: Sequence[GradientLayer], best: Iteration) -> list[Transfer]:
     timeline = best.timeline
     ends = timeline.end_s.tolist()
     sent = [i for i, node in enumerate(timeline.graph.nodes) if node.stream == COMM]

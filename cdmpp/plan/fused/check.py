@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cdmpp.errors import FieldError
 from cdmpp.plan.base import validation_errors
 from cdmpp.plan.fused.list_scheduling import EQUAL, greedy, lower_bound_s, serial_1f1b
-from cdmpp.plan.fused.problem import Problem, Task, all_tasks, duration_s, peaks, predecessor, run_order
+from cdmpp.plan.fused.problem import FusedProblem, FusedTask, all_tasks, duration_s, peaks, predecessor, run_order
 from cdmpp.plan.fused.schema import Figure, FusedRequest
 from cdmpp.predict.prediction import Prediction
 
@@ -86,7 +86,7 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     return [*faults[:_MAX_FAULTS], f"and {more} more"] if more > 0 else faults
 
 
-def _tasks(problem: Problem, claim: _Claim) -> list[list[Task]]:
+def _tasks(problem: FusedProblem, claim: _Claim) -> list[list[FusedTask]]:
     """The claimed order as tasks; stage -1 where a replica has no stage on the rank."""
     stages = {
         (m, copy, problem.rank_of(model, copy, stage)): stage
@@ -95,12 +95,12 @@ def _tasks(problem: Problem, claim: _Claim) -> list[list[Task]]:
         for stage in range(model.stages)
     }
     return [
-        [Task(s.model, s.copy_, stages.get((s.model, s.copy_, rank), -1), s.way, s.micro_batch) for s in row]
+        [FusedTask(s.model, s.copy_, stages.get((s.model, s.copy_, rank), -1), s.way, s.micro_batch) for s in row]
         for rank, row in enumerate(claim.order)
     ]
 
 
-def _task_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
+def _task_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
     """Passes that are missing, repeated, or on a wrong rank."""
     if len(claim.order) != problem.ranks:
         yield f"order: {len(claim.order)} ranks, the request has {problem.ranks}"
@@ -118,7 +118,7 @@ def _task_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
             yield f"order.{rank}: {len(missing)} passes are missing, the first is {_name(min(missing))}"
 
 
-def _time_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
+def _time_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
     """Wrong durations, overlaps, passes that start too early, and a wrong makespan."""
     slack_s = TOLERANCE * max(claim.makespan_s, 0.0)
     order = _tasks(problem, claim)
@@ -153,7 +153,7 @@ def _time_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
         yield f"makespan_s: {claim.makespan_s:.9g}, the simulated order takes {simulated_s:.9g} s"
 
 
-def _figure_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
+def _figure_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
     """Wrong memory, bound and gap."""
     held = peaks(problem, _tasks(problem, claim))
     peak = max(held)
@@ -177,7 +177,7 @@ def _figure_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
         yield f"gap: {claim.gap:.9g}, not makespan_s / lower_bound_s - 1"
 
 
-def _baseline_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
+def _baseline_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
     """Baselines that are not what they are called, impossible, or shorter than the plan."""
     bound_s = lower_bound_s(problem)
     found_s: dict[str, float | None] = {}
@@ -199,7 +199,7 @@ def _baseline_faults(problem: Problem, claim: _Claim) -> Iterator[str]:
             yield f"baselines.{name}: {seconds:.9g}, shorter than the plan"
 
 
-def _interval_faults(request: FusedRequest, problem: Problem, claim: _Claim) -> Iterator[str]:
+def _interval_faults(request: FusedRequest, problem: FusedProblem, claim: _Claim) -> Iterator[str]:
     """An interval that is not that of the order with all predictions at their bounds."""
     predicted = any(cost.parts for pair in request.costs() for cost in pair)
     if "interval" not in claim.model_fields_set:
@@ -217,7 +217,7 @@ def _interval_faults(request: FusedRequest, problem: Problem, claim: _Claim) -> 
             yield f"interval.{name}: {seconds:.9g}, the order takes {expected_s:.9g} with these costs"
 
 
-def _name(task: Task) -> str:
+def _name(task: FusedTask) -> str:
     return f"{task.way} of micro-batch {task.micro_batch}, model {task.model} copy {task.copy}" + (
         f" stage {task.stage}" if task.stage >= 0 else ""
     )

@@ -1,23 +1,24 @@
-"""Compiled list scheduling from priorities, and its improvement by scheduling forwards and backwards in turn.
+"""Compiled list scheduling from priorities, its improvement, baseline schedules, and lower bounds.
 
-The functions that call each other share this file: numba does not recompile a caller when a callee in another file
+Compiled functions that call each other share this file: numba does not recompile a caller when a callee in another file
 changes.
-
-
-Baseline schedules; the search starts from them.
-
-Lower bounds of the makespan of a fused pipeline."""
+"""
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cdmpp.plan.fused.problem import GroupArrays, Model, Problem
+from cdmpp.plan.base import one_machine
+from cdmpp.plan.fused.problem import FusedProblem, GroupArrays, Model
 from cdmpp.utils.jit import jit
+
+#: Relative difference below which two makespans are equal: sums of the same terms in another order.
+EQUAL = 1e-9
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 
 @jit
@@ -102,7 +103,7 @@ def list_schedule(
     Parameters
     ----------
     groups : GroupArrays
-        ``Tasks.mirrored`` schedules backwards in time.
+        ``TaskArrays.mirrored`` schedules backwards in time.
     window : ndarray of int64, shape (groups,)
         Most micro-batches in flight, for groups that allocate memory.
     limit : ndarray of float64, shape (ranks,)
@@ -252,7 +253,7 @@ def improve(
     groups, mirrored : GroupArrays
         The problem, and the same with time reversed.
     group, mirror : ndarray of int64, shape (tasks,)
-        As in :class:`cdmpp.plan.fused.problem.Tasks`.
+        As in :class:`cdmpp.plan.fused.problem.TaskArrays`.
     windows, limits, guarded, priorities, patiences
         As for :func:`list_schedule`, with one row per schedule.
     rounds : int
@@ -305,14 +306,8 @@ def improve(
                     priority[mirror[t]] = -(start[t] + groups.duration[group[t]])
 
 
-#: Relative difference below which two makespans are equal: sums of the same terms in another order.
-EQUAL = 1e-9
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True)
-class Schedule:
+class FusedSchedule:
     """Start times of all tasks, with makespan and memory.
 
     Attributes
@@ -336,15 +331,15 @@ class Schedule:
         return (self.makespan_s, self.peak, self.peaks_sum)
 
 
-def schedule_from(problem: Problem, start_s: Floats) -> Schedule:
+def schedule_from(problem: FusedProblem, start_s: Floats) -> FusedSchedule:
     """The schedule with these start times in seconds, shape (tasks,)."""
     tasks = problem.tasks
     peaks = tasks.peaks(start_s)
     makespan = float((start_s + tasks.duration[tasks.group]).max())
-    return Schedule(start_s, makespan, float(peaks.max()), float(peaks.sum()))
+    return FusedSchedule(start_s, makespan, float(peaks.max()), float(peaks.sum()))
 
 
-def greedy(problem: Problem, limit: float) -> Schedule | None:
+def greedy(problem: FusedProblem, limit: float) -> FusedSchedule | None:
     """Greedy schedule: no rank idles while it can run a pass.
 
     Backward passes go first, then the earlier micro-batch, then the model of smaller index.
@@ -356,7 +351,7 @@ def greedy(problem: Problem, limit: float) -> Schedule | None:
 
     Returns
     -------
-    Schedule or None
+    FusedSchedule or None
         None where the memory limit leads to a deadlock.
     """
     tasks = problem.tasks
@@ -366,7 +361,7 @@ def greedy(problem: Problem, limit: float) -> Schedule | None:
     return _schedule_once(problem, forward_last + order, limit)
 
 
-def serial_1f1b(problem: Problem) -> tuple[Floats, float]:
+def serial_1f1b(problem: FusedProblem) -> tuple[Floats, float]:
     """Serial schedule: one model after the other, each by 1F1B, its replicas at the same time.
 
     Returns
@@ -378,7 +373,7 @@ def serial_1f1b(problem: Problem) -> tuple[Floats, float]:
     starts, begin_s = [], 0.0
     for model in problem.models:
         # The replicas share no rank: one schedule holds for all.
-        single = Problem(model.stages, (Model(**{**vars(model), "direction": "down"}),))
+        single = FusedProblem(model.stages, (Model(**{**vars(model), "direction": "down"}),))
         tasks = single.tasks
         window = model.stages - tasks.stage
         if problem.max_activations is not None:
@@ -392,7 +387,9 @@ def serial_1f1b(problem: Problem) -> tuple[Floats, float]:
     return np.concatenate(starts), begin_s
 
 
-def _schedule_once(problem: Problem, priority: Floats, limit: float, window: Ints | None = None) -> Schedule | None:
+def _schedule_once(
+    problem: FusedProblem, priority: Floats, limit: float, window: Ints | None = None
+) -> FusedSchedule | None:
     """One list schedule without improvement; None on a deadlock."""
     tasks = problem.tasks
     if window is None:
@@ -400,10 +397,10 @@ def _schedule_once(problem: Problem, priority: Floats, limit: float, window: Int
     start, peak = np.empty(tasks.size), np.empty(problem.ranks)
     limits, guarded = np.full(problem.ranks, limit), bool(np.isfinite(limit))
     makespan = list_schedule(tasks.arrays, window, limits, guarded, priority, 0.0, start, peak, np.zeros(1, np.int64))
-    return None if makespan < 0 else Schedule(start, makespan, float(peak.max()), float(peak.sum()))
+    return None if makespan < 0 else FusedSchedule(start, makespan, float(peak.max()), float(peak.sum()))
 
 
-def lower_bound_s(problem: Problem) -> float:
+def lower_bound_s(problem: FusedProblem) -> float:
     """Lower bound of the makespan of every schedule, in seconds.
 
     Each rank is relaxed to one machine with preemption. A task is released when its micro-batch and those before it
@@ -421,11 +418,11 @@ def lower_bound_s(problem: Problem) -> float:
     tasks = problem.tasks
     head, tail = heads_and_tails(problem)
     duration = tasks.duration[tasks.group]
-    work = max(_preemptive_makespan_s(head[r], duration[r], tail[r]) for r in tasks.by_rank())
-    return max(work, memory_bound_s(problem))
+    work_s = one_machine.lower_bound_s(tasks.rank[tasks.group], problem.ranks, duration, head, tail)
+    return max(work_s, memory_bound_s(problem))
 
 
-def memory_bound_s(problem: Problem) -> float:
+def memory_bound_s(problem: FusedProblem) -> float:
     """Lower bound of the makespan from the memory limit, in seconds; 0 without a limit.
 
     A rank needs the total time for which it must hold its micro-batches, divided by how many it may hold.
@@ -448,7 +445,7 @@ def memory_bound_s(problem: Problem) -> float:
     return bound
 
 
-def heads_and_tails(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+def heads_and_tails(problem: FusedProblem) -> tuple[np.ndarray, np.ndarray]:
     """Seconds that must pass before each task starts, and after it ends; both of shape (tasks,)."""
     tasks = problem.tasks
     head, tail = np.empty(tasks.size), np.empty(tasks.size)
@@ -469,27 +466,3 @@ def heads_and_tails(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
             head[numbers] = last * f + on_last + max(last - 1 - stage, 0) * b
             tail[numbers] = (stage + later) * b
     return head, tail
-
-
-def _preemptive_makespan_s(head: np.ndarray, duration: np.ndarray, tail: np.ndarray) -> float:
-    """Latest end plus tail of Jackson's preemptive schedule on one machine, in seconds."""
-    by_head = np.argsort(head, kind="stable")
-    ready: list[list[float]] = []  # [-tail, remaining duration]
-    now, makespan, at = 0.0, 0.0, 0
-    while at < len(by_head) or ready:
-        if not ready:
-            now = max(now, float(head[by_head[at]]))
-        while at < len(by_head) and head[by_head[at]] <= now:
-            task = by_head[at]
-            heapq.heappush(ready, [-float(tail[task]), float(duration[task])])
-            at += 1
-        first = ready[0]
-        until = float(head[by_head[at]]) if at < len(by_head) else np.inf
-        if now + first[1] <= until:
-            now += first[1]
-            makespan = max(makespan, now - first[0])
-            heapq.heappop(ready)
-        else:
-            first[1] -= until - now
-            now = until
-    return makespan

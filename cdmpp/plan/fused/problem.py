@@ -1,6 +1,4 @@
-"""Models of a fused pipeline, their replicas on the ranks, and the tasks as arrays.
-
-Times and memory of a fixed order of passes, in plain Python that shares no code with the search."""
+"""Models of a fused pipeline, their replicas on the ranks, the tasks as arrays, and the times of a given order."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import numpy as np
 from cdmpp.errors import FieldError, InfeasibleError
 
 Direction = Literal["down", "up"]
+Pass = Literal["F", "B"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Problem:
+class FusedProblem:
     """Models to schedule on the same ranks.
 
     A model with fewer stages than ranks has ``ranks / stages`` equal replicas side by side. Stage ``s`` of replica
@@ -98,9 +97,9 @@ class Problem:
         return [(m, c) for m, model in enumerate(self.models) for c in range(self.ranks // model.stages)]
 
     @cached_property
-    def tasks(self) -> Tasks:
+    def tasks(self) -> TaskArrays:
         """The tasks as arrays."""
-        return Tasks(self)
+        return TaskArrays(self)
 
 
 class GroupArrays(NamedTuple):
@@ -137,8 +136,8 @@ class GroupArrays(NamedTuple):
     activation: np.ndarray
 
 
-class Tasks:
-    """Groups of tasks as arrays, one entry per group; see :class:`Problem` and :class:`GroupArrays`.
+class TaskArrays:
+    """Groups of tasks as arrays, one entry per group; see :class:`FusedProblem` and :class:`GroupArrays`.
 
     Attributes
     ----------
@@ -156,7 +155,7 @@ class Tasks:
         Number of the task that takes a task's place when time is reversed.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: FusedProblem) -> None:
         rows: list[tuple[float, ...]] = []
         before: list[int] = []
         for replica, (m, copy) in enumerate(problem.replicas()):
@@ -242,10 +241,7 @@ class Tasks:
         )
 
 
-Pass = Literal["F", "B"]
-
-
-class Task(NamedTuple):
+class FusedTask(NamedTuple):
     """A forward or backward pass of one micro-batch through one stage of a model's replica."""
 
     model: int
@@ -255,20 +251,20 @@ class Task(NamedTuple):
     micro_batch: int
 
 
-def all_tasks(problem: Problem) -> list[list[Task]]:
+def all_tasks(problem: FusedProblem) -> list[list[FusedTask]]:
     """Tasks of each rank, in no particular order."""
-    tasks: list[list[Task]] = [[] for _ in range(problem.ranks)]
+    tasks: list[list[FusedTask]] = [[] for _ in range(problem.ranks)]
     ways: tuple[Pass, Pass] = ("F", "B")
     for m, copy in problem.replicas():
         model = problem.models[m]
         for stage in range(model.stages):
             tasks[problem.rank_of(model, copy, stage)] += [
-                Task(m, copy, stage, way, i) for way in ways for i in range(model.micro_batches)
+                FusedTask(m, copy, stage, way, i) for way in ways for i in range(model.micro_batches)
             ]
     return tasks
 
 
-def predecessor(problem: Problem, task: Task) -> Task | None:
+def predecessor(problem: FusedProblem, task: FusedTask) -> FusedTask | None:
     """The task that must end before this one starts; None for the first stage's forward pass."""
     last = problem.models[task.model].stages - 1
     if task.way == "F":
@@ -276,18 +272,18 @@ def predecessor(problem: Problem, task: Task) -> Task | None:
     return task._replace(way="F") if task.stage == last else task._replace(stage=task.stage + 1)
 
 
-def duration_s(problem: Problem, task: Task) -> float:
+def duration_s(problem: FusedProblem, task: FusedTask) -> float:
     """Duration of a task in seconds."""
     model = problem.models[task.model]
     return model.forward_s if task.way == "F" else model.backward_s
 
 
-def run_order(problem: Problem, order: Sequence[Sequence[Task]]) -> dict[Task, tuple[float, float]]:
+def run_order(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> dict[FusedTask, tuple[float, float]]:
     """Start and end of every task in seconds when each rank runs its tasks in order, as early as possible.
 
     Parameters
     ----------
-    order : sequence of sequence of Task
+    order : sequence of sequence of FusedTask
         Tasks of each rank.
 
     Raises
@@ -295,7 +291,7 @@ def run_order(problem: Problem, order: Sequence[Sequence[Task]]) -> dict[Task, t
     FieldError
         Deadlock: each rank waits for another.
     """
-    times: dict[Task, tuple[float, float]] = {}
+    times: dict[FusedTask, tuple[float, float]] = {}
     position = [0] * len(order)
     free_s = [0.0] * len(order)
     remaining = sum(map(len, order))
@@ -319,7 +315,7 @@ def run_order(problem: Problem, order: Sequence[Sequence[Task]]) -> dict[Task, t
     return times
 
 
-def peaks(problem: Problem, order: Sequence[Sequence[Task]]) -> list[float]:
+def peaks(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> list[float]:
     """Peak memory of each rank when it runs its tasks in order."""
     result = []
     for row in order:
@@ -332,6 +328,6 @@ def peaks(problem: Problem, order: Sequence[Sequence[Task]]) -> list[float]:
     return result
 
 
-def makespan_s(times: Mapping[Task, tuple[float, float]]) -> float:
+def makespan_s(times: Mapping[FusedTask, tuple[float, float]]) -> float:
     """End of the last task, in seconds."""
     return max(end for _, end in times.values())

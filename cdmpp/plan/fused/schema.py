@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.fused.problem import Model, Problem
+from cdmpp.plan.fused.problem import FusedProblem, Model
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.pricing import Cost, PredictedCost
 from cdmpp.predict.requests.render import Table
@@ -86,7 +86,7 @@ class StageCost(Row):
     backward_s: float
 
 
-class Step(Row):
+class FusedPass(Row):
     """One pass of a micro-batch on a rank; rank, model and copy determine its stage."""
 
     model: Annotated[int, Field(description="Index of the model in the request.")]
@@ -112,7 +112,7 @@ class FusedPlan(Plan):
     ]
     costs: Annotated[list[StageCost], Field(description="Costs of each model.")]
     steps: Annotated[int, Field(description="Schedules that the search evaluated.")]
-    order: Annotated[list[list[Step]], Field(description="Passes of each rank, in order.")]
+    order: Annotated[list[list[FusedPass]], Field(description="Passes of each rank, in order.")]
 
     def tables(self) -> list[Table]:
         """Makespan, baselines, and the work and memory of each rank."""
@@ -193,7 +193,7 @@ class FusedRequest(Request[FusedPlan]):
         """Forward and backward cost of a stage of each model; the request must be resolved."""
         return [model.costs() for model in self.models]
 
-    def problem(self, figure: Figure = "latency_s") -> Problem:
+    def problem(self, figure: Figure = "latency_s") -> FusedProblem:
         """The scheduling problem; the request must be resolved.
 
         Parameters
@@ -207,7 +207,7 @@ class FusedRequest(Request[FusedPlan]):
         """
         return self._problem([(getattr(f, figure), getattr(b, figure)) for f, b in self.costs()])
 
-    def _problem(self, seconds: Sequence[tuple[float, float]]) -> Problem:
+    def _problem(self, seconds: Sequence[tuple[float, float]]) -> FusedProblem:
         models = tuple(
             Model(
                 form.stages,
@@ -219,7 +219,7 @@ class FusedRequest(Request[FusedPlan]):
             )
             for form, (forward_s, backward_s) in zip(self.models, seconds, strict=True)
         )
-        return Problem(self.ranks, models, self._max_activations())
+        return FusedProblem(self.ranks, models, self._max_activations())
 
     def _max_activations(self) -> float | None:
         """Limit of a rank's activations: the given one, and what the weights leave of its memory.

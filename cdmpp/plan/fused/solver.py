@@ -9,8 +9,8 @@ import numpy as np
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.fused.list_scheduling import memory_bound_s
-from cdmpp.plan.fused.problem import Pass, Problem, Task, makespan_s, peaks, run_order
-from cdmpp.plan.fused.schema import MAX_RATIO, FusedPlan, FusedRequest, StageCost, Step
+from cdmpp.plan.fused.problem import FusedProblem, FusedTask, Pass, makespan_s, peaks, run_order
+from cdmpp.plan.fused.schema import MAX_RATIO, FusedPass, FusedPlan, FusedRequest, StageCost
 from cdmpp.plan.fused.search import FusedSearchResult, search
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
@@ -18,19 +18,7 @@ from cdmpp.predict.requests.request import Interval
 
 
 def solve(request: FusedRequest, control: SearchControl) -> FusedPlan:
-    """Search for a schedule of least makespan.
-
-    Parameters
-    ----------
-    request : FusedRequest
-        Its costs are resolved.
-    control : SearchControl
-        Budget, progress and cancellation.
-
-    Raises
-    ------
-    FieldError, InfeasibleError
-    """
+    """Search for a schedule of least makespan."""
     problem = request.problem()
     seconds = [s for model in problem.models for s in (model.forward_s, model.backward_s)]
     if max(seconds) > MAX_RATIO * min(seconds):
@@ -49,7 +37,7 @@ def solve(request: FusedRequest, control: SearchControl) -> FusedPlan:
     return _plan(request, problem, result)
 
 
-def _plan(request: FusedRequest, problem: Problem, result: FusedSearchResult) -> FusedPlan:
+def _plan(request: FusedRequest, problem: FusedProblem, result: FusedSearchResult) -> FusedPlan:
     order = order_of(problem, result.schedule.start_s)
     times = run_order(problem, order)
     makespan = makespan_s(times)
@@ -73,7 +61,7 @@ def _plan(request: FusedRequest, problem: Problem, result: FusedSearchResult) ->
         steps=result.steps,
         order=[
             [
-                Step(
+                FusedPass(
                     model=task.model,
                     copy_=task.copy,
                     pass_=task.way,
@@ -89,7 +77,7 @@ def _plan(request: FusedRequest, problem: Problem, result: FusedSearchResult) ->
     )
 
 
-def order_of(problem: Problem, start_s: np.ndarray) -> list[list[Task]]:
+def order_of(problem: FusedProblem, start_s: np.ndarray) -> list[list[FusedTask]]:
     """Tasks of each rank by start time.
 
     Parameters
@@ -99,20 +87,20 @@ def order_of(problem: Problem, start_s: np.ndarray) -> list[list[Task]]:
     """
     tasks = problem.tasks
     replicas = problem.replicas()
-    orders: list[list[Task]] = []
+    orders: list[list[FusedTask]] = []
     for numbers in tasks.by_rank():
         order = []
         for number in numbers[np.argsort(start_s[numbers], kind="stable")]:
             g = tasks.group[number]
             model, copy = replicas[tasks.replica[g]]
             way: Pass = "F" if tasks.forward[g] else "B"
-            order.append(Task(model, copy, int(tasks.stage[g]), way, int(tasks.index[number])))
+            order.append(FusedTask(model, copy, int(tasks.stage[g]), way, int(tasks.index[number])))
         orders.append(order)
     return orders
 
 
 def _explain(
-    problem: Problem, result: FusedSearchResult, makespan: float, costs: Sequence[tuple[Cost, Cost]]
+    problem: FusedProblem, result: FusedSearchResult, makespan: float, costs: Sequence[tuple[Cost, Cost]]
 ) -> list[str]:
     """Shares of the models, what determines the lower bound, and the programs of each model."""
     work = [m.micro_batches * (m.forward_s + m.backward_s) for m in problem.models]

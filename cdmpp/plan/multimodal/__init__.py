@@ -5,6 +5,6 @@ is never longer than 1F1B on the same costs. Its lower bound holds for every pla
 """
 
 from cdmpp.plan.multimodal.modules import Module
-from cdmpp.plan.multimodal.planner import StepSolution, plan_step, plan_steps
+from cdmpp.plan.multimodal.planner import StepSolution, plan_steps
 
-__all__ = ["Module", "StepSolution", "plan_step", "plan_steps"]
+__all__ = ["Module", "StepSolution", "plan_steps"]

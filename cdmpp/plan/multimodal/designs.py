@@ -1,6 +1,8 @@
-"""Evaluation of designs of a step: quick schedules, and knobs that make them fit the memory.
+"""Evaluation of a step's designs, and the search for good ones.
 
-Search for the design of one or several steps: cuts of the layers, and numbers of sub-micro-batches."""
+A design is the cuts of the layers and the numbers of sub-micro-batches. It is evaluated by quick
+schedules and, within a memory limit, with the knobs that make them fit.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,16 @@ _NODES = 2000
 _LARGE = 2000
 #: Seconds to describe a task in the answer, and what that may take: seconds, and share of the budget.
 _TASK_S, _ANSWER_S, _ANSWER_SHARE = 1e-5, 0.5, 0.1
+#: Best designs that are kept; the search continues from these.
+POOL = 12
+#: Numbers of sub-micro-batches beside the present one that are tried first.
+_COUNT_STEPS = (1, -1, 2, -2, 3, -3)
+#: A random change continues from the n-th best design with this share of the probability of the one before it.
+_RANK_SHARE = 0.7
+#: Changes in a row that give nothing new, after which the search ends.
+_MAX_STALE = 500
+#: Counts up to this are all tried for each module in turn; of more, near ones and those at these ratios.
+_MAX_SCAN, _RATIOS = 32, (0.5, 2.0, 0.25, 4.0, 0.67, 1.5, 0.8, 1.25, 0.125, 8.0)
 
 
 @dataclass(frozen=True)
@@ -224,18 +236,6 @@ def quick_bound_s(step: StepSettings, placement: Placement, items: Items) -> flo
     return max(h + w + t for h, w, t in zip(head, load, tail, strict=True) if w > 0)
 
 
-#: Best designs that are kept; the search continues from these.
-POOL = 12
-#: Numbers of sub-micro-batches beside the present one that are tried first.
-_COUNT_STEPS = (1, -1, 2, -2, 3, -3)
-#: A random change continues from the n-th best design with this share of the probability of the one before it.
-_RANK_SHARE = 0.7
-#: Changes in a row that give nothing new, after which the search ends.
-_MAX_STALE = 500
-#: Counts up to this are all tried for each module in turn; of more, near ones and those at these ratios.
-_MAX_SCAN, _RATIOS = 32, (0.5, 2.0, 0.25, 4.0, 0.67, 1.5, 0.8, 1.25, 0.125, 8.0)
-
-
 @dataclass(frozen=True)
 class Design:
     """Cuts of the layers, and the sub-micro-batches of each step."""
@@ -245,7 +245,7 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Entry:
+class EvaluatedDesign:
     """A design with its schedules, one for each step."""
 
     total_s: float
@@ -272,11 +272,11 @@ class DesignSearch:
         steps: Sequence[StepDesigns],
         rng: np.random.Generator,
         over: Callable[[], bool],
-        on_best: Callable[[Entry], None],
+        on_best: Callable[[EvaluatedDesign], None],
     ) -> None:
         self.steps, self._rng, self._over, self._on_best = steps, rng, over, on_best
         self.modules, self.ranks = steps[0].step.modules, steps[0].step.ranks
-        self.pool: list[Entry] = []
+        self.pool: list[EvaluatedDesign] = []
         self._tried: set[int] = set()  # hashes: a long search tries millions
         self._number = self._stale = self._tried_before = 0
 
@@ -285,7 +285,7 @@ class DesignSearch:
         """Sum of the makespans of the best design; infinite without one."""
         return self.pool[0].total_s if self.pool else float("inf")
 
-    def add(self, design: Design, parent: Entry | None = None) -> bool:
+    def add(self, design: Design, parent: EvaluatedDesign | None = None) -> bool:
         """Evaluate a design; True if it is the best so far. Unchanged steps of ``parent`` are not evaluated again."""
         if hash(design) in self._tried:
             return False
@@ -307,7 +307,7 @@ class DesignSearch:
         """Insert a design whose schedules are known; True if it is the best so far."""
         self._number += 1
         total_s = sum(step_result.schedule.makespan_s for step_result in evaluated)
-        entry = Entry(total_s, self._number, design, tuple(evaluated))
+        entry = EvaluatedDesign(total_s, self._number, design, tuple(evaluated))
         improved = total_s < self.best_s * (1 - 1e-12)
         bisect.insort(self.pool, entry, key=lambda e: (e.total_s, e.number))
         del self.pool[POOL:]

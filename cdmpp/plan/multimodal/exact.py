@@ -1,6 +1,4 @@
-"""Exact solution of small steps by branch and bound: a shorter schedule, or the proof that there is none.
-
-Every design of a small step, each solved exactly: the shortest plan that the request allows."""
+"""Exact solution of small steps: branch and bound over orders, and every design that the request allows."""
 
 from __future__ import annotations
 
@@ -32,6 +30,11 @@ MAX_TASKS, MAX_NODES = 64, 500_000
 _NODES_PER_S = 2e6 if COMPILED else 5e3
 #: Relative difference of a makespan and a bound that are equal: sums of the same seconds in another order.
 ROUNDING = 1e-12
+#: Most designs that are listed, and most that are kept because their quick bound is below the best makespan.
+MAX_DESIGNS, MAX_KEPT = 400_000, 60_000
+#: Nodes of branch and bound for each of these designs.
+_DESIGN_NODES = 50_000
+_Row = tuple[Chunk, ...]
 
 
 @jit
@@ -193,13 +196,6 @@ def solve_exactly(variants: Sequence[Tasks], best: Schedule, control: SearchCont
         if schedule is not None:
             best = min(best, schedule, key=lambda choice: choice.makespan_s)
     return best, proven
-
-
-#: Most designs that are listed, and most that are kept because their quick bound is below the best makespan.
-MAX_DESIGNS, MAX_KEPT = 400_000, 60_000
-#: Nodes of branch and bound for each of these designs.
-_DESIGN_NODES = 50_000
-_Row = tuple[Chunk, ...]
 
 
 def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> tuple[Schedule, bool, int]:

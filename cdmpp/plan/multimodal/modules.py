@@ -1,8 +1,4 @@
-"""Modules of a multimodal model, and the cost of a layer by size of the sub-micro-batch.
-
-Links between the items of a step's modules: which item's data goes to which.
-
-Memory limit of the ranks, memory knobs, and the cost of a chunk of layers under each knob."""
+"""Modules of a multimodal model: cost of a layer by size, links between their items, memory of a chunk of layers."""
 
 from __future__ import annotations
 
@@ -18,10 +14,11 @@ from cdmpp.plan.base.batch_curve import interpolate
 
 #: Share of the peak items per second that PipeWeaver's sub-micro-batches reach.
 EFFICIENCY = 0.95
-
-
 #: Most segments of a module.
 MOST_SEGMENTS = 16
+Knob = Literal["keep", "recompute", "offload"]
+#: Knob of each chunk, by module and chunk.
+Knobs = tuple[tuple[Knob, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -254,13 +251,8 @@ def link_items(modules: Sequence[Module], batch: Sequence[int], samples: int | N
     return ItemLinks(samples, tuple(links))
 
 
-Knob = Literal["keep", "recompute", "offload"]
-#: Knob of each chunk, by module and chunk.
-Knobs = tuple[tuple[Knob, ...], ...]
-
-
 @dataclass(frozen=True)
-class Memory:
+class MemoryOptions:
     """Memory limit, and what may be done to keep it.
 
     Attributes
@@ -296,7 +288,7 @@ class ChunkCost(NamedTuple):
     extra_backward_bytes: float
 
 
-def chunk_cost(module: Module, layers: tuple[int, int], items: int, knob: Knob, memory: Memory) -> ChunkCost:
+def chunk_cost(module: Module, layers: tuple[int, int], items: int, knob: Knob, memory: MemoryOptions) -> ChunkCost:
     """Time and memory of ``items`` in a chunk of layers.
 
     Recomputation repeats the forward pass before the backward pass and keeps only the chunk's input between them.

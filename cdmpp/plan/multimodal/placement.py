@@ -1,6 +1,4 @@
-"""Placement of layers on ranks: segments over all ranks, or modules one after the other (contiguous).
-
-Designs of a step that a request allows: cuts of the layers, and sub-micro-batches."""
+"""Placement of layers on ranks: segments over all ranks, or modules one after the other (contiguous)."""
 
 from __future__ import annotations
 
@@ -17,6 +15,10 @@ from cdmpp.utils.jit import jit
 MAX_SEGMENTS = 4
 #: Most parts times squared layers that are cut by dynamic programming: above, it would take longer than most budgets.
 MAX_CUT_CELLS = 250_000_000
+#: Cuts of each module's layers into ``segments * ranks`` parts, from 0 to its layers; parts may be empty.
+Cuts = tuple[tuple[int, ...], ...]
+#: Items of each sub-micro-batch, by module.
+Items = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -233,12 +235,6 @@ def contiguous_at(modules: Sequence[Module], cuts: np.ndarray) -> Placement:
         chunks[i] = tuple(parts)
         begin = end
     return Placement("contiguous", tuple(chunks))
-
-
-#: Cuts of each module's layers into ``segments * ranks`` parts, from 0 to its layers; parts may be empty.
-Cuts = tuple[tuple[int, ...], ...]
-#: Items of each sub-micro-batch, by module.
-Items = tuple[tuple[int, ...], ...]
 
 
 def place(cuts: Cuts, ranks: int) -> Placement:

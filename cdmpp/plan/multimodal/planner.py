@@ -1,8 +1,4 @@
-"""Solution of one step.
-
-Search for the plans of several steps: baselines, designs on one placement, then the order of each step.
-
-Plans of one or several steps of a multimodal model."""
+"""Plans of one or several steps: baselines, designs on one placement, then the order of each step."""
 
 from __future__ import annotations
 
@@ -21,10 +17,10 @@ from cdmpp.plan.multimodal.candidates import (
     segment_placements,
     split_batch,
 )
-from cdmpp.plan.multimodal.designs import Design, DesignSearch, Entry, Evaluated, StepDesigns, variants_of
+from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
 from cdmpp.plan.multimodal.exact import MAX_TASKS, solve_exactly, try_all
 from cdmpp.plan.multimodal.knobs import choose_knobs
-from cdmpp.plan.multimodal.modules import EFFICIENCY, Memory, Module, link_items
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
 from cdmpp.plan.multimodal.placement import Items, Placement, contiguous_at, contiguous_cuts, cuts_of, move_layer
 from cdmpp.plan.multimodal.request_bound import request_bound_s
 from cdmpp.plan.multimodal.schedule import Schedule, schedule_orders
@@ -32,6 +28,19 @@ from cdmpp.plan.multimodal.search import CacheCounts, search
 from cdmpp.plan.multimodal.tasks import StepSettings
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
+
+#: Shares of the budget, and of the steps, after which the parts of the search end: the scan of counts and segments,
+#: the trial of every design of a small step, and random changes. The rest is for orders of the best designs. Designs
+#: of a small step have their best order already.
+SCAN_SHARE, TRY_ALL_SHARE, DESIGN_SHARE, SMALL_DESIGN_SHARE = 0.35, 0.7, 0.75, 0.9
+#: Share of the budget after which the lower bound of a large request is not refined any further.
+BOUND_SHARE = 0.2
+#: Share of the budget after which the cuts of 1F1B are not fitted to a memory limit any further.
+CUT_SHARE = 0.1
+#: Share of the remaining budget for the search for an order; the rest is for the exact solution of small designs.
+_ORDER_SHARE = 0.9
+#: Relative difference of a makespan and a bound that are equal.
+_EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
@@ -70,18 +79,91 @@ class StepSolution:
     steps: int = 0
 
 
-#: Shares of the budget, and of the steps, after which the parts of the search end: the scan of counts and segments,
-#: the trial of every design of a small step, and random changes. The rest is for orders of the best designs. Designs
-#: of a small step have their best order already.
-SCAN_SHARE, TRY_ALL_SHARE, DESIGN_SHARE, SMALL_DESIGN_SHARE = 0.35, 0.7, 0.75, 0.9
-#: Share of the budget after which the lower bound of a large request is not refined any further.
-BOUND_SHARE = 0.2
-#: Share of the budget after which the cuts of 1F1B are not fitted to a memory limit any further.
-CUT_SHARE = 0.1
-#: Share of the remaining budget for the search for an order; the rest is for the exact solution of small designs.
-_ORDER_SHARE = 0.9
-#: Relative difference of a makespan and a bound that are equal.
-_EQUAL = 1e-9
+def plan_steps(
+    modules: Sequence[Module],
+    batches: Sequence[Sequence[int]],
+    ranks: int,
+    *,
+    memory: MemoryOptions | None = None,
+    efficiency: float = EFFICIENCY,
+    samples: int | None = None,
+    control: SearchControl | None = None,
+    seed: int = 0,
+    max_steps: int | None = None,
+    counts: CacheCounts | None = None,
+    on_progress: Callable[[list[StepSolution]], None] | None = None,
+) -> list[StepSolution]:
+    """Place the modules once, and schedule each step on that placement.
+
+    PipeWeaver searches the order for one placement and one size of sub-micro-batches of each module. Here cuts,
+    segments and numbers of sub-micro-batches are searched too, beginning from its rule for every efficiency and from
+    1F1B on a contiguous placement. So a plan is never longer than these on the same costs.
+
+    Parameters
+    ----------
+    batches : sequence of sequence of int
+        Items of each module in each step.
+    efficiency : float
+        Share of the peak items per second that the rule's sub-micro-batches reach, for the baseline.
+    samples : int, optional
+        Module whose items are the samples; default: see :func:`cdmpp.plan.multimodal.modules.link_items`.
+    control : SearchControl, optional
+        Default: a budget of one second.
+    max_steps : int, optional
+        Orders to evaluate in all steps together.
+    counts : CacheCounts, optional
+        Updated.
+    on_progress : callable, optional
+        Called with a copy of the solutions so far, every few orders.
+
+    Returns
+    -------
+    list of StepSolution
+        One for each batch.
+
+    Raises
+    ------
+    FieldError
+        The modules form a cycle.
+    InfeasibleError
+        No plan fits the memory limit; the message names one that does.
+    """
+    memory = memory if memory is not None else MemoryOptions()
+    control = control if control is not None else SearchControl(1.0)
+    counts = counts if counts is not None else CacheCounts()
+    used = most_used_ranks(modules, ranks)
+    settings = [
+        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency) for batch in batches
+    ]
+
+    def report(solutions: list[StepSolution]) -> None:
+        if on_progress is not None:
+            on_progress([_on_ranks(solution, ranks) for solution in solutions])
+
+    planner = Planner(settings, samples, control, np.random.default_rng(seed), max_steps, counts, report)
+    return [_on_ranks(solution, ranks) for solution in planner.plan()]
+
+
+def most_used_ranks(modules: Sequence[Module], ranks: int) -> int:
+    """Most ranks that can have a layer.
+
+    With more ranks than layers each module has one segment. So a plan that leaves ranks idle is also a plan on the
+    other ranks alone: the search of these misses no plan, and its lower bound holds for all ranks.
+    """
+    return min(ranks, sum(len(module.layers) for module in modules))
+
+
+def _on_ranks(solution: StepSolution, ranks: int) -> StepSolution:
+    """The solution with idle ranks behind those that it uses."""
+
+    def extend(schedule: Schedule) -> Schedule:
+        same = schedule.tasks.ranks == ranks
+        return schedule if same else replace(schedule, tasks=replace(schedule.tasks, ranks=ranks))
+
+    baseline = solution.one_f_one_b
+    return replace(
+        solution, schedule=extend(solution.schedule), one_f_one_b=None if baseline is None else extend(baseline)
+    )
 
 
 class Planner:
@@ -170,7 +252,7 @@ class Planner:
         bounded = zip(self.best, self.bounds_s, strict=True)
         return self.complete or all(schedule.makespan_s * (1 - _EQUAL) <= bound_s for schedule, bound_s in bounded)
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: EvaluatedDesign) -> None:
         """Report a better design."""
         self.best = [evaluated.schedule for evaluated in entry.evaluated]
         for designs in self.designs:
@@ -319,7 +401,7 @@ def _total_s(schedules: Sequence[Schedule]) -> float:
     return sum(schedule.makespan_s for schedule in schedules)
 
 
-def _infeasible(designs: Sequence[StepDesigns], memory: Memory) -> InfeasibleError:
+def _infeasible(designs: Sequence[StepDesigns], memory: MemoryOptions) -> InfeasibleError:
     # A placement needs what its largest step needs; the leanest placement decides.
     placements = set.intersection(*(set(designs_of_step.least_bytes) for designs_of_step in designs))
     least = min(max(designs_of_step.least_bytes[placement] for designs_of_step in designs) for placement in placements)
@@ -328,120 +410,4 @@ def _infeasible(designs: Sequence[StepDesigns], memory: Memory) -> InfeasibleErr
         f"the leanest plan that was found needs {np.ceil(least):.0f}",
         path="memory_bytes",
         hint=f"raise memory_bytes, allow more knobs, or use more ranks; {IGNORE_HINT}",
-    )
-
-
-def plan_step(
-    modules: Sequence[Module],
-    batch: Sequence[int],
-    ranks: int,
-    *,
-    memory: Memory | None = None,
-    efficiency: float = EFFICIENCY,
-    samples: int | None = None,
-    control: SearchControl | None = None,
-    seed: int = 0,
-    max_steps: int | None = None,
-    counts: CacheCounts | None = None,
-) -> StepSolution:
-    """Plan one step: :func:`plan_steps` of a single batch."""
-    (solution,) = plan_steps(
-        modules,
-        [batch],
-        ranks,
-        memory=memory,
-        efficiency=efficiency,
-        samples=samples,
-        control=control,
-        seed=seed,
-        max_steps=max_steps,
-        counts=counts,
-    )
-    return solution
-
-
-def plan_steps(
-    modules: Sequence[Module],
-    batches: Sequence[Sequence[int]],
-    ranks: int,
-    *,
-    memory: Memory | None = None,
-    efficiency: float = EFFICIENCY,
-    samples: int | None = None,
-    control: SearchControl | None = None,
-    seed: int = 0,
-    max_steps: int | None = None,
-    counts: CacheCounts | None = None,
-    on_progress: Callable[[list[StepSolution]], None] | None = None,
-) -> list[StepSolution]:
-    """Place the modules once, and schedule each step on that placement.
-
-    PipeWeaver searches the order for one placement and one size of sub-micro-batches of each module. Here cuts,
-    segments and numbers of sub-micro-batches are searched too, beginning from its rule for every efficiency and from
-    1F1B on a contiguous placement. So a plan is never longer than these on the same costs.
-
-    Parameters
-    ----------
-    batches : sequence of sequence of int
-        Items of each module in each step.
-    efficiency : float
-        Share of the peak items per second that the rule's sub-micro-batches reach, for the baseline.
-    samples : int, optional
-        Module whose items are the samples; default: see :func:`cdmpp.plan.multimodal.modules.link_items`.
-    control : SearchControl, optional
-        Default: a budget of one second.
-    max_steps : int, optional
-        Orders to evaluate in all steps together.
-    counts : CacheCounts, optional
-        Updated.
-    on_progress : callable, optional
-        Called with a copy of the solutions so far, every few orders.
-
-    Returns
-    -------
-    list of StepSolution
-        One for each batch.
-
-    Raises
-    ------
-    FieldError
-        The modules form a cycle.
-    InfeasibleError
-        No plan fits the memory limit; the message names one that does.
-    """
-    memory = memory if memory is not None else Memory()
-    control = control if control is not None else SearchControl(1.0)
-    counts = counts if counts is not None else CacheCounts()
-    used = most_used_ranks(modules, ranks)
-    settings = [
-        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency) for batch in batches
-    ]
-
-    def report(solutions: list[StepSolution]) -> None:
-        if on_progress is not None:
-            on_progress([_on_ranks(solution, ranks) for solution in solutions])
-
-    planner = Planner(settings, samples, control, np.random.default_rng(seed), max_steps, counts, report)
-    return [_on_ranks(solution, ranks) for solution in planner.plan()]
-
-
-def most_used_ranks(modules: Sequence[Module], ranks: int) -> int:
-    """Most ranks that can have a layer.
-
-    With more ranks than layers each module has one segment. So a plan that leaves ranks idle is also a plan on the
-    other ranks alone: the search of these misses no plan, and its lower bound holds for all ranks.
-    """
-    return min(ranks, sum(len(module.layers) for module in modules))
-
-
-def _on_ranks(solution: StepSolution, ranks: int) -> StepSolution:
-    """The solution with idle ranks behind those that it uses."""
-
-    def extend(schedule: Schedule) -> Schedule:
-        same = schedule.tasks.ranks == ranks
-        return schedule if same else replace(schedule, tasks=replace(schedule.tasks, ranks=ranks))
-
-    baseline = solution.one_f_one_b
-    return replace(
-        solution, schedule=extend(solution.schedule), one_f_one_b=None if baseline is None else extend(baseline)
     )

@@ -1,6 +1,4 @@
-"""Plan of a multimodal pipeline.
-
-Request of a multimodal pipeline: ``{"modules": [...]}`` of ``cdmpp plan pipeline``."""
+"""Request and plan of a multimodal pipeline: ``{"modules": [...]}`` of ``cdmpp plan pipeline``."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, Memory, Module, sort_topologically
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, sort_topologically
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, memory_limit
 from cdmpp.predict.requests.pricing import Cost
@@ -36,6 +34,12 @@ from cdmpp.predict.requests.request import (
 from cdmpp.utils.units import format_latency, format_si
 
 Pass = Literal["F", "B"]
+#: Least seconds of a layer: sums and squares of these are far from the limits of floating point.
+LEAST_SECONDS = 1e-12
+LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
+RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
+Items = Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
+Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class SubBatches(Row):
@@ -68,7 +72,7 @@ class RankMemory(Row):
     ]
 
 
-class Entry(Row):
+class ScheduledPass(Row):
     """One pass of a sub-micro-batch through a segment's layers on a rank."""
 
     module: str
@@ -94,7 +98,7 @@ class StepPlan(Row):
     sub_batches: dict[str, SubBatches]
     layout: list[LayoutEntry]
     memory: list[RankMemory]
-    order: Annotated[list[list[Entry]], Field(description="Passes of each rank, in order.")]
+    order: Annotated[list[list[ScheduledPass]], Field(description="Passes of each rank, in order.")]
     bubble: Annotated[float, Field(description="Share of the ranks' time without work.")]
 
     def tables(self) -> list[Table]:
@@ -137,7 +141,7 @@ class MultimodalPlan(Plan):
     sub_batches: dict[str, SubBatches] | None
     layout: list[LayoutEntry]
     memory: list[RankMemory] | None
-    order: list[list[Entry]] | None
+    order: list[list[ScheduledPass]] | None
     bubble: Annotated[float, Field(description="Share of the ranks' time without work.")]
     plans: Annotated[list[StepPlan] | None, Field(description="With batches: one for each step, on the same layout.")]
     cache: CacheSummary
@@ -189,14 +193,6 @@ class MultimodalPlan(Plan):
             ]
             rows.append((str(rank), "; ".join(layers)))
         return Table(("rank", "layers by module.segment"), rows, right=(0,))
-
-
-#: Least seconds of a layer: sums and squares of these are far from the limits of floating point.
-LEAST_SECONDS = 1e-12
-LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
-RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
-Items = Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
-Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class GivenCurves(Closed):
@@ -440,9 +436,9 @@ class MultimodalRequest(Request[MultimodalPlan]):
         return None if self.samples is None else [module.name for module in self.modules].index(self.samples)
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryOptions:
         """Memory limit and knobs."""
-        return Memory(
+        return MemoryOptions(
             self._memory_limit(),
             tuple(dict.fromkeys(self.knobs)),
             float("inf") if self.host_bandwidth_bytes_per_s is None else self.host_bandwidth_bytes_per_s,

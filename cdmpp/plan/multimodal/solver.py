@@ -1,8 +1,4 @@
-"""Plan of a multimodal request from the solutions of its steps.
-
-Explanation of a multimodal plan: bound, baselines, the busiest rank, and the programs of each module.
-
-Solver of multimodal pipeline requests."""
+"""Solver of multimodal pipeline requests: the search, the plan from its solutions, and the explanation."""
 
 from __future__ import annotations
 
@@ -13,15 +9,15 @@ import numpy as np
 
 from cdmpp.plan.multimodal.knobs import peak_bytes
 from cdmpp.plan.multimodal.modules import EFFICIENCY, Knob, Module
-from cdmpp.plan.multimodal.planner import StepSolution, plan_step, plan_steps
+from cdmpp.plan.multimodal.planner import StepSolution, plan_steps
 from cdmpp.plan.multimodal.schedule import Schedule, schedule_orders
 from cdmpp.plan.multimodal.schema import (
     CacheSummary,
-    Entry,
     LayoutEntry,
     MultimodalPlan,
     MultimodalRequest,
     RankMemory,
+    ScheduledPass,
     StepPlan,
     SubBatches,
 )
@@ -32,6 +28,54 @@ from cdmpp.predict.requests.pricing import Cost
 from cdmpp.predict.requests.request import Interval
 from cdmpp.utils.jit import COMPILED
 from cdmpp.utils.units import format_latency
+
+
+def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
+    """Search for a short schedule of each step on a common placement; the budget begins when its code is compiled."""
+    compile_loops()
+    control.restart()
+    batches = [batch for _, batch in request.named_batches()]
+    costs, counts = request.costs(), CacheCounts()
+    bounds = None
+    if any(cost.parts for forward, backward in costs for cost in (*forward, *backward)):
+        bounds = request.resolved_modules("lower_s"), request.resolved_modules("upper_s")
+
+    def plan_of(solutions: Sequence[StepSolution]) -> MultimodalPlan:
+        steps = [make_step_plan(solution, request.efficiency, bounds) for solution in solutions]
+        return make_plan(solutions, steps, costs, counts, several=request.batches is not None)
+
+    def on_progress(solutions: Sequence[StepSolution]) -> None:
+        control.report(
+            best=sum(solution.schedule.makespan_s for solution in solutions),
+            bound=sum(solution.bound_s for solution in solutions),
+            answer=partial(plan_of, solutions),
+        )
+
+    solutions = plan_steps(
+        request.resolved_modules(),
+        [[batch[module.name] for module in request.modules] for batch in batches],
+        request.ranks,
+        memory=request.memory,
+        efficiency=request.efficiency,
+        samples=request.samples_index,
+        control=control,
+        seed=request.seed,
+        max_steps=request.max_steps,
+        counts=counts,
+        on_progress=on_progress,
+    )
+    return plan_of(solutions)
+
+
+@cache
+def compile_loops() -> None:
+    """Compile the search, or load it from the cache, before the budget of a search begins: seconds the first time."""
+    if COMPILED:
+        sizes, seconds = np.array([1.0, 2.0]), np.array([1.0, 1.5])
+        modules = [
+            Module(name, (1.0,) * 2, sizes, seconds, 2 * seconds, after) for name, after in (("a", ()), ("b", (0,)))
+        ]
+        plan_steps(modules, [[2, 3]], 2, control=SearchControl(60.0), max_steps=20)
 
 
 def make_plan(
@@ -151,7 +195,7 @@ def _memory(tasks: Tasks, orders: Sequence[Sequence[int]]) -> list[RankMemory]:
     return [RankMemory(rank=rank, peak_bytes=peak, knobs=knobs[rank]) for rank, peak in enumerate(peaks)]
 
 
-def order_entries(schedule: Schedule) -> list[list[Entry]]:
+def order_entries(schedule: Schedule) -> list[list[ScheduledPass]]:
     """Passes of each rank, in order."""
     tasks, start_s = schedule.tasks, schedule.start_s
     labels: list[tuple[str, int, int]] = [("", 0, 0)] * tasks.half  # module, segment, unit
@@ -165,7 +209,7 @@ def order_entries(schedule: Schedule) -> list[list[Entry]]:
         for task in order:
             module, segment, unit = labels[task % tasks.half]
             row.append(
-                Entry(
+                ScheduledPass(
                     module=module,
                     segment=segment,
                     pass_="F" if task < tasks.half else "B",
@@ -261,63 +305,3 @@ def _module(module: Module, units: Sequence[int], forward: list[Cost], backward:
         if costs[point].parts
     ]
     return line + (f" ({'; '.join(programs)})" if programs else "")
-
-
-@cache
-def compile_loops() -> None:
-    """Compile the search, or load it from the cache, before the budget of a search begins: seconds the first time."""
-    if COMPILED:
-        sizes, seconds = np.array([1.0, 2.0]), np.array([1.0, 1.5])
-        modules = [
-            Module(name, (1.0,) * 2, sizes, seconds, 2 * seconds, after) for name, after in (("a", ()), ("b", (0,)))
-        ]
-        plan_step(modules, [2, 3], 2, control=SearchControl(60.0), max_steps=20)
-
-
-def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
-    """Search for a short schedule of each step on a common placement; the budget begins when its code is compiled.
-
-    Parameters
-    ----------
-    request : MultimodalRequest
-        Its costs are resolved.
-    control : SearchControl
-        Budget, progress and cancellation.
-
-    Raises
-    ------
-    FieldError, InfeasibleError
-    """
-    compile_loops()
-    control.restart()
-    batches = [batch for _, batch in request.named_batches()]
-    costs, counts = request.costs(), CacheCounts()
-    bounds = None
-    if any(cost.parts for forward, backward in costs for cost in (*forward, *backward)):
-        bounds = request.resolved_modules("lower_s"), request.resolved_modules("upper_s")
-
-    def plan_of(solutions: Sequence[StepSolution]) -> MultimodalPlan:
-        steps = [make_step_plan(solution, request.efficiency, bounds) for solution in solutions]
-        return make_plan(solutions, steps, costs, counts, several=request.batches is not None)
-
-    def on_progress(solutions: Sequence[StepSolution]) -> None:
-        control.report(
-            best=sum(solution.schedule.makespan_s for solution in solutions),
-            bound=sum(solution.bound_s for solution in solutions),
-            answer=partial(plan_of, solutions),
-        )
-
-    solutions = plan_steps(
-        request.resolved_modules(),
-        [[batch[module.name] for module in request.modules] for batch in batches],
-        request.ranks,
-        memory=request.memory,
-        efficiency=request.efficiency,
-        samples=request.samples_index,
-        control=control,
-        seed=request.seed,
-        max_steps=request.max_steps,
-        counts=counts,
-        on_progress=on_progress,
-    )
-    return plan_of(solutions)

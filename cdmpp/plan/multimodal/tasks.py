@@ -8,16 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from cdmpp.plan.multimodal.modules import ItemLinks, Knob, Knobs, Memory, Module, chunk_cost, topological_order
+from cdmpp.plan.base.one_machine import lower_bound_s
+from cdmpp.plan.multimodal.modules import ItemLinks, Knob, Knobs, MemoryOptions, Module, chunk_cost, topological_order
 from cdmpp.plan.multimodal.placement import Placement
-from cdmpp.plan.multimodal.task_graph import (
-    MemoryUse,
-    RankQueues,
-    TaskGraph,
-    longest_paths_s,
-    lower_bound_s,
-    make_graph,
-)
+from cdmpp.plan.multimodal.task_graph import MemoryUse, RankQueues, TaskGraph, longest_paths_s, make_graph
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class Tasks:
     placement: Placement
     items: tuple[tuple[int, ...], ...]
     ranks: int
-    memory: Memory
+    memory: MemoryOptions
     knobs: Knobs
     ids: tuple[np.ndarray, ...]
     rank: np.ndarray
@@ -167,7 +161,7 @@ def make_tasks(
     placement: Placement,
     items: Sequence[Sequence[int]],
     ranks: int,
-    memory: Memory,
+    memory: MemoryOptions,
     links: ItemLinks,
 ) -> Tasks:
     """Tasks of a step; all activations are kept.
@@ -243,7 +237,7 @@ class StepSettings:
     modules: Sequence[Module]
     batch: Sequence[int]
     ranks: int
-    memory: Memory
+    memory: MemoryOptions
     links: ItemLinks
     efficiency: float
 
@@ -292,7 +286,7 @@ def _costs(
     modules: Sequence[Module],
     placement: Placement,
     items: Sequence[tuple[int, ...]],
-    memory: Memory,
+    memory: MemoryOptions,
     knobs: Knobs,
     ids: Sequence[np.ndarray],
     half: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cdmpp.plan.multimodal.schema import Entry, MultimodalPlan, MultimodalRequest
+from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest, ScheduledPass
 from cdmpp.predict.requests.plot import Bar, draw_legend, draw_timeline, new_figure, shade
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ def draw(request: MultimodalRequest, plan: MultimodalPlan) -> Figure:
     return draw_timelines([module.name for module in request.modules], panels)
 
 
-def draw_timelines(names: Sequence[str], panels: Sequence[tuple[str, float, list[list[Entry]]]]) -> Figure:
+def draw_timelines(names: Sequence[str], panels: Sequence[tuple[str, float, list[list[ScheduledPass]]]]) -> Figure:
     """Timelines below each other on a common time axis.
 
     Parameters
     ----------
     names : sequence of str
         Modules.
-    panels : sequence of (str, float, list of list of Entry)
+    panels : sequence of (str, float, list of list of ScheduledPass)
         Title, makespan in seconds, and passes of each rank.
     """
     ranks = max(len(order) for _, _, order in panels)

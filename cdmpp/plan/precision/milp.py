@@ -195,7 +195,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SolverOutcome:
     """Result of a call.
 
     Attributes
@@ -213,17 +213,17 @@ class Outcome:
     optimal: bool
 
 
-def relax(program: LinearProgram, effort: Effort) -> Outcome:
+def relax(program: LinearProgram, effort: Effort) -> SolverOutcome:
     """Solve the linear relaxation of a program."""
     highs = _load(program, effort, integer=False)
     highs.setOptionValue("presolve", "off")  # takes longer than it saves
     _run(highs, effort, lambda values, bound: False)
     optimal = _is_optimal(highs)
     values = np.array(highs.getSolution().col_value) if optimal else None
-    return Outcome(values, float(highs.getInfo().objective_function_value) if optimal else -np.inf, optimal)
+    return SolverOutcome(values, float(highs.getInfo().objective_function_value) if optimal else -np.inf, optimal)
 
 
-def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen: Listener) -> Outcome:
+def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen: Listener) -> SolverOutcome:
     """Solve a program by branch and bound.
 
     Parameters
@@ -242,7 +242,7 @@ def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen:
         highs.setSolution(len(columns), columns, values.astype(np.float64))
     _run(highs, effort, listen)
     solution = highs.getSolution()
-    return Outcome(
+    return SolverOutcome(
         np.array(solution.col_value) if solution.value_valid else None,
         float(highs.getInfo().mip_dual_bound),
         _is_optimal(highs),

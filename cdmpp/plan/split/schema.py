@@ -41,7 +41,7 @@ PASSES: tuple[PassName, ...] = ("forward", "backward")
 DeviceValue = str | dict[str, Any]
 
 
-class Programs(Closed):
+class LayerPrograms(Closed):
     """Programs that run one after the other, on the device of the layer's stage."""
 
     programs: Annotated[list[Work], Field(min_length=1)]
@@ -50,7 +50,7 @@ class Programs(Closed):
     framework: Framework | None = None
 
 
-class LayerForm(Closed):
+class SplitLayerForm(Closed):
     """A layer, or several equal ones in a row. The cost of each pass is given in seconds or by programs."""
 
     name: Annotated[str, Field(max_length=200)] = ""
@@ -58,9 +58,9 @@ class LayerForm(Closed):
     forward_s: Annotated[
         GivenSeconds | None, Field(description="For one micro-batch: a number, or one for each device by name.")
     ] = None
-    forward: Annotated[Programs | None, Field(description="Predicted, instead of forward_s.")] = None
+    forward: Annotated[LayerPrograms | None, Field(description="Predicted, instead of forward_s.")] = None
     backward_s: Annotated[GivenSeconds | None, Field(description="Whole backward pass.")] = None
-    backward: Annotated[Programs | None, Field(description="Predicted, instead of backward_s.")] = None
+    backward: Annotated[LayerPrograms | None, Field(description="Predicted, instead of backward_s.")] = None
     activation_bytes: Annotated[
         Bytes, Field(description="For one micro-batch, between its forward and its backward pass.")
     ] = 0.0
@@ -80,7 +80,7 @@ class LayerForm(Closed):
         instead_of(self, "transfer", "transfer_s")
         return exactly_one(exactly_one(self, "forward_s", "forward"), "backward_s", "backward")
 
-    def programs(self, name: PassName) -> Programs | None:
+    def programs(self, name: PassName) -> LayerPrograms | None:
         """Programs of a pass, where its cost is predicted."""
         return self.forward if name == "forward" else self.backward
 
@@ -182,7 +182,7 @@ class SplitPlan(Plan):
 class SplitRequest(Request[SplitPlan]):
     """Which layers form which stage of a pipeline: contiguous, at least one layer on each rank."""
 
-    layers: Annotated[list[LayerForm], Field(min_length=1, description="In the order of the forward pass.")]
+    layers: Annotated[list[SplitLayerForm], Field(min_length=1, description="In the order of the forward pass.")]
     ranks: Annotated[
         Count | Annotated[list[RankForm], Field(min_length=1)],
         Field(description="Number of equal ranks; or each rank, in the order of the pipeline."),
@@ -293,7 +293,7 @@ class SplitRequest(Request[SplitPlan]):
                 )
         return [Cost.given(given[str(device)]) for device in self.devices]
 
-    def _predicted_passes(self) -> Iterator[tuple[int, PassName, Programs]]:
+    def _predicted_passes(self) -> Iterator[tuple[int, PassName, LayerPrograms]]:
         """Layer, pass and programs of each predicted cost."""
         for number, layer in enumerate(self.layers):
             for name in PASSES:

@@ -11,7 +11,7 @@ from cdmpp.plan.split.search import SplitResult, split
 from cdmpp.plan.split.table import Layer, LayerTable, Rank, Split, equal_count, greedy, stage_costs
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import memory_limit
-from cdmpp.predict.requests.pricing import Cost, Part, cost_of
+from cdmpp.predict.requests.pricing import Cost, PricedProgram, cost_of
 from cdmpp.simulate.emulator.emulate import Emulator
 from cdmpp.utils.units import format_latency
 
@@ -170,11 +170,11 @@ def explain(best: Split, devices: Sequence[str], costs: Sequence[Sequence[Cost]]
         f"stage {slow} (layers {first} to {end - 1} on {devices[rank.kind]}) is the longest: "
         f"{format_latency(times[slow])} for both passes, {100 * share:.1f} % above the mean"
     ]
-    merged: dict[str, Part] = {}
+    merged: dict[str, PricedProgram] = {}
     for layer in range(first, end):
         for part in costs[layer][rank.kind].parts:
-            before = merged.get(part.name, Part(part.name, 0, 0.0))
-            merged[part.name] = Part(part.name, before.count + part.count, before.latency_s + part.latency_s)
+            before = merged.get(part.name, PricedProgram(part.name, 0, 0.0))
+            merged[part.name] = PricedProgram(part.name, before.count + part.count, before.latency_s + part.latency_s)
     if merged:
         lines.append(f"stage {slow} is long because of " + Cost(0, 0, 0, tuple(merged.values())).largest(3))
     names = [layer.name for layer in best.table.layers]

@@ -1,6 +1,4 @@
-"""Layers and ranks as arrays: time and memory of any run of layers on any kind of device.
-
-A split of layers into stages, its costs, and the baseline splits."""
+"""Layers and ranks as arrays, a split of the layers into stages with its costs, and the baseline splits."""
 
 from __future__ import annotations
 

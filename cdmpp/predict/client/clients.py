@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from cdmpp.predict.client.operations import Operations
-from cdmpp.predict.client.transport import Answer, Attempts, Call, Steps, httpx2, options
+from cdmpp.predict.client.transport import Attempts, Call, HttpAnswer, Steps, httpx2, options
 from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK as MODULE_FRAMEWORK
 from cdmpp.predict.modules.prediction import DEFAULT_PROTOCOL as MODULE_PROTOCOL
 from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions, module_predictions
@@ -146,7 +146,7 @@ class PredictorClient(ModulePredictor):
     def _run(self, steps: Steps[T]) -> T:
         attempts = Attempts(self._url, self._timeout_s, self._retries)
         actions = attempts.actions(steps)
-        result: Answer | Exception | None = None
+        result: HttpAnswer | Exception | None = None
         try:
             while True:
                 action, result = actions.send(result), None
@@ -158,7 +158,7 @@ class PredictorClient(ModulePredictor):
             value: T = done.value
             return value
 
-    def _send(self, call: Call, attempts: Attempts) -> Answer | Exception:
+    def _send(self, call: Call, attempts: Attempts) -> HttpAnswer | Exception:
         request = self._http.build_request(call.method, call.path, **attempts.options(call))
         try:
             response = self._http.send(request, stream=True)
@@ -168,7 +168,7 @@ class PredictorClient(ModulePredictor):
                 for chunk in response.iter_bytes():
                     body += chunk
                     attempts.left_s()
-                return Answer(response.status_code, response.headers, bytes(body))
+                return HttpAnswer(response.status_code, response.headers, bytes(body))
             finally:
                 response.close()
         except (httpx2.TransportError, TimeoutError) as error:
@@ -268,7 +268,7 @@ class AsyncPredictorClient:
     async def _run(self, steps: Steps[T]) -> T:
         attempts = Attempts(self._url, self._timeout_s, self._retries)
         actions = attempts.actions(steps)
-        result: Answer | Exception | None = None
+        result: HttpAnswer | Exception | None = None
         try:
             while True:
                 action, result = actions.send(result), None
@@ -280,10 +280,10 @@ class AsyncPredictorClient:
             value: T = done.value
             return value
 
-    async def _send(self, call: Call, attempts: Attempts) -> Answer | Exception:
+    async def _send(self, call: Call, attempts: Attempts) -> HttpAnswer | Exception:
         try:
             async with asyncio.timeout(attempts.left_s()):
                 response = await self._http.request(call.method, call.path, **attempts.options(call))
-            return Answer(response.status_code, response.headers, response.content)
+            return HttpAnswer(response.status_code, response.headers, response.content)
         except (httpx2.TransportError, TimeoutError) as error:
             return error

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidDeviceError, InvalidProgramError, ServiceError
 from cdmpp.features.encode import EncodedProgram
-from cdmpp.predict.client.transport import Answer
+from cdmpp.predict.client.transport import HttpAnswer
 from cdmpp.predict.curves import Template
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.prediction import ErrorInfo, Prediction
@@ -35,7 +35,7 @@ class ServedPrediction(Prediction):
     prediction_id: str | None = None
 
 
-def content(answer: Answer) -> Any:
+def content(answer: HttpAnswer) -> Any:
     """The JSON of a response; raises the error of a refusal.
 
     Raises
@@ -50,7 +50,7 @@ def content(answer: Answer) -> Any:
         raise ServiceError("the answer is no JSON", hint="see whether a cdmpp service runs at this URL") from None
 
 
-def check(answer: Answer) -> None:
+def check(answer: HttpAnswer) -> None:
     """Raise the error of a response that is a refusal."""
     if 200 <= answer.status < 300:
         return
@@ -101,7 +101,7 @@ def understood() -> Iterator[None]:
         ) from None
 
 
-def problem_of(answer: Answer) -> dict[str, Any]:
+def problem_of(answer: HttpAnswer) -> dict[str, Any]:
     """The problem+json of a refusal; empty where the body is not problem+json."""
     try:
         problem = json.loads(answer.body)
@@ -195,7 +195,11 @@ class Item:
         error = result.get("error")
         if error is not None:
             return self.failed(error_info(error), model_id)
-        values = {name: result[name] for name in _FIELDS} | {"domain_reason": result.get("domain_reason")}
+        values: dict[str, Any] = {
+            name: result.get(name) if declaration.optional else result[name]
+            for name, declaration in ServedPrediction.declarations().items()
+        }
+        values["prediction_id"] = result["prediction_id"]
         if self.name is not None:
             values["name"] = self.name
         return ServedPrediction(**values)
@@ -209,8 +213,6 @@ class Item:
 
 #: json.dumps would create an encoder per call.
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
-#: Fields of every result without an error; `domain_reason` may be absent.
-_FIELDS = tuple(field.name for field in fields(ServedPrediction) if field.name not in ("domain_reason", "error"))
 
 
 class Texts:

@@ -39,7 +39,7 @@ from cdmpp.predict.client.messages import (
     to_json,
     understood,
 )
-from cdmpp.predict.client.transport import Answer, Call, Steps
+from cdmpp.predict.client.transport import Call, HttpAnswer, Steps
 from cdmpp.predict.curves import Curve
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.curves.template import Axes
@@ -435,7 +435,7 @@ class Operations:
 
     def _post_plan(
         self, kind: str, request: Mapping[str, Any], *, wait: bool, limit_s: float | None = None
-    ) -> Steps[Answer]:
+    ) -> Steps[HttpAnswer]:
         if self.model is not None:
             raise DataError(
                 "the service prices plans with the model that is loaded",
@@ -498,7 +498,7 @@ class Operations:
         fits = widest * np.arange(1, len(counts) + 1) <= budget
         return max(1, int(fits.sum()))
 
-    def _was_too_much(self, answer: Answer, size: int) -> Steps[bool]:
+    def _was_too_much(self, answer: HttpAnswer, size: int) -> Steps[bool]:
         """Whether a request was refused for its size; if so, reduces the size of the next one."""
         if answer.status == 413:
             self._max_bytes = max(2**16, size // 2)
@@ -544,7 +544,7 @@ def _budget_s(request: Mapping[str, Any]) -> float:
     return max(0.0, min(float(budget), 3600.0)) if isinstance(budget, int | float) else 0.0
 
 
-def _plan_content(answer: Answer) -> Any:
+def _plan_content(answer: HttpAnswer) -> Any:
     """As :func:`content`; a violation of the schema becomes a :class:`FieldError`."""
     if answer.status == 422:
         problem = problem_of(answer)

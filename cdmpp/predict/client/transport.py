@@ -17,7 +17,7 @@ except ModuleNotFoundError:
         "a client of a service needs the package httpx2, which is not installed", hint=install_hint("client")
     ) from None
 
-__all__ = ["JSON", "Answer", "Attempts", "Call", "Steps", "httpx2", "options"]
+__all__ = ["JSON", "Attempts", "Call", "HttpAnswer", "Steps", "httpx2", "options"]
 
 JSON = "application/json"
 TIMEOUT_HEADER = "x-request-timeout-s"
@@ -64,7 +64,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """A response."""
 
     status: int
@@ -74,7 +74,7 @@ class Answer:
 
 T = TypeVar("T")
 #: An operation: yields calls and receives their responses.
-Steps = Generator[Call, Answer, T]
+Steps = Generator[Call, HttpAnswer, T]
 
 
 class Attempts:
@@ -95,7 +95,7 @@ class Attempts:
         self._ends = time.monotonic() + timeout_s
         self._failed = 0
 
-    def actions(self, steps: Steps[T]) -> Generator[Call | float, Answer | Exception | None, T]:
+    def actions(self, steps: Steps[T]) -> Generator[Call | float, HttpAnswer | Exception | None, T]:
         """Calls to send and seconds to wait until an operation is done.
 
         A call receives its response or the error of the transport, and a wait receives None.
@@ -111,13 +111,13 @@ class Attempts:
             result: T = done.value
             return result
 
-    def _attempts(self, call: Call) -> Generator[Call | float, Answer | Exception | None, Answer]:
+    def _attempts(self, call: Call) -> Generator[Call | float, HttpAnswer | Exception | None, HttpAnswer]:
         self._failed = 0
         if call.after_s:
             yield min(call.after_s, self.left_s())
         while True:
             answer = yield call
-            if isinstance(answer, Answer):
+            if isinstance(answer, HttpAnswer):
                 wait_s = self._after_answer(answer, call)
                 if wait_s is None:
                     return answer
@@ -157,7 +157,7 @@ class Attempts:
             "timeout": left_s,
         }
 
-    def _after_answer(self, answer: Answer, call: Call) -> float | None:
+    def _after_answer(self, answer: HttpAnswer, call: Call) -> float | None:
         """Seconds to wait before another attempt; None if this response is final."""
         if answer.status not in _LATER or (call.once and answer.status in _BROKEN_OFF):
             return None

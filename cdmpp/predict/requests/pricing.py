@@ -26,7 +26,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True)
-class Part:
+class PricedProgram:
     """One program of a cost: name, number of runs, and the seconds of all runs."""
 
     name: str
@@ -44,7 +44,7 @@ class Cost:
     latency_s: float
     lower_s: float
     upper_s: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PricedProgram, ...] = ()
 
     @classmethod
     def given(cls, seconds: float) -> Cost:
@@ -59,7 +59,7 @@ class Cost:
             return float(sum(n * getattr(price, figure) for n, price in zip(counts, prices, strict=True)))
 
         parts = tuple(
-            Part(price.name, n, n * (price.latency_s or 0.0)) for n, price in zip(counts, prices, strict=True)
+            PricedProgram(price.name, n, n * (price.latency_s or 0.0)) for n, price in zip(counts, prices, strict=True)
         )
         return cls(total("latency_s"), total("lower_s"), total("upper_s"), parts)
 
@@ -67,7 +67,7 @@ class Cost:
     def of_step(cls, step: PricedStep, divisor: float) -> Cost:
         """The duration of a language model's step with its host time, divided by ``divisor``."""
         parts = tuple(
-            Part(part.name, part.count, float(seconds) / divisor)
+            PricedProgram(part.name, part.count, float(seconds) / divisor)
             for part, seconds in zip(step.parts, step.seconds[0], strict=True)
         )
         latency_s, lower_s, upper_s = (float(total) / divisor for total in step.totals())

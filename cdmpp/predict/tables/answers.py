@@ -11,46 +11,40 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
-from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.prediction import ERROR_COLUMNS, Prediction, is_number
 from cdmpp.utils.writing import check_output, replacing
 
 Format = Literal["csv", "parquet"]
 Write = Callable[[Any], object]
 #: Rows of a row group of a Parquet file.
 GROUP_ROWS = 65_536
-_BEFORE = ("row", "name", "program_hash", "device", "backend", "protocol", "framework", "model_id")
-_FIGURES = ("latency_s", "lower_s", "upper_s")
-_AFTER = ("domain", "domain_score", "roofline_s", "domain_reason", "error_code", "error", "error_hint")
-_NUMBERS = (*_FIGURES, "domain_score", "roofline_s")
 
 
 def answer_columns(levels: Sequence[float]) -> list[str]:
     """Columns of the answers: the row's number in the table, and the fields of :class:`Prediction`."""
-    return [*_BEFORE, *_FIGURES, *(f"quantile_{level:g}_s" for level in levels), *_AFTER]
+    return list(_types(levels))
 
 
 def answer_row(number: int, p: Prediction, levels: Sequence[float]) -> tuple[Any, ...]:
     """Values of :func:`answer_columns`; None where there is none."""
-    error = p.error
-    return (
-        number,
-        p.name,
-        p.program_hash,
-        p.device,
-        p.backend,
-        p.protocol,
-        p.framework,
-        p.model_id,
-        p.latency_s,
-        p.lower_s,
-        p.upper_s,
-        *(p.quantiles.get(f"{level:g}") for level in levels),
-        p.domain,
-        p.domain_score,
-        p.roofline_s,
-        p.domain_reason,
-        *((error.code, error.message, error.hint) if error is not None else (None, None, None)),
-    )
+    values: list[Any] = [number]
+    for name in p.declarations():
+        if name == "quantiles":
+            values += (p.quantiles.get(f"{level:g}") for level in levels)
+        else:
+            values.append(getattr(p, name))
+    return (*values, *(p.error and getattr(p.error, attribute) for attribute in ERROR_COLUMNS.values()))
+
+
+def _types(levels: Sequence[float]) -> dict[str, str]:
+    """Arrow types of the columns by name."""
+    types = {"row": "int64"}
+    for name, declaration in Prediction.declarations().items():
+        if name == "quantiles":
+            types |= {f"quantile_{level:g}_s": "double" for level in levels}
+        else:
+            types[name] = "double" if is_number(declaration) else "string"
+    return types | dict.fromkeys(ERROR_COLUMNS, "string")
 
 
 def format_of(path: Path | None) -> Format:
@@ -136,13 +130,8 @@ def _parquet_writer(path: Path, levels: Sequence[float]) -> Iterator[Write]:
 
 def _schema(levels: Sequence[float]) -> Any:
     pa, _ = _arrow()
-
-    def kind(name: str) -> Any:
-        if name == "row":
-            return pa.int64()
-        return pa.float64() if name in _NUMBERS or name.startswith("quantile_") else pa.string()
-
-    return pa.schema([pa.field(name, kind(name), nullable=name != "row") for name in answer_columns(levels)])
+    types = _types(levels)
+    return pa.schema([pa.field(n, pa.type_for_alias(kind), nullable=n != "row") for n, kind in types.items()])
 
 
 def _arrow() -> tuple[Any, Any]:

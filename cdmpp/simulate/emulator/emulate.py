@@ -19,7 +19,7 @@ from cdmpp.simulate.emulator.stages import (
     Floats,
     Ints,
     Stage,
-    Table,
+    StageTable,
     column,
     grid,
     on_grid,
@@ -71,7 +71,7 @@ def anew(key: Hashable, make: Callable[[], Any]) -> Any:
 
 
 def durations(
-    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
+    structure: Structure, costs: StageTable, classes: Sequence[int], transfer_s: float | Sequence[float]
 ) -> tuple[Floats, Floats, float]:
     """Seconds of every task and of every transfer before it, rounded to a common :func:`grid`; and the grid."""
     rows = structure.tasks // (structure.stages * structure.micro_batches)
@@ -88,7 +88,7 @@ def durations(
     return on_grid(duration, step), on_grid(lag, step), step
 
 
-def holdings(structure: Structure, costs: Table, classes: Sequence[int]) -> tuple[Floats, Floats]:
+def holdings(structure: Structure, costs: StageTable, classes: Sequence[int]) -> tuple[Floats, Floats]:
     """Bytes that every task allocates at its start and frees at its end."""
     rows = structure.tasks // (structure.stages * structure.micro_batches)
     at_start = _by_class(costs.at_start[:rows], classes)
@@ -246,7 +246,7 @@ class Emulator:
         step: Step = self.steps.find(key, make)
         return step
 
-    def table(self, stages: Sequence[Stage], host_bandwidth_bytes_per_s: float = float("inf")) -> Table:
+    def table(self, stages: Sequence[Stage], host_bandwidth_bytes_per_s: float = float("inf")) -> StageTable:
         """Costs of the stages; those of equal stages are computed once."""
         find = self.stages.find if self.reuse else anew
         return table(
@@ -289,7 +289,7 @@ class Emulator:
         return reused
 
     def run(
-        self, structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float] = 0.0
+        self, structure: Structure, costs: StageTable, classes: Sequence[int], transfer_s: float | Sequence[float] = 0.0
     ) -> Step:
         """Simulate a structure with given costs; whole steps are not cached here.
 
@@ -370,7 +370,7 @@ def _simulate(
 
 
 def lower_bound(
-    structure: Structure, costs: Table, classes: Sequence[int], transfer_s: float | Sequence[float]
+    structure: Structure, costs: StageTable, classes: Sequence[int], transfer_s: float | Sequence[float]
 ) -> float:
     """Lower bound of all orders of the same passes on the same ranks.
 

@@ -10,7 +10,7 @@ import numpy as np
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
-from cdmpp.predict.requests.pricing import Cost, Part, cost_of
+from cdmpp.predict.requests.pricing import Cost, PricedProgram, cost_of
 from cdmpp.predict.requests.request import Interval
 from cdmpp.simulate.emulator.emulate import Emulator, Step, lower_bound
 from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
@@ -292,12 +292,12 @@ class StageCosts:
         """Forward and backward pass of one micro-batch."""
         return self.forward.latency_s + self.backward.latency_s
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, PricedProgram]:
         """The programs of both passes by name; empty where the costs are given."""
-        merged: dict[str, Part] = {}
+        merged: dict[str, PricedProgram] = {}
         for part in (*self.forward.parts, *self.backward.parts):
-            before = merged.get(part.name, Part(part.name, 0, 0.0))
-            merged[part.name] = Part(part.name, before.count + part.count, before.latency_s + part.latency_s)
+            before = merged.get(part.name, PricedProgram(part.name, 0, 0.0))
+            merged[part.name] = PricedProgram(part.name, before.count + part.count, before.latency_s + part.latency_s)
         return merged
 
 

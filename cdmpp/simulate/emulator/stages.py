@@ -69,7 +69,7 @@ class Stage(PassCost):
 
 
 @dataclass(frozen=True)
-class Table:
+class StageTable:
     """Costs of all stages as arrays for the emulator.
 
     Attributes
@@ -94,7 +94,7 @@ class Table:
 
 
 def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Floats:
-    """The part of one stage in a :class:`Table`: its four arrays, each (classes, 5)."""
+    """The part of one stage in a :class:`StageTable`: its four arrays, each (classes, 5)."""
     values = []
     for cost in (stage, *stage.classes):
         weight_s = WEIGHT_SHARE * cost.backward_s if cost.weight_s is None else cost.weight_s
@@ -110,10 +110,10 @@ def column(stage: Stage, host_bandwidth_bytes_per_s: float) -> Floats:
     return np.array(values, np.float64).swapaxes(0, 1)
 
 
-def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> Table:
+def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> StageTable:
     """Merge the columns of all stages."""
     whole, split, at_start, at_end = np.array(columns).transpose(1, 3, 0, 2)
-    return Table(
+    return StageTable(
         whole,
         split,
         at_start,

@@ -24,7 +24,7 @@ COMM = "comm"
 
 
 @dataclass(frozen=True)
-class Layer:
+class GradientLayer:
     """A part of the network whose gradients are computed together.
 
     Attributes
@@ -120,12 +120,14 @@ class Iteration:
         return math.fsum(seconds for node, seconds in pairs if node.kind == "comm")
 
 
-def fill_buckets(layers: Sequence[Layer], bucket_bytes: float, first_bytes: float | None = None) -> tuple[Bucket, ...]:
+def fill_buckets(
+    layers: Sequence[GradientLayer], bucket_bytes: float, first_bytes: float | None = None
+) -> tuple[Bucket, ...]:
     """Divide the gradients into buckets, as ``torch.distributed._compute_bucket_assignment_by_size`` does.
 
     Parameters
     ----------
-    layers : sequence of Layer
+    layers : sequence of GradientLayer
         In the order of the forward pass.
     bucket_bytes : float
         A bucket is closed when it holds so many bytes or more; 0 gives each gradient one of its own.
@@ -149,7 +151,7 @@ def fill_buckets(layers: Sequence[Layer], bucket_bytes: float, first_bytes: floa
 
 
 def data_parallel_graph(
-    layers: Sequence[Layer], buckets: Sequence[Bucket], setup: Setup, update_s: float = 0.0
+    layers: Sequence[GradientLayer], buckets: Sequence[Bucket], setup: Setup, update_s: float = 0.0
 ) -> Graph:
     """The graph of one iteration on one rank.
 
@@ -186,7 +188,7 @@ def data_parallel_graph(
 
 
 def simulate(
-    layers: Sequence[Layer],
+    layers: Sequence[GradientLayer],
     setup: Setup,
     bucket_bytes: float = PYTORCH_BUCKET_BYTES,
     first_bytes: float | None = None,
@@ -196,7 +198,7 @@ def simulate(
 
     Parameters
     ----------
-    layers : sequence of Layer
+    layers : sequence of GradientLayer
         In the order of the forward pass.
     setup : Setup
     bucket_bytes, first_bytes : float
@@ -208,7 +210,7 @@ def simulate(
     Examples
     --------
     >>> from cdmpp.simulate.replay import Link
-    >>> layers = [Layer("a", 1.0, 2.0, (4.0,)), Layer("b", 1.0, 2.0, (4.0,))]
+    >>> layers = [GradientLayer("a", 1.0, 2.0, (4.0,)), GradientLayer("b", 1.0, 2.0, (4.0,))]
     >>> setup = Setup(2, Link(beta_s_per_byte=0.5), "measured")
     >>> [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)]
     [8.0, 10.0]

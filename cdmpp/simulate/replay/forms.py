@@ -40,7 +40,7 @@ from cdmpp.simulate.replay.links import Algorithm, Collective
 StreamName = Name | Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
 
 
-class CollectiveForm(Closed):
+class CollectiveNodeForm(Closed):
     """A transfer between ranks that starts when all of them are ready, and holds a stream on each."""
 
     op: Collective
@@ -81,7 +81,7 @@ def _collective_kind(value: Any) -> str:
 
 
 AnyCollective = Annotated[
-    Annotated[CollectiveForm, Tag("over_link")] | Annotated[PredictedCollectiveForm, Tag("predicted")],
+    Annotated[CollectiveNodeForm, Tag("over_link")] | Annotated[PredictedCollectiveForm, Tag("predicted")],
     Discriminator(_collective_kind),
 ]
 

@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from cdmpp.predict.requests.request import ProgramForm, Row, Work
-from cdmpp.simulate.replay.forms import CollectiveForm, NodeForm, PredictedCollectiveForm
+from cdmpp.simulate.replay.forms import CollectiveNodeForm, NodeForm, PredictedCollectiveForm
 
 #: Nodes that are validated at a time: the checked forms of all nodes would take 1.5 kB each.
 _CHUNK = 10_000
@@ -44,7 +44,7 @@ class NodeRecord:
     programs: list[Work] | None = None
     bytes: float | None = None
     link: str | None = None
-    collective: CollectiveForm | PredictedCollectiveForm | None = None
+    collective: CollectiveNodeForm | PredictedCollectiveForm | None = None
     deps: list[str] | tuple[str, ...] = ()
     records: list[str] | tuple[str, ...] = ()
     waits: list[str] | tuple[str, ...] = ()

@@ -18,7 +18,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.torch_eager import EagerTrace, eager_trace
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.query_options import Protocol
-from cdmpp.simulate.replay.data_parallel import Layer
+from cdmpp.simulate.replay.data_parallel import GradientLayer
 
 
 def data_parallel_request(
@@ -167,7 +167,7 @@ class Measured:
 
     Attributes
     ----------
-    layers : list of Layer
+    layers : list of GradientLayer
         In the order in which their gradients become ready, reversed.
     iteration_s : float
         Of forward and backward together.
@@ -175,7 +175,7 @@ class Measured:
         Of the optimizer's step.
     """
 
-    layers: list[Layer]
+    layers: list[GradientLayer]
     iteration_s: float
     update_s: float
 
@@ -305,7 +305,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in found)
     forward_s, backward_s = (dict(zip(called, forward, strict=True)), dict(zip(finished, backward, strict=True)))
     layers = [
-        Layer(
+        GradientLayer(
             name,
             forward_s[name],
             backward_s[name],

@@ -1,6 +1,6 @@
 """Profiler traces: read, replayed, and changed by what-ifs (docs/traces.md)."""
 
-from cdmpp.simulate.traces.analysis import KernelRow, PathShare, RankIdle
+from cdmpp.simulate.traces.analysis import KernelRow, PathPart, RankIdle
 from cdmpp.simulate.traces.load import is_trace, read_ranks, read_trace
 from cdmpp.simulate.traces.nodes import TraceGraph, WorkNode
 from cdmpp.simulate.traces.records import RankTrace, TraceEvent
@@ -10,7 +10,7 @@ from cdmpp.simulate.traces.what_if import Changes, WhatIfAnswer
 __all__ = [
     "Changes",
     "KernelRow",
-    "PathShare",
+    "PathPart",
     "RankIdle",
     "RankTrace",
     "TraceEvent",

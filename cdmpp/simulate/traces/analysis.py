@@ -19,7 +19,7 @@ _TEMPLATE = re.compile(r"<.*")
 
 
 @dataclass(frozen=True)
-class PathShare:
+class PathPart:
     """Part of the critical path.
 
     Attributes
@@ -110,7 +110,7 @@ def short_name(name: str) -> str:
     return plain or name[:60]
 
 
-def path_shares(graph: TraceGraph, timeline: Timeline) -> list[PathShare]:
+def path_shares(graph: TraceGraph, timeline: Timeline) -> list[PathPart]:
     """The critical path by operator, largest first; shares sum to 1. The later start of a rank is not part of it."""
     seconds: Counter[str] = Counter()
     runs: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def path_shares(graph: TraceGraph, timeline: Timeline) -> list[PathShare]:
             seconds[label] += duration_s  # type: ignore[assignment]
             runs[label] += 1
     total_s = sum(seconds.values()) or 1.0
-    return [PathShare(label, runs[label], s / graph.count, s / total_s) for label, s in seconds.most_common()]
+    return [PathPart(label, runs[label], s / graph.count, s / total_s) for label, s in seconds.most_common()]
 
 
 def idle(graph: TraceGraph, timeline: Timeline) -> list[RankIdle]:

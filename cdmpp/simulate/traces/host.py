@@ -201,7 +201,7 @@ class HostThreads:
         Parameters
         ----------
         found : dict of Lane to list of Segment
-            Without those of collectives, which :class:`cdmpp.simulate.traces.rank.Rank` adds.
+            Without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
         main : Lane or None
             The thread that has the iterations' marks.
         """

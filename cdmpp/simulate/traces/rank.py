@@ -218,7 +218,7 @@ _BLOCKING_S = 20e-6
 
 
 @dataclass
-class Rank:
+class TracedRank:
     """One rank: what of its trace is in the window, and its nodes.
 
     Attributes

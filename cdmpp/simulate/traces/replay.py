@@ -21,10 +21,10 @@ from cdmpp.predict.requests.render import Table
 from cdmpp.simulate.replay.engine import Replayer, Timeline
 from cdmpp.simulate.replay.records import paused_collector
 from cdmpp.simulate.traces.align import Alignment, align, windows
-from cdmpp.simulate.traces.analysis import KernelRow, PathShare, RankIdle, idle, kernel_table, path_shares, short_name
+from cdmpp.simulate.traces.analysis import KernelRow, PathPart, RankIdle, idle, kernel_table, path_shares, short_name
 from cdmpp.simulate.traces.load import read_ranks
 from cdmpp.simulate.traces.nodes import TraceGraph, WorkNode
-from cdmpp.simulate.traces.rank import Rank
+from cdmpp.simulate.traces.rank import TracedRank
 from cdmpp.simulate.traces.records import RankTrace, TraceEvent
 from cdmpp.simulate.traces.what_if import Changes, WhatIfAnswer, answer_changes
 from cdmpp.utils.units import format_latency
@@ -60,7 +60,7 @@ def build_graph(traces: Sequence[RankTrace], *, iteration: int | None = None, ma
     begins = [w.start_s + alignment.offsets_s[t.rank or 0] for t, w in zip(traces, chosen, strict=True)]
     graph = TraceGraph(iterations=chosen[0].names, ranks=tuple(trace.rank or 0 for trace in traces))
     ranks = [
-        Rank(graph, trace, window, alignment.offsets_s[trace.rank or 0] - min(begins))
+        TracedRank(graph, trace, window, alignment.offsets_s[trace.rank or 0] - min(begins))
         for trace, window in zip(traces, chosen, strict=True)
     ]
     for rank in ranks:
@@ -88,13 +88,13 @@ def build_graph(traces: Sequence[RankTrace], *, iteration: int | None = None, ma
     return graph
 
 
-def _together(match: dict[int, TraceEvent], ranks: dict[int, Rank]) -> bool:
+def _together(match: dict[int, TraceEvent], ranks: dict[int, TracedRank]) -> bool:
     """Whether all ranks begin a collective inside of the window of each."""
     begin_s = max(event.start_s + ranks[rank].shift_s for rank, event in match.items())
     return all(begin_s < ranks[rank].window.end_s + ranks[rank].shift_s for rank in match)
 
 
-def _join(graph: TraceGraph, match: dict[int, TraceEvent], ranks: dict[int, Rank]) -> None:
+def _join(graph: TraceGraph, match: dict[int, TraceEvent], ranks: dict[int, TracedRank]) -> None:
     """Let a collective begin on all ranks when the last one is ready for it."""
     begin_s = max(event.start_s + ranks[rank].shift_s for rank, event in match.items())
     streams = {rank: ranks[rank].streams for rank in match}
@@ -110,7 +110,7 @@ def _join(graph: TraceGraph, match: dict[int, TraceEvent], ranks: dict[int, Rank
         node.start_s = begin_s
 
 
-def _remark(graph: TraceGraph, traces: Sequence[RankTrace], alignment: Alignment, ranks: Sequence[Rank]) -> None:
+def _remark(graph: TraceGraph, traces: Sequence[RankTrace], alignment: Alignment, ranks: Sequence[TracedRank]) -> None:
     for trace in traces:
         graph.remarks += [f"{trace.path}: {remark}" for remark in trace.remarks]
     graph.remarks += alignment.remarks
@@ -164,7 +164,7 @@ class TraceReplay:
         return self.graph.longest_s(self.timeline.end_s) / self.graph.count
 
     @cached_property
-    def critical_path(self) -> list[PathShare]:
+    def critical_path(self) -> list[PathPart]:
         """The critical path by operator, largest first."""
         return path_shares(self.graph, self.timeline)
 

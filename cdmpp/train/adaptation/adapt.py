@@ -13,19 +13,13 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import ArtifactError, DataError
-from cdmpp.model.adapter import (
-    Adapter,
-    AdapterFeatures,
-    ResidualProcess,
-    ResidualSettings,
-    centre_and_spread,
-    family_names,
-)
+from cdmpp.model.adapter import Adapter, AdapterFeatures, ResidualProcess, ResidualSettings, centre_and_spread
 from cdmpp.model.artifact.load import adapted
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.calibration import fit_factor
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.nn.inputs import FAMILIES
 from cdmpp.train.adaptation.collectives import WEIGHTS, adapt_collectives
 from cdmpp.train.adaptation.records import (
     DeviceRecords,
@@ -53,7 +47,7 @@ _WIDTH_BOUNDS = (0.5, 3.0)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredQueries:
     """Distinct measured queries, k rows: log seconds, the base's predictions, features."""
 
     log_s: Array
@@ -64,9 +58,9 @@ class Measured:
     def __len__(self) -> int:
         return len(self.log_s)
 
-    def take(self, rows: Array) -> Measured:
+    def take(self, rows: Array) -> MeasuredQueries:
         """The rows with these positions."""
-        return Measured(self.log_s[rows], self.point[rows], self.levels[rows], self.features.take(rows))
+        return MeasuredQueries(self.log_s[rows], self.point[rows], self.levels[rows], self.features.take(rows))
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,7 @@ class Checked:
     width: float
 
 
-def fit_process(measured: Measured, settings: ResidualSettings | None = None) -> Checked:
+def fit_process(measured: MeasuredQueries, settings: ResidualSettings | None = None) -> Checked:
     """Fit the residuals, leave each measurement out once (in closed form), and choose the weight."""
     process = ResidualProcess.fit(measured.features, measured.log_s - measured.point, settings)
     before = mean_error(measured.point, measured.log_s)
@@ -125,13 +119,13 @@ def _width(log_s: Array, levels: Array) -> float:
     k = len(log_s)
     # Split conformal: of k errors, the rank that also holds for the next one.
     share = min(1.0, 0.8 * (k + 1) / k)
-    found = fit_factor(log_s, levels, share)
+    factor = fit_factor(log_s, levels, share)
     weight = k / (k + _WIDTH_PRIOR)
-    return float(np.clip(np.exp(weight * np.log(max(found, 1e-3))), *_WIDTH_BOUNDS))
+    return float(np.clip(np.exp(weight * np.log(max(factor, 1e-3))), *_WIDTH_BOUNDS))
 
 
 #: Maximum number of measured queries in the residual process; KMeans selects from more, without latencies.
-PROCESS_MOST = 1000
+MAX_PROCESS_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -289,20 +283,20 @@ def _usable(records: DeviceRecords, known: Survey, chosen: Array) -> tuple[list[
     return [warning("implausible_records", f"{lost} of the records are left out ({names})")], good
 
 
-def _measured(records: DeviceRecords, known: Survey, used: Array) -> tuple[Measured, Array]:
+def _measured(records: DeviceRecords, known: Survey, used: Array) -> tuple[MeasuredQueries, Array]:
     """Distinct measured queries (the geometric mean where one was measured several times)."""
     queries, which = np.unique(known.query[used], return_inverse=True)
     logs = np.log(records.table.latency_s[known.rows[used]])
     mean = np.bincount(which, weights=logs) / np.bincount(which)
     features = known.features.take(queries)
-    return Measured(mean, known.point[queries], known.levels[queries], features), queries
+    return MeasuredQueries(mean, known.point[queries], known.levels[queries], features), queries
 
 
-def _thinned(measured: Measured, seed: int) -> Array:
-    if len(measured) <= PROCESS_MOST:
+def _thinned(measured: MeasuredQueries, seed: int) -> Array:
+    if len(measured) <= MAX_PROCESS_ROWS:
         return np.arange(len(measured))
     features = measured.features
-    return np.sort(choose("kmeans", features.numeric, features.family, PROCESS_MOST, seed))
+    return np.sort(choose("kmeans", features.numeric, features.family, MAX_PROCESS_ROWS, seed))
 
 
 def _evidence(checked: Checked, k: int) -> list[Warning_]:
@@ -322,7 +316,7 @@ def _evidence(checked: Checked, k: int) -> list[Warning_]:
 
 def _counts(families: Array) -> dict[str, int]:
     codes, counts = np.unique(families, return_counts=True)
-    return dict(zip(family_names(codes.tolist()), counts.tolist(), strict=True))
+    return {FAMILIES[code]: count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
 
 
 def _compare(
@@ -333,21 +327,21 @@ def _compare(
     surveyed = (known.point, known.levels, known.factor), answers_after(made, known)
     figures = []
     for artifact, columns in zip((base, made), surveyed, strict=True):
-        again = _bent(InferencePipeline(artifact), records, rows, cache)
+        again = _consistent(InferencePipeline(artifact), records, rows, cache)
         figures.append(overall(records.table, rows, *(again or (column[query] for column in columns))))
     return figures[0], figures[1]
 
 
-def _bent(
+def _consistent(
     pipeline: InferencePipeline, records: DeviceRecords, rows: Array, cache: FeatureCache
 ) -> tuple[Array, Array, Array] | None:
     """Predictions of rows where some of them depend on other protocols or types; None where none does."""
     parts = list(query_parts(records.table, rows, cache, records.specs, pipeline.half_type))
-    if not any(pipeline.bends(part.batch) for part in parts if len(part.index)):
+    if not any(pipeline.needs_other_predictions(part.batch) for part in parts if len(part.index)):
         return None
     point, levels, factor = np.empty(len(rows)), np.empty((len(rows), len(LEVELS))), np.empty(len(rows))
     for part in parts:
-        output = pipeline.predict(part.batch)
+        output = pipeline.forward(part.batch)
         for column, values in ((point, output.point), (levels, output.levels), (factor, output.factor)):
             column[part.index] = values[part.position]
     return point, levels, factor
@@ -359,7 +353,7 @@ def answers_after(made: Artifact, known: Survey) -> tuple[Array, Array, Array]:
     Returns
     -------
     point, levels, factor
-        Fields of :class:`cdmpp.model.inference.output.NetworkOutput`, per query of the survey.
+        Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`, per query of the survey.
     """
     adapter = made.adapter
     assert adapter is not None

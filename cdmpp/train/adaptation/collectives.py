@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Shares of the correction that are tried, in this order; the first that beats the base is used, else none.
 WEIGHTS = (1.0, 0.5, 0.25)
 #: Most measurements that a correction holds; the most informative are chosen of more.
-MOST = 400
+MAX_MEASUREMENTS = 400
 
 
 def adapt_collectives(
@@ -59,20 +59,20 @@ def adapt_collectives(
     if k is not None and k > len(rows):
         raise DataError(f"k = {k}, but only {len(rows)} records of {records.device.name} can be used", hint="lower k")
     name = model.known_as(records.device) or records.device.name
-    found = collective_rows(records.table, rows, lambda _device: name, records.specs)
-    most = min(k if k is not None else len(rows), MOST)
+    measured = collective_rows(records.table, rows, lambda _device: name, records.specs)
+    count = min(k if k is not None else len(rows), MAX_MEASUREMENTS)
     everything = np.arange(len(rows))
     chosen = everything
-    if most < len(rows):
-        chosen = informative_rows(model, found.contexts, found.context, found.bytes, most, seed)
+    if count < len(rows):
+        chosen = informative_rows(model, measured.contexts, measured.context, measured.bytes, count, seed)
         if k is None:
-            text = f"{most} of the {len(rows)} records are used, the most informative ones"
+            text = f"{count} of the {len(rows)} records are used, the most informative ones"
             warnings.append(warning("thinned", text))
     latency = records.table.latency_s[rows]
-    output = predict(model, found, chosen)
+    output = predict(model, measured, chosen)
     check_physics(records.device.name, latency[chosen], output.roofline_s)
-    contexts = [found.contexts[i] for i in found.context[chosen].tolist()]
-    before, after, weight = _checked(model, contexts, found.bytes[chosen], latency[chosen])
+    contexts = [measured.contexts[i] for i in measured.context[chosen].tolist()]
+    before, after, weight = _checked(model, contexts, measured.bytes[chosen], latency[chosen])
     if not weight:
         warnings.append(warning("no_gain", "no part of the correction reduces the error on measurements left out"))
     report: dict[str, Any] = {
@@ -92,7 +92,7 @@ def adapt_collectives(
         "warnings": warnings,
     }
     seconds = latency[chosen].tolist()
-    made = corrected(artifact, records.device, contexts, found.bytes[chosen].tolist(), seconds, weight, report)
+    made = corrected(artifact, records.device, contexts, measured.bytes[chosen].tolist(), seconds, weight, report)
     result = {"model_id": made.model_id, **report, "selected": None, "before": None, "after": None}
     if k is not None:
         result["selected"] = sorted(records.origin[rows[chosen]].tolist())
@@ -106,9 +106,9 @@ def adapt_collectives(
     return made, result
 
 
-def predict(model: CollectiveModel, found: CollectiveRows, rows: Array) -> Any:
+def predict(model: CollectiveModel, measured: CollectiveRows, rows: Array) -> Any:
     """Predictions of some of the rows."""
-    return model.predict(found.contexts, found.context[rows], found.bytes[rows])
+    return model.predict(measured.contexts, measured.context[rows], measured.bytes[rows])
 
 
 def _checked(model: CollectiveModel, contexts: Any, bytes_: Array, seconds: Array) -> tuple[float, float, float]:

@@ -66,7 +66,7 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedRecords:
     """Observations of a device since its last change.
 
     Attributes
@@ -89,7 +89,7 @@ class Observed:
     unusable: Counter[str]
 
 
-def observed_records(rows: Sequence[Row]) -> Observed:
+def observed_records(rows: Sequence[Row]) -> ObservedRecords:
     """Records of the observations of one device, newest first, as ``GET /observations`` lists them.
 
     Raises
@@ -117,7 +117,7 @@ def observed_records(rows: Sequence[Row]) -> Observed:
             f"none of the {len(since)} observations since the last change can be used: {reasons}",
             hint="register the programs (POST /programs), or observe with program and device instead of prediction_id",
         )
-    return Observed(records, since[0]["received_at"], len(rows), len(rows) - len(since), unusable)
+    return ObservedRecords(records, since[0]["received_at"], len(rows), len(rows) - len(since), unusable)
 
 
 def current(rows: Sequence[Row]) -> list[Row]:

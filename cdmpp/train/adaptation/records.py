@@ -223,7 +223,7 @@ class Survey:
     query : (n,) int
         Query of each row.
     point, levels, factor, score : per query
-        Point, quantiles, factor and coverage of :class:`cdmpp.model.inference.output.NetworkOutput`, of the base.
+        Point, quantiles, factor and coverage of :class:`cdmpp.model.raw_predictions.RawPredictions`, of the base.
     roofline_s : per query
         max(arithmetic at peak, traffic at full bandwidth).
     features : AdapterFeatures
@@ -351,16 +351,16 @@ def protocol_warnings(protocols: Sequence[str]) -> list[Warning_]:
     ]
 
 
-def family_warnings(measured: Array, asked: Array) -> list[Warning_]:
+def family_warnings(measured: Array, queried: Array) -> list[Warning_]:
     """Families of operators with few measurements.
 
     Parameters
     ----------
-    measured, asked : int
+    measured, queried : int
         Family codes of the measured queries, and of all queries to predict.
     """
     sparse = []
-    for code in np.unique(asked).tolist():
+    for code in np.unique(queried).tolist():
         count = int((measured == code).sum())
         if count < FEW:
             sparse.append(f"{FAMILIES[code]} {count}")

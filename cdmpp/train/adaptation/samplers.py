@@ -29,7 +29,7 @@ KMEANS_ROWS, VARIANCE_ROWS = 10_000, 2_500
 #: Up to this number of centres KMeans has several starts, which reduces the variation over seeds.
 _SEVERAL_STARTS_TO = 200
 #: Maximum rows chosen by variance reduction: each needs a pass over the covariance of all candidates.
-VARIANCE_MOST = 1_000
+MAX_VARIANCE_ROWS = 1_000
 #: Standard deviations of the default kernel (log latency): all rows, a family, its shapes, one measurement.
 _COMMON, _FAMILY, _SHAPE, NOISE = 0.15, 0.2, 0.2, 0.1
 _LENGTH = 3.0
@@ -51,7 +51,7 @@ def choose(sampler: str, features: Array, families: Array, k: int, seed: int, ke
     families : int, (rows,)
         Code of each row's operator family.
     k : int
-        At least 1, at most ``rows`` (``variance``: at most :data:`VARIANCE_MOST`).
+        At least 1, at most ``rows`` (``variance``: at most :data:`MAX_VARIANCE_ROWS`).
     seed : int
         Not negative. The same seed chooses the same programs, in whatever order the rows come (``random``:
         the same row numbers).
@@ -74,9 +74,9 @@ def choose(sampler: str, features: Array, families: Array, k: int, seed: int, ke
         raise DataError(f"no sampler is called {sampler!r}", hint="one of: " + ", ".join(SAMPLERS))
     if not 1 <= k <= rows:
         raise DataError(f"cannot choose k = {k} of {rows} programs", hint=f"k from 1 to {rows}, or bring more programs")
-    if sampler == "variance" and k > VARIANCE_MOST:
+    if sampler == "variance" and k > MAX_VARIANCE_ROWS:
         raise DataError(
-            f"variance reduction chooses at most {VARIANCE_MOST} programs, not {k}", hint="--sampler kmeans"
+            f"variance reduction chooses at most {MAX_VARIANCE_ROWS} programs, not {k}", hint="--sampler kmeans"
         )
     rng = np.random.default_rng([seed, SAMPLERS.index(sampler)])
     if sampler == "random":
@@ -153,10 +153,10 @@ def _every_family(space: Array, families: Array, codes: Array, chosen: Array) ->
     """Replace the last rows of families with several rows by rows of families without any."""
     chosen = chosen.copy()
     for code in codes:
-        found = families[chosen]
-        if (found == code).any():
+        chosen_families = families[chosen]
+        if (chosen_families == code).any():
             continue
-        several = np.isin(found, [c for c in codes if (found == c).sum() > 1])
+        several = np.isin(chosen_families, [c for c in codes if (chosen_families == c).sum() > 1])
         if not several.any():
             break  # k is below the number of families
         members = np.flatnonzero(families == code)

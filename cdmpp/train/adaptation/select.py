@@ -1,7 +1,4 @@
-"""Selection of programs to measure on a device, from a pool, with a model's predictions.
-
-:func:`choose_variants` chooses the operators of a library job (``cdmpp measure --export-library``).
-"""
+"""Selection of programs to measure on a device, from a pool, with a model's predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.measure.kit.export_library import Variant, extra_variants, new_sizes, variants_of
 from cdmpp.data.measure.kit.runtime.call_problems import call_problem
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import needed_bytes
@@ -32,13 +28,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Share of the device's memory that a program may take; bytes where its size is not known.
 MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
 #: Maximum programs of a pool; a larger pool is sampled with a seed.
-POOL_MOST = 20_000
-#: Programs with a longer predicted latency are not selected.
-LONGEST_S = 2.0
+MAX_POOL = 20_000
 #: Seconds per program besides its runs: allocating and filling tensors, selecting a kernel.
 _OVERHEAD_S = 0.15
 #: Share of programs that are timed in a second round.
 _AGAIN = 0.3
+#: Programs with a longer predicted latency are not selected.
+LONGEST_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Selection:
         Number of candidate programs.
     left_out : Counter of str
         Programs of the pool that could not be, by reason: "no PyTorch call" (only with ``framework="pytorch"``),
-        "memory", "not sampled" (of a pool larger than :data:`POOL_MOST`), "not predictable", "too long".
+        "memory", "not sampled" (of a pool larger than :data:`MAX_POOL`), "not predictable", "too long".
     """
 
     programs: tuple[OperatorSpec, ...]
@@ -153,9 +149,9 @@ def find_candidates(
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
     fitting = [spec for spec in measurable if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
     left_out = Counter({"no PyTorch call": len(pool) - len(measurable), "memory": len(measurable) - len(fitting)})
-    if len(fitting) > POOL_MOST:
-        sample = np.sort(np.random.default_rng(seed).choice(len(fitting), POOL_MOST, replace=False))
-        left_out["not sampled"] = len(fitting) - POOL_MOST
+    if len(fitting) > MAX_POOL:
+        sample = np.sort(np.random.default_rng(seed).choice(len(fitting), MAX_POOL, replace=False))
+        left_out["not sampled"] = len(fitting) - MAX_POOL
         fitting = [fitting[i] for i in sample.tolist()]
     if not fitting:
         raise DataError(
@@ -223,111 +219,3 @@ def measuring_s(latency_s: Array, settings: TimingSettings | None = None) -> Arr
     rounds = (1 + _AGAIN) * np.maximum(plan.total_s, plan.min_repeats * repeat)
     once = latency_s > plan.once_s
     return np.asarray(_OVERHEAD_S + latency_s + np.where(once, latency_s, rounds))
-
-
-#: Share of operators without a specification.
-EXTRA_SHARE = 0.2
-#: Shares of attention by forced backends, and of composed and compiled forms, of operators with a specification. The
-#: other operators are single calls of PyTorch's own choice.
-_FORCED_SHARE, _MODULE_SHARE = 0.15, 0.2
-#: New sizes that are drawn for each operator of the pool.
-_DRAWS = 3
-#: Operators with a longer predicted latency are not chosen: thousands must fit into half an hour.
-LIBRARY_LONGEST_S = 0.05
-
-
-@dataclass(frozen=True)
-class LibraryChoice:
-    """Chosen variants, and the predicted latency of each in seconds (NaN: no prediction)."""
-
-    variants: tuple[Variant, ...]
-    expected_s: tuple[float, ...]
-
-
-def choose_variants(
-    artifact: Artifact, device: DeviceSpec, pool: Sequence[OperatorSpec], count: int, *, seed: int = 0
-) -> LibraryChoice:
-    """Choose operators to measure by KMeans over families, types, implementations and sizes.
-
-    Half of the operators with a specification are of the pool, half have new sizes. One in five operators has no
-    specification yet; all of these are new.
-
-    Parameters
-    ----------
-    artifact : Artifact
-        Its features and predictions are the space of KMeans.
-    device : DeviceSpec
-    pool : sequence of OperatorSpec
-        Operators of the model's training data.
-    count : int
-        Number of items: an operator in one implementation.
-    seed : int
-
-    Raises
-    ------
-    DataError
-        The pool has too few operators that PyTorch can run.
-    """
-    rng = np.random.default_rng([seed, 20])
-    extra = round(EXTRA_SHARE * count)
-    trained = (count - extra) // 2
-    limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
-    variants: list[Variant] = []
-    expected_s: list[float] = []
-    runnable = [spec for spec in pool if any(variants_of(spec, "training", limit))]
-    new = [spec for spec in new_sizes(runnable, rng, _DRAWS) if any(variants_of(spec, "new", limit))]
-    for specs, origin, number in ((runnable, "training", trained), (new, "new", count - extra - trained)):
-        if number:
-            chosen, seconds = _choose(artifact, device, specs, origin, number, seed, limit)
-            variants += chosen
-            expected_s += seconds
-    variants += extra_variants([variant.operator for variant in variants], extra, rng)
-    expected_s += [float("nan")] * (len(variants) - len(expected_s))
-    return LibraryChoice(tuple(variants), tuple(expected_s))
-
-
-def _choose(
-    artifact: Artifact,
-    device: DeviceSpec,
-    specs: Sequence[OperatorSpec],
-    origin: str,
-    count: int,
-    seed: int,
-    memory_bytes: float,
-) -> tuple[list[Variant], list[float]]:
-    """Choose variants of operators by KMeans, in groups of implementations; a small group is taken whole."""
-    candidates = find_candidates(
-        artifact, device, specs, seed=seed, protocol="kernel", framework="pytorch", longest_s=LIBRARY_LONGEST_S
-    )
-    groups: dict[str, list[tuple[int, Variant]]] = {"forced": [], "module": [], "plain": []}
-    for row in candidates.rows.tolist():
-        for variant in variants_of(candidates.program(row), origin, memory_bytes):
-            group = "module" if variant.implementation != "library" else "forced" if variant.sdpa else "plain"
-            groups[group].append((row, variant))
-    numbers = {
-        "forced": min(len(groups["forced"]), round(_FORCED_SHARE * count)),
-        "module": min(len(groups["module"]), round(_MODULE_SHARE * count)),
-    }
-    numbers["plain"] = count - sum(numbers.values())
-    if numbers["plain"] > len(groups["plain"]):
-        raise DataError(
-            f"cannot choose {numbers['plain']} operators with origin {origin!r} that PyTorch runs as one call: "
-            f"there are {len(groups['plain'])}",
-            hint="a smaller --count, or more programs: --pool FILE",
-        )
-    chosen: list[tuple[int, Variant]] = []
-    for group, number in numbers.items():
-        if number:
-            chosen += _by_kmeans(candidates, groups[group], number, seed)
-    return [variant for _, variant in chosen], [float(candidates.expected_s[row]) for row, _ in chosen]
-
-
-def _by_kmeans(
-    candidates: Candidates, members: Sequence[tuple[int, Variant]], count: int, seed: int
-) -> list[tuple[int, Variant]]:
-    """Choose by features, with a family for each operator, element type and implementation."""
-    keys = [(v.operator["operator"], v.operator["dtype"], v.kind) for _, v in members]
-    codes = {key: code for code, key in enumerate(sorted(set(keys)))}
-    families = np.array([codes[key] for key in keys])
-    points = selection_points(candidates.survey, np.array([row for row, _ in members]))
-    return [members[i] for i in choose("kmeans", points, families, count, seed).tolist()]

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.networks import network_parts, sealed_programs
-from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, program_parts
+from cdmpp.data.splits import PART_NAMES, TEST, TRAIN, UNUSED, network_parts, program_parts, sealed_programs
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,139 +11,26 @@ import numpy as np
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.features.encode import EncodedPrograms, encode_shapes, encode_tvm_json, finite, unbound, unbound_error
-from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
-from cdmpp.programs.elements import one_type, types_label
+from cdmpp.features.encode import TIR, encode_shapes, encode_tvm_json, finite, unbound, unbound_error
+from cdmpp.model.inference.encoder import BatchBuilder, HalfType
+from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp.train.evaluation.cache import FeatureCache
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Programs that are encoded together. The longest operator has 8 leaves: about 200 MB with intermediates.
 CHUNK_PROGRAMS = 16_384
 #: The same for programs given as TIR, which may have any number of leaves.
 CHUNK_TVM = 1024
 
-#: Function from operator, element type and backend to a 16-bit type or None.
-HalfType = Callable[[str, str, str], str | None]
-_OVERFLOW = InvalidProgramError("its sizes overflow the features")
 
-
-@dataclass(frozen=True)
-class ProgramChunk:
-    """Encoded programs ``first .. first + len(store.bucket) - 1`` of a table.
-
-    Attributes
-    ----------
-    first : int
-        Program key of the store's first program.
-    store : ProgramStore
-        Keys count from 0. Empty for the programs that failed.
-    kinds : list of (operator, dtype)
-        As the model's domain names them: the operator ("tir" for a program given as TIR), element type.
-    kind : (programs,) int
-        Index into ``kinds``.
-    failed : dict of int to str
-        Why a program (key in the store) cannot be encoded.
-    half : (programs,) int, optional
-        As in :class:`cdmpp.model.nn.rows.QueryBatch`.
-    unbound : set of int
-        Programs given as TIR that no GPU can run (:mod:`cdmpp.features.bindings`).
-    """
-
-    first: int
-    store: ProgramStore
-    kinds: list[tuple[str, str]]
-    kind: Array
-    failed: dict[int, str]
-    half: Array | None = None
-    unbound: Set[int] = frozenset()
-
-    def __len__(self) -> int:
-        """Programs of the table; the store may hold 16-bit forms behind them."""
-        return len(self.kind) if self.half is None else len(self.half)
-
-
-def program_chunks(
-    table: MeasurementTable, needed: Array, cache: FeatureCache, half_type: HalfType = lambda *_: None
-) -> Iterator[ProgramChunk]:
-    """Encode the needed programs of a table.
-
-    Parameters
-    ----------
-    table : MeasurementTable
-    needed : bool array, (table.n_programs,)
-        Programs that rows refer to; a chunk may hold further ones.
-    cache : FeatureCache
-        For programs given as TVM JSON; says whether the schedule's columns are wanted.
-    half_type : callable
-        Function from operator, element type and backend to the 16-bit type whose features are added, or None.
-    """
-    backends = sorted(set(table.backend.names))
-    for block in table.programs:
-        for start in range(0, len(block), CHUNK_PROGRAMS):
-            part = block.take(np.arange(start, min(start + CHUNK_PROGRAMS, len(block))))
-            first = int(part.row_index[0])
-            if not needed[first : first + len(part)].any():
-                continue
-            types = types_label(part.dtype, part.flags)
-            halves = {half_type(part.operator, types, backend) for backend in backends} - {None}
-            dtypes = [part.dtype, *sorted(half for half in halves if half is not None)[:1]]
-            store, failed = ProgramStore(len(part) * len(dtypes), cache.width), {}
-            for number, dtype in enumerate(dtypes):
-                flags = one_type(part.flags) if number else part.flags
-                for members, encoded in encode_shapes(part.operator, dtype, flags, part.sizes):
-                    sound = finite(encoded)
-                    failed.update(dict.fromkeys(members[~sound].tolist(), reason_of(_OVERFLOW)))
-                    store.add(members + number * len(part), encoded if sound.all() else _cleared(encoded, sound))
-            store.finish()
-            kinds = [(part.operator, name) for name in (types, *dtypes[1:])]
-            kind = np.repeat(np.arange(len(dtypes)), len(part))
-            half = len(part) + np.arange(len(part)) if len(dtypes) > 1 else None
-            yield ProgramChunk(first, store, kinds, kind, failed, half)
-    for start in range(0, len(table.tvm.texts), CHUNK_TVM):
-        first = table.tvm.first_key + start
-        texts = table.tvm.texts[start : start + CHUNK_TVM]
-        if needed[first : first + len(texts)].any():
-            yield _tvm_chunk(first, texts, needed[first : first + len(texts)], cache)
-
-
-def _tvm_chunk(first: int, texts: Sequence[str], needed: Array, cache: FeatureCache) -> ProgramChunk:
-    store, failed = ProgramStore(len(texts), cache.width), {}
-    kinds: dict[tuple[str, str], int] = {("tir", "float32"): 0}
-    kind = np.zeros(len(texts), dtype=np.int64)
-    loose: set[int] = set()
-    for key in np.flatnonzero(needed).tolist():
-        text = texts[key]
-        try:
-            encoded = cache.get(text)
-            if encoded is None:
-                encoded = encode_tvm_json(text, schedule=cache.schedule)
-                if not finite(encoded).all():
-                    raise _OVERFLOW
-                cache.put(text, encoded)
-        except CdmppError as error:
-            failed[key] = reason_of(error)
-            continue
-        store.add(np.array([key]), encoded)
-        kind[key] = kinds.setdefault(("tir", encoded.dtype), len(kinds))
-        if unbound(encoded.leaves)[0]:
-            loose.add(key)
-    store.finish()
-    return ProgramChunk(first, store, list(kinds), kind, failed, unbound=loose)
-
-
-def _cleared(encoded: EncodedPrograms, sound: Array) -> EncodedPrograms:
-    leaves, totals = encoded.leaves.copy(), encoded.totals.copy()
-    leaves[~sound], totals[~sound] = 0, 1
-    return replace(encoded, leaves=leaves, totals=totals)
-
-
-def reason_of(error: CdmppError) -> str:
+def _reason(error: CdmppError) -> str:
     return f"{error.code}: {error.message}"
 
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-_UNBOUND = reason_of(unbound_error("the program", "its device"))
+_OVERFLOW = InvalidProgramError("its sizes overflow the features")
+_UNBOUND = _reason(unbound_error("the program", "its device"))
 
 
 @dataclass(frozen=True)
@@ -190,7 +77,7 @@ def query_parts(
     specs : mapping, optional
         Specifications by canonical device name that replace the table's.
     half_type : callable
-        :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type` where the batches are for ``predict``.
+        :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type` where the batches are for ``forward``.
     """
     keys = table.program_key[rows]
     device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
@@ -206,8 +93,8 @@ def query_parts(
     )
     needed = np.zeros(table.n_programs, dtype=np.bool_)
     needed[keys] = True
-    for chunk in program_chunks(table, needed, cache, half_type):
-        low, high = np.searchsorted(keys, [chunk.first, chunk.first + len(chunk)])
+    for chunk in _chunks(table, needed, cache, half_type):
+        low, high = np.searchsorted(keys, [chunk.first, chunk.first + chunk.builder.programs])
         index = np.arange(low, high)
         chunk_keys = keys[index] - chunk.first
         loose = np.isin(chunk_keys, list(chunk.unbound)) & on_gpu[queries.device[index]]
@@ -218,8 +105,73 @@ def query_parts(
         part = queries.take(index)
         part = replace(part, program=part.program - chunk.first)
         first, position = part.distinct()
-        batch = QueryBatch(chunk.store, chunk.kinds, chunk.kind, devices, part.take(first), chunk.half)
-        yield QueryPart(index, batch, position, failed, reasons)
+        yield QueryPart(index, chunk.builder.batch(devices, part.take(first)), position, failed, reasons)
+
+
+@dataclass
+class _Chunk:
+    """Encoded programs of a table.
+
+    Attributes
+    ----------
+    first : int
+        Program key in the table of the builder's first program.
+    builder : BatchBuilder
+    failed : dict of int to str
+        Why a program (key in the builder) cannot be encoded.
+    unbound : set of int
+        Programs given as TIR that no GPU can run (:mod:`cdmpp.features.bindings`).
+    """
+
+    first: int
+    builder: BatchBuilder
+    failed: dict[int, str] = field(default_factory=dict)
+    unbound: set[int] = field(default_factory=set)
+
+    def finish(self) -> _Chunk:
+        """Finish the builder and note the programs that overflow."""
+        self.failed.update(dict.fromkeys(self.builder.finish().tolist(), _reason(_OVERFLOW)))
+        return self
+
+
+def _chunks(table: MeasurementTable, needed: Array, cache: FeatureCache, half_type: HalfType) -> Iterator[_Chunk]:
+    """Encode the programs that rows refer to (``needed``, a mask); a chunk may hold further ones."""
+    backends = sorted(set(table.backend.names))
+    for block in table.programs:
+        for start in range(0, len(block), CHUNK_PROGRAMS):
+            part = block.take(np.arange(start, min(start + CHUNK_PROGRAMS, len(block))))
+            first = int(part.row_index[0])
+            if not needed[first : first + len(part)].any():
+                continue
+            chunk = _Chunk(first, BatchBuilder(len(part), cache.width, half_type))
+            for keys, encoded in encode_shapes(part.operator, part.dtype, part.flags, part.sizes):
+                chunk.builder.add(keys, part.operator, encoded, backends)
+            yield chunk.finish()
+    for start in range(0, len(table.tvm.texts), CHUNK_TVM):
+        first = table.tvm.first_key + start
+        texts = table.tvm.texts[start : start + CHUNK_TVM]
+        if needed[first : first + len(texts)].any():
+            yield _tvm_chunk(first, texts, needed[first : first + len(texts)], cache)
+
+
+def _tvm_chunk(first: int, texts: Sequence[str], needed: Array, cache: FeatureCache) -> _Chunk:
+    chunk = _Chunk(first, BatchBuilder(len(texts), cache.width, lambda *_: None))
+    for key in np.flatnonzero(needed).tolist():
+        text = texts[key]
+        try:
+            encoded = cache.get(text)
+            if encoded is None:
+                encoded = encode_tvm_json(text, schedule=cache.schedule)
+                if not finite(encoded).all():
+                    raise _OVERFLOW
+                cache.put(text, encoded)
+        except CdmppError as error:
+            chunk.failed[key] = _reason(error)
+            continue
+        chunk.builder.add(np.array([key]), TIR, encoded, ["tvm"])
+        if unbound(encoded.leaves)[0]:
+            chunk.unbound.add(key)
+    return chunk.finish()
 
 
 def _codes(names: Iterable[str], known: Iterable[str]) -> Array:

@@ -211,7 +211,7 @@ def _score_rows(
     for part in parts:
         _count(scores, table, rows[part.failed], np.array(part.reasons, dtype=object))
         if len(part.index):
-            output = pipeline.predict(part.batch)
+            output = pipeline.forward(part.batch)
             figures = (column[part.position] for column in (output.point, output.levels, output.factor))
             _score(scores, table, rows[part.index], *figures)
         progress(len(part.index) + len(part.failed))
@@ -233,7 +233,7 @@ def overall(table: MeasurementTable, rows: Array, point: Array, levels: Array, f
     rows : (n,) int
         Rows of the table.
     point, levels, factor : (n,), (n, len(LEVELS)), (n,)
-        Fields of :class:`cdmpp.model.inference.output.NetworkOutput`, per row.
+        Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`, per row.
     """
     scores = _Scores()
     _score(scores, table, rows, point, levels, factor)

@@ -70,9 +70,9 @@ class ReferenceNetwork(nn.Module):
         # One normalisation serves both latents.
         self.norm = nn.BatchNorm1d(LATENT, affine=False)
         self.decoder = nn.Sequential(*_block(LATENT, 930), *_block(930, 930), *_block(930, 930), nn.Linear(930, 1))
-        found = {name: sum(p.numel() for p in getattr(self, name).parameters()) for name in PARAMETERS}
-        if counts == [LEAVES] and found != PARAMETERS:
-            raise AssertionError(f"not the published dimensions: {found}, wanted {PARAMETERS}")
+        parameters = {name: sum(p.numel() for p in getattr(self, name).parameters()) for name in PARAMETERS}
+        if counts == [LEAVES] and parameters != PARAMETERS:
+            raise AssertionError(f"not the published dimensions: {parameters}, wanted {PARAMETERS}")
 
     def hidden(self, leaves: Tensor, device: Tensor) -> Tensor:
         """The decoder's last hidden layer, (rows, 930), the input of the domain regularisers."""
@@ -188,12 +188,12 @@ def per_store_features(texts: Sequence[str], folder: Path | None = None) -> list
     if path.exists():
         with np.load(path, allow_pickle=False) as kept:
             return np.split(kept["rows"], np.cumsum(kept["counts"])[:-1])
-    found = extract(texts)
+    features = extract(texts)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.stem}.{os.getpid()}.part.npz")
-    np.savez_compressed(aside, rows=np.concatenate(found), counts=[len(f) for f in found])
+    np.savez_compressed(aside, rows=np.concatenate(features), counts=[len(f) for f in features])
     aside.replace(path)
-    return found
+    return features
 
 
 def device_row(device: DeviceSpec) -> list[float]:
@@ -220,7 +220,7 @@ def device_row(device: DeviceSpec) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Programs:
+class ReferencePrograms:
     """Programs by key in tensors of one leaf count each, normalised and with their positions.
 
     Attributes
@@ -235,7 +235,7 @@ class Programs:
     slot: Array
 
     @staticmethod
-    def of(features: Sequence[Array], first_key: int, train: Array) -> Programs:
+    def of(features: Sequence[Array], first_key: int, train: Array) -> ReferencePrograms:
         """Programs ``first_key ..``; the features' ranges are those of the keys ``train``."""
         keys = np.unique(train)
         rows = np.concatenate([features[key - first_key] for key in keys.tolist()])
@@ -252,7 +252,7 @@ class Programs:
             stacked = np.stack([features[key - first_key] for key in members.tolist()])
             place = torch.from_numpy(encode_positions("published", np.arange(size), LEAF_WIDTH))
             leaves[size] = torch.from_numpy(((stacked - low) * scale).astype(np.float32)) + place
-        return Programs(leaves, count, slot)
+        return ReferencePrograms(leaves, count, slot)
 
 
 def device_rows(devices: Sequence[DeviceSpec]) -> torch.Tensor:

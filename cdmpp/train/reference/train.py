@@ -19,7 +19,7 @@ from torch import Tensor
 from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE, FORMAT_VERSION, MANIFEST, library_versions, write_folder
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
 from cdmpp.train.config import TrainConfig
@@ -29,8 +29,8 @@ from cdmpp.train.loop import Progress
 from cdmpp.train.reference.network import (
     PUBLISHED_DISCREPANCIES,
     BoxCox,
-    Programs,
     ReferenceNetwork,
+    ReferencePrograms,
     device_rows,
     per_store_features,
     reference_loss,
@@ -80,13 +80,13 @@ class ReferenceModel:
         torch.manual_seed(self.config.seed)
         if opt.threads:
             torch.set_num_threads(opt.threads)
-        self._programs = Programs.of(self._features, self._first_key, rows.program[index])
+        self._programs = ReferencePrograms.of(self._features, self._first_key, rows.program[index])
         self.label = BoxCox.fit(rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
         self._median = float(np.median(rows.log_latency[index]))
         counts = self._programs.count[rows.program[index]]
-        found, times = np.unique(counts, return_counts=True)
+        leaf_counts, times = np.unique(counts, return_counts=True)
         # A leaf count needs two rows for its normalisation; programs without features are not used.
-        usable = found[(found > 0) & (times > 1)]
+        usable = leaf_counts[(leaf_counts > 0) & (times > 1)]
         index, counts = (a[np.isin(counts, usable)] for a in (index, counts))
         if not len(index):
             raise DataError("no leaf count has two training rows", hint="check the records and their split")
@@ -182,15 +182,15 @@ class ReferenceModel:
     @torch.inference_mode()
     def predict_log(self, rows: MeasuredRows) -> Array:
         """log latency of rows; the median training latency for leaf counts without training rows."""
-        found = np.full(len(rows), self._median)
+        log_latency = np.full(len(rows), self._median)
         counts = self._programs.count[rows.program]
         for count in map(int, self.network.flatten):
             members = np.flatnonzero(counts == count)
             for start in range(0, len(members), 2048):
                 part = members[start : start + 2048]
                 out = self.network.output(self._hidden(rows.take(part))).double().numpy()
-                found[part] = self.label.decode(out)
-        return found
+                log_latency[part] = self.label.decode(out)
+        return log_latency
 
     def untrained(self, rows: MeasuredRows) -> int:
         """Number of rows whose leaf count has no training rows."""
@@ -270,7 +270,7 @@ def train_reference(
     dataset = make_dataset(table, config.data, schedule=config.network.schedule, every_part=True)
     index = training_rows(dataset, config)[0]
     model = ReferenceModel(dataset, config, features, table.tvm.first_key).fit(index, progress)
-    inputs = Inputs(dataset.store, dataset.device_matrix)
+    inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     unseen = np.isin(dataset.rows.device, held)

@@ -30,7 +30,7 @@ from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.plan.warm import REQUESTS
 from cdmpp_server.plan.work import encode_prices
 from cdmpp_server.predict.batcher import Batcher
-from cdmpp_server.predict.programs import Known
+from cdmpp_server.predict.programs import ResolvedProgram
 from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.processes import PLANNING, Processes, planning
@@ -78,9 +78,12 @@ def _program(request: PriceRequest) -> dict[str, Any]:
 
 
 def _query(
-    request: PriceRequest, program: Known | CdmppError, service: PredictionService, predictor: LatencyPredictor
+    request: PriceRequest,
+    program: ResolvedProgram | CdmppError,
+    service: PredictionService,
+    predictor: LatencyPredictor,
 ) -> Query:
-    if not isinstance(program, Known):
+    if not isinstance(program, ResolvedProgram):
         raise _field_error(request, program.message, program.hint)
     try:
         _DEVICE.validate_python(request.device)

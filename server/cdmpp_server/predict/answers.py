@@ -1,45 +1,36 @@
-"""Rendered predictions, cached beside the predictor's own rows."""
+"""Cache of rendered predictions: repeated queries are answered without the predictor."""
 
 from __future__ import annotations
 
-from cdmpp.predict.predictor import ROW_BYTES, CachedRow, RowKey
+from typing import Any
+
+from cdmpp.predict.predictor import RowKey
 from cdmpp.utils.lru import Lru
-from cdmpp_server.predict.admission import CACHED_WORK
-from cdmpp_server.predict.programs import Known, KnownDevice
 from cdmpp_server.predict.render import Answer
 
-#: Memory of a rendered answer besides its text, approximately.
-_ANSWER_BYTES = 400
-#: Rendered answers per row, for different quantiles or names; the oldest is dropped.
-MAX_ANSWERS = 8
+#: Memory of a rendered answer and its key besides its text, approximately.
+_ANSWER_BYTES = 600
+#: Share of the memory for predictions that the predictor's own rows get; the rest is for rendered answers.
+ROWS_SHARE = 0.35
 Levels = tuple[float, ...]
 
 
-def answer_key(model_id: str, program: Known, device: KnownDevice, protocol: str, framework: str | None) -> RowKey:
-    """The key of a query in the predictor's cache."""
-    return model_id, program.hash, program.backend, device.cache_key, device.spec.name, protocol, framework
+class AnswerCache:
+    """Rendered answers of all models of a service, by query, program name and quantile levels.
 
+    Parameters
+    ----------
+    max_bytes : int
+    """
 
-def find_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels) -> Answer | None:
-    """The rendered answer of a query for a program of this name at these quantiles, if it is cached."""
-    row = cache.get(key)
-    if row is not None:
-        for program, quantiles, answer in row[1]:
-            if program == name and quantiles == levels:
-                kept: Answer = answer
-                return kept
-    return None
+    def __init__(self, max_bytes: int) -> None:
+        self._answers: Lru[Answer] = Lru(max_bytes)
 
+    def get(self, key: RowKey, name: str, levels: Levels) -> Answer | None:
+        """The answer of a query on a program of this name at these levels, if it is cached."""
+        return self._answers.get((*key, name, levels))
 
-def work_of(cache: Lru[CachedRow], key: RowKey) -> float:
-    """Cost of a query without a rendered answer, in rows of a new operator."""
-    return 1.0 if cache.get(key) is None else CACHED_WORK
-
-
-def keep_answer(cache: Lru[CachedRow], key: RowKey, name: str, levels: Levels, answer: Answer) -> None:
-    """Cache a rendered answer, if the predictor's row is still cached."""
-    row = cache.get(key)
-    if row is not None:
-        answers = (*row[1], (name, levels, answer))[-MAX_ANSWERS:]
-        size = sum(len(rendered.text) + _ANSWER_BYTES for _, _, rendered in answers)
-        cache.put(key, (row[0], answers), ROW_BYTES + size)
+    def put(self, key: RowKey, name: str, levels: Levels, answer: Answer) -> None:
+        """Cache an answer."""
+        entry: tuple[Any, ...] = (*key, name, levels)
+        self._answers.put(entry, answer, len(answer.text) + _ANSWER_BYTES)

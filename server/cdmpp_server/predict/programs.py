@@ -44,7 +44,7 @@ def exact_key(sent: Any) -> bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class ResolvedProgram:
     """A program that can be predicted, with its hash and name, which are computed once.
 
     Attributes
@@ -61,7 +61,7 @@ class Known:
     name: str
 
     @classmethod
-    def of(cls, program: TensorProgram | EncodedProgram) -> Known:
+    def of(cls, program: TensorProgram | EncodedProgram) -> ResolvedProgram:
         """Compute hash and name."""
         return cls(program, program.hash, program.backend, program.name)
 
@@ -73,11 +73,11 @@ class Known:
             return _OPERATOR_BYTES + features.leaves.nbytes + features.positions.nbytes + 1000
         return _OPERATOR_BYTES + 4 * len(self.name)
 
-    def run_by(self, backend: Backend | None) -> Known:
+    def run_by(self, backend: Backend | None) -> ResolvedProgram:
         """The same program with this backend; None keeps its backend."""
         if backend is None or backend == self.backend:
             return self
-        return Known.of(replace(self.program, backend=backend))
+        return ResolvedProgram.of(replace(self.program, backend=backend))
 
 
 class Programs:
@@ -92,26 +92,26 @@ class Programs:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._cache: Lru[Known] = Lru(max_bytes)
+        self._cache: Lru[ResolvedProgram] = Lru(max_bytes)
 
     def __len__(self) -> int:
         return len(self._cache)
 
-    def known(self, key: bytes, backend: Backend | None) -> Known | None:
+    def known(self, key: bytes, backend: Backend | None) -> ResolvedProgram | None:
         """The program that an earlier request sent with this :func:`exact_key` and backend."""
         return self._cache.get((key, backend))
 
-    def hashed(self, hash: str) -> Known | None:
+    def hashed(self, hash: str) -> ResolvedProgram | None:
         """The program with this hash that an earlier request sent, with its default backend."""
         return self._cache.get(hash)
 
-    def operator(self, fields: Mapping[str, Any] | str, key: bytes, backend: Backend | None) -> Known:
+    def operator(self, fields: Mapping[str, Any] | str, key: bytes, backend: Backend | None) -> ResolvedProgram:
         """The program of an operator object or text; raises the errors of :meth:`TensorProgram.from_operator`."""
-        known = Known.of(TensorProgram.from_operator(fields, backend or "library"))
+        known = ResolvedProgram.of(TensorProgram.from_operator(fields, backend or "library"))
         self.remember(known, key, backend)
         return known
 
-    def remember(self, known: Known, key: bytes, backend: Backend | None) -> None:
+    def remember(self, known: ResolvedProgram, key: bytes, backend: Backend | None) -> None:
         """Cache a program under this key and under its hash."""
         size = known.size_bytes
         self._cache.put((key, backend), known, size)
@@ -125,7 +125,7 @@ _DEVICE_BYTES = 4000
 
 
 @dataclass(frozen=True, eq=False)
-class KnownDevice:
+class ResolvedDevice:
     """A specification with its digest and its part of a cache key, which are computed once."""
 
     spec: DeviceSpec
@@ -142,13 +142,13 @@ class Devices:
     """
 
     def __init__(self, max_bytes: int = 2**23) -> None:
-        self._cache: Lru[KnownDevice] = Lru(max_bytes)
+        self._cache: Lru[ResolvedDevice] = Lru(max_bytes)
 
-    def known(self, sent: Any, artifact: Artifact) -> KnownDevice | None:
+    def known(self, sent: Any, artifact: Artifact) -> ResolvedDevice | None:
         """A device that an earlier request sent in the same form."""
         return self._cache.get(_key(sent, artifact))
 
-    def find(self, sent: str | dict[str, Any], artifact: Artifact) -> KnownDevice:
+    def find(self, sent: str | dict[str, Any], artifact: Artifact) -> ResolvedDevice:
         """The device of this name or with these figures.
 
         Raises
@@ -160,7 +160,7 @@ class Devices:
         if known is None:
             # By name and never load_device: a client's text must not be used as a path on this machine.
             spec = artifact.device(sent) if isinstance(sent, str) else from_mapping(sent)
-            known = KnownDevice(spec, spec.digest(), spec.cache_key())
+            known = ResolvedDevice(spec, spec.digest(), spec.cache_key())
             self._cache.put(_key(sent, artifact), known, _DEVICE_BYTES)
         return known
 

@@ -19,8 +19,9 @@ from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 from cdmpp_server.body import check, parse_json
 from cdmpp_server.fields import program_value
-from cdmpp_server.predict.answers import answer_key, find_answer, work_of
-from cdmpp_server.predict.programs import Devices, Known, KnownDevice, Programs, exact_key
+from cdmpp_server.predict.admission import CACHED_WORK
+from cdmpp_server.predict.answers import AnswerCache
+from cdmpp_server.predict.programs import Devices, Programs, ResolvedDevice, ResolvedProgram, exact_key
 from cdmpp_server.predict.render import Answer
 from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, envelope_model
 from cdmpp_server.predict.strict import check_item, refusal
@@ -80,6 +81,18 @@ def item_refusal(position: int, error: ValidationError, raw: Any) -> ProblemErro
 _FIELDS = frozenset(Item.model_fields)
 
 
+def row_key(
+    model_id: str, program: ResolvedProgram, device: ResolvedDevice, protocol: str, framework: str | None
+) -> RowKey:
+    """The key of a query in the caches of the predictor and of answers."""
+    return model_id, program.hash, program.backend, device.cache_key, device.spec.name, protocol, framework
+
+
+def work_of(predictor: LatencyPredictor, key: RowKey) -> float:
+    """Cost of a query without a cached answer, in rows of a new operator."""
+    return CACHED_WORK if predictor.is_cached(key) else 1.0
+
+
 @dataclass
 class OpenItem:
     """An item without a cached answer.
@@ -89,13 +102,13 @@ class OpenItem:
 
     position: int
     item: Item
-    device: KnownDevice
-    known: Known | None
+    device: ResolvedDevice
+    known: ResolvedProgram | None
 
     def key(self, model_id: str) -> RowKey:
         """The key of its answer."""
         assert self.known is not None
-        return answer_key(model_id, self.known, self.device, self.item.protocol, self.item.framework)
+        return row_key(model_id, self.known, self.device, self.item.protocol, self.item.framework)
 
 
 @dataclass
@@ -135,12 +148,12 @@ class Reader:
     Parameters
     ----------
     settings : Settings
-    programs, devices
+    programs, devices, answers
         Caches of earlier requests.
     """
 
-    def __init__(self, settings: Settings, programs: Programs, devices: Devices) -> None:
-        self._programs, self._devices = programs, devices
+    def __init__(self, settings: Settings, programs: Programs, devices: Devices, answers: AnswerCache) -> None:
+        self._programs, self._devices, self._answers = programs, devices, answers
         self._envelope_model = envelope_model(settings.max_items)
 
     def parse(self, body: bytes | bytearray) -> Envelope:
@@ -222,9 +235,9 @@ class Reader:
         if device is None:
             return None
         protocol, framework = raw.get("protocol", DEFAULT_PROTOCOL), raw.get("framework")
-        key = answer_key(predictor.model_id, program, device, protocol, framework)
-        answer = find_answer(predictor.cache, key, program.name, levels)
-        return answer if answer is not None else work_of(predictor.cache, key)
+        key = row_key(predictor.model_id, program, device, protocol, framework)
+        answer = self._answers.get(key, program.name, levels)
+        return answer if answer is not None else work_of(predictor, key)
 
     def _open(self, reading: Reading, position: int, item: Item) -> None:
         try:

@@ -46,25 +46,7 @@ def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None)
     ValueError
         A figure is not finite: NaN and infinity are not valid JSON.
     """
-    text = encode(
-        {
-            "name": prediction.name,
-            "program_hash": prediction.program_hash,
-            "device": prediction.device,
-            "backend": prediction.backend,
-            "protocol": prediction.protocol,
-            "framework": prediction.framework,
-            "model_id": prediction.model_id,
-            "latency_s": prediction.latency_s,
-            "lower_s": prediction.lower_s,
-            "upper_s": prediction.upper_s,
-            "quantiles": prediction.quantiles,
-            "domain": prediction.domain,
-            "domain_score": prediction.domain_score,
-            "roofline_s": prediction.roofline_s,
-            **reason_field(prediction),
-        }
-    )[1:]
+    text = encode(prediction.to_dict())[1:]
     kind = (prediction.device, prediction.domain or "out")
     if signer is None:
         return Answer(text, kind, signed=False)

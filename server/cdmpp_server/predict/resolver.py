@@ -17,7 +17,7 @@ from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline
 from cdmpp_server.fields import ProgramValue
 from cdmpp_server.observe.store import Store
 from cdmpp_server.observe.tables import StoreUnavailableError
-from cdmpp_server.predict.programs import Known, Programs, exact_key, unknown_program
+from cdmpp_server.predict.programs import Programs, ResolvedProgram, exact_key, unknown_program
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.sandbox.sandbox import Sandbox, TirText
 
@@ -47,7 +47,7 @@ class ProgramResolver:
 
     async def resolve(
         self, sent: Sequence[tuple[ProgramValue, Backend | None]], deadline: Deadline
-    ) -> list[Known | CdmppError]:
+    ) -> list[ResolvedProgram | CdmppError]:
         """Return a program or an error for each sent form, in order.
 
         Raises
@@ -66,12 +66,12 @@ class ProgramResolver:
 
     def _read(
         self, sent: Sequence[tuple[ProgramValue, Backend | None]]
-    ) -> tuple[list[tuple[ProgramValue, bytes, Backend | None]], list[Known | CdmppError | None]]:
+    ) -> tuple[list[tuple[ProgramValue, bytes, Backend | None]], list[ResolvedProgram | CdmppError | None]]:
         """Forms with their keys, and the cached program, new operator or error; None for new TIR and hashes."""
         keyed = [(fields, exact_key(fields), backend) for fields, backend in sent]
-        cached: list[Known | CdmppError | None] = []
+        cached: list[ResolvedProgram | CdmppError | None] = []
         for fields, wording, backend in keyed:
-            known: Known | CdmppError | None = self._programs.known(wording, backend)
+            known: ResolvedProgram | CdmppError | None = self._programs.known(wording, backend)
             if known is None and (isinstance(fields, str) or "operator" in fields):
                 try:
                     known = self._programs.operator(fields, wording, backend)
@@ -82,9 +82,9 @@ class ProgramResolver:
 
     async def _look_up(
         self, missing: Mapping[_Key, Mapping[str, Any]], deadline: Deadline
-    ) -> dict[_Key, Known | CdmppError]:
+    ) -> dict[_Key, ResolvedProgram | CdmppError]:
         """Resolve programs given as TIR or hash; returns them by key and backend."""
-        known_programs: dict[_Key, Known | CdmppError] = {}
+        known_programs: dict[_Key, ResolvedProgram | CdmppError] = {}
         texts: dict[_Key, TirText] = {}
         hashes: dict[str, list[_Key]] = {}
         for key, fields in missing.items():
@@ -109,13 +109,15 @@ class ProgramResolver:
                 if texts:
                     encoded = await self._sandbox.encode_tirs(list(texts.values()))
                     for key, program in zip(texts, encoded, strict=True):
-                        known_programs[key] = Known.of(program) if isinstance(program, EncodedProgram) else program
+                        known_programs[key] = (
+                            ResolvedProgram.of(program) if isinstance(program, EncodedProgram) else program
+                        )
         except TimeoutError:
             raise deadline.exceeded() from None
         except OverloadedError as error:
             raise ProblemError("overloaded", error.message, error.hint, headers={"retry-after": "1"}) from None
         for (wording, backend), known in known_programs.items():
-            if isinstance(known, Known):
+            if isinstance(known, ResolvedProgram):
                 self._programs.remember(known, wording, backend)
         return known_programs
 
@@ -128,7 +130,7 @@ class ProgramResolver:
             raise ProblemError("store_unavailable", str(error), "retry later, or send the program itself") from None
 
 
-def stored_form(form: ProgramValue, known: Known) -> dict[str, Any]:
+def stored_form(form: ProgramValue, known: ResolvedProgram) -> dict[str, Any]:
     """The object that the store keeps: it has no texts of operators."""
     if not isinstance(form, str):
         return form
@@ -136,19 +138,19 @@ def stored_form(form: ProgramValue, known: Known) -> dict[str, Any]:
     return known.program.operator.model_dump()
 
 
-def _operator(form: Mapping[str, Any], backend: Backend | None) -> Known | CdmppError:
+def _operator(form: Mapping[str, Any], backend: Backend | None) -> ResolvedProgram | CdmppError:
     """A stored operator; another version of the service may have stored operators that this version lacks."""
     try:
-        return Known.of(TensorProgram.from_operator(form, backend or "library"))
+        return ResolvedProgram.of(TensorProgram.from_operator(form, backend or "library"))
     except CdmppError as error:
         return error
 
 
 def _registered(
     hashes: Mapping[str, Sequence[_Key]], stored: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[_Key, Known | CdmppError], dict[_Key, TirText]]:
+) -> tuple[dict[_Key, ResolvedProgram | CdmppError], dict[_Key, TirText]]:
     """Programs from the store, and the TIR texts among them, which the sandbox reads."""
-    programs: dict[_Key, Known | CdmppError] = {}
+    programs: dict[_Key, ResolvedProgram | CdmppError] = {}
     texts: dict[_Key, TirText] = {}
     for hash, keys in hashes.items():
         for key in keys:

@@ -17,6 +17,7 @@ from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
 from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline, cancel_on_disconnect, infrequent_gc
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.answers import ROWS_SHARE
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.binary import MEDIA_TYPE, predict_features
 from cdmpp_server.predict.observed_programs import ObservedPrograms
@@ -35,7 +36,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state = app.state
     state.model_fingerprint = await run_sync(fingerprint, settings.model)
     try:
-        predictor = await run_sync(load_model, settings.model, Lru(settings.answer_cache_bytes))
+        predictor = await run_sync(load_model, settings.model, Lru(int(ROWS_SHARE * settings.answer_cache_bytes)))
     except CdmppError as error:
         state.start_error = f"{error.message} ({error.hint})" if error.hint else error.message
         raise

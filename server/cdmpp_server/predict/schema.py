@@ -6,11 +6,12 @@ The models check form only, and ``cdmpp`` checks the rest.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram, check_width, with_max_items
@@ -95,20 +96,10 @@ def envelope_model(max_items: int) -> type[Envelope]:
     return with_max_items(Envelope, "items", max_items)
 
 
-Seconds = Annotated[float, Field(gt=0)]
-Reason = Annotated[
-    str,
-    Field(
-        description="Only where the figures follow or are limited by those of another type or protocol, which "
-        "training had: which one."
-    ),
-]
-_BOUND = "of the requested levels (0.1 and 0.9 where those are on one side of the median), at least 1 % from latency_s."
+Reason = Annotated[str, Field(description=Prediction.declarations()["domain_reason"].description)]
 
 
-class PredictionResult(BaseModel):
-    """A predicted latency, in seconds."""
-
+class _Identified(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str | None
@@ -119,23 +110,23 @@ class PredictionResult(BaseModel):
             "null while the database has been unavailable since the service started."
         ),
     ]
-    name: Annotated[str, Field(description="Text of the operator, or name of the function.")]
-    program_hash: Annotated[str, Field(description="Structural hash: equal programs share it.")]
-    device: str
-    backend: Backend
-    protocol: Protocol
-    framework: Framework | None
-    model_id: str
-    latency_s: Annotated[Seconds, Field(description="Predicted run time.")]
-    lower_s: Annotated[Seconds, Field(description=f"The lowest {_BOUND}")]
-    upper_s: Annotated[Seconds, Field(description=f"The highest {_BOUND}")]
-    quantiles: Annotated[dict[str, Seconds], Field(description="Requested level (as text) to seconds.")]
-    domain: Annotated[Literal["in", "near", "out"], Field(description="Coverage of the query by the training data.")]
-    domain_score: Annotated[float, Field(description="Ranks predictions by expected error; 0 is best.")]
-    roofline_s: Annotated[
-        Annotated[float, Field(ge=0)], Field(description="Bound by arithmetic and memory traffic, not a prediction.")
-    ]
-    domain_reason: Reason = ""
+
+
+def result_model(prediction: type[Prediction] = Prediction) -> type[BaseModel]:
+    """The model of a result: the fields that a class of predictions declares."""
+    declared: dict[str, Any] = {}
+    for name, field in prediction.declarations().items():
+        described = Annotated[field.type, Field(description=field.description)] if field.description else field.type
+        declared[name] = (described, "") if field.optional else (described, ...)
+    model = create_model("PredictionResult", __base__=_Identified, **declared)
+    model.__doc__ = "A predicted latency, in seconds."
+    return model
+
+
+if TYPE_CHECKING:
+    PredictionResult = BaseModel
+else:
+    PredictionResult = result_model()
 
 
 class ErrorInfo(BaseModel):

@@ -25,11 +25,11 @@ from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.store import Store
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.predict.answers import find_answer, keep_answer, work_of
+from cdmpp_server.predict.answers import ROWS_SHARE, AnswerCache
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.lane import Ticket
-from cdmpp_server.predict.programs import Devices, Known, Programs
-from cdmpp_server.predict.reading import OpenItem, Reader, Reading
+from cdmpp_server.predict.programs import Devices, Programs, ResolvedProgram
+from cdmpp_server.predict.reading import OpenItem, Reader, Reading, work_of
 from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, failure, response, result
 from cdmpp_server.predict.resolver import ProgramResolver, stored_form
 from cdmpp_server.predict.schema import register_request_model
@@ -74,8 +74,9 @@ class PredictionService:
         self.models, self.batcher = models, batcher
         self.programs = Programs(settings.cache_bytes)
         self.devices = Devices()
+        self._answers = AnswerCache(int((1 - ROWS_SHARE) * settings.answer_cache_bytes))
         self._metrics, self._store = metrics, store
-        self._reader = Reader(settings, self.programs, self.devices)
+        self._reader = Reader(settings, self.programs, self.devices, self._answers)
         self._max_items = settings.max_items
         self._threads = ConcurrencyLimiter(1, settings.max_queued)
         self._chunks = asyncio.Lock()
@@ -138,7 +139,7 @@ class PredictionService:
             named = {
                 known.hash: stored_form(form, known)
                 for form, known in zip(forms, registered, strict=True)
-                if isinstance(known, Known)
+                if isinstance(known, ResolvedProgram)
             }
             if self._store is not None and named:
                 try:
@@ -152,7 +153,7 @@ class PredictionService:
                 {
                     "programs": [
                         {"hash": known.hash, "name": known.name}
-                        if isinstance(known, Known)
+                        if isinstance(known, ResolvedProgram)
                         else {"error": error_fields(ErrorInfo.of(known))}
                         for known in registered
                     ]
@@ -166,7 +167,7 @@ class PredictionService:
 
     async def read_programs(
         self, sent: Sequence[tuple[ProgramValue, Backend | None]], deadline: Deadline
-    ) -> list[Known | CdmppError]:
+    ) -> list[ResolvedProgram | CdmppError]:
         """Programs from any of their forms, or the error of each; see :meth:`ProgramResolver.resolve`."""
         return await self._resolver.resolve(sent, deadline)
 
@@ -201,7 +202,7 @@ class PredictionService:
             [(program_value(unread.item.program), unread.item.backend) for unread in late], deadline
         )
         for unread, known in zip(late, read, strict=True):
-            if isinstance(known, Known):
+            if isinstance(known, ResolvedProgram):
                 unread.known = known
             else:
                 reading.failed[unread.position] = ErrorInfo.of(known)
@@ -211,12 +212,12 @@ class PredictionService:
     async def _compute(self, reading: Reading, deadline: Deadline, place: Ticket) -> None:
         """Predict items without a cached answer, each distinct query once, and cache the answers."""
         groups: dict[tuple[RowKey, str], list[OpenItem]] = {}
-        cache, levels = reading.predictor.cache, reading.levels
+        levels = reading.levels
         for open in reading.open:
             assert open.known is not None
             key, name = open.key(reading.predictor.model_id), open.known.name
             # An earlier request may have named the same program in another form.
-            cached = find_answer(cache, key, name, levels)
+            cached = self._answers.get(key, name, levels)
             if cached is None:
                 groups.setdefault((key, name), []).append(open)
             else:
@@ -233,11 +234,11 @@ class PredictionService:
                     (key, name), group = items[position]
                     answer = answer_of(prediction, group[0].device.digest, self.signer)
                     if answer.signed:
-                        keep_answer(cache, key, name, levels, answer)
+                        self._answers.put(key, name, levels, answer)
                     answers[position] = answer
 
         queries = [_query(group[0]) for _, group in items]
-        work = sum(work_of(cache, key) for (key, _), _ in items)
+        work = sum(work_of(reading.predictor, key) for (key, _), _ in items)
         predictions = await self.batcher.ask(reading.predictor, queries, levels, deadline, keep, (place, work))
         for (_, group), prediction, answer in zip(items, predictions, answers, strict=True):
             for open in group:

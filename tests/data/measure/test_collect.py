@@ -274,6 +274,7 @@ def test_cache_flush_is_refused_for_gpus(tmp_path: Path) -> None:
         collect([TINY], [gpu], tmp_path, flushing)
 
 
+ROOT = Path(__file__).parents[3]
 DEVICE = """
 name = "test-cpu-1t"
 vendor = "Intel"
@@ -287,30 +288,17 @@ mem_bandwidth_bytes_per_s = 1e10
 """
 
 
+def _command(out: Path, device: Path, *options: str) -> list[str]:
+    command = [sys.executable, "-m", "cdmpp.cli.main", "collect", "--network", TINY, "--target", "x86-64-v2@1"]
+    return [*command, "--device", str(device), "--out", str(out), *options]
+
+
 def test_killed_command_resumes_when_repeated(tmp_path: Path, fill: Fill) -> None:
     out, device = tmp_path / "out", tmp_path / "cpu.toml"
     hashes = fill(out)
     device.write_text(DEVICE)
-    command = [
-        sys.executable,
-        "-m",
-        "cdmpp.cli.main",
-        "collect",
-        "--network",
-        TINY,
-        "--schedules",
-        "0",
-        "--target",
-        "x86-64-v2@1",
-        "--device",
-        str(device),
-        "--repeat-gap-s",
-        "0",
-        "--out",
-        str(out),
-        "--json",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = _command(out, device, "--schedules", "0", "--repeat-gap-s", "0", "--json")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         _wait_for_a_measurement(out, killed)
@@ -333,27 +321,9 @@ def test_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
     fill(out)
     device.write_text(DEVICE)
     with Store(out):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "cdmpp.cli.main",
-                "collect",
-                "--network",
-                TINY,
-                "--target",
-                "x86-64-v2@1",
-                "--device",
-                str(device),
-                "--out",
-                str(out),
-            ],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = _command(out, device)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert f"in use by process {os.getpid()}" in done.stderr and "Traceback" not in done.stderr
 

@@ -1,4 +1,4 @@
-"""CUDA programs built without a GPU: libraries with machine code and without source."""
+"""Built programs: their arguments; CUDA programs, built without a GPU, with machine code and without source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdmpp.data.measure.archive import write_job
-from cdmpp.data.measure.building import build_program, replace_code, require_nvcc
+from cdmpp.data.measure.building import argument_list, build_program, replace_code, require_nvcc
 from cdmpp.data.measure.sampling import default_program
 from cdmpp.data.measure.targets import configurations
 from cdmpp.errors import MeasurementError, MissingDependencyError
@@ -127,3 +127,22 @@ def test_unknown_format_is_refused(cut: int) -> None:
     blob = _packed(_sized(b"cuda") + _FUNCTIONS + _sized(b"void f() {}"))
     with pytest.raises(MeasurementError, match="unknown format"):
         replace_code(blob[:-cut], lambda _: b"code")
+
+
+ALIAS = """
+@T.prim_func
+def main(A: T.Buffer((8, 8), "float32"), B: T.Buffer((8, 8), "float32")):
+    T.func_attr({"tirx.noalias": True})
+    flat = T.decl_buffer((64,), "float32", data=B.data)
+    for i in range(64):
+        flat[i] = A[i // 8, i % 8] + T.float32(1)
+"""
+
+
+@pytest.mark.tvm
+def test_last_argument_is_the_result_even_through_an_alias() -> None:
+    tvm = pytest.importorskip("tvm")
+    from tvm.script import tirx
+
+    function = tvm.script.from_source(ALIAS, extra_vars={"T": tirx})
+    assert argument_list(function) == (((8, 8), "float32", False), ((8, 8), "float32", True))

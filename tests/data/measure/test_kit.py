@@ -29,7 +29,7 @@ from cdmpp.data.measure.kit.import_results import import_results
 from cdmpp.data.measure.kit.parts import HOME, Entry, read_part, write_parts
 from cdmpp.data.measure.kit.runtime import driver
 from cdmpp.data.measure.kit.runtime.programs import Kind, compare, nvcc, random_bytes
-from cdmpp.data.measure.kit.runtime.run import COMPLETE, FAILED, INTERRUPTED, UNFINISHED, Part
+from cdmpp.data.measure.kit.runtime.run import COMPLETE, FAILED, INTERRUPTED, UNFINISHED, PartFile
 from cdmpp.data.measure.sampling import SampledProgram, default_program, scheduled_program
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
@@ -493,7 +493,7 @@ def test_parts_keep_groups_together_and_below_the_limit(tmp_path: Path) -> None:
     assert [part["items"] for part in job["parts"]] == [["0", "1", "2", "3", "4", "5"], ["6", "7", "8"]]
     again = write_parts(tmp_path, {"programs": entries}, device="h100-sxm", part_mib=0.2, about={})
     assert again["job"] == job["job"]
-    part = Part(tmp_path / "part-001.zip")
+    part = PartFile(tmp_path / "part-001.zip")
     assert (part.number, part.count, part.kind) == (1, 2, "programs")
     with pytest.raises(DataError, match="more than"):
         write_parts(tmp_path, {"programs": entries}, device="h100-sxm", part_mib=0.05, about={})

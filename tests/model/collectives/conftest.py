@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.comm_collectives import NEEDED
+from tests.data.layouts import layout_of
 
 
 @pytest.fixture
 def table_file(tmp_path: Path) -> Path:
     """A file of seven rows."""
     path = tmp_path / "comm_collectives.parquet"
-    pq.write_table(pa.table(NEEDED), path)
+    pq.write_table(pa.table(layout_of("comm_collectives")[0]), path)
     return path

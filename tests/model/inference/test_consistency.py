@@ -14,7 +14,7 @@ from cdmpp.devices import known
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.encode import encode_operators
-from cdmpp.model.domain.evidence import Evidence, Kind
+from cdmpp.model.domain.evidence import Evidence, QueryKind
 from cdmpp.model.domain.score import Context
 from cdmpp.model.inference.consistency import Values, chain, needed
 from cdmpp.predict.bulk import FeaturePart, FeatureQueries
@@ -89,7 +89,7 @@ def test_int8_is_not_slower_than_16_bit_types_where_its_peak_is_higher(
     for i, (spec, name, framework) in enumerate(cells()):
         device = predictor.artifact.device(name)
         half = evidence.half_type(spec.operator, "library")
-        trained = evidence.was_trained(Kind(device.name, spec.operator, "int8", "library"))
+        trained = evidence.was_trained(QueryKind(device.name, spec.operator, "int8", "library"))
         if trained or device.peak("int8", matrix=True) <= device.peak(half, matrix=True):
             continue
         if getattr(as_type(spec, "int8").operator, "scaling", None) is not None:
@@ -209,20 +209,20 @@ def test_trained_protocol_ranks_first() -> None:
     keys = {key for c in contexts for key in (*Context.keys(c), c.launch_key())}
     evidence = Evidence(keys)
     kernel, graph, eager = range(3)
-    kind = Kind("t4", "linear", "float32", "library")
+    kind = QueryKind("t4", "linear", "float32", "library")
     assert evidence.protocol_order(kind, "vendor") == (kernel, eager, graph)
     assert evidence.protocol_order(kind, "pytorch") == (eager, kernel, graph)
     assert evidence.protocol_order(kind, "") == (kernel, eager, graph)
     assert needed((eager, kernel, graph), kernel) == (eager, kernel)
     assert needed((eager, kernel, graph), eager) == (eager,)
     assert needed((graph, kernel, eager), eager) == (graph, eager)
-    assert evidence.follows(Kind("t4", "linear", "int8", "library"))
+    assert evidence.follows(QueryKind("t4", "linear", "int8", "library"))
     assert not evidence.follows(kind)
-    assert evidence.follows(Kind("t4", "embedding", "int8", "library"))
-    assert not evidence.follows(Kind("t4", "embedding", "float32", "library"))
+    assert evidence.follows(QueryKind("t4", "embedding", "int8", "library"))
+    assert not evidence.follows(QueryKind("t4", "embedding", "float32", "library"))
     adapted = Evidence(keys, [Context("t4", "linear", "int8", "kernel", "library")])
-    assert not adapted.follows(Kind("t4", "linear", "int8", "library"))
-    assert adapted.follows(Kind("l4", "linear", "int8", "library"))
+    assert not adapted.follows(QueryKind("t4", "linear", "int8", "library"))
+    assert adapted.follows(QueryKind("l4", "linear", "int8", "library"))
 
 
 def test_types_are_derived_from_the_16_bit_type_of_their_activations() -> None:
@@ -245,7 +245,7 @@ def test_types_are_derived_from_the_16_bit_type_of_their_activations() -> None:
 def test_only_the_measured_framework_exempts_a_narrow_type() -> None:
     context = Context("h100-sxm", "linear", "float8_e4m3", "kernel", "library", "vendor")
     evidence = Evidence({*context.keys(), context.launch_key()})
-    kind = Kind("h100-sxm", "linear", "float8_e4m3", "library")
+    kind = QueryKind("h100-sxm", "linear", "float8_e4m3", "library")
     assert evidence.was_trained_as(kind, "kernel", "vendor")
     assert not evidence.was_trained_as(kind, "kernel", "")
     assert not evidence.was_trained_as(kind, "eager", "vendor")

@@ -54,7 +54,10 @@ def random_inputs(rows: int, leaves: int, seed: int = 0) -> dict[str, torch.Tens
 def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
     """Random operators on three devices; the latency is twice the reference, with noise."""
     rng = np.random.default_rng(seed)
-    store = ProgramStore.of([encode_operator(s) for s in random_specs(programs, seed)])
+    store = ProgramStore(programs)
+    for key, spec in enumerate(random_specs(programs, seed)):
+        store.add(np.array([key]), encode_operator(spec))
+    store.finish()
     devices = tuple(lookup(name) for name in DEVICES)
     program, device = rng.integers(0, programs, rows), rng.integers(0, len(devices), rows).astype(np.int32)
     names = ("backend", "protocol", "framework", "source", "op")

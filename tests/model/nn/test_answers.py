@@ -53,7 +53,7 @@ def test_threads_and_chunk_sizes_change_nothing(folder: Path, monkeypatch: pytes
     together = fresh(folder).predict_queries(batch)
     assert LatencyPredictor(load_artifact(folder), threads=3).predict_queries(batch) == together
     for rows in (24, 64):
-        monkeypatch.setattr("cdmpp.model.inference.engine.MOST_CHUNK_ROWS", rows)
+        monkeypatch.setattr("cdmpp.model.inference.engine.MAX_CHUNK_ROWS", rows)
         assert fresh(folder).predict_queries(batch) == together
 
 

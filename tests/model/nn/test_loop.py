@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from cdmpp.errors import DataError
-from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.losses import ranking_loss
 from cdmpp.train.checkpoint import CHECKPOINT
 from cdmpp.train.loop import METRICS, matrix_precision, precision_of, train
@@ -126,7 +126,7 @@ def test_lower_precision_ends_with_the_training(tmp_path: Path) -> None:
     )
     assert seen == [before] * len(seen) != []
     assert torch.get_float32_matmul_precision() == before
-    inputs = Inputs(data.store, data.device_matrix)
+    inputs = NetworkInputs(data.store, data.device_matrix)
     one, two = (predict_rows(network, inputs, data.rows)[0] for network in (exact, fast))
     np.testing.assert_allclose(one, two, atol=0.05)
 
@@ -153,7 +153,7 @@ def test_a_budget_of_time_ends_a_run_where_it_ran_out(tmp_path: Path) -> None:
 def test_predictions_follow_the_rows_whatever_the_batch(tmp_path: Path) -> None:
     data = dataset()
     network, _ = train(data, training(), tmp_path)
-    inputs = Inputs(data.store, data.device_matrix)
+    inputs = NetworkInputs(data.store, data.device_matrix)
     point, levels = predict_rows(network, inputs, data.rows)
     small, small_levels = predict_rows(network, inputs, data.rows, batch=13)
     np.testing.assert_allclose(point, small, rtol=1e-5, atol=1e-5)
@@ -229,7 +229,7 @@ def test_ranking_within_tasks_orders_what_the_error_alone_does_not(tmp_path: Pat
     data = replace(data, task=task, rows=replace(data.rows, log_latency=latency))
     group = data.group(data.rows)
     pairs = pairs_within(group)
-    inputs = Inputs(data.store, data.device_matrix)
+    inputs = NetworkInputs(data.store, data.device_matrix)
 
     def loss_of(**optimiser: float) -> float:
         config = training(steps=70, learning_rate=5e-3, group_tasks=8, **optimiser)

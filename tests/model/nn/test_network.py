@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.model.nn.config import LEVELS, NetworkConfig, Positions
-from cdmpp.model.nn.network import LatencyNetwork, Part, parameter_count
+from cdmpp.model.nn.network import LatencyNetwork, PaddedRows, parameter_count
 from cdmpp.model.nn.positions import encode_positions
 from cdmpp.train.config import load_config
 from tests.model.nn.synthetic import TINY, network, random_inputs
@@ -59,7 +59,7 @@ def test_leaf_counts_together_are_as_one_by_one(config: NetworkConfig) -> None:
     net = network(config=config)
     several = [random_inputs(rows=3, leaves=leaves, seed=leaves) for leaves in (1, 2, 5)]
     masks = [None, None, torch.arange(5) < torch.tensor([[5], [1], [3]])]
-    parts = [Part(i["leaves"], i["positions"], m) for i, m in zip(several, masks, strict=True)]
+    parts = [PaddedRows(i["leaves"], i["positions"], m) for i, m in zip(several, masks, strict=True)]
     inputs, logs = (torch.cat([i[name] for i in several]) for name in ("inputs", "logs"))
     alone = [
         net.encode(p.leaves, p.positions, p.mask, i["inputs"], i["logs"]) for p, i in zip(parts, several, strict=True)

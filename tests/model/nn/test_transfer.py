@@ -12,7 +12,7 @@ from cdmpp.errors import ArtifactError, DataError
 from cdmpp.model.artifact.folder import read_manifest
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.score import Domain
-from cdmpp.model.nn.batch import Inputs, predict_rows
+from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.weights import network_columns, transferred
@@ -130,7 +130,7 @@ def test_training_starts_from_a_model(folder: Path, tmp_path: Path) -> None:
     data = dataset()
     started, _ = train(data, starting(folder), tmp_path / "run")
     trained, _ = train(data, training(steps=150), tmp_path / "whole")
-    inputs = Inputs(data.store, data.device_matrix)
+    inputs = NetworkInputs(data.store, data.device_matrix)
     for one, two in zip(*(predict_rows(made, inputs, data.rows) for made in (started, trained)), strict=True):
         np.testing.assert_allclose(one, two, rtol=0, atol=1e-4)
 

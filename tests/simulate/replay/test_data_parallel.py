@@ -19,11 +19,11 @@ from cdmpp.plan.data_parallel.view import draw
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.requests.render import render
 from cdmpp.simulate.replay import Link
-from cdmpp.simulate.replay.data_parallel import Layer, Setup, fill_buckets, simulate
+from cdmpp.simulate.replay.data_parallel import GradientLayer, Setup, fill_buckets, simulate
 
 LINK = Link(beta_s_per_byte=0.5)
 #: Forward 1 s and backward 2 s each, 4 bytes of gradients each.
-TWO = [Layer("a", 1.0, 2.0, (4.0,)), Layer("b", 1.0, 2.0, (4.0,))]
+TWO = [GradientLayer("a", 1.0, 2.0, (4.0,)), GradientLayer("b", 1.0, 2.0, (4.0,))]
 MEASURED = Setup(2, LINK, "measured")
 
 
@@ -66,7 +66,7 @@ def test_contention_by_hand() -> None:
     st.none() | st.integers(1, 100),
 )
 def test_buckets_are_those_of_pytorch(sizes: list[list[int]], cap: int, first: int | None) -> None:
-    layers = [Layer(str(i), 1.0, 1.0, tuple(4.0 * n for n in own)) for i, own in enumerate(sizes)]
+    layers = [GradientLayer(str(i), 1.0, 1.0, tuple(4.0 * n for n in own)) for i, own in enumerate(sizes)]
     ours = [bucket.bytes for bucket in fill_buckets(layers, cap, first)]
     # Gradients arrive from the last parameter to the first.
     arrived = [torch.empty(n) for own in reversed(sizes) for n in reversed(own)]
@@ -80,7 +80,7 @@ def test_buckets_are_those_of_pytorch(sizes: list[list[int]], cap: int, first: i
 
 costs = st.floats(0.0, 4.0).map(lambda x: round(x, 2))
 layers = st.lists(
-    st.builds(Layer, st.just("x"), costs, costs, st.lists(costs.map(lambda x: x + 1), max_size=2).map(tuple)),
+    st.builds(GradientLayer, st.just("x"), costs, costs, st.lists(costs.map(lambda x: x + 1), max_size=2).map(tuple)),
     min_size=1,
     max_size=6,
 )
@@ -88,7 +88,7 @@ layers = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(layers, st.floats(0, 10), st.floats(1, 2), st.floats(1, 2))
-def test_between_the_bound_and_no_overlap(own: list[Layer], cap: float, compute: float, comm: float) -> None:
+def test_between_the_bound_and_no_overlap(own: list[GradientLayer], cap: float, compute: float, comm: float) -> None:
     iteration = simulate(own, MEASURED, cap)
     alone = sum(layer.forward_s + layer.backward_s for layer in own)
     assert max(alone, iteration.comm_s) - 1e-9 <= iteration.iteration_s <= alone + iteration.comm_s + 1e-9
@@ -136,7 +136,7 @@ def test_the_request_chooses_a_bucket_size() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(layers, st.lists(st.floats(0, 12), min_size=1, max_size=4), st.floats(0, 1))
-def test_no_choice_is_below_the_bound(own: list[Layer], sizes: list[float], alpha: float) -> None:
+def test_no_choice_is_below_the_bound(own: list[GradientLayer], sizes: list[float], alpha: float) -> None:
     forms = [
         {
             "name": str(i),

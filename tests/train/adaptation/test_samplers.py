@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cdmpp.errors import DataError
-from cdmpp.train.adaptation.samplers import SAMPLERS, VARIANCE_MOST, choose
+from cdmpp.train.adaptation.samplers import MAX_VARIANCE_ROWS, SAMPLERS, choose
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -115,7 +115,7 @@ def test_other_refusals() -> None:
     with pytest.raises(DataError, match="no sampler"):
         choose("farthest", *programs(), 5, 0)
     with pytest.raises(DataError, match="at most"):
-        choose("variance", *programs(3000), VARIANCE_MOST + 1, 0)
+        choose("variance", *programs(3000), MAX_VARIANCE_ROWS + 1, 0)
     features, families = programs()
     features[3, 2] = np.nan
     with pytest.raises(ValueError, match="finite"):

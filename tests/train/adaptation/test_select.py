@@ -88,7 +88,7 @@ def test_families_are_counted_by_what_is_chosen(artifact: Artifact) -> None:
 
 
 def test_a_large_pool_is_sampled(artifact: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdmpp.train.adaptation.select.POOL_MOST", 6)
+    monkeypatch.setattr("cdmpp.train.adaptation.select.MAX_POOL", 6)
     selection = select(artifact, lookup("t4"), POOL, 3)
     assert (selection.pool, selection.left_out) == (6, {"not sampled": len(POOL) - 6})
     assert selection.programs == select(artifact, lookup("t4"), POOL, 3).programs

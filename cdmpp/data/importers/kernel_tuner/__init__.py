@@ -1,14 +1,6 @@
-"""Kernel Tuner's brute-forced schedule spaces, as scheduled TensorIR programs: one module per kernel.
+"""Kernel Tuner's brute-forced schedule spaces, as scheduled TensorIR programs.
 
-:mod:`.template` is the contract of a kernel, :mod:`.blocks` builds programs, :mod:`.check` compares them with the
-launch that their parameters state, and :mod:`.tables` imports the measured tables.
+:mod:`.template` has the contract of a kernel, the builder of programs, and the check of a program against the launch
+that its parameters state. :mod:`.gemm`, :mod:`.convolution` and :mod:`.loops` have the kernels, and :mod:`.tables`
+imports the measured tables.
 """
-
-from __future__ import annotations
-
-from cdmpp.data.importers.kernel_tuner import convolution, dedispersion, gemm, pnpoly
-from cdmpp.data.importers.kernel_tuner.template import TunedKernel
-
-KERNELS: tuple[TunedKernel, ...] = (gemm.KERNEL, convolution.KERNEL, dedispersion.KERNEL, pnpoly.KERNEL)
-
-__all__ = ["KERNELS", "TunedKernel"]

@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cdmpp.data.importers.kernel_tuner.blocks import Builder
-from cdmpp.data.importers.kernel_tuner.template import Launch, Parameters, PrimFunc, TunedKernel
+from cdmpp.data.importers.kernel_tuner.template import Builder, LaunchShape, Parameters, PrimFunc, TunedKernel
 
 #: Rows and columns of the image in the public tables.
 SIZE = 4096
@@ -63,12 +62,12 @@ def inexpressible(parameters: Parameters) -> str:
     return ""
 
 
-def launch(parameters: Parameters, size: int = SIZE) -> Launch:
+def launch(parameters: Parameters, size: int = SIZE) -> LaunchShape:
     """Compute blocks, threads and shared memory of a configuration."""
     p = parameters
     grid = (-(-size // _tile(p, "x")), -(-size // _tile(p, "y")), 1)
     shared = _staged(p, "y") * (_staged(p, "x") + padding_columns(p)) if p["use_shmem"] else 0
-    return Launch(grid, (p["block_size_x"], p["block_size_y"], 1), 4 * shared)
+    return LaunchShape(grid, (p["block_size_x"], p["block_size_y"], 1), 4 * shared)
 
 
 def accumulators(parameters: Parameters) -> int:

@@ -24,8 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.data.importers.kernel_tuner.blocks import Builder
-from cdmpp.data.importers.kernel_tuner.template import Launch, Parameters, PrimFunc, TunedKernel
+from cdmpp.data.importers.kernel_tuner.template import Builder, LaunchShape, Parameters, PrimFunc, TunedKernel
 
 #: Rows and columns of the matrices in the public table.
 SIZE = 4096
@@ -93,11 +92,11 @@ def inexpressible(parameters: Parameters, size: int = SIZE) -> str:
     return "" if whole else "sizes that do not divide each other"
 
 
-def launch(parameters: Parameters, size: int = SIZE) -> Launch:
+def launch(parameters: Parameters, size: int = SIZE) -> LaunchShape:
     """Compute blocks, threads and shared memory of a configuration."""
     m, n = sides(parameters)
     floats = parameters["KWG"] * (m.staged * m.tile + n.staged * n.tile)
-    return Launch((size // m.tile, size // n.tile, 1), (m.threads, n.threads, 1), 4 * floats)
+    return LaunchShape((size // m.tile, size // n.tile, 1), (m.threads, n.threads, 1), 4 * floats)
 
 
 def accumulators(parameters: Parameters) -> int:

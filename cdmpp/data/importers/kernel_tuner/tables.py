@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cdmpp.data.assemble import CODE, REASONS, Reasons, canonical_devices, mark
+from cdmpp.data.assemble import CODE, Reasons, complete_table, mark
 from cdmpp.data.importers.base import Importer, always
-from cdmpp.data.importers.kernel_tuner import convolution, dedispersion, gemm, pnpoly
+from cdmpp.data.importers.kernel_tuner import convolution, gemm, loops
 from cdmpp.data.importers.kernel_tuner.template import Parameters, TunedKernel
 from cdmpp.data.labels import Labels, Mask, PackedTexts
-from cdmpp.data.physics import flag_rows
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import Int64, MeasurementTable, TvmPrograms
 from cdmpp.errors import DataError
@@ -96,23 +95,18 @@ class TunedImporter(Importer):
             if sources is None or space.source in sources:
                 programs.add(space, raw, rows)
         mark(programs.reason, programs.space < 0, "unknown_operator")
-        device_name = raw.labels("device")
-        device, known = canonical_devices(device_name)
-        mark(programs.reason, ~known, "unknown_device")
-        table = MeasurementTable(
-            programs=(),
-            program_key=programs.key,
+        table = complete_table(
+            (),
+            programs.key,
+            programs.reason,
+            raw.labels("device"),
+            {},
             latency_s=raw.latency_s(),
             op=_named(programs.space, [space.kernel.name.partition(":")[0] for space in self.spaces]),
-            device_name=device_name,
-            device=device,
             backend=Labels.constant("tvm", len(raw)),
             protocol=Labels.constant(self.protocol, len(raw)),
             framework=self.framework(raw),
             source=self.sources(raw),
-            excluded=Labels.constant("", len(raw)),
-            unsupported=Labels(programs.reason, REASONS),
-            source_row=np.arange(len(raw), dtype=np.int64),
             provenance={
                 "origin": Labels.constant(ORIGIN, len(raw)),
                 "parameters": Labels.of(programs.parameters),
@@ -121,7 +115,6 @@ class TunedImporter(Importer):
             },
             tvm=programs.found(),
         )
-        table = replace(table, excluded=flag_rows(table))
         return table if share == 1 and sources is None else table.select(programs.kept)
 
 
@@ -224,8 +217,8 @@ _OLDER_CONVOLUTION = Space(
     defaults={"use_shmem": 1, "use_cmem": 1},
     misstated=_without_padding,
 )
-_DEDISPERSION = Space("kernel_tuner_dedispersion", dedispersion.KERNEL, label="dedispersion_kernel")
-_PNPOLY = Space("kernel_tuner_pnpoly", pnpoly.KERNEL, label="cn_pnpoly")
+_DEDISPERSION = Space("kernel_tuner_dedispersion", loops.DEDISPERSION, label="dedispersion_kernel")
+_PNPOLY = Space("kernel_tuner_pnpoly", loops.PNPOLY, label="cn_pnpoly")
 _HUB = (_OLDER_CONVOLUTION, _DEDISPERSION, _PNPOLY)
 
 

@@ -1,24 +1,48 @@
-"""Contract of the TensorIR templates of Kernel Tuner's kernels.
+"""Templates of Kernel Tuner's kernels: their contract, the builder of their programs, and the check of a program.
 
 A kernel of the public tables has a fixed problem and a set of tuning parameters. Its template builds the same schedule
 as a TensorIR program, so that each measured configuration becomes a scheduled program.
+
+Programs are built with TVM's IR builder. It is faster than schedule primitives (milliseconds a program) and gives the
+loop nest as written, so that the program is the configuration's by construction. The check lowers a program and
+compares it with the launch that the parameters state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, TypeAlias
+
+from cdmpp.errors import DataError
+from cdmpp.programs.frontends.tir import import_tvm
 
 #: Values of a kernel's tuning parameters by name.
 Parameters: TypeAlias = Mapping[str, int]
 #: A ``tvm.tirx.PrimFunc``.
 PrimFunc: TypeAlias = Any
+#: (name, kind, extent) of a loop; kind is ``serial``, ``unroll``, ``vectorized`` or a thread tag.
+Loop = tuple[str, str, int]
+#: (kind, extent, value) of a block's iteration variable; kind is "S" (spatial) or "R" (reduction).
+Axis = tuple[str, int, Any]
+#: TVM's default lowering of scheduled TensorIR, up to the program without blocks (tvm.s_tir.pipeline, 0.27).
+_PASSES = (
+    "CanonicalizeLoop",
+    "LowerInitBlock",
+    "PlanAndUpdateBufferAllocationLocation",
+    "ConvertBlocksToOpaque",
+    "LiftThreadBinding",
+    "CompactBufferAllocation",
+    "UnifyThreadBinding",
+    "LowerOpaqueBlock",
+)
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchShape:
     """Launch of a configuration, computed from its parameters alone.
 
     Attributes
@@ -32,31 +56,6 @@ class Launch:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks."""
-        return prod(self.grid)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return prod(self.block)
-
-    @property
-    def work_items(self) -> int:
-        """Threads of the whole launch."""
-        return self.blocks * self.threads
-
-
-def nothing_inexpressible(parameters: Parameters) -> str:
-    """Accept every configuration."""
-    return ""
-
-
-def as_given(parameters: Parameters) -> Parameters:
-    """Return a configuration unchanged."""
-    return parameters
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,190 @@ class TunedKernel:
     name: str
     parameters: tuple[str, ...]
     build: Callable[[Parameters], PrimFunc]
-    launch: Callable[[Parameters], Launch]
-    inexpressible: Callable[[Parameters], str] = nothing_inexpressible
+    launch: Callable[[Parameters], LaunchShape]
+    inexpressible: Callable[[Parameters], str]
     accumulators: Callable[[Parameters], int] | None = None
-    canonical: Callable[[Parameters], Parameters] = as_given
+    canonical: Callable[[Parameters], Parameters] = lambda parameters: parameters
+
+
+class Builder:
+    """TVM's IR builder with names.
+
+    Use as a context manager; :attr:`function` holds the program afterwards.
+    """
+
+    function: PrimFunc
+
+    def __init__(self, name: str) -> None:
+        import_tvm()
+        from tvm.script.ir_builder import IRBuilder
+        from tvm.tirx.script.builder import ir as tirx
+
+        self._t, self._builder, self._name, self._stack = tirx, IRBuilder(), name, ExitStack()
+
+    def __enter__(self) -> Builder:
+        self._stack.enter_context(self._builder)
+        self._stack.enter_context(self._t.prim_func(s_tir=True))
+        self._t.func_name(self._name)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+        if error[0] is None:
+            self.function = self._builder.get()
+
+    def parameter(self, name: str, shape: Sequence[int]) -> Any:
+        """Declare a float32 tensor in global memory as the next parameter."""
+        return self._t.arg(name, self._t.buffer(tuple(shape), "float32", layout=None, buffer_name=name))
+
+    def scalar(self, name: str) -> Any:
+        """Declare a float32 number as the next parameter."""
+        return self._t.arg(name, self._t.float32())
+
+    def allocate(self, name: str, shape: Sequence[int], scope: str) -> Any:
+        """Allocate a float32 buffer of a block (``shared``) or a thread (``local``)."""
+        buffer = self._t.sblock_alloc_buffer(tuple(shape), "float32", scope=scope, layout=None)
+        return self._builder.name(name, buffer)
+
+    @contextmanager
+    def loops(self, *loops: Loop) -> Iterator[list[Any]]:
+        """Open loops, outermost first; yields their variables."""
+        with ExitStack() as stack:
+            variables = []
+            for name, kind, extent in loops:
+                frame = self._t.thread_binding(extent, thread=kind) if "." in kind else getattr(self._t, kind)(extent)
+                variables.append(self._builder.name(name, stack.enter_context(frame)))
+            yield variables
+
+    @contextmanager
+    def block(self, name: str, *axes: Axis, where: Any = None) -> Iterator[list[Any]]:
+        """Open a block, which runs where the condition holds; yields its iteration variables."""
+        with self._t.sblock(name):
+            variables: list[Any] = []
+            for kind, extent, value in axes:
+                axis = self._t.axis.reduce if kind == "R" else self._t.axis.spatial
+                variables.append(self._builder.name(f"v{len(variables)}", axis(extent, value)))
+            if where is not None:
+                self._t.where(where)
+            yield variables
+
+    def store(self, buffer: Any, indices: Sequence[Any], value: Any) -> None:
+        """Store one element."""
+        self._t.buffer_store(buffer, value, list(indices))
+
+    def align_rows(self, factor: int, offset: int) -> None:
+        """Pad rows of the present block's output to a multiple of ``factor`` elements plus ``offset``.
+
+        TVM drops columns that nothing accesses, so padding has to be stated.
+        """
+        self._t.sblock_attr({"buffer_dim_align": [[0, 0, factor, offset]]})
+
+    def zero(self) -> Any:
+        """Return the float32 constant 0."""
+        return self._t.float32(0)
+
+    def read_only(self, buffer: Any, indices: Sequence[Any]) -> Any:
+        """Load one element through the read-only cache: CUDA's ``__ldg``."""
+        return self._t.call_extern("float32", "__ldg", self._t.address_of(buffer[tuple(indices)]))
+
+    def all(self, *conditions: Any) -> Any:
+        """Join conditions; None if there are none."""
+        joined = None
+        for condition in conditions:
+            joined = condition if joined is None else self._t.And(joined, condition)
+        return joined
+
+
+@dataclass(frozen=True)
+class LoweredWork:
+    """Work of a lowered program.
+
+    Attributes
+    ----------
+    launch : LaunchShape
+    accumulators : int
+        Elements of the thread-local buffers that stores to global memory read.
+    """
+
+    launch: LaunchShape
+    accumulators: int
+
+
+@cache
+def _lowering() -> Any:
+    tvm = import_tvm()
+    from tvm.s_tir import transform
+
+    return tvm.transform.Sequential([getattr(transform, name)() for name in _PASSES])
+
+
+def lower(function: PrimFunc) -> PrimFunc:
+    """Lower a scheduled PrimFunc to loops over compact buffers."""
+    tvm = import_tvm()
+    return _lowering()(tvm.IRModule({"main": function}))["main"]
+
+
+def lowered_work(function: PrimFunc) -> LoweredWork:
+    """Read threads, blocks, shared memory and accumulators of a scheduled PrimFunc after lowering."""
+    extents: dict[str, int] = {}
+    shared_bytes, accumulators = 0, set()
+    for node in _nodes(lower(function).body):
+        kind = type(node).__name__
+        if kind == "AttrStmt" and node.attr_key == "thread_extent":
+            extents[str(node.node.thread_tag)] = int(node.value)
+        elif kind == "AllocBuffer" and node.buffer.scope() == "shared":
+            shared_bytes += _elements(node.buffer) * int(node.buffer.dtype.itemsize)
+        elif kind == "BufferStore" and node.buffer.scope() == "global":
+            loads = (load for load in _nodes(node.value) if type(load).__name__ == "TensorLoad")
+            accumulators |= {load.source for load in loads if load.source.scope() == "local"}
+    gx, gy, gz, bx, by, bz = (extents.get(f"{kind}.{axis}", 1) for kind in ("blockIdx", "threadIdx") for axis in "xyz")
+    return LoweredWork(LaunchShape((gx, gy, gz), (bx, by, bz), shared_bytes), sum(map(_elements, accumulators)))
+
+
+def check_program(kernel: TunedKernel, parameters: Parameters, function: PrimFunc | None = None) -> None:
+    """Compare a lowered program with the launch that its parameters state.
+
+    Parameters
+    ----------
+    kernel : TunedKernel
+    parameters : mapping
+        A configuration that ``kernel`` can express.
+    function : tvm.tirx.PrimFunc, optional
+        Its program; default: built here.
+
+    Raises
+    ------
+    DataError
+        Blocks, threads, shared memory or accumulators differ.
+    """
+    work = lowered_work(kernel.build(parameters) if function is None else function)
+    stated = kernel.launch(parameters)
+    pairs = {
+        "blocks": (work.launch.grid, stated.grid),
+        "threads of a block": (work.launch.block, stated.block),
+        "shared bytes": (work.launch.shared_bytes, stated.shared_bytes),
+    }
+    if kernel.accumulators is not None:
+        pairs["accumulators of a thread"] = (work.accumulators, kernel.accumulators(parameters))
+    for what, (lowered, expected) in pairs.items():
+        if lowered != expected:
+            configuration = ", ".join(f"{name}={parameters[name]}" for name in kernel.parameters)
+            raise DataError(
+                f"{kernel.name}, {configuration}: the lowered program has {what} {lowered}, not {expected}",
+                hint="the template's build and launch contradict each other: correct one of them",
+            )
+
+
+def _nodes(root: Any) -> list[Any]:
+    """Every node under a statement or expression."""
+    import tvm_ffi
+
+    nodes: list[Any] = []
+    tvm_ffi.structural_walk(root, (tvm_ffi.Object, nodes.append), order="pre")
+    return nodes
+
+
+def _elements(buffer: Any) -> int:
+    """Elements that a buffer allocates; padded rows have strides."""
+    shape = [int(extent) for extent in buffer.shape]
+    return shape[0] * int(buffer.strides[0]) if len(buffer.strides) else prod(shape)

@@ -25,6 +25,7 @@ from cdmpp.data.physics import needed_bytes
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError
 from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
+from cdmpp.utils.writing import check_new_folder
 
 #: Backends of ``scaled_dot_product_attention``; those without float32 are first.
 _HALF_BACKENDS, _BACKENDS = ("FLASH_ATTENTION", "CUDNN_ATTENTION"), ("EFFICIENT_ATTENTION", "MATH")
@@ -304,7 +305,8 @@ def export_library(
     """
     check_target(device, folder)
     order = np.random.default_rng(seed).permutation(len(variants)).tolist()
-    facts = {"estimate_s": round(estimated_s(variants, expected_s), 1), **(about or {})}
+    estimate_s = math.fsum(_item_seconds(v, s) for v, s in zip(variants, expected_s, strict=True))
+    facts = {"estimate_s": round(estimate_s, 1), **(about or {})}
     entries = {"library": [Entry(variants[i].item()) for i in order], "host": [Entry(item) for item in host.items()]}
     try:
         return write_parts(folder, entries, device=device.name, part_mib=part_mib, about={"library": facts})
@@ -316,16 +318,10 @@ def check_target(device: DeviceSpec, folder: Path) -> None:
     """Raise an error unless the device is a GPU and the folder is new; errors as of :func:`export_library`."""
     if device.kind != "gpu":
         raise InvalidDeviceError(f"{device.name} is a {device.kind}, not a GPU", hint="cdmpp select measures a CPU")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{folder} already exists and is not empty", hint="choose a new folder for --out")
+    check_new_folder(folder)
 
 
-def estimated_s(variants: Sequence[Variant], expected_s: Sequence[float]) -> float:
-    """Estimate the seconds that the library parts take on the GPU machine."""
-    return math.fsum(_seconds(variants, expected_s))
-
-
-def _seconds(variants: Sequence[Variant], expected_s: Sequence[float]) -> Iterator[float]:
-    for variant, latency_s in zip(variants, expected_s, strict=True):
-        run_s = _RUN_S if math.isnan(latency_s) else max(_RUN_S, latency_s)
-        yield _ITEM_S + _RUNS * run_s + (_COMPILED_S if variant.implementation == "compiled" else 0.0)
+def _item_seconds(variant: Variant, latency_s: float) -> float:
+    """Estimate the seconds that an item takes on the GPU machine."""
+    run_s = _RUN_S if math.isnan(latency_s) else max(_RUN_S, latency_s)
+    return _ITEM_S + _RUNS * run_s + (_COMPILED_S if variant.implementation == "compiled" else 0.0)

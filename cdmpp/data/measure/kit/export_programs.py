@@ -9,14 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from itertools import zip_longest
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, require_nvcc
 from cdmpp.data.measure.collect import Collector, check_flushing
 from cdmpp.data.measure.kit.parts import HOME, Entry, write_parts
+from cdmpp.data.measure.kit.runtime.programs import size_of
 from cdmpp.data.measure.pools import WorkerPool
-from cdmpp.data.measure.settings import CollectSettings, Progress
+from cdmpp.data.measure.settings import CollectSettings, ProgressListener
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timing import index_bound
@@ -27,19 +29,12 @@ _SPLIT = "tirx.SplitHostDevice"
 _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
 KIND = "programs"
+_REENABLED = ("OPERATORS", "CONVERSIONS")
 #: Flags with which TVM 0.27 calls nvcc (tvm.support.nvcc), without the architecture.
 NVCC_FLAGS = (
-    "--cubin",
-    "-O3",
-    "-U__CUDA_NO_HALF_OPERATORS__",
-    "-U__CUDA_NO_HALF_CONVERSIONS__",
-    "-U__CUDA_NO_BFLOAT16_OPERATORS__",
-    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
-    "-U__CUDA_NO_BFLOAT162_OPERATORS__",
-    "-U__CUDA_NO_BFLOAT162_CONVERSIONS__",
-    "--expt-relaxed-constexpr",
-    "--expt-extended-lambda",
-    "--use_fast_math",
+    *("--cubin", "-O3"),
+    *(f"-U__CUDA_NO_{kind}_{what}__" for kind in ("HALF", "BFLOAT16", "BFLOAT162") for what in _REENABLED),
+    *("--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math"),
     "--ptxas-options=-v,--register-usage-level=10,--warn-on-local-memory-usage",
 )
 
@@ -117,7 +112,8 @@ def _host(function: Any) -> tuple[list[dict[str, Any]], list[int]]:
     for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
         if isinstance(statement, tirx.AllocBuffer):
             memory.append((statement.buffer, ["workspace", len(workspaces)]))
-            workspaces.append(_bytes(statement.buffer))
+            shape = [int(extent) for extent in statement.buffer.ty.shape]
+            workspaces.append(size_of(shape, str(statement.buffer.ty.dtype).removeprefix("T.")))
         elif isinstance(statement, tirx.DeclBuffer):
             memory.append((statement.buffer, where(statement.data.args[0])))
         elif isinstance(statement, tirx.Evaluate) and statement.value.op.name == "tirx.call_ffi_kernel":
@@ -164,12 +160,6 @@ def _argument(value: Any, where: Any) -> list[Any]:
     )
 
 
-def _bytes(buffer: Any) -> int:
-    from cdmpp.data.measure.kit.runtime.programs import size_of
-
-    return size_of([int(extent) for extent in buffer.ty.shape], str(buffer.ty.dtype).removeprefix("T."))
-
-
 def work(tvm_json: str) -> dict[str, float]:
     """Return operations and necessary input bytes of an unscheduled PrimFunc, for physical limits of its time.
 
@@ -187,16 +177,8 @@ def work(tvm_json: str) -> dict[str, float]:
         loads = _loads(function)
         for count, (shape, dtype, written) in zip(loads, arguments, strict=True):
             if not written:
-                size = _size(shape, dtype)
-                elements = max(1, _size(shape, "int8"))
-                read += size * min(1.0, count / elements)
+                read += size_of(shape, dtype) * min(1.0, count / max(1, prod(shape)))
     return {"flops": float(analysis.estimate_tir_flops(module)), "read_bytes": read}
-
-
-def _size(shape: Any, dtype: str) -> int:
-    from cdmpp.data.measure.kit.runtime.programs import size_of
-
-    return size_of(list(shape), dtype)
 
 
 def _loads(function: Any) -> list[int]:
@@ -241,7 +223,7 @@ def export_programs(
     part_mib: float = 20.0,
     tasks: int = 0,
     cubins: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressListener | None = None,
     dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> dict[str, Any]:
@@ -323,7 +305,7 @@ class _Exporter(Collector):
         settings: CollectSettings,
         configuration: Configuration,
         tasks: int,
-        progress: Progress | None,
+        progress: ProgressListener | None,
     ) -> None:
         super().__init__(store, settings, (configuration,), progress=progress)
         self._configuration, self._tasks = configuration, tasks

@@ -17,20 +17,19 @@ import numpy as np
 from cdmpp.data.arrow import pa, pq
 from cdmpp.data.card import write_card
 from cdmpp.data.folder import RECORDS
-from cdmpp.data.measure.dataset import SOURCE
+from cdmpp.data.measure.dataset import program_record, utc_text
 from cdmpp.data.measure.kit.parts import (
     HOME,
     PEAK_SLACK,
     ImpossibleTimesError,
     Results,
-    moment,
     read_job,
     read_part,
     read_results,
 )
 from cdmpp.data.measure.kit.runtime.programs import ONCE_S
 from cdmpp.data.measure.kit.runtime.run import FORMAT
-from cdmpp.data.measure.store import Store
+from cdmpp.data.measure.store import FIRST, Store, StoredMeasurement
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import UNSTABLE, uses_matrix_units, work
 from cdmpp.data.records import Measurement, from_measurements, write_records
@@ -40,7 +39,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.programs.operators import OperatorSpec, make_operator
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import make_folder, replacing
 
 UNMAPPED, HOST = "unmapped.parquet", "host.json"
 LIBRARY_SOURCE = "cdmpp_kit_library"
@@ -84,11 +83,6 @@ def library_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
         for item, spec, result, protocol, repeats, failure in _times(folder, about, file, device)
         if spec is not None and _is_plain(item)
     ]
-
-
-def host_rows(folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec) -> list[Measurement]:
-    """Return no records: a host part has no programs (:func:`write_host`)."""
-    return []
 
 
 def write_unmapped(
@@ -150,7 +144,7 @@ def write_host(
                     "device_repeats_s": list(repeats.get("device", ())),
                     "failure": result["failure"],
                     "device": device.name,
-                    "measured_at": moment(result["at"]),
+                    "measured_at": utc_text(result["at"]),
                 }
             )
     machines = [machine for file, _ in files for machine in file.machines]
@@ -221,7 +215,7 @@ def _provenance(item: Mapping[str, Any], result: Mapping[str, Any], file: Result
         "origin": item["origin"],
         "measured_with": f"torch {machine.get('torch', '')}",
         "driver": str(machine.get("before", {}).get("driver_version", "")),
-        "measured_at": moment(result["at"]),
+        "measured_at": utc_text(result["at"]),
     }
 
 
@@ -255,64 +249,43 @@ def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
         Programs are faster than the device's peak.
     """
     facts = about["programs"]
-    part = read_part(folder / f"part-{file.head['part']:03d}.zip")
-    if part.job != about["job"]:
-        raise DataError(f"{part.path} belongs to another job", hint="export the job again")
-    items = {item["id"]: item for item in part.items}
+    items = _items(folder, about, file)
     with Store(folder / HOME) as store:
         programs = {program.hash: program for program in store.all_programs()}
     results = [(result["id"], result) for result in file.items]
     if file.head["part"] == 0:  # programs that TVM could not build travel in no part
         results += [(name, {"failure": f"build: {why}"}) for name, why in facts["failures"].items()]
-    max_spread = TimingSettings().max_spread
     rows = []
     impossible: dict[str, str] = {}
     for name, result in results:
         if name not in programs:
             raise DataError(f"{folder / HOME} has no program {name}", hint="use the folder that exported the parts")
-        program = programs[name]
-        warm = result.get("repeats_s", {}).get("warm", ())
-        flushed = result.get("repeats_s", {}).get("flushed", ())
-        failure = result["failure"]
-        if not failure:
+        measurement = StoredMeasurement(name, device.name, FIRST, failure=result["failure"])
+        flushed: Sequence[float] = ()
+        if not result["failure"]:
+            warm, flushed = (tuple(result["repeats_s"].get(protocol, ())) for protocol in ("warm", "flushed"))
             if not warm or not flushed:
                 raise DataError(f"{file.path}: program {name} has no times and no failure", hint="run the part again")
-            reason = _impossible_program(items[name], device, float(np.median(warm)), float(np.median(flushed)))
-            if reason:
-                impossible[name] = reason
-        machine = file.machine(result) if "call" in result else {}
-        once = bool(result.get("once"))
-        rows.append(
-            Measurement(
-                program=program.tvm_json,
-                program_kind="tvm_json",
-                program_hash=name,
-                task=program.task,
-                device=device.name,
-                backend="tvm",
-                protocol="kernel",
-                latency_s=None if failure else float(np.median(warm)),
-                repeats_s=() if failure else tuple(warm),
-                failure=failure,
-                source=SOURCE,
-                excluded_reason=UNSTABLE if not failure and relative_spread(warm) > max_spread else "",
-                provenance={
-                    "task_name": program.task_name,
-                    "networks": ";".join(program.networks),
-                    "origin": program.origin,
-                    "target": facts["target"],
-                    "threads": facts["threads"],
-                    "affinity": "",
-                    "timed": "" if failure else "once" if once else "repeatedly",
-                    "tvm": facts["tvm"],
-                    "measured_at": moment(result["at"]) if not failure else "",
-                    "flushed_s": repr(float(np.median(flushed))) if not failure else "",
-                    "flushed_repeats_s": " ".join(repr(float(s)) for s in flushed) if not failure else "",
-                    "driver": str(machine.get("before", {}).get("driver_version", "")),
-                    "nvcc": str(machine.get("nvcc", "")),
-                },
+            warm_s, flushed_s = float(np.median(warm)), float(np.median(flushed))
+            reason = _impossible_program(items[name], device, warm_s, flushed_s)
+            impossible |= {name: reason} if reason else {}
+            measurement = replace(
+                measurement,
+                repeats_s=warm,
+                latency_s=warm_s,
+                spread=relative_spread(warm),
+                once=bool(result.get("once")),
+                measured_at=result["at"],
             )
-        )
+        machine = file.machine(result) if "call" in result else {}
+        conditions = {
+            **{"target": facts["target"], "threads": facts["threads"], "affinity": "", "tvm": facts["tvm"]},
+            "flushed_s": repr(float(np.median(flushed))) if flushed else "",
+            "flushed_repeats_s": " ".join(repr(float(s)) for s in flushed),
+            "driver": str(machine.get("before", {}).get("driver_version", "")),
+            "nvcc": str(machine.get("nvcc", "")),
+        }
+        rows.append(program_record(programs[name], measurement, conditions, TimingSettings().max_spread))
     if impossible:
         raise ImpossibleTimesError(file.path, impossible)
     return rows
@@ -347,7 +320,7 @@ Rows = Callable[[Path, Mapping[str, Any], Results, DeviceSpec], list[Measurement
 KINDS: dict[str, tuple[Rows, tuple[str, ...]]] = {
     "programs": (program_rows, PROGRAMS_HOW),
     "library": (library_rows, LIBRARY_HOW),
-    "host": (host_rows, ()),
+    "host": (lambda *_: [], ()),  # a host part has no programs
 }
 #: Writes a further file of a kind beside the records, from (job folder, job.json, results with devices, dataset
 #: folder). Returns sentences for the card.
@@ -409,10 +382,7 @@ def import_results(
             rows += make_rows(folder, about, results[index], device)
     if not rows:
         raise DataError("the result files have no records", hint="import the host part together with the others")
-    try:
-        result.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {result}: {error.strerror}", hint="choose another --out") from None
+    make_folder(result)
     write_records(from_measurements(rows), result / RECORDS)
     kinds = dict.fromkeys(file.head["kind"] for file in results)
     notes = [note for kind in kinds for note in KINDS[kind][1]] + _machines(results)

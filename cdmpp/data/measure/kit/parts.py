@@ -6,7 +6,6 @@ import of the results needs.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import shutil
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.measure.kit.runtime.run import FORMAT, KitError, Part
+from cdmpp.data.measure.kit.runtime.run import FORMAT, KitError, PartFile
 from cdmpp.errors import DataError
 from cdmpp.utils.writing import replacing
 
@@ -128,7 +127,7 @@ def write_parts(
     return content
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> PartFile:
     """Return a part file.
 
     Raises
@@ -137,7 +136,7 @@ def read_part(path: Path) -> Part:
         It is not a part file, or is damaged.
     """
     try:
-        return Part(path)
+        return PartFile(path)
     except KitError as error:
         raise DataError(str(error), hint="export the job again") from None
 
@@ -281,11 +280,6 @@ def read_results(path: Path) -> Results:
         for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
     ]
     return Results(path, head, machines, items)
-
-
-def moment(seconds: float) -> str:
-    """Return a time in seconds since 1970 as UTC text."""
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ImpossibleTimesError(DataError):

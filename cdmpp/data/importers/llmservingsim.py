@@ -1,4 +1,8 @@
-"""LLMServingSim: layers of six language models by number of tokens, kernel time.
+"""LLMServingSim: layers and attention of six language models, kernel time.
+
+Layers
+------
+Layers by number of tokens.
 
 ====================================  =======================================================================
 in the table                          here
@@ -15,26 +19,73 @@ in the table                          here
 ``sampler``                           ``argmax`` on [m, vocab]
 ====================================  =======================================================================
 
-Layers other than ``linear`` state no sizes; they follow from the published dimensions (:mod:`.llm_models`). Rows per
+Layers other than ``linear`` state no sizes; they follow from the published dimensions (:data:`MODELS`). Rows per
 expert are not stated either. The data show that one expert received all tokens: at the same m, Mixtral's ``w1`` takes
 1.007 times (median) what Llama-3.1-8B's ``gate_proj`` of equal size takes, and does not change with ``tp``. Of v1,
 ``qk_norm``, the norms and ``sampler`` have the same values for every ``tp``.
 
 ``gate`` holds more than its product: 44 us for 16 tokens and 64 us for 2,048 on the H100 are softmax and top-k.
 ``v0`` is PyTorch, ``v1`` is vLLM. Rows of doubtful meaning are left out of training (``fused``, ``other_kernel``).
+
+Attention
+---------
+Attention over a prefill chunk, decoding sequences, or both in one batch. ``attention_prefill`` is one sequence:
+``prefill_chunk`` new tokens behind ``kv_prefill`` cached ones. ``attention_decode`` is ``n_decode`` sequences with
+``kv_decode`` cached tokens each. ``attention_mixed`` is both. ``heads`` and ``kv_heads`` are those of one rank. ``v0
+torch-profiler`` is a plain flash-attention call of PyTorch, ``v0 tpu`` is XLA (``vendor``), ``v1`` is vLLM.
+
+Of v0 on TPUs the source does not say whether ``kv_prefill`` contains the chunk. It does not: rows with
+``kv_prefill`` = 0 exist, and no row has more than 2,048 tokens in all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import NOT_SERVING, Importer
-from cdmpp.data.importers.llm_models import MODELS, ModelDimensions
+from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
+
+
+@dataclass(frozen=True)
+class ModelDimensions:
+    """Dimensions of a decoder, as its configuration file states them.
+
+    Attributes
+    ----------
+    experts, topk : int
+        Experts of a layer and experts per token; 0 for a dense model.
+    intermediate : int
+        Columns between the projections of the feed-forward layer, or of one expert.
+    """
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    experts: int = 0
+    topk: int = 0
+    norm: str = "rmsnorm"
+
+
+MODELS: dict[str, ModelDimensions] = {
+    "meta-llama/Llama-3.1-8B": ModelDimensions(4096, 14336, 32, 8, 128, 128256),
+    "meta-llama/Llama-3.1-70B": ModelDimensions(8192, 28672, 64, 8, 128, 128256),
+    "mistralai/Mixtral-8x7B-v0.1": ModelDimensions(4096, 14336, 32, 8, 128, 32000, experts=8, topk=2),
+    "microsoft/Phi-mini-MoE-instruct": ModelDimensions(
+        4096, 960, 32, 8, 128, 32064, experts=16, topk=2, norm="layernorm"
+    ),
+    "Qwen/Qwen3-32B": ModelDimensions(5120, 25600, 64, 8, 128, 151936),
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": ModelDimensions(2048, 768, 32, 4, 128, 151936, experts=128, topk=8),
+}
+
 
 _NORMS = ("final_layernorm", "input_layernorm", "post_layernorm", "layernorm")
 _DEVICE_TPU = "Google TPU v6e"
@@ -97,7 +148,7 @@ def _operator(layer: str, model: ModelDimensions) -> str | None:
     }.get(layer)
 
 
-def _groups(raw: RawTable, op: Labels) -> list[Group]:
+def _layers_groups(raw: RawTable, op: Labels) -> list[Group]:
     sizes = {name: raw.ints(name) for name in ("m", "n", "k")}
     return [Group("linear", op.is_("linear"), sizes), *_layers(raw, op, sizes["m"])]
 
@@ -124,24 +175,56 @@ def _doubtful(raw: RawTable) -> dict[str, Mask]:
     return {"fused": flat & raw.labels("device").is_(_DEVICE_TPU), "other_kernel": masked}
 
 
-def version_framework(raw: RawTable) -> Labels:
+def _framework(raw: RawTable) -> Labels:
     """Framework by the version of LLMServingSim's profiler: v0 on GPUs is PyTorch, v0 on TPUs XLA, v1 is vLLM."""
     names = {"v0 torch-profiler": "pytorch", "v0 tpu": "vendor", "v1 vllm layerwise kernel": "vllm"}
     return raw.labels("protocol").map(lambda name: names.get(name, ""))
 
 
-IMPORTER = Importer(
-    name="llmservingsim_layers",
-    file_name="ops_llmservingsim_layers.parquet",
+_importer = partial(
+    Importer,
     repository="casys-kaist/LLMServingSim",
     commit="5daddb21",
     origin="profiler/v0/perf_models, profiler/perf",
     licence="MIT",
     protocol="kernel",
-    needs=frozenset({"op", "device", "dtype", "model", "tp", "m", "layer", "protocol"}),
-    lacks=NOT_SERVING | {"q_len", "cfg", "n_embd", "hidden_dim", "n_q_head", "prefill_chunk", "n_decode"},
-    reads=frozenset({"n", "k"}),
-    groups=_groups,
-    framework=version_framework,
+    framework=_framework,
+)
+
+LAYERS = _importer(
+    name="llmservingsim_layers",
+    file_name="ops_llmservingsim_layers.parquet",
+    needs=column_set("op device dtype model tp m layer protocol"),
+    lacks=NOT_SERVING | column_set("q_len cfg n_embd hidden_dim n_q_head prefill_chunk n_decode"),
+    reads=column_set("n k"),
+    groups=_layers_groups,
     doubtful=_doubtful,
+)
+
+
+_HEADS = ("heads", "kv_heads", "head_dim")
+_LENGTHS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+
+def _attention_groups(raw: RawTable, op: Labels) -> list[Group]:
+    heads = {name: raw.ints(name) for name in _HEADS}
+    chunk, cached, sequences, past = (raw.ints(name) for name in _LENGTHS)
+    one = IntColumn.constant(1, len(raw))
+    return [
+        Group(name, op.is_(name), {**sizes, **heads})
+        for name, sizes in (
+            ("attention_prefill", {"batch": one, "q_len": chunk, "past_len": cached}),
+            ("attention_decode", {"batch": sequences, "q_len": one, "past_len": past}),
+            ("attention_mixed", {"q_len": chunk, "past_len": cached, "decodes": sequences, "decode_past_len": past}),
+        )
+    ]
+
+
+ATTENTION = _importer(
+    name="llmservingsim_attention",
+    file_name="ops_llmservingsim_attention.parquet",
+    needs=column_set("op device dtype protocol").union(_HEADS),
+    one_of=(frozenset(_LENGTHS[:2]), frozenset(_LENGTHS[2:])),
+    lacks=NOT_SERVING | column_set("n_out token q_len cfg layer n_embd hidden_dim n_q_head"),
+    groups=_attention_groups,
 )

@@ -1,4 +1,4 @@
-"""The record that inference returns for queries."""
+"""Predictions before calibration: what the network, or the model of collectives, returns for queries."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ def _empty() -> Array:
     return np.zeros(0)
 
 
+#: Arrays that are 0 where nothing sets them, with a default in common.
+_DEFAULT_ZERO = ("distance", "step", "factor", "roofline_s", "adjusted")
+#: Columns of :meth:`RawPredictions.to_table`; the network's quantile levels follow.
+_COLUMNS = ("point", *_DEFAULT_ZERO)
+
+
 @dataclass(frozen=True)
-class NetworkOutput:
-    """Network output of n queries, arrays of one length.
+class RawPredictions:
+    """Predictions of n queries before calibration, arrays of one length.
 
     :class:`cdmpp.model.inference.engine.Engine` sets the first four;
     :class:`cdmpp.model.inference.pipeline.InferencePipeline` adds the others.
@@ -35,7 +41,7 @@ class NetworkOutput:
     levels : (n, len(LEVELS))
         Log quantiles, before :func:`cdmpp.model.domain.calibration.read_quantiles` scales them by ``factor``.
     reference : (n,)
-        log of the reference seconds.
+        log of the reference seconds; empty for collectives.
     view : (n, VIEW_COLUMNS) float32, or None
         Projection of the last hidden layer; queries that the network treats alike are close in it.
     peers : (n, trained devices) float32, or None
@@ -46,20 +52,31 @@ class NetworkOutput:
         Part of the domain score for a context that training did not have.
     factor : (n,)
         Calibrated factor on the interval's width.
-    bent : (n,) int8
-        Sum of the codes of :data:`cdmpp.model.inference.consistency.BENT`: why a prediction is not the network's own,
-        or not "in" the domain.
+    roofline_s : (n,)
+        Bound by arithmetic at peak and traffic at full bandwidth, in seconds.
+    adjusted : (n,)
+        Sum of the codes of :data:`cdmpp.model.inference.consistency.ADJUSTMENTS`: why a prediction is not the network's
+        own, or not "in" the domain. For a collective, 1 where the measurements lacked something of the query.
     """
 
     point: Array
     levels: Array
-    reference: Array
+    reference: Array = field(default_factory=_empty)
     view: Array | None = None
     peers: Array | None = None
     distance: Array = field(default_factory=_empty)
     step: Array = field(default_factory=_empty)
     factor: Array = field(default_factory=_empty)
-    bent: Array = field(default_factory=_empty)
+    roofline_s: Array = field(default_factory=_empty)
+    adjusted: Array = field(default_factory=_empty)
+
+    def __post_init__(self) -> None:
+        for name in _DEFAULT_ZERO:
+            if len(getattr(self, name)) != len(self.point):
+                object.__setattr__(self, name, np.zeros(len(self.point)))
+
+    def __len__(self) -> int:
+        return len(self.point)
 
     @property
     def coverage(self) -> Array:
@@ -77,7 +94,7 @@ class NetworkOutput:
         return np.asarray(self.coverage + SPREAD_STEP * width)
 
     @classmethod
-    def join(cls, blocks: Sequence[NetworkOutput], rows: int) -> NetworkOutput:
+    def join(cls, blocks: Sequence[RawPredictions], rows: int) -> RawPredictions:
         """The first ``rows`` rows of an engine's outputs, in order; blocks without a view come last."""
         if len(blocks) == 1:
             view = None if blocks[0].view is None else blocks[0].view[:rows]
@@ -91,7 +108,7 @@ class NetworkOutput:
         )
 
     @classmethod
-    def placed(cls, parts: Sequence[tuple[Array, NetworkOutput]]) -> NetworkOutput:
+    def placed(cls, parts: Sequence[tuple[Array, RawPredictions]]) -> RawPredictions:
         """Outputs of several networks as one, without views and peers.
 
         Parameters
@@ -99,15 +116,22 @@ class NetworkOutput:
         parts : sequence of (rows, output)
             Positions of each output's rows; together they are 0 .. n - 1.
         """
-        rows = np.concatenate([positions for positions, _ in parts])
-        order = np.argsort(rows)
+        order = np.argsort(np.concatenate([positions for positions, _ in parts]))
+        names = ("point", "levels", "reference", *_DEFAULT_ZERO)
+        columns = {name: np.concatenate([getattr(output, name) for _, output in parts])[order] for name in names}
+        return cls(**columns)
 
-        def joined(name: str) -> Array:
-            columns = [getattr(output, name) for _, output in parts]
-            if not any(len(column) for column in columns):
-                return _empty()
-            filled = [c if len(c) else np.zeros(len(p)) for c, (p, _) in zip(columns, parts, strict=True)]
-            return np.asarray(np.concatenate(filled)[order])
+    @classmethod
+    def empty(cls) -> RawPredictions:
+        """Predictions of no queries."""
+        return cls(np.zeros(0), np.zeros((0, len(LEVELS))))
 
-        names = ("point", "levels", "reference", "distance", "step", "factor", "bent")
-        return cls(**{name: joined(name) for name in names})
+    def to_table(self) -> Array:
+        """One row of numbers per query, (n, columns), without reference, view and peers; for a cache."""
+        return np.column_stack([*(getattr(self, name) for name in _COLUMNS), self.levels])
+
+    @classmethod
+    def from_table(cls, table: Array) -> RawPredictions:
+        """Inverse of :meth:`to_table`."""
+        columns = {name: table[:, position] for position, name in enumerate(_COLUMNS)}
+        return cls(levels=table[:, len(_COLUMNS) :], **columns)
