@@ -61,7 +61,7 @@ def evaluate(sample: Sample, fitted: Fitted, seed: int) -> Errors:
         pipeline = InferencePipeline(fitted.artifact)
         cache = FeatureCache(schedule=fitted.artifact.reads_schedules)
         for part in query_parts(sample.table, sample.known, cache, half_type=pipeline.half_type):
-            add("known", sample.known[part.index], pipeline.predict(part.batch).point[part.position])
+            add("known", sample.known[part.index], pipeline.forward(part.batch).point[part.position])
         for device in HELD_OUT:
             for source in range(len(sources)):
                 of_source = unseen[rows.source[unseen] == source]

@@ -14,7 +14,7 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.artifact.trained import save_artifact
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig
 from cdmpp.train.dataset import MeasuredRows
@@ -92,7 +92,7 @@ class Variant:
             fit_domain(dataset, sample.training, seed),
             name=config.name,
             devices=["" if device.name in HELD_OUT else device.name for device in dataset.devices],
-            calibration=calibrate(network, Inputs(dataset.store, dataset.device_matrix), dataset, config),
+            calibration=calibrate(network, NetworkInputs(dataset.store, dataset.device_matrix), dataset, config),
             device_specs=dataset.devices,
             details={"config": config.model_dump(mode="json"), "train": summary},
         )

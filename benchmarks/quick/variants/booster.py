@@ -2,7 +2,7 @@
 
 from benchmarks.quick.sample import Sample
 from benchmarks.quick.variant import Fitted, Variant
-from cdmpp.model.nn.batch import Inputs
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.baselines import TreeBaseline
 
 
@@ -11,7 +11,7 @@ class Booster(Variant):
 
     def fit(self, sample: Sample, seed: int) -> Fitted:
         config = self.config(seed)
-        trees = TreeBaseline(sample.dataset, Inputs(sample.dataset.store, sample.dataset.device_matrix), config)
+        trees = TreeBaseline(sample.dataset, NetworkInputs(sample.dataset.store, sample.dataset.device_matrix), config)
         return Fitted(log_s=trees.fit(sample.training).predict_log)
 
 
