@@ -357,7 +357,7 @@ def operator_name(program: TensorProgram | EncodedProgram) -> str:
 
 
 def element_types(program: TensorProgram | EncodedProgram) -> str:
-    """Element types of an operator as one text (:func:`cdmpp.programs.quantisation.types_label`); "" for TIR."""
+    """Element types of an operator as one text (:func:`cdmpp.programs.elements.types_label`); "" for TIR."""
     if isinstance(program, EncodedProgram):
         return program.features.types
     operator = program.operator

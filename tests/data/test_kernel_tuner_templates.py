@@ -18,9 +18,7 @@ from cdmpp.programs.frontends.tir import programs_from_tir
 from cdmpp.programs.tvm_json import load
 from tests.data import simt
 
-pytest.importorskip("tvm")
-
-
+tvm = pytest.importorskip("tvm")
 pytestmark = pytest.mark.tvm
 
 GEMM = {
@@ -189,8 +187,6 @@ def test_load_through_the_read_only_cache_is_a_marked_load() -> None:
     assert [read.buffer.name for read in cached.reads] == [read.buffer.name for read in plain.reads]
     assert [read.indices for read in cached.reads] == [read.indices for read in plain.reads]
 
-
-tvm = pytest.importorskip("tvm")
 
 TILED = {"block_size_x": 8, "block_size_y": 96, "block_size_z": 1, "tile_size_x": 3, "tile_size_y": 2}
 TILED |= {"tile_stride_x": 1, "tile_stride_y": 0, "loop_unroll_factor_channel": 0}

@@ -8,11 +8,11 @@ import pytest
 from cdmpp.data.importers import IMPORTERS
 from cdmpp.data.importers.base import EXPERTS, LINEAR
 from cdmpp.data.load import find_public_tables, load_public, load_table
-from cdmpp.data.physics import table_roofline_s, work
+from cdmpp.data.physics import table_roofline_s
 from cdmpp.data.splits import split_by_shape
 from cdmpp.data.summary import summarise
 from cdmpp.programs.elements import combinations
-from cdmpp.programs.operators import make_operator, parse_operator
+from cdmpp.programs.operators import make_operator
 
 #: Sources of quantised products, layers of experts, latent attention and AMD GPUs.
 SOURCES = (
@@ -224,44 +224,6 @@ def test_bfloat16_and_quantised_layers_of_equal_sizes_share_a_part(columns_of, s
     columns = columns_of("aiconfigurator_gemm_quantised")
     columns["dtype"][0] = "bfloat16"
     assert len(set(split_by_shape(load_table(save(columns))).tolist())) == 1
-
-
-def work_of(text):
-    spec = parse_operator(text)
-    sizes = {name: np.array([size], dtype=np.int64) for name, size in spec.sizes().items()}
-    flags = {name: getattr(spec, name) for name in spec.structural_fields}
-    flops, moved = work(spec.operator, spec.dtype, flags, sizes)
-    return float(flops[0]), float(moved[0])
-
-
-def test_work_of_scaled_products_counts_each_type():
-    plain = "linear:m=8,n=16,k=32,dtype="
-    flops = 2 * 8 * 16 * 32
-    assert work_of(plain + "fp8") == (flops, 8 * 32 + 16 * 32 + 8 * 16)
-    assert work_of(plain + "fp8,scaling=block128") == (flops, 8 * 32 + 16 * 32 + 2 * 8 * 16)
-    assert work_of(plain + "bf16,weight_dtype=int4") == (flops, 2 * 8 * 32 + 16 * 32 / 2 + 2 * 8 * 16)
-    assert work_of(plain + "fp16,out_dtype=float32") == (flops, 2 * 8 * 32 + 2 * 16 * 32 + 4 * 8 * 16)
-
-
-def test_work_of_expert_layers_counts_the_weights_of_active_experts():
-    layer = "tokens=1,hidden=64,intermediate=32,experts=8,topk=2,dtype=bf16"
-    assert work_of("moe_w13:" + layer) == (2 * 2 * 64 * 64, 2 * (64 + 2 * 64 * 64 + 2 * 64))
-    assert work_of("moe:" + layer) == (2 * 2 * 64 * 96, 2 * (64 + 2 * 64 * 96 + 64))
-    # Half of the columns, and fp4 weights of half a byte.
-    narrow = "moe:tokens=1,hidden=64,intermediate=32,experts=8,topk=2,tp=2,dtype=bf16,weight_dtype=fp4"
-    assert work_of(narrow) == (2 * 2 * 64 * 48, 2 * 64 + 2 * 64 * 48 / 2 + 2 * 64)
-
-
-def test_work_of_latent_attention_reads_the_cache_once_in_its_type():
-    decode = "mla_decode:batch=2,past_len=99,heads=4,dtype=bf16"
-    flops, moved = work_of(decode)
-    assert flops == 2 * 2 * 4 * 100 * (576 + 512)
-    assert moved == 2 * (2 * 100 * 576 + 2 * 4 * (576 + 512))
-    assert moved - work_of(decode + ",kv_dtype=fp8")[1] == 2 * 100 * 576
-    whole = work_of(decode + ",module=true,weight_dtype=fp8")
-    weights = 7168 * (1536 + 576) + 1536 * 4 * 192 + 512 * 4 * 256 + 4 * 128 * 7168
-    assert whole[0] - flops == 2 * 2 * weights
-    assert whole[1] == 2 * 2 * 100 * 576 + weights + 2 * 2 * 2 * 7168
 
 
 def test_sources_that_share_a_layout_are_told_apart_in_a_folder(columns_of, save, tmp_path):

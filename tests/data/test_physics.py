@@ -133,6 +133,37 @@ def test_work_of_experts_by_hand():
     assert counted("moe", "bfloat16", **sizes, tp=2, ep=2)[0] == 2 * 4 * 16 * 4 * 3
 
 
+def test_work_of_scaled_products_counts_each_type():
+    sizes, flops = {"m": 8, "n": 16, "k": 32}, 2 * 8 * 16 * 32
+    for dtype, flags, moved in (
+        ("float8_e4m3", {}, 8 * 32 + 16 * 32 + 8 * 16),
+        ("float8_e4m3", {"scaling": "block128"}, 8 * 32 + 16 * 32 + 2 * 8 * 16),
+        ("bfloat16", {"weight_dtype": "int4"}, 2 * 8 * 32 + 16 * 32 / 2 + 2 * 8 * 16),
+        ("float16", {"out_dtype": "float32"}, 2 * 8 * 32 + 2 * 16 * 32 + 4 * 8 * 16),
+    ):
+        assert counted("linear", dtype, flags, **sizes) == (flops, moved)
+
+
+def test_work_of_experts_counts_the_weights_of_active_experts():
+    sizes = {"tokens": 1, "hidden": 64, "intermediate": 32, "experts": 8, "topk": 2}
+    assert counted("moe_w13", "bfloat16", **sizes) == (2 * 2 * 64 * 64, 2 * (64 + 2 * 64 * 64 + 2 * 64))
+    assert counted("moe", "bfloat16", **sizes) == (2 * 2 * 64 * 96, 2 * (64 + 2 * 64 * 96 + 64))
+    # Half of the columns, and fp4 weights of half a byte.
+    narrow = counted("moe", "bfloat16", {"weight_dtype": "float4_e2m1"}, **sizes, tp=2)
+    assert narrow == (2 * 2 * 64 * 48, 2 * 64 + 2 * 64 * 48 / 2 + 2 * 64)
+
+
+def test_latent_attention_reads_the_cache_once_in_its_type():
+    sizes = {"batch": 2, "past_len": 99, "heads": 4}
+    flops, moved = counted("mla_decode", "bfloat16", **sizes)
+    assert flops == 2 * 2 * 4 * 100 * (576 + 512)
+    assert moved == 2 * (2 * 100 * 576 + 2 * 4 * (576 + 512))
+    assert moved - counted("mla_decode", "bfloat16", {"kv_dtype": "float8_e4m3"}, **sizes)[1] == 2 * 100 * 576
+    whole = counted("mla_decode", "bfloat16", {"module": True, "weight_dtype": "float8_e4m3"}, **sizes)
+    weights = 7168 * (1536 + 576) + 1536 * 4 * 192 + 512 * 4 * 256 + 4 * 128 * 7168
+    assert whole == (flops + 2 * 2 * weights, 2 * 2 * 100 * 576 + weights + 2 * 2 * 2 * 7168)
+
+
 def test_work_of_latent_attention_by_hand():
     sizes = {"batch": 2, "past_len": 9, "heads": 4, "latent": 8, "rope": 2, "nope": 3, "v_dim": 5}
     flops, moved = counted("mla_decode", "bfloat16", {"kv_dtype": "float8_e4m3"}, **sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from cdmpp.errors import InfeasibleError, MissingDependencyError
-from cdmpp.plan.precision.milp import Effort, Solution, minimise_error, minimise_memory, minimise_time
+from cdmpp.plan.precision.milp import Effort, ErrorSearch, Solution, minimise_memory, minimise_time
 from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, best_simple, heap, lowest
 from cdmpp.plan.precision.search import rounded_up, search
 from cdmpp.plan.precision.solver import baseline_plans
@@ -27,9 +28,25 @@ def start(costs: DeviceCosts, limit_s: float) -> Levels:
     return best_simple(costs, heap(costs, lowest(costs), limit_s), limit_s)
 
 
+def minimise_error(
+    costs: DeviceCosts, limit_s: float, effort: Effort, report: Callable[[Solution], None] = lambda _: None
+) -> Solution:
+    search = ErrorSearch(costs, start(costs, limit_s), limit_s, report)
+    search.relax(effort)
+    search.branch_and_bound(effort)
+    return search.best
+
+
 def solved(costs: DeviceCosts, limit_s: float, nodes: int | None = None, seed: int = 0) -> Solution:
-    effort = Effort(SearchControl(None), nodes=nodes, seed=seed)
-    return minimise_error(costs, start(costs, limit_s), limit_s, effort)
+    return minimise_error(costs, limit_s, Effort(SearchControl(None), nodes=nodes, seed=seed))
+
+
+def check_against_exhaustive_search(costs: DeviceCosts, limit_s: float) -> None:
+    _, least = best_levels(costs, limit_s)
+    solution = solved(costs, limit_s)
+    assert Pricing(costs, solution.levels).within(limit_s)
+    assert solution.objective == pytest.approx(least, rel=1e-9)
+    assert solution.proven
 
 
 @pytest.mark.parametrize("seed", seeds(21))
@@ -40,22 +57,14 @@ def test_equal_to_exhaustive_search(seed: int) -> None:
     if not Pricing(costs, lowest(costs)).within(limit_s):
         limit_s = 2 * limit_s
         costs = replace(costs, memory_bytes=2 * costs.memory_bytes)
-    _, least = best_levels(costs, limit_s)
-    solution = solved(costs, limit_s)
-    assert Pricing(costs, solution.levels).within(limit_s)
-    assert solution.objective == pytest.approx(least, rel=1e-9)
-    assert solution.proven
+    check_against_exhaustive_search(costs, limit_s)
 
 
 @pytest.mark.parametrize(("count", "types", "seed"), [(12, 2, 1), (12, 2, 2), (7, 3, 2), (9, 3, 3)])
 def test_equal_to_exhaustive_search_at_other_limits(count: int, types: int, seed: int) -> None:
     names = ("int8", "float16", "float32")[-types:]
     costs, limit_s = limited(make_costs(count, seed, names), 0.45, 0.6)
-    _, least = best_levels(costs, limit_s)
-    solution = solved(costs, limit_s)
-    assert Pricing(costs, solution.levels).within(limit_s)
-    assert solution.objective == pytest.approx(least, rel=1e-9)
-    assert solution.proven
+    check_against_exhaustive_search(costs, limit_s)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -97,7 +106,7 @@ def test_a_spent_budget_gives_the_start() -> None:
     costs, limit_s = limited(make_costs(30, 0), 0.3, 0.4)
     control = SearchControl(10.0)
     control.stop()
-    solution = minimise_error(costs, start(costs, limit_s), limit_s, Effort(control))
+    solution = minimise_error(costs, limit_s, Effort(control))
     assert solution.levels == start(costs, limit_s)
     assert not solution.proven
 
@@ -112,7 +121,7 @@ def test_stop_ends_the_solver_while_it_runs() -> None:
         reports.append(solution.objective)
         control.stop()
 
-    solution = minimise_error(costs, start(costs, limit_s), limit_s, Effort(control), stop)
+    solution = minimise_error(costs, limit_s, Effort(control), stop)
     assert not solution.proven
     assert Pricing(costs, solution.levels).within(limit_s)
     assert solution.objective == reports[-1] == min(reports)
@@ -130,7 +139,7 @@ def test_other_threads_run_while_the_solver_runs() -> None:
 
     thread = threading.Thread(target=cancel)
     thread.start()
-    solution = minimise_error(costs, start(costs, limit_s), limit_s, Effort(control), lambda _: began.set())
+    solution = minimise_error(costs, limit_s, Effort(control), lambda _: began.set())
     thread.join()
     assert not solution.proven
 
@@ -146,7 +155,7 @@ def test_an_error_of_the_listener_is_raised() -> None:
             raise RuntimeError("the listener fails")
 
     with pytest.raises(RuntimeError, match="the listener fails"):
-        minimise_error(costs, start(costs, limit_s), limit_s, Effort(SearchControl(None)), fail)
+        minimise_error(costs, limit_s, Effort(SearchControl(None)), fail)
     assert calls == 3
 
 
@@ -162,7 +171,7 @@ def test_progress_only_improves() -> None:
         assert Pricing(costs, solution.levels).sensitivity == solution.objective
         best, bound = solution.objective, solution.bound
 
-    minimise_error(costs, start(costs, limit_s), limit_s, Effort(SearchControl(None)), check)
+    minimise_error(costs, limit_s, Effort(SearchControl(None)), check)
     assert best == pytest.approx(bound)
 
 

@@ -22,7 +22,8 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.predict.requests.render import render
 from cdmpp.predict.requests.request import Answer
-from cdmpp.simulate.emulator import Emulator, Pass, Stage, simulate
+from cdmpp.simulate.emulator import Emulator, Pass, Stage
+from tests.simulate.emulator.as_graph import simulate
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "split.json"
 LAYER: dict[str, Any] = {"forward_s": 1, "backward_s": 2}

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.data.measure.building import import_tvm_alone, load_device_runtime
-from cdmpp.data.measure.kit.runtime.programs import random_array
+from cdmpp.data.measure.runtime.programs import random_array
 from cdmpp.errors import MeasurementError
 
 #: Side of the matrices, products in one sample (some 30 us), and samples in one check, of which the median counts.

@@ -51,7 +51,7 @@ SIZES = (
     "tp",
     "ep",
 )
-#: Loads of the rank with most rows (:mod:`cdmpp.programs.routing`), as log2(1 + x); ``imbalance`` is log2 of the
+#: Loads of the rank with most rows (:mod:`cdmpp.programs.products`), as log2(1 + x); ``imbalance`` is log2 of the
 #: largest load over the mean load.
 LOADS = ("active_experts", "rows_per_expert", "tiles", "tile_rows", "imbalance")
 

@@ -358,14 +358,10 @@ class Solution:
         self.bound = min(max(self.bound, bound), self.objective)
 
 
-def minimise_error(
-    costs: DeviceCosts,
-    start: Levels,
-    limit_s: float,
-    effort: Effort,
-    report: Callable[[Solution], None] = lambda solution: None,
-) -> Solution:
-    """The smallest sum of sensitivities within the limits.
+class ErrorSearch:
+    """Search for the smallest sum of sensitivities within the limits; ``best`` is the solution so far.
+
+    In the program errors count from ``floor``, the least error of each operator.
 
     Parameters
     ----------
@@ -374,20 +370,8 @@ def minimise_error(
         Levels within the limits.
     limit_s : float
         Time limit of an iteration.
-    effort : Effort
     report : callable
         Called with the solution whenever its levels or its bound may have improved.
-    """
-    search = ErrorSearch(costs, start, limit_s, report)
-    search.relax(effort)
-    search.branch_and_bound(effort)
-    return search.best
-
-
-class ErrorSearch:
-    """The steps of :func:`minimise_error`, whose parameters it has; ``best`` is the solution so far.
-
-    In the program errors count from ``floor``, the least error of each operator.
     """
 
     def __init__(self, costs: DeviceCosts, start: Levels, limit_s: float, report: Callable[[Solution], None]) -> None:

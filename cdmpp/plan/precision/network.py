@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.precision.indicator import indicator
@@ -137,8 +138,7 @@ def _check_sources(position: int, operator: OperatorForm) -> None:
 
 def _topological_order(operators: Sequence[OperatorForm], index: Mapping[str, int]) -> list[int]:
     """Positions in topological order; of the operators that are ready, the first in the request comes first."""
-    waits = [0] * len(operators)
-    readers: list[list[int]] = [[] for _ in operators]
+    sorter: TopologicalSorter[int] = TopologicalSorter()
     for i, operator in enumerate(operators):
         for k, name in enumerate(operator.deps):
             path = f"operators.{i}.deps.{k}"
@@ -146,32 +146,20 @@ def _topological_order(operators: Sequence[OperatorForm], index: Mapping[str, in
                 raise FieldError(f"{path}: no operator is called {name!r}", path=path)
             if name in operator.deps[:k]:
                 raise FieldError(f"{path}: {name!r} is listed twice", path=path)
-            readers[index[name]].append(i)
-            waits[i] += 1
-    ready = [i for i, count in enumerate(waits) if not count]
-    heapq.heapify(ready)
+        sorter.add(i, *(index[name] for name in operator.deps))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1]
+        names = " -> ".join(operators[i].id for i in cycle[:9])
+        path = f"operators.{cycle[0]}.deps"
+        raise FieldError(f"{path}: a cycle: {names}", path=path) from None
     order: list[int] = []
+    ready = list(sorter.get_ready())
+    heapq.heapify(ready)
     while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for reader in readers[i]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                heapq.heappush(ready, reader)
-    if len(order) < len(operators):
-        cycle = _cycle(operators, index, waits)
-        names = " -> ".join(operators[i].id for i in reversed(cycle[-9:]))
-        path = f"operators.{cycle[-1]}.deps"
-        raise FieldError(f"{path}: a cycle: {names}", path=path)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
     return order
-
-
-def _cycle(operators: Sequence[OperatorForm], index: Mapping[str, int], waits: Sequence[int]) -> list[int]:
-    """A cycle among the operators that wait, against the direction of the edges."""
-    # Walk from an operator that waits to one that it waits for; the first one met twice closes a cycle.
-    walk = [next(i for i, count in enumerate(waits) if count)]
-    while True:
-        i = next(index[name] for name in operators[walk[-1]].deps if waits[index[name]])
-        if i in walk:
-            return [*walk[walk.index(i) :], i]
-        walk.append(i)

@@ -1,11 +1,11 @@
 """Pipeline step emulator (SEMU): step time, bubbles and peak memory of pipeline-parallel training.
 
-:func:`simulate` simulates one step; an :class:`Emulator` caches the parts of earlier steps.
+An :class:`Emulator` simulates steps and caches the parts of earlier ones.
 :mod:`cdmpp.simulate.emulator.schema` has the request and the plan (docs/pipelines.md).
 """
 
-from cdmpp.simulate.emulator.emulate import Emulator, Step, simulate
+from cdmpp.simulate.emulator.emulate import Emulator, Step
 from cdmpp.simulate.emulator.orders import SCHEDULES, Pass
 from cdmpp.simulate.emulator.stages import PassCost, Stage
 
-__all__ = ["SCHEDULES", "Emulator", "Pass", "PassCost", "Stage", "Step", "simulate"]
+__all__ = ["SCHEDULES", "Emulator", "Pass", "PassCost", "Stage", "Step"]

@@ -227,6 +227,11 @@ class Emulator:
         ------
         FieldError
             The schedule does not fit the stages, or its orders wait for each other.
+
+        Examples
+        --------
+        >>> Emulator().simulate([Stage(1.0, 2.0)] * 4, 8, "1f1b").makespan_s
+        33.0
         """
         classes = (0,) * micro_batches if isinstance(micro_batches, int) else tuple(micro_batches)
         if not stages or not classes:
@@ -313,32 +318,6 @@ class Emulator:
     def misses(self) -> int:
         """Number of cache misses."""
         return self.stages.misses + self.structures.misses + self.steps.misses + self.frames.misses
-
-
-def simulate(
-    stages: Sequence[Stage],
-    micro_batches: int | Sequence[int],
-    schedule: ScheduleName | Orders = "1f1b",
-    *,
-    ranks: int | None = None,
-    transfer_s: float | Sequence[float] = 0.0,
-    host_bandwidth_bytes_per_s: float = float("inf"),
-) -> Step:
-    """Simulate one step; see :meth:`Emulator.simulate`, which caches.
-
-    Examples
-    --------
-    >>> simulate([Stage(1.0, 2.0)] * 4, 8, "1f1b").makespan_s
-    33.0
-    """
-    return Emulator(reuse=False).simulate(
-        stages,
-        micro_batches,
-        schedule,
-        ranks=ranks,
-        transfer_s=transfer_s,
-        host_bandwidth_bytes_per_s=host_bandwidth_bytes_per_s,
-    )
 
 
 def _simulate(

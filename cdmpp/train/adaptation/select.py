@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.measure.kit.runtime.call_problems import call_problem
+from cdmpp.data.measure.runtime.call_problems import call_problem
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import needed_bytes
 from cdmpp.data.records import Measurement

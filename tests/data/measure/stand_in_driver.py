@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cdmpp.data.measure.kit.runtime import programs
-from cdmpp.data.measure.kit.runtime.driver import CudaError, OutOfMemoryError
-from cdmpp.data.measure.kit.runtime.run import KitError
+from cdmpp.data.measure.runtime import programs
+from cdmpp.data.measure.runtime.driver import CudaError, OutOfMemoryError
+from cdmpp.data.measure.runtime.run import KitError
 
 #: Constant time of the stand-in.
 STAND_IN_S = 1e-4

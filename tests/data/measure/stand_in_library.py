@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cdmpp.data.measure.kit.runtime import host, library
+from cdmpp.data.measure.runtime import host, library
 
 #: Constant time of the stand-in.
 STAND_IN_S = 1e-3

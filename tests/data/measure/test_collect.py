@@ -26,6 +26,7 @@ from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timers import LocalTimers
 from cdmpp.data.summary import info
 from cdmpp.devices import load_device, lookup
+from cdmpp.devices.loading import specification_toml
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError, MeasurementError
 from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from cdmpp.programs.program import TensorProgram
@@ -275,17 +276,6 @@ def test_cache_flush_is_refused_for_gpus(tmp_path: Path) -> None:
 
 
 ROOT = Path(__file__).parents[3]
-DEVICE = """
-name = "test-cpu-1t"
-vendor = "Intel"
-arch = "x86-64"
-kind = "cpu"
-compute_units = 1
-cores_per_unit = 8
-clock_hz = 3e9
-peak_flops_fp32 = 4.8e10
-mem_bandwidth_bytes_per_s = 1e10
-"""
 
 
 def _command(out: Path, device: Path, *options: str) -> list[str]:
@@ -293,10 +283,10 @@ def _command(out: Path, device: Path, *options: str) -> list[str]:
     return [*command, "--device", str(device), "--out", str(out), *options]
 
 
-def test_killed_command_resumes_when_repeated(tmp_path: Path, fill: Fill) -> None:
+def test_killed_command_resumes_when_repeated(tmp_path: Path, fill: Fill, one_thread: Configuration) -> None:
     out, device = tmp_path / "out", tmp_path / "cpu.toml"
     hashes = fill(out)
-    device.write_text(DEVICE)
+    device.write_text(specification_toml(one_thread.device))
     command = _command(out, device, "--schedules", "0", "--repeat-gap-s", "0", "--json")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     killed = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -316,10 +306,10 @@ def test_killed_command_resumes_when_repeated(tmp_path: Path, fill: Fill) -> Non
     assert not [p.name for p in out.iterdir() if p.name.endswith(".part") or p.name == "spool"]
 
 
-def test_second_collector_is_refused(tmp_path: Path, fill: Fill) -> None:
+def test_second_collector_is_refused(tmp_path: Path, fill: Fill, one_thread: Configuration) -> None:
     out, device = tmp_path / "out", tmp_path / "cpu.toml"
     fill(out)
-    device.write_text(DEVICE)
+    device.write_text(specification_toml(one_thread.device))
     with Store(out):
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         command = _command(out, device)

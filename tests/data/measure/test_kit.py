@@ -22,14 +22,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cdmpp.cli.main import app
+from cdmpp.data.measure import runtime
 from cdmpp.data.measure.building import require_nvcc
-from cdmpp.data.measure.kit import runtime
 from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs, launches, nvcc_flags, work
 from cdmpp.data.measure.kit.import_results import import_results
 from cdmpp.data.measure.kit.parts import HOME, Entry, read_part, write_parts
-from cdmpp.data.measure.kit.runtime import driver
-from cdmpp.data.measure.kit.runtime.programs import Kind, compare, nvcc, random_bytes
-from cdmpp.data.measure.kit.runtime.run import COMPLETE, FAILED, INTERRUPTED, UNFINISHED, PartFile
+from cdmpp.data.measure.runtime import driver
+from cdmpp.data.measure.runtime.programs import Kind, compare, nvcc, random_bytes
+from cdmpp.data.measure.runtime.run import COMPLETE, FAILED, INTERRUPTED, UNFINISHED, PartFile
 from cdmpp.data.measure.sampling import SampledProgram, default_program, scheduled_program
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
@@ -42,7 +42,7 @@ from tests.data.measure.stand_in_driver import STAND_IN_S
 pytestmark = pytest.mark.tvm
 _ROOT = Path(__file__).parents[3]
 _RUN = (
-    "import sys; from cdmpp.data.measure.kit.runtime.run import main; "
+    "import sys; from cdmpp.data.measure.runtime.run import main; "
     "sys.exit(main(sys.argv[1:], {'programs': 'tests.data.measure.stand_in_driver'}))"
 )
 

@@ -18,9 +18,9 @@ from cdmpp.data.load import load_table
 from cdmpp.data.measure.kit.export_library import Variant, export_library, extra_variants, new_sizes, variants_of
 from cdmpp.data.measure.kit.import_results import import_results
 from cdmpp.data.measure.kit.parts import read_part
-from cdmpp.data.measure.kit.runtime import further_calls, library
-from cdmpp.data.measure.kit.runtime.library_calls import Tensors, make_call
-from cdmpp.data.measure.kit.runtime.run import COMPLETE, FAILED, main
+from cdmpp.data.measure.runtime import further_calls, library
+from cdmpp.data.measure.runtime.library_calls import Tensors, make_call
+from cdmpp.data.measure.runtime.run import COMPLETE, FAILED, main
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError, InvalidDeviceError
 from cdmpp.programs.operators import make_operator, parse_operator

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from cdmpp.data.measure import timers, timing
 from cdmpp.data.measure.building import Library
-from cdmpp.data.measure.kit.runtime.programs import random_array
 from cdmpp.data.measure.pools import Outcome
+from cdmpp.data.measure.runtime.programs import random_array
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timers import named, on_this_machine, time_in_passes

@@ -1,11 +1,13 @@
-"""A step as a graph for the replay engine, for traces, what-ifs and tests."""
+"""Steps simulated without a cache, and as graphs for the replay engine."""
 
 from __future__ import annotations
 
+from cdmpp.simulate.emulator import Emulator
 from cdmpp.simulate.emulator.stages import Floats
 from cdmpp.simulate.emulator.structure import Structure
 from cdmpp.simulate.replay.graph import Graph, Node
 
+simulate = Emulator(reuse=False).simulate
 #: The device that all transfers are on: they do not wait for each other.
 LINKS = "links"
 

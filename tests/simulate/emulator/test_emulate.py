@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import FieldError
-from cdmpp.simulate.emulator import SCHEDULES, Emulator, Pass, PassCost, Stage, simulate
+from cdmpp.simulate.emulator import SCHEDULES, Emulator, Pass, PassCost, Stage
 from cdmpp.simulate.emulator.emulate import Reuse, durations, lower_bound
 from cdmpp.simulate.replay import replay
 from cdmpp.utils.jit import COMPILED
-from tests.simulate.emulator.as_graph import to_graph
+from tests.simulate.emulator.as_graph import simulate, to_graph
 
 SECONDS = st.sampled_from([0.0, 0.1, 1.0, 2.5, 1 / 3])
 

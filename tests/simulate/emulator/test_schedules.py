@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.errors import FieldError
-from cdmpp.simulate.emulator import SCHEDULES, Pass, Stage, simulate
+from cdmpp.simulate.emulator import SCHEDULES, Pass, Stage
 from cdmpp.simulate.emulator.orders import gpipe, interleaved, one_f_one_b
+from tests.simulate.emulator.as_graph import simulate
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])

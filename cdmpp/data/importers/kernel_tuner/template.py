@@ -18,7 +18,6 @@ from math import prod
 from typing import Any, TypeAlias
 
 from cdmpp.errors import DataError
-from cdmpp.programs.frontends.tir import import_tvm
 
 #: Values of a kernel's tuning parameters by name.
 Parameters: TypeAlias = Mapping[str, int]
@@ -100,7 +99,7 @@ class Builder:
     function: PrimFunc
 
     def __init__(self, name: str) -> None:
-        import_tvm()
+        _tvm()
         from tvm.script.ir_builder import IRBuilder
         from tvm.tirx.script.builder import ir as tirx
 
@@ -196,7 +195,7 @@ class LoweredWork:
 
 @cache
 def _lowering() -> Any:
-    tvm = import_tvm()
+    tvm = _tvm()
     from tvm.s_tir import transform
 
     return tvm.transform.Sequential([getattr(transform, name)() for name in _PASSES])
@@ -204,7 +203,7 @@ def _lowering() -> Any:
 
 def lower(function: PrimFunc) -> PrimFunc:
     """Lower a scheduled PrimFunc to loops over compact buffers."""
-    tvm = import_tvm()
+    tvm = _tvm()
     return _lowering()(tvm.IRModule({"main": function}))["main"]
 
 
@@ -272,3 +271,10 @@ def _elements(buffer: Any) -> int:
     """Elements that a buffer allocates; padded rows have strides."""
     shape = [int(extent) for extent in buffer.shape]
     return shape[0] * int(buffer.strides[0]) if len(buffer.strides) else prod(shape)
+
+
+def _tvm() -> Any:
+    """The package TVM. The service imports this module, but neither TVM nor what reads its programs."""
+    from cdmpp.programs.frontends.tir import import_tvm
+
+    return import_tvm()

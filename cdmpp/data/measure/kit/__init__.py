@@ -2,6 +2,6 @@
 
 :mod:`~cdmpp.data.measure.kit.parts` has the files, :mod:`~cdmpp.data.measure.kit.export_programs` and
 :mod:`~cdmpp.data.measure.kit.export_library` make the parts, and :mod:`~cdmpp.data.measure.kit.import_results` turns
-results into records. The folder ``runtime`` is copied beside the parts and runs on the GPU machine; it imports nothing
-from cdmpp.
+results into records. :mod:`cdmpp.data.measure.runtime` is copied beside the parts and runs on the GPU machine;
+it imports nothing from cdmpp.
 """

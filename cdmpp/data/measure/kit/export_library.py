@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.measure.kit.parts import HOME, JOB, Entry, write_parts
-from cdmpp.data.measure.kit.runtime import host
-from cdmpp.data.measure.kit.runtime.call_problems import call_problem
-from cdmpp.data.measure.kit.runtime.further_calls import FIELDS, composed_problem
+from cdmpp.data.measure.runtime import host
+from cdmpp.data.measure.runtime.call_problems import call_problem
+from cdmpp.data.measure.runtime.further_calls import FIELDS, composed_problem
 from cdmpp.data.physics import needed_bytes
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError

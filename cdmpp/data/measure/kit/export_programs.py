@@ -16,8 +16,8 @@ from typing import Any
 from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, require_nvcc
 from cdmpp.data.measure.collect import Collector, check_flushing
 from cdmpp.data.measure.kit.parts import HOME, Entry, write_parts
-from cdmpp.data.measure.kit.runtime.programs import size_of
 from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.runtime.programs import size_of
 from cdmpp.data.measure.settings import CollectSettings, ProgressListener
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, describe

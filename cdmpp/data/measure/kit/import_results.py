@@ -27,8 +27,8 @@ from cdmpp.data.measure.kit.parts import (
     read_part,
     read_results,
 )
-from cdmpp.data.measure.kit.runtime.programs import ONCE_S
-from cdmpp.data.measure.kit.runtime.run import FORMAT
+from cdmpp.data.measure.runtime.programs import ONCE_S
+from cdmpp.data.measure.runtime.run import FORMAT
 from cdmpp.data.measure.store import FIRST, Store, StoredMeasurement
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import UNSTABLE, uses_matrix_units, work

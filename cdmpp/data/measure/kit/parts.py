@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.measure.kit.runtime.run import FORMAT, KitError, PartFile
+from cdmpp.data.measure import runtime
+from cdmpp.data.measure.runtime.run import FORMAT, KitError, PartFile
 from cdmpp.errors import DataError
 from cdmpp.utils.writing import replacing
 
@@ -220,7 +221,7 @@ def _copy_runtime(folder: Path) -> None:
     target = folder / RUNTIME
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    for source in resources.files(f"{__package__}.{RUNTIME}").iterdir():
+    for source in resources.files(runtime).iterdir():
         if source.name.endswith(".py"):
             (target / source.name).write_bytes(source.read_bytes())
     (folder / LAUNCHER).write_text(_LAUNCHER_TEXT, encoding="utf-8")
