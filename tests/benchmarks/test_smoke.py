@@ -22,6 +22,7 @@ NEED_PUBLIC_DATA = [
     "leave_one_device_out",
     "llm_serving.__main__",
     "planning.replay_intervals",
+    "quick.__main__",
     "stacks",
     "unseen_shapes",
 ]

@@ -1,0 +1,5 @@
+"""The reference: the network of ``models/base`` with a tenth of its weights."""
+
+from benchmarks.quick.variant import Variant
+
+VARIANT = Variant()

@@ -1,0 +1,18 @@
+"""XGBoost on the network's inputs, the baseline of ``docs/accuracy.md``, with the sample's rows."""
+
+from benchmarks.quick.sample import Sample
+from benchmarks.quick.variant import Fitted, Variant
+from cdmpp.model.nn.batch import NetworkInputs
+from cdmpp.train.baselines import TreeBaseline
+
+
+class Booster(Variant):
+    """Trees in place of the network."""
+
+    def fit(self, sample: Sample, seed: int) -> Fitted:
+        config = self.config(seed)
+        trees = TreeBaseline(sample.dataset, NetworkInputs(sample.dataset.store, sample.dataset.device_matrix), config)
+        return Fitted(log_s=trees.fit(sample.training).predict_log)
+
+
+VARIANT = Booster()
