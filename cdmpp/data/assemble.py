@@ -27,7 +27,7 @@ from cdmpp.data.table import (
 from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.operators import operator_types
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, COMPOSED_BY_PYTORCH, FRAMEWORKS, IMPLEMENTATIONS, PROTOCOLS
 
 #: Rules that leave rows of doubtful meaning out of training; the rows stay in every evaluation. An importer states them
 #: per source (:attr:`cdmpp.data.importers.base.Importer.doubtful`). Unlike the rules of :mod:`cdmpp.data.physics` they
@@ -85,7 +85,7 @@ def complete_table(
     """
     device, known = canonical_devices(device_name)
     mark(reason, ~known, "unknown_device")
-    settings = (columns[name] for name in ("backend", "protocol", "framework"))
+    settings = (columns[name] for name in ("backend", "protocol", "framework", "implementation"))
     mark(reason, ~settings_known(*settings), "unknown_setting")
     columns.setdefault("tvm", TvmPrograms(first_key=sum(map(len, programs))))
     table = MeasurementTable(
@@ -129,9 +129,20 @@ def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
     return names.map(canonical.__getitem__), names.is_in(known)
 
 
-def settings_known(backend: Labels, protocol: Labels, framework: Labels) -> Mask:
-    """Mask of rows whose backend, protocol and framework are supported."""
-    allowed = ((backend, BACKENDS), (protocol, PROTOCOLS), (framework, ("", *FRAMEWORKS)))
+def default_implementation(operator: Labels, framework: Labels) -> Labels:
+    """Implementation of rows whose source states none, by :func:`cdmpp.programs.query_options.implementation_of`."""
+    composed = operator.is_in(COMPOSED_BY_PYTORCH) & framework.is_("pytorch")
+    return Labels(composed.astype(np.int32), ("fused", "composed"))
+
+
+def settings_known(backend: Labels, protocol: Labels, framework: Labels, implementation: Labels) -> Mask:
+    """Mask of rows whose backend, protocol, framework and implementation are supported."""
+    allowed = (
+        (backend, BACKENDS),
+        (protocol, PROTOCOLS),
+        (framework, ("", *FRAMEWORKS)),
+        (implementation, IMPLEMENTATIONS),
+    )
     known: Mask = np.all([labels.is_in(names) for labels, names in allowed], axis=0)
     return known
 

@@ -19,7 +19,17 @@ import numpy as np
 from pydantic import ValidationError
 
 from cdmpp.data.arrow import pa, pq
-from cdmpp.data.assemble import CODE, REASONS, Group, Reasons, canonical_devices, check_groups, mark, settings_known
+from cdmpp.data.assemble import (
+    CODE,
+    REASONS,
+    Group,
+    Reasons,
+    canonical_devices,
+    check_groups,
+    default_implementation,
+    mark,
+    settings_known,
+)
 from cdmpp.data.device_specs import read_specs, spec_text
 from cdmpp.data.labels import Codes, Labels, PackedTexts
 from cdmpp.data.physics import EXCLUDED, flag_rows
@@ -63,6 +73,7 @@ COLUMNS: dict[str, tuple[Any, str, str]] = {
     "backend": (_TEXT, "library or tvm", ""),
     "protocol": (_TEXT, "kernel, graph or eager", ""),
     "framework": (_TEXT, "who launched it; empty if not known", ""),
+    "implementation": (_TEXT, "fused, composed, compiled or tuned; by operator and framework where absent", ""),
     "latency_s": (pa.float64(), "the label, by the source's statistic; null if not measured", "s"),
     "repeats_s": (pa.list_(pa.float64()), "raw repeats, where there are any", "s"),
     "failure": (_TEXT, "why the program could not be built or run; empty if it ran", ""),
@@ -98,6 +109,8 @@ class Measurement:
         Specification of the device, required if its name is not in :mod:`cdmpp.devices`; its name equals ``device``.
     failure : str
         Why the program could not be built or run, "" if it ran; a failed one has no latency.
+    implementation : str
+        One of :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`; "": by operator and framework.
     provenance : mapping of str to str
         Versions, clocks, driver, date: each key becomes a column.
     """
@@ -110,6 +123,7 @@ class Measurement:
     backend: str = "library"
     protocol: str = "kernel"
     framework: str = ""
+    implementation: str = ""
     repeats_s: tuple[float, ...] = ()
     task: str = ""
     source: str = "measured"
@@ -127,7 +141,7 @@ def from_measurements(rows: list[Measurement]) -> MeasurementTable:
     """Build a checked table from single measurements; each distinct text is kept once."""
     names = (
         *("program_hash", "program_kind", "program", "task", "device", "backend", "protocol", "framework"),
-        *("source", "excluded_reason", "failure"),
+        *("implementation", "source", "excluded_reason", "failure"),
     )
     texts: dict[str, Iterable[str]] = {n: map(attrgetter(n), rows) for n in names}
     specs = {id(r.device_spec): spec_text(r.device_spec) for r in rows if r.device_spec is not None}
@@ -190,7 +204,7 @@ def to_arrow(table: MeasurementTable) -> Any:
         "task": _dictionary(tasks),
         "device": _dictionary(table.device),
         "device_spec": _dictionary(table.device.map(lambda name: specs.get(name, ""))),
-        **{n: _dictionary(getattr(table, n)) for n in ("backend", "protocol", "framework")},
+        **{n: _dictionary(getattr(table, n)) for n in ("backend", "protocol", "framework", "implementation")},
         "latency_s": pa.array(table.latency_s, from_pandas=True),
         "repeats_s": pa.nulls(len(table), COLUMNS["repeats_s"][0]) if table.repeats_s is None else table.repeats_s,
         "failure": _dictionary(failure),
@@ -268,7 +282,8 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
     reason = _stored_reasons(raw, parsed.reason, parsed.key)
     mark(reason, wrong_device, "invalid_device")
     mark(reason, ~known, "unknown_device")
-    mark(reason, ~settings_known(backend, protocol, framework), "unknown_setting")
+    implementation = _implementation(raw, parsed.op, framework)
+    mark(reason, ~settings_known(backend, protocol, framework, implementation), "unknown_setting")
     source_row = raw.ints("source_row")
     table = MeasurementTable(
         programs=parsed.blocks,
@@ -280,6 +295,7 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
         backend=backend,
         protocol=protocol,
         framework=framework,
+        implementation=implementation,
         source=raw.labels("source", path.stem),
         excluded=Labels.constant("", rows),
         unsupported=Labels(reason, REASONS),
@@ -292,6 +308,16 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
         tvm=parsed.tvm,
     )
     return replace(table, excluded=_merge_flags(raw.labels("excluded_reason"), flag_rows(table)))
+
+
+def _implementation(raw: RawTable, operator: Labels, framework: Labels) -> Labels:
+    """The stored implementation; where there is none, that of the operator and framework."""
+    default = default_implementation(operator, framework)
+    if "implementation" not in raw.columns:
+        return default
+    both = Labels.concat([raw.labels("implementation"), default])
+    stored, derived = both.codes[: len(raw)], both.codes[len(raw) :]
+    return Labels(np.where(raw.labels("implementation").is_(""), derived, stored).astype(np.int32), both.names)
 
 
 def _stored_reasons(raw: RawTable, reason: Any, key: Int64) -> Any:

@@ -42,7 +42,7 @@ def slow_kernels(table: MeasurementTable) -> dict[str, float]:
     dict of str to float
         As :attr:`cdmpp.model.domain.score.Domain.slow_kernels`; only factors above 1.
     """
-    usable = table.excluded.is_("") & np.isfinite(table.latency_s)
+    usable = table.excluded.is_("") & np.isfinite(table.latency_s) & ~table.implementation.is_("composed")
     allowed = np.full(len(table), np.nan)
     operators = np.full(len(table), -1, dtype=np.int64)
     names: list[str] = []

@@ -51,6 +51,8 @@ class Importer:
         Further columns that are read where present; all others are never looked at.
     dtype, framework : callable
         Labels per row. Rows of a group with an element type of its own do not read ``dtype``.
+    implementation : callable
+        What was run, per row, in the source's own words where it has some (docs/data.md has the evidence).
     protocol_of : callable, optional
         Labels per row, where the source timed in several ways; replaces ``protocol``.
     row_source : callable or None
@@ -74,6 +76,7 @@ class Importer:
     lacks: frozenset[str]
     groups: Callable[[RawTable, Labels], Iterable[Group]]
     framework: Callable[[RawTable], Labels]
+    implementation: Callable[[RawTable], Labels]
     reads: frozenset[str] = frozenset()
     one_of: tuple[frozenset[str], ...] = (frozenset(),)
     dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
@@ -120,6 +123,7 @@ class Importer:
             backend=Labels.constant("library", len(raw)),
             protocol=self.protocol_of(raw) if self.protocol_of else Labels.constant(self.protocol, len(raw)),
             framework=self.framework(raw),
+            implementation=self.implementation(raw),
             latency_s=raw.latency_s(),
             row_filter=raw.bools(self.row_filter) if self.row_filter else None,
         )

@@ -88,6 +88,8 @@ MODELS: dict[str, ModelDimensions] = {
 
 
 _NORMS = ("final_layernorm", "input_layernorm", "post_layernorm", "layernorm")
+#: Layers of several kernels in Hugging Face's modules.
+_COMPOSED = (*_NORMS, "qk_norm", "rope", "rotary_emb", "act_fn", "gate")
 _DEVICE_TPU = "Google TPU v6e"
 #: Phi attends to at most this many tokens; from here on PyTorch takes a kernel with an explicit mask.
 _PHI, _PHI_WINDOW = "microsoft/Phi-mini-MoE-instruct", 2047
@@ -181,6 +183,14 @@ def _framework(raw: RawTable) -> Labels:
     return raw.labels("protocol").map(lambda name: names.get(name, ""))
 
 
+def _implementation(raw: RawTable) -> Labels:
+    """Of v0 on GPUs, layers that Hugging Face's modules compose; the source sums the kernels of a layer."""
+    composed = raw.labels("protocol").is_("v0 torch-profiler") & raw.labels("op").is_in(_COMPOSED)
+    # Phi's norms are torch.nn.LayerNorm, one kernel.
+    composed &= ~(raw.labels("op").is_in(_NORMS) & raw.labels("model").is_(_PHI))
+    return Labels(composed.astype(np.int32), ("fused", "composed"))
+
+
 _importer = partial(
     Importer,
     repository="casys-kaist/LLMServingSim",
@@ -189,6 +199,7 @@ _importer = partial(
     licence="MIT",
     protocol="kernel",
     framework=_framework,
+    implementation=_implementation,
 )
 
 LAYERS = _importer(

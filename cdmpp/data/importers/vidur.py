@@ -67,6 +67,7 @@ IMPORTER = Importer(
     reads=column_set("model k"),
     groups=_groups,
     framework=_framework,
+    implementation=always("fused"),
     dtype=lambda raw: raw.labels("dtype").map(lambda name: plain(name).dtype),
     row_source=_source,
 )
@@ -109,4 +110,5 @@ PIPEWEAVE_MOE = Importer(
     lacks=column_set("framework program num_tokens token m rows in_hw q_len direction message_bytes"),
     groups=_moe_groups,
     framework=always("triton"),
+    implementation=always("fused"),
 )
