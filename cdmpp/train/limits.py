@@ -19,7 +19,7 @@ from cdmpp.data.physics import bounds_s, by_device
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.folder import MANIFEST, read_manifest, sealed, trained_identity
 from cdmpp.model.artifact.trained import load_trained
-from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.domain.score import Domain
 from cdmpp.model.inference.limits import CALL_S, FUSED_FACTOR, FUSED_S
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
@@ -30,7 +30,7 @@ from cdmpp.utils.writing import replacing
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Quantile of the rows of a kernel that its factor covers, and the fewest rows that make a factor.
 QUANTILE, MIN_ROWS = 0.98, 5
-#: Share of the rows of an operator, type, device and framework that makes all of them host time.
+#: Share of the rows of an operator, type, device and framework from which on they count as host time.
 HOST_BOUND_SHARE = 0.3
 
 
@@ -74,36 +74,32 @@ def slow_kernels(table: MeasurementTable) -> dict[str, float]:
     return found
 
 
-def host_bound_contexts(table: MeasurementTable) -> set[str]:
-    """Contexts of which a large part of the rows is host time (:data:`HOST_BOUND_SHARE`).
+def host_bound(table: MeasurementTable) -> frozenset[str]:
+    """Operators of a framework that are host time on half of its devices or more.
 
     Returns
     -------
-    set of str
-        As :meth:`cdmpp.model.domain.score.Context.launch_key`; the model then answers them as another engine's kernels.
+    frozenset of str
+        As :attr:`cdmpp.model.domain.score.Domain.host_bound`.
     """
-    host = table.excluded.is_("host_bound")
-    found: set[str] = set()
+    host, devices = table.excluded.is_("host_bound"), dict[str, list[bool]]()
     for block in table.specs:
         index = block.row_index
         if not host[index].any():
             continue
-        names = ("device", "protocol", "backend", "framework")
-        columns = [getattr(table, name) for name in names]
-        codes = np.stack([column.codes[index] for column in columns], axis=1)
-        distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
-        for group, values in enumerate(distinct.tolist()):
-            if host[index[inverse.reshape(-1) == group]].mean() < HOST_BOUND_SHARE:
-                continue
-            device, protocol, backend, framework = (c.names[v] for c, v in zip(columns, values, strict=True))
-            types = types_label(block.dtype, block.flags)
-            found.add(Context(device, block.operator, types, protocol, backend, framework).launch_key())
-    return found
+        form = "|module" if block.flags.get("module") else ""
+        places = np.stack([table.device.codes[index], table.framework.codes[index]], axis=1)
+        distinct, inverse = np.unique(places, axis=0, return_inverse=True)
+        for group, (_, framework) in enumerate(distinct.tolist()):
+            name = f"{block.operator}|{types_label(block.dtype, block.flags)}|{table.framework.names[framework]}{form}"
+            share = host[index[inverse.reshape(-1) == group]].mean()
+            devices.setdefault(name, []).append(bool(share > HOST_BOUND_SHARE))
+    return frozenset(name for name, found in devices.items() if 2 * sum(found) >= len(found))
 
 
 def with_limits(domain: Domain, table: MeasurementTable) -> Domain:
     """The domain with what a table says of the limits."""
-    return replace(domain, contexts=domain.contexts - host_bound_contexts(table), slow_kernels=slow_kernels(table))
+    return replace(domain, host_bound=host_bound(table), slow_kernels=slow_kernels(table))
 
 
 def main() -> int:
@@ -119,7 +115,8 @@ def main() -> int:
     manifest = sealed({**manifest, "model_id": trained_identity(manifest)})
     with replacing(options.model / MANIFEST) as aside:
         aside.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-    print(f"{manifest['model_id']}: {len(domain.slow_kernels)} slow kernels, {len(domain.contexts)} contexts")
+    print(f"{manifest['model_id']}: {len(domain.slow_kernels)} slow kernels")
+    print("host time:", ", ".join(sorted(domain.host_bound)))
     return 0
 
 

@@ -138,6 +138,7 @@ class _Domain(_Fields):
     reach: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     contexts: list[str]
     slow_kernels: dict[str, _Factor] = {}
+    host_bound: list[str] = []
 
 
 class _Calibration(BaseModel):

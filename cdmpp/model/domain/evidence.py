@@ -7,7 +7,7 @@ coverage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,12 +35,16 @@ NARROW = ("int8", "float8_e4m3", "float4_e2m1")
 
 
 class QueryKind(NamedTuple):
-    """Operator, element type and backend of a query on a device ("" for a device that training did not have)."""
+    """Operator, element type and backend of a query on a device ("" for a device that training did not have).
+
+    ``module``: the operator with its projections (of latent attention).
+    """
 
     device: str
     operator: str
     dtype: str
     backend: str
+    module: bool = False
 
 
 class Evidence:
@@ -52,9 +56,14 @@ class Evidence:
         :attr:`cdmpp.model.domain.score.Domain.contexts`.
     adapted : iterable of Context
         Contexts of the adapter's records; they count on that device only.
+    host_bound : collection of str
+        :attr:`cdmpp.model.domain.score.Domain.host_bound`.
     """
 
-    def __init__(self, contexts: Iterable[str], adapted: Iterable[Context] = ()) -> None:
+    def __init__(
+        self, contexts: Iterable[str], adapted: Iterable[Context] = (), host_bound: Collection[str] = ()
+    ) -> None:
+        self._host_bound = host_bound
         self._exact: set[tuple[str, ...]] = set()
         self._on_any_device: set[tuple[str, ...]] = set()
         self._protocols: set[tuple[str, str, str]] = set()
@@ -89,7 +98,7 @@ class Evidence:
         0: on this device; 1: on another device; 2: with another element type; 3: never. A framework that launched
         no such rows adds :data:`OTHER_FRAMEWORK`.
         """
-        device, operator, dtype, backend = kind
+        device, operator, dtype, backend, _ = kind
         query = (operator, dtype, protocol, backend)
         if (device, *query) in self._exact:
             rank, on = 0.0, device
@@ -171,7 +180,7 @@ class Evidence:
         # A type without rows is derived from the 16-bit one: of the same engine, so that they stay in order.
         for dtype in (kind.dtype, self.half_type(kind.operator, kind.backend, kind.dtype), ""):
             devices = self._devices.get((kind.operator, dtype, kind.backend), {})
-            engines = [name for name in SERVING_ENGINES if name in devices]
+            engines = self.engines_of(kind._replace(dtype=dtype))
             if engines:
                 return framework if framework in engines else max(engines, key=lambda e: kind.device in devices[e])
         others = [name for name in devices if name and not (composed and name == "pytorch")]
@@ -180,7 +189,8 @@ class Evidence:
     def engines_of(self, kind: QueryKind) -> tuple[str, ...]:
         """Serving engines with training rows of the operator and type on any device."""
         devices = self._devices.get((kind.operator, kind.dtype, kind.backend), {})
-        return tuple(name for name in SERVING_ENGINES if name in devices)
+        what, form = f"{kind.operator}|{kind.dtype}|", "|module" if kind.module else ""
+        return tuple(e for e in SERVING_ENGINES if e in devices and f"{what}{e}{form}" not in self._host_bound)
 
     def was_measured(self, kind: QueryKind, framework: str) -> bool:
         """Whether training had rows of the operator and type on the device under the framework ("": under any)."""
@@ -188,25 +198,28 @@ class Evidence:
         on = [devices.get(framework, set())] if framework else devices.values()
         return bool(kind.device) and any(kind.device in names for names in on)
 
-    def lacks(self, device: str, operator: str, backend: str, framework: str) -> bool:
-        """Whether training had the device, but no row of the operator on it in the implementation of the query.
+    def lacks(self, kind: QueryKind, framework: str) -> bool:
+        """Whether training had no row of the operator on the device in the implementation of the query.
 
-        The device then counts as unseen for the operator: its embedding and its measured ceilings are of others. On the
-        RTX 3090 they are of small layers of language models, and made every large pass over memory 1.4 times too slow
-        (docs/replay.md). TIR, and an operator that training had on no device, follow the device's other rows.
+        The device counts as unseen for the operator: its embedding and its measured ceilings, if it has some, are of
+        other operators. On the RTX 3090 they are of small layers of language models, and made every large pass over
+        memory 1.4 times too slow (docs/replay.md). TIR, and an operator that training had on no device, follow the
+        device's other rows.
         """
-        devices = self._devices.get((operator, "", backend), {})
-        if not device or operator == TIR or not devices:
+        if not kind.device:
+            return True
+        devices = self._devices.get((kind.operator, "", kind.backend), {})
+        if kind.operator == TIR or not devices:
             return False
-        meant = implementation_of(operator, framework)
-        return not any(device in on and implementation_of(operator, f) == meant for f, on in devices.items())
+        meant = implementation_of(kind.operator, framework)
+        return not any(kind.device in on and implementation_of(kind.operator, f) == meant for f, on in devices.items())
 
     def follows(self, kind: QueryKind) -> bool:
         """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.
 
         float32 of an operator without any training row is not derived: most training rows are float32.
         """
-        _, operator, dtype, backend = kind
+        _, operator, dtype, backend, _ = kind
         if operator == TIR or dtype == self.half_type(operator, backend, dtype) or self.was_trained(kind):
             return False
         types = self._types.get((operator, backend), set())

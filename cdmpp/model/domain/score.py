@@ -128,6 +128,9 @@ class Domain:
     slow_kernels : mapping of str to float
         Passes over memory whose rows are slower than :mod:`cdmpp.model.inference.limits` allows, as
         ``device|operator|framework``, and how many times.
+    host_bound : frozenset of str
+        Engines' operators whose rows are host time, as ``operator|types|framework``, with ``|module`` for a layer with
+        its projections. They count as not measured.
     """
 
     centres: Array
@@ -136,6 +139,7 @@ class Domain:
     schedules: Array = field(default_factory=lambda: np.zeros((0, len(_SCHEDULED)), dtype=np.float32))
     schedule_reach: float = 1.0
     slow_kernels: Mapping[str, float] = field(default_factory=dict)
+    host_bound: frozenset[str] = frozenset()
 
     @classmethod
     def fit(cls, summary: Array, contexts: frozenset[str], seed: int, centres: int = 1024) -> Domain:
@@ -154,7 +158,9 @@ class Domain:
     def manifest(self) -> dict[str, Any]:
         """Fields for the manifest."""
         scheduled = {"schedule_reach": self.schedule_reach} if len(self.schedules) else {}
-        slow = {"slow_kernels": dict(self.slow_kernels)} if self.slow_kernels else {}
+        slow: dict[str, Any] = {"slow_kernels": dict(self.slow_kernels)} if self.slow_kernels else {}
+        if self.host_bound:
+            slow["host_bound"] = sorted(self.host_bound)
         contexts = sorted(self.contexts)
         return {"reach": self.reach, "thresholds": list(THRESHOLDS), "contexts": contexts, **scheduled, **slow}
 
@@ -162,7 +168,10 @@ class Domain:
     def load(cls, tensors: dict[str, Array], manifest: dict[str, Any]) -> Domain:
         """Inverse of :meth:`tensors` and :meth:`manifest`."""
         contexts = frozenset(manifest["contexts"])
-        read = {"slow_kernels": manifest.get("slow_kernels", {})}
+        read: dict[str, Any] = {
+            "slow_kernels": manifest.get("slow_kernels", {}),
+            "host_bound": frozenset(manifest.get("host_bound", ())),
+        }
         if "schedules" in tensors:
             read |= {"schedules": tensors["schedules"], "schedule_reach": float(manifest["schedule_reach"])}
         return cls(tensors["centres"], float(manifest["reach"]), contexts, **read)

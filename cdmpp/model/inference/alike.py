@@ -13,7 +13,7 @@ A query that training had needs no other prediction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
 from cdmpp.model.domain.evidence import NARROW, Evidence, QueryKind
 from cdmpp.model.inference.limits import between
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS
 from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, SERVING_ENGINES
@@ -32,6 +33,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Log ratios that are not exceeded: between engines, and of a larger device to a smaller one.
 ENGINES, LARGER = float(np.log(2.9)), float(np.log(1.03))
+#: Kinds of queries whose limits are remembered.
+MAX_FOUND = 4096
+_MODULE = SUMMARY_COLUMNS.index("module")
 _PEAKS = ("float32", "float16", "bfloat16", "int8", "float8_e4m3", "float4_e2m1")
 
 
@@ -53,6 +57,37 @@ class Limit:
     framework: int | None
     below: float
     above: float
+
+
+def framework_name(code: int) -> str:
+    """Name of a framework by its code, "" where it is not known."""
+    return FRAMEWORKS[code] if code >= 0 else ""
+
+
+def framework_code(name: str) -> int:
+    """Inverse of :func:`framework_name`."""
+    return FRAMEWORKS.index(name) if name else -1
+
+
+def kinds_of(batch: QueryBatch, names: Sequence[str]) -> tuple[list[tuple[QueryKind, str]], Array]:
+    """Distinct kinds of the queries with their frameworks, and each row's index among them.
+
+    Parameters
+    ----------
+    batch : QueryBatch
+    names : sequence of str
+        The devices' names in the evidence, "" where training did not have them.
+    """
+    rows = batch.rows
+    module = batch.store.summary[rows.program, _MODULE] > 0
+    columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework, module.astype(np.int64)]
+    first, inverse = distinct_rows(columns)
+    kinds = []
+    for device, number, backend, framework, is_module in np.stack([c[first] for c in columns], axis=1).tolist():
+        operator, dtype = batch.kinds[number]
+        kind = QueryKind(names[device], operator, dtype, BACKENDS[backend], bool(is_module))
+        kinds.append((kind, framework_name(framework)))
+    return kinds, inverse
 
 
 class Comparison:
@@ -102,6 +137,7 @@ class Alike:
 
     def __init__(self, evidence: Evidence, devices: Sequence[DeviceSpec]) -> None:
         self._evidence, self._devices = evidence, [spec for spec in devices if spec.kind == "gpu"]
+        self._found: dict[tuple[QueryKind, str, DeviceSpec], list[Limit]] = {}
 
     def of(self, batch: QueryBatch, names: Sequence[str]) -> Comparison | None:
         """Further predictions that limit those of a batch; None if there are none.
@@ -112,45 +148,53 @@ class Alike:
         names : sequence of str
             The devices' names in the evidence, "" where training did not have them.
         """
-        rows = batch.rows
-        if not len(rows):
-            return None
-        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
-        first, inverse = distinct_rows(columns)
+        kinds, row = kinds_of(batch, names)
         limits = []
-        for group, (device, number, backend, code) in enumerate(np.stack([c[first] for c in columns], axis=1).tolist()):
-            operator, dtype = batch.kinds[number]
-            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
-            framework = FRAMEWORKS[code] if code >= 0 else ""
-            found = self._limits(kind, framework, batch.specs[device])
-            members = np.flatnonzero(inverse == group) if found else ()
-            limits += [(np.asarray(members), made) for made in found]
+        for group, (kind, framework) in enumerate(kinds):
+            members = np.flatnonzero(row == group)
+            key = (kind, framework, batch.specs[batch.rows.device[members[0]]])
+            if len(self._found) > MAX_FOUND:
+                self._found.clear()
+            found = self._found[key] if key in self._found else self._found.setdefault(key, self._limits(*key))
+            limits += [(members, made) for made in found]
         return Comparison(batch, limits) if limits else None
 
     def _limits(self, kind: QueryKind, framework: str, device: DeviceSpec) -> list[Limit]:
-        evidence = self._evidence
-        if kind.operator == TIR or device.kind != "gpu" or evidence.was_measured(kind, framework):
+        if kind.operator == TIR or device.kind != "gpu" or self._evidence.was_measured(kind, framework):
             return []
-        limits = []
-        engines = (
-            [name for name in evidence.engines_of(kind) if name != framework] if framework in SERVING_ENGINES else []
-        )
-        measured = [name for name in engines if evidence.was_measured(kind, name)]
-        # A narrow type is limited by its 16-bit form, and is not raised above it.
-        is_raised = kind.dtype not in NARROW
-        for name in measured or engines:
-            below = ENGINES if measured and is_raised else np.inf
-            limits.append(Limit(None, FRAMEWORKS.index(name), below, ENGINES))
+        return [*self._engines(kind, framework), *self._siblings(kind, framework, device)]
+
+    def _engines(self, kind: QueryKind, framework: str) -> list[Limit]:
+        """Limits by the other engines: those measured on the device, else all."""
+        if framework not in SERVING_ENGINES:
+            return []
+        engines = [name for name in self._evidence.engines_of(kind) if name != framework]
+        measured = [name for name in engines if self._evidence.was_measured(kind, name)]
+        below = ENGINES if measured and _is_raised(kind) else np.inf
+        return [Limit(None, FRAMEWORKS.index(name), below, ENGINES) for name in measured or engines]
+
+    def _siblings(self, kind: QueryKind, framework: str, device: DeviceSpec) -> list[Limit]:
+        """Limits by smaller and larger devices."""
+        evidence = self._evidence
         known = [spec for spec in self._devices if spec.name != device.name]
-        on_it = [spec for spec in known if not evidence.lacks(spec.name, kind.operator, kind.backend, framework)]
+        on_it = [spec for spec in known if not evidence.lacks(kind._replace(device=spec.name), framework)]
         measured_on = [spec for spec in on_it if evidence.was_measured(kind._replace(device=spec.name), framework)]
-        smaller = (nearest(device, [s for s in specs if is_larger(device, s)]) for specs in (measured_on, on_it, known))
-        larger = (nearest(device, [s for s in specs if is_larger(s, device)]) for specs in (measured_on, on_it))
-        for other in _first(smaller):
-            limits.append(Limit(other, None, np.inf, LARGER))
-        for other in _first(larger) if is_raised else ():
-            limits.append(Limit(other, None, LARGER, np.inf))
+        # A device that training had without the operator says less than one of which it had rows, also of other types.
+        levels = [measured_on, on_it, *([known] if evidence.lacks(kind, framework) else [])]
+        smaller = [nearest(device, [spec for spec in specs if is_larger(device, spec)]) for specs in levels]
+        larger = [nearest(device, [spec for spec in specs if is_larger(spec, device)]) for specs in levels[:2]]
+        below, above = _first(smaller), _first(larger)
+        limits = []
+        if below < len(smaller) and below <= above:
+            limits += [Limit(spec, None, np.inf, LARGER) for spec in smaller[below]]
+        if above < len(larger) and _is_raised(kind):
+            limits += [Limit(spec, None, LARGER, np.inf) for spec in larger[above]]
         return limits
+
+
+def _is_raised(kind: QueryKind) -> bool:
+    """Whether a lower limit may act: a narrow type is limited by its 16-bit form, and is not raised above it."""
+    return kind.dtype not in NARROW
 
 
 @lru_cache(maxsize=65536)
@@ -166,9 +210,9 @@ def nearest(device: DeviceSpec, others: Sequence[DeviceSpec]) -> list[DeviceSpec
     return [spec for spec, gap in zip(others, gaps, strict=True) if gap == min(gaps)]
 
 
-def _first(choices: Iterable[list[DeviceSpec]]) -> list[DeviceSpec]:
-    """The first list that is not empty."""
-    return next((devices for devices in choices if devices), [])
+def _first(choices: Sequence[list[DeviceSpec]]) -> int:
+    """Position of the first list that is not empty; their number if all are."""
+    return next((number for number, devices in enumerate(choices) if devices), len(choices))
 
 
 def _figures(device: DeviceSpec) -> tuple[float, ...]:

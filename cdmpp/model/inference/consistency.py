@@ -320,7 +320,7 @@ class Rules:
         return Consistency(batch, list(recipes), np.array(numbers)[inverse])
 
     def _recipe(self, kind: QueryKind, protocol: int, framework: str, device: DeviceSpec) -> Recipe:
-        evidence, (name, operator, dtype, backend) = self._evidence, kind
+        evidence, (name, operator, dtype, backend, _) = self._evidence, kind
         emulated = evidence.emulated(kind, device)
         half = "float32" if emulated else evidence.half_type(operator, backend, dtype)
         faster = dtype in NARROW and device.peak(dtype, matrix=True) > device.peak(half, matrix=True)

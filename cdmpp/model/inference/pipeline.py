@@ -20,7 +20,7 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind
 from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
-from cdmpp.model.inference.alike import Alike
+from cdmpp.model.inference.alike import Alike, framework_code, framework_name, kinds_of
 from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
 from cdmpp.model.inference.limits import limit
@@ -75,7 +75,7 @@ class InferencePipeline:
         self._tuned = None
         if adapter is not None and adapter.tuned is not None and adapter.weight:
             self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
-        self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts())
+        self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts(), artifact.domain.host_bound)
         self._rules, self._alike = Rules(self.evidence), Alike(self.evidence, [spec for _, spec in self._devices])
         self._reasons: dict[tuple[str, str, str, int], str] = {}
 
@@ -123,15 +123,11 @@ class InferencePipeline:
 
     def _with_measured_engines(self, batch: QueryBatch, names: Sequence[str]) -> QueryBatch:
         """The queries with the frameworks whose kernels answer them (:meth:`Evidence.measured_engine`)."""
-        rows = batch.rows
-        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
-        first, inverse = distinct_rows(columns)
-        frameworks = []
-        for device, number, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
-            operator, dtype = batch.kinds[number]
-            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
-            frameworks.append(_code(self.evidence.measured_engine(kind, _launcher(framework))))
-        return replace(batch, rows=replace(rows, framework=np.array(frameworks, dtype=rows.framework.dtype)[inverse]))
+        kinds, row = kinds_of(batch, names)
+        codes = [framework_code(self.evidence.measured_engine(kind, framework)) for kind, framework in kinds]
+        return replace(
+            batch, rows=replace(batch.rows, framework=np.array(codes, dtype=batch.rows.framework.dtype)[row])
+        )
 
     def _measured(self, batch: QueryBatch, names: Sequence[str]) -> tuple[Array, Array]:
         """Whether training had the operator and type on the device under the framework, and its factor of slow kernels.
@@ -142,29 +138,20 @@ class InferencePipeline:
         slow : (n,)
             Infinite for what a framework composes of several kernels.
         """
-        rows = batch.rows
-        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
-        first, inverse = distinct_rows(columns)
-        measured, slow = [], []
-        for device, number, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
-            operator, dtype = batch.kinds[number]
-            kind, launcher = QueryKind(names[device], operator, dtype, BACKENDS[backend]), _launcher(framework)
-            measured.append(self.evidence.was_measured(kind, launcher))
-            composed = implementation_of(kind.operator, launcher) == "composed"
-            slow.append(np.inf if composed else self.artifact.domain.slow_factor(kind.device, kind.operator, launcher))
-        return np.array(measured, dtype=np.bool_)[inverse], np.array(slow)[inverse]
+        kinds, row = kinds_of(batch, names)
+        measured = [self.evidence.was_measured(kind, framework) for kind, framework in kinds]
+        slow = [
+            np.inf
+            if implementation_of(kind.operator, framework) == "composed"
+            else self.artifact.domain.slow_factor(kind.device, kind.operator, framework)
+            for kind, framework in kinds
+        ]
+        return np.array(measured, dtype=np.bool_)[row], np.array(slow)[row]
 
     def _counts_as_unseen(self, batch: QueryBatch, names: Sequence[str]) -> Array:
         """Whether training had no row of the operator on the device (:meth:`Evidence.lacks`), (n,) bool."""
-        rows = batch.rows
-        columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework]
-        first, inverse = distinct_rows(columns)
-        lacking = [
-            not names[device]
-            or self.evidence.lacks(names[device], batch.kinds[number][0], BACKENDS[backend], _launcher(framework))
-            for device, number, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist()
-        ]
-        return np.array(lacking, dtype=np.bool_)[inverse]
+        kinds, row = kinds_of(batch, names)
+        return np.array([self.evidence.lacks(kind, framework) for kind, framework in kinds], dtype=np.bool_)[row]
 
     def needs_other_predictions(self, batch: QueryBatch) -> bool:
         """Whether a prediction of the batch depends on others."""
@@ -228,10 +215,11 @@ class InferencePipeline:
         steps = []
         for device, kind, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
             operator, dtype = batch.kinds[kind]
-            setting = (PROTOCOLS[protocol], BACKENDS[backend], _launcher(framework))
+            setting = (PROTOCOLS[protocol], BACKENDS[backend], framework_name(framework))
             step = self.artifact.domain.step(Context(names[device], operator, dtype, *setting))
             # The context may have rows of another implementation only.
-            lacks = self.evidence.lacks(names[device], operator, BACKENDS[backend], setting[2])
+            query = QueryKind(names[device], operator, dtype, setting[1])
+            lacks = names[device] and self.evidence.lacks(query, setting[2])
             steps.append(max(step, NEAR_STEP) if lacks else step)
         return np.array(steps)[inverse]
 
@@ -429,15 +417,6 @@ def as_trained(known: dict[str, list[Trained]], specs: Sequence[DeviceSpec]) -> 
     A trained device has the figures that it was trained with, including ceilings from its training rows.
     """
     return [find_trained(known, spec) for spec in specs]
-
-
-def _launcher(framework: int) -> str:
-    """Name of a framework by its code, "" where it is not known."""
-    return FRAMEWORKS[framework] if framework >= 0 else ""
-
-
-def _code(framework: str) -> int:
-    return FRAMEWORKS.index(framework) if framework else -1
 
 
 def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSpec, tuple[str, str, str, str, str]]]:
