@@ -246,6 +246,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model")
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--examples", type=int, default=0, help="print so many violations of each kind")
     options = parser.parse_args()
     predictor = LatencyPredictor.load(options.model)
@@ -260,7 +261,7 @@ def main() -> int:
     rates = {kind: counts.rate(kind) for kind in KINDS}
     command = f"python -m benchmarks.agreement --programs {options.programs} --seed {options.seed}"
     result = {"command": command, "model": predictor.model_id, "predictions": predictions, "rates": rates}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Modules that need the public tables: only their help is tested.
 NEED_PUBLIC_DATA = [
     "accuracy",
+    "audit",
     "end_to_end.__main__",
     "leave_one_device_out",
     "llm_serving.__main__",
@@ -29,6 +30,7 @@ NEED_PUBLIC_DATA = [
 #: Tiny sizes of the others. {out} is a result file, {folder} an empty folder, {records} some measured programs,
 #: {config} a training configuration of a few steps.
 TINY = {
+    "agreement": "--programs 20 --out {out}",
     "coverage": None,
     "figures": None,
     "fuzz.__main__": None,  # tests/server/test_fuzz.py
