@@ -196,7 +196,15 @@ class FeaturePart:
 
     @property
     def launcher(self) -> str | None:
-        """The framework whose kernels answer, as :func:`cdmpp.programs.query_options.launcher_of` chooses it."""
+        """The framework whose kernels answer, as :func:`cdmpp.programs.query_options.launcher_of` chooses it.
+
+        Raises
+        ------
+        DataError
+            The implementation is not known.
+        """
+        if self.implementation is not None:
+            _code("implementation", self.implementation, IMPLEMENTATIONS)
         if self.backend == "tvm":
             return self.framework
         implementation = implementation_of(self.operator, self.framework, self.implementation)
@@ -287,8 +295,6 @@ class FeatureQueries:
         known: dict[int, int] = {}
         for i, part in enumerate(parts):
             encoded, place = part.encoded, slice(int(edges[i]), int(edges[i + 1]))
-            if part.implementation is not None:
-                _code("implementation", part.implementation, IMPLEMENTATIONS)
             launcher = part.launcher
             real = encoded.leaves.shape[1]
             leaves[place, :real, : encoded.leaves.shape[2]] = encoded.leaves

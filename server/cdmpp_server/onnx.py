@@ -139,8 +139,8 @@ class ModelQuery:
             raise _refused("device", "missing: name at least one device, such as device=t4")
         protocol = _single("protocol", given, PROTOCOLS.__contains__, "one of " + ", ".join(PROTOCOLS))
         framework = _single("framework", given, FRAMEWORKS.__contains__, "one of " + ", ".join(FRAMEWORKS))
-        known_names = "one of " + ", ".join(IMPLEMENTATIONS)
-        implementation = _single("implementation", given, IMPLEMENTATIONS.__contains__, known_names)
+        allowed = "one of " + ", ".join(IMPLEMENTATIONS)
+        implementation = _single("implementation", given, IMPLEMENTATIONS.__contains__, allowed)
         return cls(
             tuple(devices),
             cast(Protocol, protocol or DEFAULT_PROTOCOL),
@@ -235,6 +235,7 @@ class ProgramAnswer(BaseModel):
     model_config = _CLOSED
 
     device: str
+    implementation: Implementation
     latency_s: Seconds
     lower_s: Seconds
     upper_s: Seconds
@@ -442,6 +443,7 @@ def _answer(
         return {"device": device.name, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
     return {
         "device": device.name,
+        "implementation": result.implementation,
         "latency_s": result.latency_s,
         "lower_s": result.lower_s,
         "upper_s": result.upper_s,

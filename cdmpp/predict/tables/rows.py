@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.predict.prediction import ErrorInfo, Prediction, Query
+from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, check_option
 from cdmpp.predict.tables.sources import TableRow
 from cdmpp.programs.elements import MAX_SHOWN
 from cdmpp.programs.frontends.load import program_from_request
@@ -159,8 +159,7 @@ class RowReader:
         if _empty(cell):
             return None
         text = str(cell).strip()
-        if text not in _SETTINGS[column]:
-            raise DataError(f"{column} {text[:80]!r} is not known", hint="one of: " + ", ".join(_SETTINGS[column]))
+        check_option(column, text[:80], _SETTINGS[column])
         return text
 
 
