@@ -97,6 +97,33 @@ def test_an_unseen_device_is_near_and_several_new_things_are_out(predictor: Late
     assert ask([encoder], "l4")[0].domain == "out"
 
 
+def test_implementation_is_the_stated_one_or_follows_the_framework(predictor: LatencyPredictor) -> None:
+    norm, softmax = "rmsnorm:rows=1024,cols=4096,dtype=bfloat16", "softmax:rows=1024,cols=4096,dtype=bfloat16"
+    asked: list[tuple[str | None, str | None]] = [
+        (None, None),
+        ("pytorch", None),
+        (None, "composed"),
+        ("vllm", "composed"),
+        ("pytorch", "fused"),
+        (None, "compiled"),
+    ]
+    rows = [
+        predictor.predict([norm, softmax], "h100-sxm", framework=framework, implementation=implementation)
+        for framework, implementation in asked
+    ]
+    assert [norms.implementation for norms, _ in rows] == ["fused", *["composed"] * 3, "fused", "compiled"]
+    # PyTorch's softmax is one kernel.
+    assert [other.implementation for _, other in rows] == [*["fused"] * 5, "compiled"]
+    fused, pytorch, composed, vllm, of_pytorch, _ = [norms.latency_s or 0.0 for norms, _ in rows]
+    assert pytorch == composed == vllm > 3 * fused
+    assert of_pytorch == fused
+    bare = TensorProgram.from_operator(norm, "tvm")
+    scheduled = predictor.predict([bare], "intel-xeon-amx-2t-avx2", implementation="composed")[0]
+    assert scheduled.implementation is None and "implementation" not in scheduled.to_dict()
+    with pytest.raises(DataError, match="implementation 'composd' is not known; did you mean composed"):
+        predictor.predict([norm], "t4", implementation="composd")
+
+
 def test_one_bad_program_spares_the_others(predictor: LatencyPredictor) -> None:
     programs: list[Any] = ["linear:m=-1,n=2,k=3", "nonsense:m=1", None, 5, {"operator": "linear"}, "linear:m=2,n=2,k=2"]
     got = predictor.predict(programs, "t4")

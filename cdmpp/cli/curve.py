@@ -10,7 +10,7 @@ import typer
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import DataError
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ def curve(
     framework: Annotated[
         Framework | None, typer.Option(help="Software that launches the library kernels, if known.")
     ] = None,
+    implementation: Annotated[
+        Implementation | None,
+        typer.Option(help="How the operators are executed, as in cdmpp predict.", show_default=False),
+    ] = None,
     backend: Annotated[
         Backend | None, typer.Option(help="A vendor library's kernels (default), or TVM programs.")
     ] = None,
@@ -87,6 +91,7 @@ def curve(
         framework=framework,
         quantiles=quantile or DEFAULT_QUANTILES,
         monotone=monotone,
+        implementation=implementation,
     )
     if json:
         print_json(found.to_dict())

@@ -27,7 +27,7 @@ from cdmpp.cli.ray_option import RayOption
 from cdmpp.cli.reading import parse_sizes
 from cdmpp.errors import CdmppError
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
@@ -84,6 +84,14 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    implementation: Annotated[
+        Implementation | None,
+        typer.Option(
+            help="One kernel (fused), the kernels of an eager framework (composed), of a compiler, or the fastest of "
+            "many candidates (tuned). Default: composed where PyTorch composes the operator, else fused.",
+            show_default=False,
+        ),
+    ] = None,
     backend: Annotated[
         Backend | None,
         typer.Option(
@@ -136,7 +144,20 @@ def predict(
     """
     sizes = parse_sizes(dim or [])
     for_module = ModuleArguments(
-        device or [], protocol, framework, quantile, model, strict, url, json, mode, example, dtype, autocast, optimizer
+        device or [],
+        protocol,
+        framework,
+        quantile,
+        model,
+        strict,
+        url,
+        json,
+        mode,
+        example,
+        dtype,
+        autocast,
+        optimizer,
+        implementation,
     )
     factory = module_of(
         program, for_module, {"--backend": backend, "--dim": dim, "--out": out, "--ray": ray is not None}
@@ -147,7 +168,9 @@ def predict(
     protocol = protocol or DEFAULT_PROTOCOL
     table = table_of(program, {"--out": out, "--url": url, "--ray": ray is not None}, {"--dim": dim, "--json": json})
     if table is not None:
-        options = TableArguments(device or [], protocol, framework, backend, quantile, model, strict, out, url, ray)
+        options = TableArguments(
+            device or [], protocol, framework, backend, quantile, model, strict, out, url, ray, implementation
+        )
         return predict_table(table, options)
     devices = _check_devices(device)
     from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
@@ -155,7 +178,7 @@ def predict(
     levels = check_quantiles(quantile or DEFAULT_QUANTILES)
     predictor = LatencyPredictor.load(model)
     programs = _programs(program, backend, sizes)
-    results = _predict(predictor, programs, devices, protocol, framework, levels)
+    results = _predict(predictor, programs, devices, levels, protocol, framework, implementation)
     totals = _totals(results, bool(programs.left_out.total()))
     if json:
         print_json(
@@ -237,9 +260,10 @@ def _predict(
     predictor: LatencyPredictor,
     programs: _Programs,
     devices: Sequence[str],
+    levels: tuple[float, ...],
     protocol: Protocol,
     framework: Framework | None,
-    levels: tuple[float, ...],
+    implementation: Implementation | None,
 ) -> list[Result]:
     """Every program on every device, program by program."""
     from cdmpp.predict.predictor import ErrorInfo, Prediction, Query
@@ -261,7 +285,7 @@ def _predict(
         )
 
     matrix = PredictionMatrix([program for _, program in programs.items], specs)
-    queries = [Query(program, device, protocol, framework) for program, device in matrix.pairs()]
+    queries = [Query(program, device, protocol, framework, implementation) for program, device in matrix.pairs()]
     rows = matrix.results(predictor.predict_queries(queries, levels), failed)
     return [
         Result(item.source, prediction, item.count, item.task)

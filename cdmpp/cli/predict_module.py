@@ -14,7 +14,7 @@ import typer
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.query_options import Framework, Protocol
+from cdmpp.programs.query_options import Framework, Implementation, Protocol
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -74,6 +74,7 @@ class ModuleArguments:
     dtype: str | None
     autocast: str | None
     optimizer: str | None
+    implementation: Implementation | None = None
 
     @property
     def for_modules(self) -> dict[str, Any]:
@@ -182,6 +183,7 @@ def _predict(
         autocast=given.autocast,
         optimizer=given.optimizer,
         quantiles=levels,
+        implementation=given.implementation,
     )
     return list(answers) if isinstance(answers, list) else [answers]
 

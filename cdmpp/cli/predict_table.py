@@ -17,7 +17,7 @@ from cdmpp.cli.output import device_of
 from cdmpp.cli.progress import progress_bar
 from cdmpp.errors import DataError
 from cdmpp.predict.tables.sources import is_table
-from cdmpp.programs.query_options import Backend, Framework, Protocol
+from cdmpp.programs.query_options import Backend, Framework, Implementation, Protocol
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -62,6 +62,7 @@ class TableArguments:
     url: str | None
     #: Address of a Ray cluster, "" for the default one; None: without Ray.
     ray: str | None = None
+    implementation: Implementation | None = None
 
 
 def table_of(programs: Sequence[str], for_tables: dict[str, Any], for_programs: dict[str, Any]) -> Path | None:
@@ -101,11 +102,11 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
         raise DataError(f"{given.out} is the table itself", hint="write the answers to another file")
     if given.ray is not None and given.url is not None:
         raise DataError("--ray and --url exclude each other", hint="leave one of them out")
-    check_settings(given.protocol, given.framework)
+    check_settings(given.protocol, given.framework, given.implementation)
     levels = check_quantiles(given.levels or DEFAULT_QUANTILES)
 
     def task(devices: Sequence[DeviceSpec | str]) -> TableTask:
-        options = TableOptions(tuple(devices), given.backend, given.protocol, given.framework)
+        options = TableOptions(tuple(devices), given.backend, given.protocol, given.framework, given.implementation)
         return TableTask(path.absolute(), options, levels, kind)
 
     if given.url is not None:

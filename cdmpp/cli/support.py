@@ -144,7 +144,7 @@ def _print_all(found: dict[str, Any]) -> None:
     print(f"no training rows: {', '.join(untrained)}")
     print_table(("operator", "fields"), [(name, _fields(about)) for name, about in found["operators"].items()])
     print(f"trained on: {', '.join(found['trained_devices'])} (any other device by its specification)")
-    for name in ("backends", "protocols", "frameworks"):
+    for name in ("backends", "protocols", "frameworks", "implementations"):
         print(f"{name}: {', '.join(found[name])}")
     accuracy = found["accuracy"].get("by_source", {})
     if accuracy:

@@ -28,7 +28,15 @@ from cdmpp.features.walk import MAX_LEAVES
 from cdmpp.model.domain.score import LABELS
 from cdmpp.programs.elements import MAX_EXTENT
 from cdmpp.programs.operators import operator_family, operator_types
-from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import (
+    BACKENDS,
+    DEFAULT_PROTOCOL,
+    FRAMEWORKS,
+    IMPLEMENTATIONS,
+    PROTOCOLS,
+    implementation_of,
+    launcher_of,
+)
 from cdmpp.programs.templates import is_class, size_names
 
 ANSWERS_FORMAT = "cdmpp-feature-answers-1"
@@ -174,7 +182,7 @@ class FeaturePart:
     operator : str
         Its name, or "tir" for programs given as TIR.
     device : DeviceSpec or str
-    backend, protocol, framework
+    backend, protocol, framework, implementation
         As in :class:`cdmpp.predict.prediction.Query`.
     """
 
@@ -184,6 +192,23 @@ class FeaturePart:
     backend: str = "library"
     protocol: str = DEFAULT_PROTOCOL
     framework: str | None = None
+    implementation: str | None = None
+
+    @property
+    def launcher(self) -> str | None:
+        """The framework whose kernels answer, as :func:`cdmpp.programs.query_options.launcher_of` chooses it.
+
+        Raises
+        ------
+        DataError
+            The implementation is not known.
+        """
+        if self.implementation is not None:
+            _code("implementation", self.implementation, IMPLEMENTATIONS)
+        if self.backend == "tvm":
+            return self.framework
+        implementation = implementation_of(self.operator, self.framework, self.implementation)
+        return launcher_of(self.operator, self.framework, implementation)
 
 
 @dataclass(frozen=True)
@@ -201,7 +226,8 @@ class FeatureQueries:
     kind, device : int32, (n,)
         Index into ``kinds`` and ``devices``.
     backend, protocol, framework : int8, (n,)
-        Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.query_options`.
+        Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.query_options`. The
+        framework is that of :attr:`FeaturePart.launcher`, so the arrays need no implementation.
     kinds : tuple of (operator, dtype)
         Operator's name ("tir" for programs given as TIR) and the element type of the first argument.
     devices : tuple of DeviceSpec or str
@@ -250,7 +276,7 @@ class FeatureQueries:
         Raises
         ------
         DataError
-            A backend, protocol, framework or operator is not known, or features are not finite.
+            An option or operator is not known, or features are not finite.
         """
         counts = [len(part.encoded) for part in parts]
         edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -269,6 +295,7 @@ class FeatureQueries:
         known: dict[int, int] = {}
         for i, part in enumerate(parts):
             encoded, place = part.encoded, slice(int(edges[i]), int(edges[i + 1]))
+            launcher = part.launcher
             real = encoded.leaves.shape[1]
             leaves[place, :real, : encoded.leaves.shape[2]] = encoded.leaves
             positions[place, :real] = encoded.positions
@@ -289,7 +316,7 @@ class FeatureQueries:
                 number,
                 _code("backend", part.backend, BACKENDS),
                 _code("protocol", part.protocol, PROTOCOLS),
-                -1 if part.framework is None else _code("framework", part.framework, FRAMEWORKS),
+                -1 if launcher is None else _code("framework", launcher, FRAMEWORKS),
             )
         repeated = np.repeat(codes, counts, axis=0)
         made = cls(

@@ -34,6 +34,7 @@ class Predictor(Interface):
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        implementation: str | None = None,
     ) -> Predictions:
         """Predict programs on one device, or on each of several; see :meth:`LatencyPredictor.predict`.
 

@@ -12,21 +12,25 @@ from pydantic import Field
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, InvalidProgramError
-from cdmpp.features.encode import EncodedProgram
+from cdmpp.features.encode import EncodedProgram, operator_name
 from cdmpp.model.domain.calibration import DEFAULT_INTERVAL, interval_levels
 from cdmpp.model.domain.score import Label
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.rendering import Column, arrow_table, html_table, interval_text
+from cdmpp.programs.collectives import Collective
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import (
     ALL_FRAMEWORKS,
     COLLECTIVE_FRAMEWORKS,
     DEFAULT_PROTOCOL,
     FRAMEWORKS,
+    IMPLEMENTATIONS,
     PROTOCOLS,
     Backend,
     Framework,
+    Implementation,
     Protocol,
+    implementation_of,
 )
 from cdmpp.utils.units import format_latency
 
@@ -62,12 +66,16 @@ class Query:
         What the latency includes: device time only, launch inside a captured graph, or a call from the host.
     framework : str or None
         Framework that launches a library kernel ("pytorch", "vllm", ...), where it is known.
+    implementation : {"fused", "composed", "compiled", "tuned"} or None
+        How the operator is executed; None: as :func:`cdmpp.programs.query_options.implementation_of` says. A program
+        that runs as scheduled (backend "tvm") and a collective have none.
     """
 
     program: TensorProgram | EncodedProgram
     device: DeviceSpec | str
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: str | None = None
+    implementation: str | None = None
 
 
 class Declared(NamedTuple):
@@ -104,6 +112,10 @@ def figure(description: str, type: Any, *, default: Any = None, **options: Any) 
 Seconds = Annotated[float, Field(gt=0)]
 _BOUND = "of the requested levels (0.1 and 0.9 where those are on one side of the median), at least 1 % from latency_s."
 
+_IMPLEMENTATION = Declared(
+    "How the operator is executed. Absent for the backend tvm and for collectives.", Implementation, optional=True
+)
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -119,6 +131,8 @@ class Prediction:
     backend: str = declared("", Backend)
     protocol: str = declared("", Protocol)
     framework: str | None = declared("", Framework | None)
+    #: Keyword only, because it has a default and stands before fields without one.
+    implementation: str | None = field(default=None, kw_only=True, metadata={"declared": _IMPLEMENTATION})
     model_id: str = declared("")
     latency_s: float | None = figure("Predicted run time.", Seconds, unit="s")
     lower_s: float | None = figure(f"The lowest {_BOUND}", Seconds, unit="s")
@@ -246,7 +260,7 @@ def device_list(device: Device | Sequence[Device]) -> list[Device]:
 
 
 def check_query(query: Query) -> None:
-    """Raise the error of a query whose program, device, protocol or framework is invalid."""
+    """Raise the error of a query whose program, device or option is invalid."""
     if not isinstance(query.program, TensorProgram | EncodedProgram):
         raise InvalidProgramError(
             f"{str(query.program)[:80]!r} is not the program of a query", hint="pass TensorProgram.from_operator(text)"
@@ -255,7 +269,15 @@ def check_query(query: Query) -> None:
         raise InvalidDeviceError(
             f"{str(query.device)[:80]!r} is not the device of a query", hint="pass a name or a DeviceSpec"
         )
-    check_settings(query.protocol, query.framework)
+    check_settings(query.protocol, query.framework, query.implementation)
+
+
+def query_implementation(query: Query) -> str | None:
+    """How the operator of a query is executed; None for the backend tvm and for a collective."""
+    program = query.program
+    if program.backend == "tvm" or isinstance(program.operator, Collective):
+        return None
+    return implementation_of(operator_name(program), query.framework, query.implementation)
 
 
 def failed_fields(query: Query, error: CdmppError, model_id: str) -> dict[str, Any]:
@@ -277,13 +299,23 @@ def failed_fields(query: Query, error: CdmppError, model_id: str) -> dict[str, A
     }
 
 
-def check_settings(protocol: str, framework: str | None) -> None:
-    """Raise :class:`DataError` for an unknown protocol or framework."""
-    for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, ALL_FRAMEWORKS)):
-        if value not in known and (value is not None or what == "protocol"):
-            nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
-            meant = f"; did you mean {nearest[0]}?" if nearest else ""
-            raise DataError(f"{what} {value!r} is not known{meant}", hint="one of: " + ", ".join(known))
+def check_settings(protocol: str, framework: str | None, implementation: str | None = None) -> None:
+    """Raise :class:`DataError` for an unknown protocol, framework or implementation."""
+    for what, value, known in (
+        ("protocol", protocol, PROTOCOLS),
+        ("framework", framework, ALL_FRAMEWORKS),
+        ("implementation", implementation, IMPLEMENTATIONS),
+    ):
+        if value is not None or what == "protocol":
+            check_option(what, value, known)
+
+
+def check_option(what: str, value: Any, known: Sequence[str]) -> None:
+    """Raise :class:`DataError`, with the nearest name, for a value that is not one of ``known``."""
+    if value not in known:
+        nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
+        meant = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise DataError(f"{what} {value!r} is not known{meant}", hint="one of: " + ", ".join(known))
 
 
 def framework_error(query: Query) -> DataError | None:

@@ -1,7 +1,8 @@
 """LatencyPredictor: loads a model and predicts. The HTTP service and the command line use it.
 
-A query is one program on one device with a backend, a protocol and a framework. Queries are computed in chunks of
-a fixed shape, so a prediction does not depend on the other queries of the batch or on their order.
+A query is one program on one device with a backend, a protocol, a framework and an implementation. Queries are
+computed in chunks of a fixed shape, so a prediction does not depend on the other queries of the batch or on their
+order.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py")
 
 #: Memory of a cached row and its key, in bytes, approximately.
 ROW_BYTES = 600
-#: Model, program hash, backend, device's cache key and name, protocol, framework: all that a prediction depends on.
-#: Exact tuples of texts, because the garbage collector does not traverse those.
-RowKey = tuple[str, str, str, str, str, str, str | None]
+#: Model, program hash, backend, device's cache key and name, protocol, framework, implementation: all that a prediction
+#: depends on. Exact tuples of texts, because the garbage collector does not traverse those.
+RowKey = tuple[str, str, str, str, str, str, str | None, str | None]
 #: A cached row of :meth:`RawPredictions.to_table`.
 CachedRow = Array
 #: A query and the specification of its device.
@@ -229,6 +230,7 @@ class LatencyPredictor(ModulePredictor):
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        implementation: str | None = None,
     ) -> Predictions:
         """Predict the run time of tensor programs on one device, or on each of several.
 
@@ -243,6 +245,8 @@ class LatencyPredictor(ModulePredictor):
         framework : str, optional
         quantiles : sequence of float
             Levels of the interval, between 0.02 and 0.98.
+        implementation : {"fused", "composed", "compiled", "tuned"}, optional
+            How the operators are executed (see :class:`Query`).
 
         Returns
         -------
@@ -256,14 +260,15 @@ class LatencyPredictor(ModulePredictor):
         UnknownDeviceError, InvalidDeviceError
             ``device`` is not a known name (the message lists the nearest names), or not a valid specification.
         DataError
-            ``programs`` is a single text; a quantile, the protocol or the framework is not supported.
+            ``programs`` is a single text; a quantile, the protocol, the framework or the implementation
+            is not supported.
         """
         if isinstance(programs, str):
             raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
         specs = [self._as_device(device) for device in device_list(device)]
-        check_settings(protocol, framework)
+        check_settings(protocol, framework, implementation)
         matrix = PredictionMatrix([_as_program(program) for program in programs], specs)
-        queries = [Query(program, spec, protocol, framework) for program, spec in matrix.pairs()]
+        queries = [Query(program, spec, protocol, framework, implementation) for program, spec in matrix.pairs()]
 
         def failed(program: TensorProgram | Failed, spec: DeviceSpec | Failed) -> Prediction:
             assert isinstance(program, Failed)
@@ -274,9 +279,9 @@ class LatencyPredictor(ModulePredictor):
         return Predictions(prediction for row in rows for prediction in row)
 
     def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES) -> Predictions:
-        """Predict queries with different programs, devices, protocols and frameworks; order is kept.
+        """Predict queries with different programs, devices and options; order is kept.
 
-        Unlike in :meth:`predict`, an unknown device, protocol or framework is an error of its query only.
+        Unlike in :meth:`predict`, an unknown device or option is an error of its query only.
         """
         levels, model_id = check_quantiles(quantiles), self.model_id
         keys: dict[int, RowKey] = {}
@@ -290,7 +295,8 @@ class LatencyPredictor(ModulePredictor):
                 check_query(query)
                 spec, digest = find(query.device)
                 program = query.program
-                key = (model_id, program.hash, program.backend, digest, spec.name, query.protocol, query.framework)
+                options = (query.protocol, query.framework, query.implementation)
+                key = (model_id, program.hash, program.backend, digest, spec.name, *options)
             except CdmppError as error:
                 errors[i] = error
                 continue

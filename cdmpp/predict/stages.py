@@ -33,9 +33,9 @@ from cdmpp.model.inference.encoder import BatchBuilder, HalfType, ProgramEncoder
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.predict.bulk import DOMAINS, FeatureAnswers, FeatureQueries
-from cdmpp.predict.prediction import Prediction, Query, framework_error
+from cdmpp.predict.prediction import Prediction, Query, framework_error, query_implementation
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, launcher_of
 from cdmpp.programs.templates import size_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,8 +91,11 @@ def encode_queries(
         device = devices.setdefault(id(spec), len(devices))
         if device == len(specs):
             specs.append(spec)
-        framework = FRAMEWORKS.index(query.framework) if query.framework else -1
-        rows.append((key, device, BACKENDS.index(query.program.backend), PROTOCOLS.index(query.protocol), framework))
+        implementation, framework = query_implementation(query), query.framework
+        if implementation:
+            framework = launcher_of(operator_name(query.program), framework, implementation)
+        code = FRAMEWORKS.index(framework) if framework else -1
+        rows.append((key, device, BACKENDS.index(query.program.backend), PROTOCOLS.index(query.protocol), code))
     return builder.batch(specs, QueryRows(*np.array(rows).T)) if rows else None, errors
 
 
@@ -227,6 +230,7 @@ def report(
             score,
             roofline_s,
             reason,
+            implementation=query_implementation(query),
         )
         for (query, spec), latency_s, lower_s, upper_s, quantiles, domain, score, roofline_s, reason in rows
     ]

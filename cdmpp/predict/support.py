@@ -16,7 +16,7 @@ from cdmpp.programs.collectives import COLLECTIVES, Collective
 from cdmpp.programs.elements import combinations, types_label
 from cdmpp.programs.operators import PRODUCT_ALIASES, lowered_operators, operator_types, unknown_operator
 from cdmpp.programs.products import GroupedGemm, Moe
-from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, PROTOCOLS
+from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, IMPLEMENTATIONS, PROTOCOLS
 
 #: The least distance of a program to those of training: a label is the best that a query of a cell can have.
 _LEAST_DISTANCE = 1e-6
@@ -255,6 +255,7 @@ def support(artifact: Artifact) -> dict[str, Any]:
         "backends": list(BACKENDS),
         "protocols": list(PROTOCOLS),
         "frameworks": list(ALL_FRAMEWORKS),
+        "implementations": list(IMPLEMENTATIONS),
         "default_protocol": DEFAULT_PROTOCOL,
         "quantile_range": [LEVELS[0], LEVELS[-1]],
         "accuracy": artifact.manifest.get("metrics", {}),

@@ -26,7 +26,7 @@ from cdmpp.predict.curves.template import (
 )
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
 from cdmpp.predict.requests.request import WholeNumber
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp_server.body import check, parse_json, read_json_body
 from cdmpp_server.concurrency import DESCRIPTION, Deadline
 from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgram
@@ -110,6 +110,7 @@ class _Request(BaseModel):
     backend: Annotated[Backend | None, Field(description="Default: library.")] = None
     protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
     framework: Framework | None = None
+    implementation: Annotated[Implementation | None, Field(description="As in an item of /predict.")] = None
     quantiles: Annotated[
         list[Level], Field(min_length=1, max_length=MAX_QUANTILES, description="The outermost levels are the bounds.")
     ] = list(DEFAULT_QUANTILES)
@@ -266,6 +267,7 @@ def _plan(request: CurveRequest | CurvesRequest, artifact: Artifact, most: int) 
             # By name and never load_device: a client's text must not be used as a path on this machine.
             find=artifact.device,
             most=most,
+            implementation=request.implementation,
         )
     except CdmppError as error:
         # Not 422: the body satisfies the schema.

@@ -22,7 +22,15 @@ from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Q
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.prediction_total import PredictionTotal
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS, Framework, Protocol
+from cdmpp.programs.query_options import (
+    DEFAULT_PROTOCOL,
+    FRAMEWORKS,
+    IMPLEMENTATIONS,
+    PROTOCOLS,
+    Framework,
+    Implementation,
+    Protocol,
+)
 from cdmpp_server.body import read_body
 from cdmpp_server.concurrency import Deadline
 from cdmpp_server.fields import MAX_TEXT, OPERATOR_SCHEMA
@@ -66,6 +74,12 @@ PARAMETERS: list[dict[str, Any]] = [
         "schema": {"type": "string", "enum": list(FRAMEWORKS)},
     },
     {
+        "name": "implementation",
+        "in": "query",
+        "description": "How the operators are executed, as in /predict.",
+        "schema": {"type": "string", "enum": list(IMPLEMENTATIONS)},
+    },
+    {
         "name": "dim",
         "in": "query",
         "description": "Size of a dynamic dimension of the model, such as `batch=1`; repeat it for several. Two "
@@ -90,7 +104,7 @@ class ModelQuery:
     ----------
     devices : tuple of str
         1 to 64 names, in the order of the request.
-    protocol, framework
+    protocol, framework, implementation
         Options that define the latency.
     dims : dict of str to int
         Sizes of dynamic dimensions.
@@ -101,6 +115,7 @@ class ModelQuery:
     devices: tuple[str, ...]
     protocol: Protocol
     framework: Framework | None
+    implementation: Implementation | None
     dims: dict[str, int]
     model: str | None
 
@@ -124,10 +139,13 @@ class ModelQuery:
             raise _refused("device", "missing: name at least one device, such as device=t4")
         protocol = _single("protocol", given, PROTOCOLS.__contains__, "one of " + ", ".join(PROTOCOLS))
         framework = _single("framework", given, FRAMEWORKS.__contains__, "one of " + ", ".join(FRAMEWORKS))
+        allowed = "one of " + ", ".join(IMPLEMENTATIONS)
+        implementation = _single("implementation", given, IMPLEMENTATIONS.__contains__, allowed)
         return cls(
             tuple(devices),
             cast(Protocol, protocol or DEFAULT_PROTOCOL),
             cast(Framework | None, framework),
+            cast(Implementation | None, implementation),
             _dims(_texts("dim", given, MAX_DIMS, _is_dim, "NAME=SIZE, such as batch=1")),
             _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters"),
         )
@@ -217,6 +235,7 @@ class ProgramAnswer(BaseModel):
     model_config = _CLOSED
 
     device: str
+    implementation: Implementation
     latency_s: Seconds
     lower_s: Seconds
     upper_s: Seconds
@@ -317,7 +336,7 @@ Program = TensorProgram | EncodedProgram
 def model_queries(summary: ModelSummary, devices: Sequence[Device], query: ModelQuery) -> list[Query]:
     """Every program on every valid device, program by program."""
     pairs = _matrix(summary, devices).pairs()
-    return [Query(program, device, query.protocol, query.framework) for program, device in pairs]
+    return [Query(program, device, query.protocol, query.framework, query.implementation) for program, device in pairs]
 
 
 def model_answer(
@@ -424,6 +443,7 @@ def _answer(
         return {"device": device.name, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
     return {
         "device": device.name,
+        "implementation": result.implementation,
         "latency_s": result.latency_s,
         "lower_s": result.lower_s,
         "upper_s": result.upper_s,

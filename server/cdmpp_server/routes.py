@@ -119,6 +119,7 @@ class Support(_Answer):
     backends: list[str]
     protocols: list[str]
     frameworks: list[str]
+    implementations: list[str]
     default_protocol: str
     quantile_range: Annotated[list[float], Field(min_length=2, max_length=2)]
     accuracy: Annotated[dict[str, Any], Field(description="Error table by source; fractions.")]

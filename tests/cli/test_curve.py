@@ -21,7 +21,7 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
     result = run(
         "curve",
         "3*linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)",
-        "softmax:rows=tokens,cols=64",
+        "rmsnorm:rows=tokens,cols=64",
         "--axis",
         "batch=1,2",
         "--axis",
@@ -36,6 +36,8 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
         "eager",
         "--framework",
         "pytorch",
+        "--implementation",
+        "composed",
         "--monotone",
         "tokens",
         "--quantile",
@@ -49,7 +51,7 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
         predictor,
         [
             Template.parse("linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)", 3),
-            Template.parse("softmax:rows=tokens,cols=64"),
+            Template.parse("rmsnorm:rows=tokens,cols=64"),
         ],
         {"batch": [1, 2], "tokens": [1, 8], "dtype": ["float16", "float32"]},
         ["t4", "l4"],
@@ -57,6 +59,7 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
         framework="pytorch",
         quantiles=(0.25, 0.75),
         monotone=["tokens"],
+        implementation="composed",
     )
     assert json.loads(result.stdout) == expected.to_dict()
 

@@ -158,6 +158,7 @@ def test_user_defined_device_is_accepted(run: Run, tmp_path: Path) -> None:
     [
         ("--protocol", "slow"),
         ("--framework", "x"),
+        ("--implementation", "unfused"),
         ("--backend", "x"),
         ("--dim", "n"),
         ("--dim", "n=0"),

@@ -122,7 +122,7 @@ def test_fields_of_operators_as_columns(run: Run, tmp_path: Path) -> None:
 
 
 def test_row_has_its_own_device_and_settings(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
-    text = PROGRAMS[0]
+    text, norm = PROGRAMS[0], "rmsnorm:rows=1024,cols=4096,dtype=bfloat16"
     rows = [
         {"program": text, "device": "l4", "protocol": "eager", "framework": "pytorch", "backend": ""},
         {"program": text, "device": "t4", "protocol": "", "framework": "", "backend": "tvm"},
@@ -131,15 +131,21 @@ def test_row_has_its_own_device_and_settings(run: Run, predictor: LatencyPredict
         {"program": text, "device": "", "protocol": "", "framework": "", "backend": ""},
         {"program": json.dumps({"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"})}
         | {"device": "t4", "protocol": "", "framework": "", "backend": ""},
+        *({"program": norm, "device": "t4", "implementation": name} for name in ("composed", "", "unfused")),
     ]
-    result = run("predict", write_csv(tmp_path / "t.csv", rows), "--protocol", "graph")
+    rows[0]["implementation"] = ""
+    result = run("predict", write_csv(tmp_path / "t.csv", rows), "--protocol", "graph", "--implementation", "tuned")
     answers = read_csv(result.stdout)
     tvm = TensorProgram.from_operator(text, "tvm")
     queries = [Query(TensorProgram.from_operator(text), "l4", "eager", "pytorch"), Query(tvm, "t4", "graph")]
     queries.append(Query(TensorProgram.from_operator(text), "t4", "graph"))
+    queries += [Query(TensorProgram.from_operator(norm), "t4", "graph", None, name) for name in ("composed", "tuned")]
     figures = [str(p.latency_s) for p in predictor.predict_queries(queries)]
-    assert [answers[i]["latency_s"] for i in (0, 1, 5)] == figures
+    assert [answers[i]["latency_s"] for i in (0, 1, 5, 6, 7)] == figures
     assert [answer["error_code"] for answer in answers[2:5]] == ["unknown_device", "data_error", "data_error"]
+    # A TVM program has no implementation.
+    assert [answers[i]["implementation"] for i in (0, 1, 5, 6, 7)] == ["tuned", "", "tuned", "composed", "tuned"]
+    assert "implementation 'unfused' is not known; did you mean fused?" in answers[8]["error"]
     assert run("predict", tmp_path / "t.csv", "-d", "t4").stdout.count(",t4,") == len(rows)
 
 

@@ -79,7 +79,7 @@ def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
     )
     there = json.loads(done.stdout)
     rows = {(r["source"], r["program_hash"], r["device"]): r for r in there["results"]}
-    keys = ("latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")
+    keys = ("implementation", "latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")
     for source, response in sources.items():
         assert (response["model_id"], response["protocol"]) == (there["model_id"], "eager")
         assert response["framework"] == "pytorch"
@@ -196,6 +196,7 @@ def test_a_file_that_cannot_be_read(data: bytes, says: str, upload: Upload) -> N
         ("device=t4&protocol=", "protocol"),
         ("device=t4&protocol=kernel&protocol=eager", "protocol"),
         ("device=t4&framework=null", "framework"),
+        ("device=t4&implementation=null", "implementation"),
         ("device=t4&dim=batch", "dim"),
         ("device=t4&dim=batch=0", "dim"),
         ("device=t4&dim=batch=01", "dim"),

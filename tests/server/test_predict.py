@@ -242,7 +242,9 @@ def test_backend_and_protocol_are_part_of_the_query(ask) -> None:
         ("tvm", "kernel"),
     ]
     assert results[2]["latency_s"] > results[0]["latency_s"]
-    explicit = ask([{"id": None, **GOOD, "backend": None, "protocol": "kernel", "framework": None}])
+    explicit = ask(
+        [{"id": None, **GOOD, "backend": None, "protocol": "kernel", "framework": None, "implementation": None}]
+    )
     assert without_ids(*explicit.json()["results"]) == without_ids(results[0])
 
 
@@ -338,6 +340,8 @@ BROKEN_ITEMS: dict[str, tuple[Any, str, str]] = {
     "protocol as list": ({**GOOD, "protocol": ["kernel"]}, "data_error", "protocol"),
     "unknown framework": ({**GOOD, "framework": "jax"}, "data_error", "framework"),
     "framework as number": ({**GOOD, "framework": 1}, "data_error", "framework"),
+    "unknown implementation": ({**GOOD, "implementation": "unfused"}, "data_error", "implementation"),
+    "implementation as list": ({**GOOD, "implementation": ["fused"]}, "data_error", "implementation"),
     "id as number": ({**GOOD, "id": 1}, "data_error", "id"),
     "long id": ({**GOOD, "id": "i" * 201}, "data_error", "id"),
 }

@@ -251,17 +251,23 @@ class AsyncPredictorClient:
         autocast: Any = None,
         optimizer: str | Callable[..., Any] | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        implementation: str | None = None,
     ) -> ModulePrediction | ModulePredictions:
         """Predict one run of a torch module; see :meth:`LatencyPredictor.predict_module`.
 
         A thread lists the kernels, so that other coroutines go on.
         """
-        check_settings(protocol, framework)
+        check_settings(protocol, framework, implementation)
         devices = device_list(device)
         types = {"dtype": dtype, "autocast": autocast}
         listing = await asyncio.to_thread(list_module, module, example_inputs, mode=mode, optimizer=optimizer, **types)
         predictions = await self.predict(
-            listing.programs, devices, protocol=protocol, framework=framework, quantiles=quantiles
+            listing.programs,
+            devices,
+            protocol=protocol,
+            framework=framework,
+            quantiles=quantiles,
+            implementation=implementation,
         )
         return module_predictions(listing, predictions, device)
 

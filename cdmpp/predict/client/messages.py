@@ -222,14 +222,24 @@ class Texts:
         self._made: dict[int, str] = {}
         self._settings: dict[tuple[str | None, ...], str] = {}
 
-    def item(self, program: Any, device: DeviceSpec | str, protocol: str, framework: str | None) -> Item:
+    def item(
+        self,
+        program: Any,
+        device: DeviceSpec | str,
+        protocol: str,
+        framework: str | None,
+        implementation: str | None = None,
+    ) -> Item:
         """An item; raises the errors of :func:`program_fields` and :func:`device_fields`."""
         known = program if isinstance(program, TensorProgram) else None
         backend = known.backend if known is not None else None
-        setting = (backend, protocol, framework)
+        setting = (backend, protocol, framework, implementation)
         tail = self._settings.get(setting)
         if tail is None:
-            options = dict(zip(("backend", "protocol", "framework"), setting, strict=True))
+            options = dict(zip(("backend", "protocol", "framework", "implementation"), setting, strict=True))
+            # A service of an earlier version refuses a field that it does not know.
+            if implementation is None:
+                del options["implementation"]
             tail = self._settings[setting] = to_json(options)[1:]
         text = f'{{"program":{self._text(program, program_fields)},"device":{self._text(device, device_fields)},{tail}'
         return Item(

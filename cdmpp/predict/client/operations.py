@@ -106,6 +106,7 @@ class Operations:
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        implementation: str | None = None,
     ) -> Steps[Predictions]:
         """Predict programs on one device or each of several, in order; see :meth:`LatencyPredictor.predict`.
 
@@ -113,7 +114,7 @@ class Operations:
         """
         if isinstance(programs, str):
             raise DataError(f"programs must be a list, not the text {programs[:60]!r}", hint="pass a list: [program]")
-        check_settings(protocol, framework)
+        check_settings(protocol, framework, implementation)
         specs = [resolve_device(device, str) for device in device_list(device)]
         texts = Texts()
         readable: list[tuple[Item, ...] | Failed] = []
@@ -121,7 +122,8 @@ class Operations:
         for program in programs:
             try:
                 kept.append(read_program(program))
-                readable.append(tuple(texts.item(kept[-1], spec, protocol, framework) for spec in specs))
+                items = tuple(texts.item(kept[-1], spec, protocol, framework, implementation) for spec in specs)
+                readable.append(items)
             except CdmppError as error:
                 readable.append(Failed(str(program)[:200], error))
         matrix: PredictionMatrix[tuple[Item, ...], int] = PredictionMatrix(readable, range(len(specs)))
@@ -154,7 +156,8 @@ class Operations:
         for position, query in enumerate(queries):
             try:
                 check_query(query)
-                items.append(texts.item(query.program, query.device, query.protocol, query.framework))
+                options = (query.protocol, query.framework, query.implementation)
+                items.append(texts.item(query.program, query.device, *options))
             except CdmppError as error:
                 failed[position] = error
         answers = iter((yield from self._predict_items(items, levels)))
@@ -215,10 +218,11 @@ class Operations:
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
         monotone: Sequence[str] | None = None,
+        implementation: str | None = None,
     ) -> Steps[Curve]:
         """Predict a template over axes on devices; see :func:`cdmpp.predict.curves.predict_curve`."""
         levels = check_quantiles(quantiles)
-        check_settings(protocol, framework)
+        check_settings(protocol, framework, implementation)
         body = {
             **template_fields(programs),
             "axes": {name: list(values) for name, values in axes.items()},
@@ -226,6 +230,7 @@ class Operations:
             "backend": backend,
             "protocol": protocol,
             "framework": framework,
+            **({"implementation": implementation} if implementation else {}),
             "quantiles": list(levels),
             "monotone": None if monotone is None else list(monotone),
             "model": self.model,
@@ -288,15 +293,17 @@ class Operations:
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         dims: Mapping[str, int] | None = None,
+        implementation: str | None = None,
     ) -> Steps[dict[str, Any]]:
         """Predict an ONNX model (a local file, or its bytes) on devices: totals and programs.
 
         The dictionary is the answer of ``POST /models/predict``.
         """
-        check_settings(protocol, framework)
+        check_settings(protocol, framework, implementation)
         data = model if isinstance(model, bytes) else file_bytes(model)
         params = [("device", name) for name in devices]
-        params += [("protocol", protocol)] + ([("framework", framework)] if framework else [])
+        options = {"protocol": protocol, "framework": framework, "implementation": implementation}
+        params += [(name, value) for name, value in options.items() if value]
         params += [("dim", f"{name}={size}") for name, size in (dims or {}).items()]
         params += [("model", self.model)] if self.model else []
         answer = yield Call("POST", "/models/predict", data, OCTETS, params)

@@ -64,9 +64,10 @@ class CurvePlan:
         monotone: Sequence[str] | None = None,
         find: Callable[[str], DeviceSpec] | None = None,
         most: int = MAX_POINTS,
+        implementation: str | None = None,
     ) -> None:
         self.levels = check_quantiles(quantiles)
-        check_settings(protocol, framework)
+        check_settings(protocol, framework, implementation)
         self._grid = grid = Grid(_templates(programs), axes)
         self._along = _along(grid, monotone)
         if not devices:
@@ -82,7 +83,7 @@ class CurvePlan:
         self._points = [_Point.of(grid, at, backend or "library") for at in grid.points()]
         self._matrix = PredictionMatrix(self._devices, self._points)
         self.queries = [
-            Query(program, device.device, protocol, framework)
+            Query(program, device.device, protocol, framework, implementation)
             for device, point in self._matrix.pairs()
             for program, _ in point.programs
         ]
@@ -207,6 +208,7 @@ def predict_curve(
     framework: str | None = None,
     quantiles: Sequence[float] = DEFAULT_QUANTILES,
     monotone: Sequence[str] | None = None,
+    implementation: str | None = None,
 ) -> Curve:
     """Predict a template over axes on devices.
 
@@ -219,7 +221,7 @@ def predict_curve(
         An axis replaces the field of its name, or occurs in expressions. Values are numbers, texts ("float16") or
         booleans; every axis must be used.
     devices : sequence of DeviceSpec, mapping of its fields, or name
-    backend, protocol, framework, quantiles
+    backend, protocol, framework, quantiles, implementation
         See :meth:`cdmpp.predict.predictor.LatencyPredictor.predict`.
     monotone : sequence of str, optional
         Numeric axes along which the fit does not decrease; default: all but ``tp``, ``ep`` and ``ranks_per_node``.
@@ -250,5 +252,6 @@ def predict_curve(
         framework=framework,
         quantiles=quantiles,
         monotone=monotone,
+        implementation=implementation,
     )
     return plan.curve(predictor.model_id, predictor.predict_queries(plan.queries, plan.levels))

@@ -33,6 +33,7 @@ class ModuleOptions(TypedDict, total=False):
     autocast: Any
     optimizer: str | Callable[..., Any] | None
     quantiles: Sequence[float]
+    implementation: str | None
 
 
 class ModulePredictor:
@@ -47,6 +48,7 @@ class ModulePredictor:
         protocol: Protocol = "kernel",
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        implementation: str | None = None,
     ) -> Predictions:
         """Predict programs on one device, or on each of several."""
 
@@ -73,6 +75,7 @@ class ModulePredictor:
         autocast: Any = None,
         optimizer: str | Callable[..., Any] | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
+        implementation: str | None = None,
     ) -> ModulePrediction | ModulePredictions:
         """Predict one run of a torch module: its kernels are listed without running them, and their latencies added.
 
@@ -96,7 +99,7 @@ class ModulePredictor:
         optimizer : {"sgd", "adam", "adamw"} or callable, optional
             In training, the update by PyTorch's optimizer with ``foreach=True``, or by the optimizer that the callable
             makes of the parameters. Default: no update.
-        quantiles : sequence of float
+        quantiles, implementation
             As in :meth:`predict`.
 
         Returns
@@ -115,10 +118,15 @@ class ModulePredictor:
         MissingDependencyError
             torch is not installed.
         """
-        check_settings(protocol, framework)
+        check_settings(protocol, framework, implementation)
         devices = device_list(device)
         listing = list_module(module, example_inputs, mode=mode, dtype=dtype, autocast=autocast, optimizer=optimizer)
         predictions = self.predict(
-            listing.programs, devices, protocol=protocol, framework=framework, quantiles=quantiles
+            listing.programs,
+            devices,
+            protocol=protocol,
+            framework=framework,
+            quantiles=quantiles,
+            implementation=implementation,
         )
         return module_predictions(listing, predictions, device)

@@ -11,17 +11,22 @@ from typing import Any, cast
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.predict.prediction import ErrorInfo, Prediction, Query
+from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, check_option
 from cdmpp.predict.tables.sources import TableRow
 from cdmpp.programs.elements import MAX_SHOWN
 from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import operator_types, read_value
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, PROTOCOLS, Backend
+from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, IMPLEMENTATIONS, PROTOCOLS, Backend
 from cdmpp.programs.query_options import Protocol as MeasuringProtocol
 
 #: Columns that override an option of the command in their row; an empty cell leaves the option.
-_SETTINGS: dict[str, tuple[str, ...]] = {"backend": BACKENDS, "protocol": PROTOCOLS, "framework": ALL_FRAMEWORKS}
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "backend": BACKENDS,
+    "protocol": PROTOCOLS,
+    "framework": ALL_FRAMEWORKS,
+    "implementation": IMPLEMENTATIONS,
+}
 #: An operator accepts it in place of another field.
 _FURTHER_FIELDS = ("past_total",)
 
@@ -34,7 +39,7 @@ class TableOptions:
     ----------
     devices : tuple of DeviceSpec or str
         Devices of every row; empty: the table has a column ``device``.
-    backend, protocol, framework
+    backend, protocol, framework, implementation
         As in :class:`cdmpp.predict.prediction.Query`, where the row does not name its own.
     """
 
@@ -42,6 +47,7 @@ class TableOptions:
     backend: Backend | None = None
     protocol: MeasuringProtocol = DEFAULT_PROTOCOL
     framework: str | None = None
+    implementation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class RowReader:
     columns : sequence of str
         Columns of the table: ``program`` (an operator's text, or JSON: an operator's fields, ``{"tvm_json": text}``
         or TVM JSON), or ``operator`` with its fields as further columns; optionally ``device``, ``backend``,
-        ``protocol`` and ``framework``.
+        ``protocol``, ``framework`` and ``implementation``.
     options : TableOptions
 
     Attributes
@@ -128,7 +134,8 @@ class RowReader:
             program = self._program(cells, backend)
             protocol = cast(MeasuringProtocol, settings.get("protocol") or self._options.protocol)
             framework = settings.get("framework") or self._options.framework
-            return [Query(program, device, protocol, framework) for device in devices]
+            implementation = settings.get("implementation") or self._options.implementation
+            return [Query(program, device, protocol, framework, implementation) for device in devices]
         except CdmppError as error:
             names = [device if isinstance(device, str) else device.name for device in devices or ("",)]
             return [FailedRow(name, device, error) for device in names]
@@ -152,8 +159,7 @@ class RowReader:
         if _empty(cell):
             return None
         text = str(cell).strip()
-        if text not in _SETTINGS[column]:
-            raise DataError(f"{column} {text[:80]!r} is not known", hint="one of: " + ", ".join(_SETTINGS[column]))
+        check_option(column, text[:80], _SETTINGS[column])
         return text
 
 

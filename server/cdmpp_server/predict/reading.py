@@ -82,10 +82,16 @@ _FIELDS = frozenset(Item.model_fields)
 
 
 def row_key(
-    model_id: str, program: ResolvedProgram, device: ResolvedDevice, protocol: str, framework: str | None
+    model_id: str,
+    program: ResolvedProgram,
+    device: ResolvedDevice,
+    protocol: str,
+    framework: str | None,
+    implementation: str | None,
 ) -> RowKey:
     """The key of a query in the caches of the predictor and of answers."""
-    return model_id, program.hash, program.backend, device.cache_key, device.spec.name, protocol, framework
+    options = (protocol, framework, implementation)
+    return model_id, program.hash, program.backend, device.cache_key, device.spec.name, *options
 
 
 def work_of(predictor: LatencyPredictor, key: RowKey) -> float:
@@ -108,7 +114,8 @@ class OpenItem:
     def key(self, model_id: str) -> RowKey:
         """The key of its answer."""
         assert self.known is not None
-        return row_key(model_id, self.known, self.device, self.item.protocol, self.item.framework)
+        item = self.item
+        return row_key(model_id, self.known, self.device, item.protocol, item.framework, item.implementation)
 
 
 @dataclass
@@ -219,9 +226,9 @@ class Reader:
 
         Without one, the cost of the item if its figures are cached, and None if nothing is.
 
-        Protocol and framework are part of the key, so an invalid value has no answer. This look-up is here because
-        validation by pydantic alone has 0.67 of the throughput for 256 cached items (4.3 ms instead of 2.9 ms of
-        processor time per request); for one cached item it has 0.97, for new items 0.98 to 1.00.
+        Protocol, framework and implementation are part of the key, so an invalid value has no answer. This look-up is
+        here because validation by pydantic alone has 0.67 of the throughput for 256 cached items (4.3 ms instead of
+        2.9 ms of processor time per request); for one cached item it has 0.97, for new items 0.98 to 1.00.
         """
         if type(raw) is not dict or not raw.keys() <= _FIELDS:
             return None
@@ -235,7 +242,7 @@ class Reader:
         if device is None:
             return None
         protocol, framework = raw.get("protocol", DEFAULT_PROTOCOL), raw.get("framework")
-        key = row_key(predictor.model_id, program, device, protocol, framework)
+        key = row_key(predictor.model_id, program, device, protocol, framework, raw.get("implementation"))
         answer = self._answers.get(key, program.name, levels)
         return answer if answer is not None else work_of(predictor, key)
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import DEFAULT_QUANTILES
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram, check_width, with_max_items
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
 
@@ -48,6 +48,14 @@ class Item(BaseModel):
     ] = DEFAULT_PROTOCOL
     framework: Annotated[
         Framework | None, Field(description="Framework that launches a library kernel; null where it is not known.")
+    ] = None
+    implementation: Annotated[
+        Implementation | None,
+        Field(
+            description="fused: one kernel. composed: several kernels of an eager framework, summed. compiled: a "
+            "compiler's kernel. tuned: the fastest of many candidates. null: composed for what eager PyTorch composes "
+            "and the framework pytorch, else fused."
+        ),
     ] = None
 
 

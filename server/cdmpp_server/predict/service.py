@@ -288,4 +288,5 @@ def _answer(reading: Reading, signer: Signer | None) -> bytes:
 
 def _query(open: OpenItem) -> Query:
     assert open.known is not None
-    return Query(open.known.program, open.device.spec, open.item.protocol, open.item.framework)
+    item = open.item
+    return Query(open.known.program, open.device.spec, item.protocol, item.framework, item.implementation)

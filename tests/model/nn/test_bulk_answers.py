@@ -25,6 +25,7 @@ TEXTS = (
     "attention_prefill:batch=2,q_len=77,heads=8,kv_heads=2,head_dim=64,dtype=bfloat16",
     "conv2d:n=8,c_in=64,h=56,w=56,c_out=64,kh=3,kw=3,pad_h=1,pad_w=1",
     "max_pool2d:n=8,c=64,h=56,w=56,kh=3,kw=3",
+    "rmsnorm:rows=1024,cols=4096,dtype=bfloat16",
 )
 LEVELS = (0.05, 0.5, 0.9)
 
@@ -32,16 +33,27 @@ LEVELS = (0.05, 0.5, 0.9)
 def asked() -> list[Query]:
     programs = [TensorProgram.from_operator(text) for text in TEXTS]
     return [
-        Query(program, device, protocol, framework)  # type: ignore[arg-type]
+        Query(program, device, protocol, framework, implementation)  # type: ignore[arg-type]
         for program in programs
-        for device, protocol, framework in (("t4", "kernel", None), (MINE, "eager", "pytorch"))
+        for device, protocol, framework, implementation in (
+            ("t4", "kernel", None, None),
+            (MINE, "eager", "pytorch", None),
+            ("t4", "kernel", None, "composed"),
+            (MINE, "eager", "pytorch", "fused"),
+        )
     ]
 
 
 def as_features(predictor: LatencyPredictor, queries: list[Query]) -> FeatureQueries:
     parts = [
         FeaturePart(
-            predictor.encode(q.program), operator_name(q.program), q.device, q.program.backend, q.protocol, q.framework
+            predictor.encode(q.program),
+            operator_name(q.program),
+            q.device,
+            q.program.backend,
+            q.protocol,
+            q.framework,
+            q.implementation,
         )
         for q in queries
     ]

@@ -27,6 +27,7 @@ from cdmpp.programs.program import TensorProgram
 from tests.features.test_hostile_json import concrete
 
 LINEAR = "linear:m=512,n=4096,k=1024,dtype=float16"
+NORM = "rmsnorm:rows=1024,cols=4096,dtype=bfloat16"
 SOFTMAX = {"operator": "softmax", "rows": 77, "cols": 1000}
 TVM_JSON = json.dumps(concrete("linear:m=4,n=8,k=16"))
 LLAMA = Path(__file__).parents[3] / "examples" / "llm" / "llama-3.1-8b.json"
@@ -72,7 +73,7 @@ def test_the_model_has_a_name(implementation: Predictor, predictor: LatencyPredi
 
 def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredictor) -> None:
     programs = [
-        LINEAR,
+        NORM,
         SOFTMAX,
         parse_operator("add:rows=7,cols=9"),
         TensorProgram.from_operator(LINEAR, "tvm"),
@@ -83,7 +84,7 @@ def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredi
         ("intel-xeon-amx-2t-avx2", {}),
         ("t4", {}),
         ("Tesla T4", {"protocol": "eager", "framework": "pytorch", "quantiles": (0.05, 0.5, 0.95)}),
-        (MINE, {"protocol": "graph"}),
+        (MINE, {"protocol": "graph", "implementation": "composed"}),
         (MINE.model_dump(mode="json"), {}),
     ):
         predictions = implementation.predict(programs, device, **more)  # type: ignore[arg-type]
@@ -120,6 +121,8 @@ def test_queries_of_all_kinds(implementation: Predictor, predictor: LatencyPredi
         for device in ("t4", MINE, "l4")
         for protocol, framework in (("kernel", None), ("eager", "pytorch"), ("nonsense", None), ("graph", "x"))
     ]
+    norm = TensorProgram.from_operator(NORM)
+    queries += [Query(norm, "t4", "kernel", None, name) for name in (None, "composed", "tuned", "unfused")]
     queries += [Query(TensorProgram.from_tvm_json("[]"), "t4"), Query(linear, "no-such-gpu")]
     predictions = implementation.predict_queries(queries, (0.25, 0.75))
     assert plain(predictions) == plain(predictor.predict_queries(queries, (0.25, 0.75)))
@@ -135,6 +138,7 @@ def test_invalid_query_is_an_error_of_this_query_only(implementation: Any) -> No
         "data_error": [
             *(Query(program, "t4", protocol) for protocol in (None, "wall", ["kernel"])),
             *(Query(program, "t4", "kernel", framework) for framework in (5, "jax")),
+            *(Query(program, "t4", "kernel", None, other) for other in (5, "unfused")),  # type: ignore[arg-type]
         ],
     }
     queries = [
@@ -154,7 +158,12 @@ def test_what_is_refused_as_a_whole(implementation: Predictor) -> None:
         implementation.predict([LINEAR], {"name": "half"})
     with pytest.raises(InvalidDeviceError):
         implementation.predict([LINEAR], 3)  # type: ignore[arg-type]
-    for wrong in ({"quantiles": (0.999,)}, {"protocol": "nonsense"}, {"framework": "nonsense"}):
+    for wrong in (
+        {"quantiles": (0.999,)},
+        {"protocol": "nonsense"},
+        {"framework": "nonsense"},
+        {"implementation": "unfused"},
+    ):
         with pytest.raises(DataError):
             implementation.predict([LINEAR], "t4", **wrong)  # type: ignore[arg-type]
     with pytest.raises(DataError):
@@ -202,6 +211,7 @@ def test_a_curve(implementation: Predictor, predictor: LatencyPredictor) -> None
         ("linear:m=batch*16,n=64,k=64", {}),
         ({"operator": "linear", "m": "batch", "n": 4, "k": 4}, {"monotone": [], "protocol": "graph"}),
         ([Template.parse("linear:m=batch,n=8,k=8", 3)], {"quantiles": (0.2, 0.3)}),
+        ("rmsnorm:rows=batch*512,cols=4096", {"implementation": "composed"}),
     ):
         devices = ["t4", MINE, "no-such-gpu"]
         # Through the interface, and where there is one by the service's own endpoint.

@@ -22,7 +22,7 @@ from cdmpp.predict.predictor import LatencyPredictor
 
 X = torch.empty(8, 64)
 NET = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
-OPTIONS: dict[str, Any] = {"mode": "training", "dtype": "float16", "optimizer": "sgd"}
+OPTIONS: dict[str, Any] = {"mode": "training", "dtype": "float16", "optimizer": "sgd", "implementation": "tuned"}
 
 
 def without_ids(answers: list[ModulePrediction]) -> list[dict[str, Any]]:

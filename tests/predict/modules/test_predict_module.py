@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -70,9 +71,10 @@ def test_several_devices_equal_single_calls(predictor: LatencyPredictor) -> None
     assert predictor.predict_module(NET, X, ["t4"], mode="training", dtype="float16") == single[:1]
 
 
-def test_protocol_framework_and_quantiles_are_those_of_the_call(predictor: LatencyPredictor) -> None:
-    answer = predictor.predict_module(NET, X, "t4", protocol="kernel", framework=None, quantiles=(0.25, 0.75))
-    assert [p.prediction for p in answer.programs] == predictor.predict(PROGRAMS, "t4", quantiles=(0.25, 0.75))
+def test_options_are_those_of_the_call(predictor: LatencyPredictor) -> None:
+    options: dict[str, Any] = {"quantiles": (0.25, 0.75), "implementation": "tuned"}
+    answer = predictor.predict_module(NET, X, "t4", protocol="kernel", framework=None, **options)
+    assert [p.prediction for p in answer.programs] == predictor.predict(PROGRAMS, "t4", **options)
 
 
 def test_calls_without_an_operator_make_the_total_of_their_phase_a_lower_bound(predictor: LatencyPredictor) -> None:
