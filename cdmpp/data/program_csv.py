@@ -18,13 +18,14 @@ from cdmpp.data.records import COLUMNS, NEEDED, table_from_arrow
 from cdmpp.data.table import Float64, MeasurementTable
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.operators import read_operator
-from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, DEFAULT_PROTOCOL, FRAMEWORKS, IMPLEMENTATIONS, PROTOCOLS
 
 #: Column -> its values and what stands for an empty cell.
 _SETTINGS = {
     "backend": (BACKENDS, "library"),
     "protocol": (PROTOCOLS, DEFAULT_PROTOCOL),
     "framework": (("", *FRAMEWORKS), ""),
+    "implementation": (("", *IMPLEMENTATIONS), ""),
 }
 _READ = ("program", "device", *_SETTINGS, *LATENCY_UNITS)
 _SHOWN = 5
@@ -42,8 +43,8 @@ def read_program_csv(path: Path) -> MeasurementTable:
     Columns: ``program``, an operator's text (``"linear:m=512,n=4096,k=1024"``) or the JSON of its fields;
     one of ``latency_us``, ``latency_ms``, ``latency_s``, empty where nothing was measured; where present
     ``device`` (a known name), ``backend`` (an empty cell or no column: library), ``protocol`` (kernel),
-    ``framework`` (not known). All others are never read. Without a device, rows are ``unknown_device`` until
-    :func:`cdmpp.data.records.as_device` gives them one.
+    ``framework`` (not known), ``implementation`` (the default of operator and framework). All others are never read.
+    Without a device, rows are ``unknown_device`` until :func:`cdmpp.data.records.as_device` gives them one.
 
     Raises
     ------

@@ -42,11 +42,11 @@ UNSUPPORTED = {
     "contradictory_sizes": "the sizes contradict each other (groups, heads, kernel size) or are absurd",
     "unknown_device": "the device is not in cdmpp.devices, and the record brings no specification",
     "invalid_device": "the record's device specification cannot be read, or is one of another device",
-    "unknown_setting": "backend, protocol or framework is not supported by cdmpp",
+    "unknown_setting": "backend, protocol, framework or implementation is not supported by cdmpp",
     "missing_program": "the record has no program text, or one that cannot be read",
     "inexpressible_schedule": "no program of the kernel's template is the configuration; column inexpressible says why",
 }
-TEXT_COLUMNS = ("op", "device_name", "device", "backend", "protocol", "framework", "source")
+TEXT_COLUMNS = ("op", "device_name", "device", "backend", "protocol", "framework", "implementation", "source")
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +142,8 @@ class MeasurementTable:
         Operator and device as the file calls them (for reports).
     backend, protocol, framework, source : Labels
         ``framework`` is "" where not known.
+    implementation : Labels
+        What was run: one of :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`.
     excluded, unsupported : Labels
         "" for a row that is used for training, or that can be predicted; else a code of
         :data:`cdmpp.data.physics.EXCLUDED` (or one that the measurer gave), or of :data:`UNSUPPORTED`.
@@ -168,6 +170,7 @@ class MeasurementTable:
     backend: Labels
     protocol: Labels
     framework: Labels
+    implementation: Labels
     source: Labels
     excluded: Labels
     unsupported: Labels

@@ -64,7 +64,17 @@ from functools import partial
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import EXPERTS, LINEAR, Importer, ProductTypes, column_set, joined, plain, typed_groups
+from cdmpp.data.importers.base import (
+    EXPERTS,
+    LINEAR,
+    Importer,
+    ProductTypes,
+    always,
+    column_set,
+    joined,
+    plain,
+    typed_groups,
+)
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable
 from cdmpp.programs.products import BALANCES
@@ -76,6 +86,7 @@ _importer = partial(
     licence="Apache-2.0",
     protocol="graph",
     framework=lambda raw: raw.labels("framework"),
+    implementation=always("fused"),
 )
 
 QUANTISED = "aiconfigurator_gemm_quantised"

@@ -49,6 +49,9 @@ class Importer:
         Rows by operator.
     reads : frozenset of str
         Further columns that are read where present; all others are never looked at.
+    implementation : callable
+        Labels per row: what the source ran (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); the audit table of
+        docs/data.md has the evidence.
     dtype, framework : callable
         Labels per row. Rows of a group with an element type of its own do not read ``dtype``.
     protocol_of : callable, optional
@@ -74,6 +77,7 @@ class Importer:
     lacks: frozenset[str]
     groups: Callable[[RawTable, Labels], Iterable[Group]]
     framework: Callable[[RawTable], Labels]
+    implementation: Callable[[RawTable], Labels]
     reads: frozenset[str] = frozenset()
     one_of: tuple[frozenset[str], ...] = (frozenset(),)
     dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
@@ -120,6 +124,7 @@ class Importer:
             backend=Labels.constant("library", len(raw)),
             protocol=self.protocol_of(raw) if self.protocol_of else Labels.constant(self.protocol, len(raw)),
             framework=self.framework(raw),
+            implementation=self.implementation(raw),
             latency_s=raw.latency_s(),
             row_filter=raw.bools(self.row_filter) if self.row_filter else None,
         )

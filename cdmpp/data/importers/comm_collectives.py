@@ -78,5 +78,6 @@ IMPORTER = Importer(
     reads=column_set("dtype library mode link ranks_per_node"),
     groups=_groups,
     framework=always(""),
+    implementation=always("fused"),
     dtype=lambda raw: raw.labels("dtype", "float16"),
 )

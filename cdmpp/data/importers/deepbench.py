@@ -53,5 +53,6 @@ IMPORTER = Importer(
     lacks=frozenset(),
     groups=_groups,
     framework=always("vendor"),
+    implementation=always("fused"),
     dtype=lambda raw: raw.labels("precision").map(element_type),
 )

@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set
+from cdmpp.data.importers.base import NOT_SERVING, Importer, always, column_set
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -296,6 +296,7 @@ IMPORTER = Importer(
     ),
     groups=_groups,
     framework=_framework,
+    implementation=always("fused"),
     dtype=_dtype,
     protocol_of=_protocol,
     doubtful=_doubtful,

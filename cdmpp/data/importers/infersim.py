@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set, joined
+from cdmpp.data.importers.base import NOT_SERVING, Importer, always, column_set, joined
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -152,6 +152,7 @@ IMPORTER = Importer(
     reads=column_set("phase dtype kv_dtype batch_size q_len kv_len seq_len"),
     groups=_groups,
     framework=_framework,
+    implementation=always("fused"),
     protocol_of=_protocol,
     doubtful=_doubtful,
 )

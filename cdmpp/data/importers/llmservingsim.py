@@ -181,6 +181,22 @@ def _framework(raw: RawTable) -> Labels:
     return raw.labels("protocol").map(lambda name: names.get(name, ""))
 
 
+#: Layers that Hugging Face's eager modules compose of several kernels. Its LayerNorm (Phi) is one.
+_COMPOSED = ("act_fn", "rope", "gate", *_NORMS)
+
+
+def _implementation(raw: RawTable) -> Labels:
+    """v0 on GPUs sums the kernels of a layer; v1 runs vLLM's kernels, and XLA fuses on TPUs."""
+    layers = raw.labels("op").is_in(_COMPOSED) & raw.labels("protocol").is_("v0 torch-profiler")
+    one_kernel = raw.labels("op").is_in(_NORMS) & raw.labels("model").map(_norm).is_("layernorm")
+    tpu = raw.labels("device").is_(_DEVICE_TPU)
+    return Labels((layers & ~one_kernel & ~tpu).astype(np.int32), ("fused", "composed"))
+
+
+def _norm(model: str) -> str:
+    return MODELS[model].norm if model in MODELS else ""
+
+
 _importer = partial(
     Importer,
     repository="casys-kaist/LLMServingSim",
@@ -189,6 +205,7 @@ _importer = partial(
     licence="MIT",
     protocol="kernel",
     framework=_framework,
+    implementation=_implementation,
 )
 
 LAYERS = _importer(

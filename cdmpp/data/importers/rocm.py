@@ -56,7 +56,7 @@ from cdmpp.data.importers.base import FP8, LINEAR, Importer, ProductTypes, alway
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
-_importer = partial(Importer, licence="MIT", protocol="kernel")
+_importer = partial(Importer, licence="MIT", protocol="kernel", implementation=always("tuned"))
 _aiter_importer = partial(_importer, repository="ROCm/aiter", commit="e4048607", framework=always("aiter"))
 
 _TYPES = {name: LINEAR[name] for name in ("fp8_blockscale", "a4w4_mxfp4")} | {

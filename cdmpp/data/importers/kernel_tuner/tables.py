@@ -106,6 +106,7 @@ class TunedImporter(Importer):
             backend=Labels.constant("tvm", len(raw)),
             protocol=Labels.constant(self.protocol, len(raw)),
             framework=self.framework(raw),
+            implementation=self.implementation(raw),
             source=self.sources(raw),
             provenance={
                 "origin": Labels.constant(ORIGIN, len(raw)),
@@ -237,6 +238,7 @@ def _importer(
         lacks=frozenset(lacks or ()),
         groups=lambda raw, op: [],
         framework=always(""),
+        implementation=always("fused"),
         spaces=(space,),
     )
 
