@@ -27,7 +27,7 @@ from cdmpp.data.table import (
 from cdmpp.devices import lookup
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.operators import operator_types
-from cdmpp.programs.query_options import BACKENDS, COMPOSED_BY_PYTORCH, FRAMEWORKS, IMPLEMENTATIONS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, IMPLEMENTATIONS, PROTOCOLS, implementation_of
 
 #: Rules that leave rows of doubtful meaning out of training; the rows stay in every evaluation. An importer states them
 #: per source (:attr:`cdmpp.data.importers.base.Importer.doubtful`). Unlike the rules of :mod:`cdmpp.data.physics` they
@@ -85,8 +85,7 @@ def complete_table(
     """
     device, known = canonical_devices(device_name)
     mark(reason, ~known, "unknown_device")
-    settings = (columns[name] for name in ("backend", "protocol", "framework", "implementation"))
-    mark(reason, ~settings_known(*settings), "unknown_setting")
+    mark(reason, ~settings_known(columns), "unknown_setting")
     columns.setdefault("tvm", TvmPrograms(first_key=sum(map(len, programs))))
     table = MeasurementTable(
         programs=programs,
@@ -129,22 +128,32 @@ def canonical_devices(names: Labels) -> tuple[Labels, Mask]:
     return names.map(canonical.__getitem__), names.is_in(known)
 
 
-def default_implementation(operator: Labels, framework: Labels) -> Labels:
-    """Implementation of rows whose source states none, by :func:`cdmpp.programs.query_options.implementation_of`."""
-    composed = operator.is_in(COMPOSED_BY_PYTORCH) & framework.is_("pytorch")
-    return Labels(composed.astype(np.int32), ("fused", "composed"))
+#: Columns that say which latency a row holds, and their values.
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "backend": BACKENDS,
+    "protocol": PROTOCOLS,
+    "framework": ("", *FRAMEWORKS),
+    "implementation": IMPLEMENTATIONS,
+}
 
 
-def settings_known(backend: Labels, protocol: Labels, framework: Labels, implementation: Labels) -> Mask:
-    """Mask of rows whose backend, protocol, framework and implementation are supported."""
-    allowed = (
-        (backend, BACKENDS),
-        (protocol, PROTOCOLS),
-        (framework, ("", *FRAMEWORKS)),
-        (implementation, IMPLEMENTATIONS),
-    )
-    known: Mask = np.all([labels.is_in(names) for labels, names in allowed], axis=0)
+def settings_known(columns: Mapping[str, Labels]) -> Mask:
+    """Mask of rows whose :data:`SETTINGS` are supported."""
+    known: Mask = np.all([columns[name].is_in(allowed) for name, allowed in SETTINGS.items()], axis=0)
     return known
+
+
+def stated_or_default(implementation: Labels, operator: Labels, framework: Labels) -> Labels:
+    """``implementation``, with the default of operator and framework in the rows that state none (``""``)."""
+    width = len(framework.names)
+    pairs, inverse = np.unique(operator.codes.astype(np.int64) * width + framework.codes, return_inverse=True)
+    defaults = Labels(
+        inverse.reshape(-1).astype(np.int32),
+        tuple(implementation_of(operator.names[pair // width], framework.names[pair % width]) for pair in pairs),
+    )
+    both = Labels.concat([implementation, defaults])
+    given, default = both.codes[: len(implementation)], both.codes[len(implementation) :]
+    return Labels(np.where(implementation.is_(""), default, given).astype(np.int32), both.names)
 
 
 def mark(reason: Reasons, rows: Mask, name: str) -> None:

@@ -63,6 +63,10 @@ _PER_ELEMENT = {
     "softmax": 5.0,
     "layernorm": 8.0,
     "rmsnorm": 4.0,
+    "fused_add_rms_norm": 5.0,
+    "rmsnorm_backward": 11.0,
+    "layernorm_backward": 14.0,
+    "softmax_cross_entropy": 5.0,
     "reduce_mean": 1.0,
     "silu_and_mul": 5.0,
     "gelu": 8.0,
@@ -84,6 +88,9 @@ _PER_ELEMENT = {
     "argmax": 1.0,
     "batch_norm": 2.0,
 }
+
+#: Operators that read two tensors of their size.
+_TWO_INPUTS = ("silu_and_mul", "fused_add_rms_norm", "rmsnorm_backward", "layernorm_backward")
 
 
 def weight_bytes(dtype: str, flags: Flags) -> float:
@@ -186,6 +193,14 @@ def work(
         # A stride longer than the kernel skips rows of the input.
         rows, cols = np.minimum(f["h"], oh * f["kh"]), np.minimum(f["w"], ow * f["kw"])
         moved = f["n"] * (f["c_in"] * rows * cols + f["c_out"] * oh * ow) + weight
+    elif operator == "attention_backward":
+        pairs = f["q_len"] * ((f["q_len"] + 1) / 2 if flags.get("causal") else f["q_len"])
+        each = pairs * (3 * f["head_dim"] + 2 * f["v_dim"]) + f["q_len"] * f["v_dim"]
+        flops = 2 * f["batch"] * f["heads"] * each
+        read = (f["heads"] + f["kv_heads"]) * (f["head_dim"] + f["v_dim"]) + f["heads"] * f["v_dim"]
+        written = f["heads"] * f["head_dim"] + f["kv_heads"] * (f["head_dim"] + f["v_dim"])
+        wider = max(_WIDE / DTYPE_BYTES[dtype], 1.0)  # no gradient has 8 bits
+        moved = f["batch"] * f["q_len"] * (read + written * wider)
     elif operator.startswith("attention"):
         keys = f["past_len"] + f["q_len"]
         causal = operator != "attention_encoder"
@@ -199,9 +214,13 @@ def work(
         flops, moved = out * f["kh"] * f["kw"], out + f["n"] * f["c"] * rows * cols
     else:
         cells = f["rows"] * f["cols"] if "rows" in f else f["n"] * f["c"] * f["h"] * f["w"]
-        inputs = float(flags.get("inputs") or (2 if operator == "silu_and_mul" else 1))
+        inputs = float(flags.get("inputs") or (2 if operator in _TWO_INPUTS else 1))
         flops = cells * _PER_ELEMENT.get(operator, max(inputs - 1, 1.0))
         written = f["rows"] if operator in ("reduce_mean", "argmax") else cells
+        if operator == "softmax_cross_entropy":
+            written = {"fwd": f["rows"], "bwd": cells}.get(str(flags["direction"]), cells + f["rows"])
+        if operator == "fused_add_rms_norm":  # the sum and its norm
+            written = 2 * cells
         if operator == "moe_gating":  # one pass per chosen expert
             flops = flops + f["topk"] * cells
         if operator in ("moe_gating", "moe_shuffle"):

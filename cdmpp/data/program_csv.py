@@ -43,8 +43,8 @@ def read_program_csv(path: Path) -> MeasurementTable:
     Columns: ``program``, an operator's text (``"linear:m=512,n=4096,k=1024"``) or the JSON of its fields;
     one of ``latency_us``, ``latency_ms``, ``latency_s``, empty where nothing was measured; where present
     ``device`` (a known name), ``backend`` (an empty cell or no column: library), ``protocol`` (kernel),
-    ``framework`` (not known), ``implementation`` (by operator and framework). All others are never read. Without
-    a device, rows are ``unknown_device`` until :func:`cdmpp.data.records.as_device` gives them one.
+    ``framework`` (not known), ``implementation`` (the default of operator and framework). All others are never read.
+    Without a device, rows are ``unknown_device`` until :func:`cdmpp.data.records.as_device` gives them one.
 
     Raises
     ------

@@ -22,13 +22,14 @@ from cdmpp.data.arrow import pa, pq
 from cdmpp.data.assemble import (
     CODE,
     REASONS,
+    SETTINGS,
     Group,
     Reasons,
     canonical_devices,
     check_groups,
-    default_implementation,
     mark,
     settings_known,
+    stated_or_default,
 )
 from cdmpp.data.device_specs import read_specs, spec_text
 from cdmpp.data.labels import Codes, Labels, PackedTexts
@@ -53,7 +54,7 @@ _ABSENT = object()
 #: Characters of TVM programs from which on they are compressed in memory.
 PACKED_FROM = 200_000_000
 #: Version of the schema, in the file's metadata. Files of a newer version are refused. A column that
-#: readers may do without (``device_spec``, ``failure``) does not raise it.
+#: readers may do without (``device_spec``, ``failure``, ``implementation``) does not raise it.
 SCHEMA_VERSION = 1
 VERSION_KEY = b"cdmpp_records_version"
 ROW_GROUP_ROWS = 1_000_000
@@ -73,7 +74,7 @@ COLUMNS: dict[str, tuple[Any, str, str]] = {
     "backend": (_TEXT, "library or tvm", ""),
     "protocol": (_TEXT, "kernel, graph or eager", ""),
     "framework": (_TEXT, "who launched it; empty if not known", ""),
-    "implementation": (_TEXT, "fused, composed, compiled or tuned; by operator and framework where absent", ""),
+    "implementation": (_TEXT, "fused, composed, compiled or tuned; empty: the default of operator and framework", ""),
     "latency_s": (pa.float64(), "the label, by the source's statistic; null if not measured", "s"),
     "repeats_s": (pa.list_(pa.float64()), "raw repeats, where there are any", "s"),
     "failure": (_TEXT, "why the program could not be built or run; empty if it ran", ""),
@@ -110,7 +111,7 @@ class Measurement:
     failure : str
         Why the program could not be built or run, "" if it ran; a failed one has no latency.
     implementation : str
-        One of :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`; "": by operator and framework.
+        What was run (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); "": the default of operator and framework.
     provenance : mapping of str to str
         Versions, clocks, driver, date: each key becomes a column.
     """
@@ -123,7 +124,6 @@ class Measurement:
     backend: str = "library"
     protocol: str = "kernel"
     framework: str = ""
-    implementation: str = ""
     repeats_s: tuple[float, ...] = ()
     task: str = ""
     source: str = "measured"
@@ -131,6 +131,7 @@ class Measurement:
     provenance: Mapping[str, str] | None = None
     device_spec: DeviceSpec | None = None
     failure: str = ""
+    implementation: str = ""
 
     def __post_init__(self) -> None:
         if self.failure and self.latency_s is not None:
@@ -140,8 +141,8 @@ class Measurement:
 def from_measurements(rows: list[Measurement]) -> MeasurementTable:
     """Build a checked table from single measurements; each distinct text is kept once."""
     names = (
-        *("program_hash", "program_kind", "program", "task", "device", "backend", "protocol", "framework"),
-        *("implementation", "source", "excluded_reason", "failure"),
+        *("program_hash", "program_kind", "program", "task", "device", *SETTINGS),
+        *("source", "excluded_reason", "failure"),
     )
     texts: dict[str, Iterable[str]] = {n: map(attrgetter(n), rows) for n in names}
     specs = {id(r.device_spec): spec_text(r.device_spec) for r in rows if r.device_spec is not None}
@@ -204,7 +205,7 @@ def to_arrow(table: MeasurementTable) -> Any:
         "task": _dictionary(tasks),
         "device": _dictionary(table.device),
         "device_spec": _dictionary(table.device.map(lambda name: specs.get(name, ""))),
-        **{n: _dictionary(getattr(table, n)) for n in ("backend", "protocol", "framework", "implementation")},
+        **{n: _dictionary(getattr(table, n)) for n in SETTINGS},
         "latency_s": pa.array(table.latency_s, from_pandas=True),
         "repeats_s": pa.nulls(len(table), COLUMNS["repeats_s"][0]) if table.repeats_s is None else table.repeats_s,
         "failure": _dictionary(failure),
@@ -278,12 +279,12 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
     device, known = canonical_devices(raw.labels("device"))
     specs, wrong_device = read_specs(device, raw.labels("device_spec"))
     known |= device.is_in(specs)
-    backend, protocol, framework = (raw.labels(n) for n in ("backend", "protocol", "framework"))
+    settings = {name: raw.labels(name) for name in SETTINGS}
+    settings["implementation"] = stated_or_default(settings["implementation"], parsed.op, settings["framework"])
     reason = _stored_reasons(raw, parsed.reason, parsed.key)
     mark(reason, wrong_device, "invalid_device")
     mark(reason, ~known, "unknown_device")
-    implementation = _implementation(raw, parsed.op, framework)
-    mark(reason, ~settings_known(backend, protocol, framework, implementation), "unknown_setting")
+    mark(reason, ~settings_known(settings), "unknown_setting")
     source_row = raw.ints("source_row")
     table = MeasurementTable(
         programs=parsed.blocks,
@@ -292,10 +293,7 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
         op=raw.labels("source_op") if "source_op" in raw.columns else parsed.op,
         device_name=device_name,
         device=device,
-        backend=backend,
-        protocol=protocol,
-        framework=framework,
-        implementation=implementation,
+        **settings,
         source=raw.labels("source", path.stem),
         excluded=Labels.constant("", rows),
         unsupported=Labels(reason, REASONS),
@@ -308,16 +306,6 @@ def table_from_arrow(arrow: Any, path: Path) -> MeasurementTable:
         tvm=parsed.tvm,
     )
     return replace(table, excluded=_merge_flags(raw.labels("excluded_reason"), flag_rows(table)))
-
-
-def _implementation(raw: RawTable, operator: Labels, framework: Labels) -> Labels:
-    """The stored implementation; where there is none, that of the operator and framework."""
-    default = default_implementation(operator, framework)
-    if "implementation" not in raw.columns:
-        return default
-    both = Labels.concat([raw.labels("implementation"), default])
-    stored, derived = both.codes[: len(raw)], both.codes[len(raw) :]
-    return Labels(np.where(raw.labels("implementation").is_(""), derived, stored).astype(np.int32), both.names)
 
 
 def _stored_reasons(raw: RawTable, reason: Any, key: Int64) -> Any:

@@ -55,6 +55,7 @@ _LATENT = ("batch", "q_len", "past_len", "heads")
 _OWN_SHAPE = {
     "mla_prefill": _LATENT,
     "mla_decode": _LATENT,
+    "attention_backward": ("batch", "q_len", "heads", "kv_heads", "head_dim"),
     "attention_mixed": ("q_len", "past_len", "decodes", "decode_past_len", "heads", "kv_heads", "head_dim"),
     "grouped_gemm": ("groups", "rows", "n", "k"),
 }

@@ -25,7 +25,7 @@ from cdmpp.errors import DataError
 
 #: Fewest repeats of a record that have a spread.
 MIN_REPEATS = 4
-Key = tuple[str, str, str, str, str]
+Key = tuple[str, ...]
 
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
@@ -77,6 +77,7 @@ def summarise(table: MeasurementTable, repeats: MeasurementTable | None = None) 
         "dtype": _rows_of_programs(table, lambda block: block.dtype),
         "protocol": table.protocol.counts(),
         "framework": table.framework.counts(),
+        "implementation": table.implementation.counts(),
         "excluded": _reasons(table.excluded.counts()),
         "unsupported": _reasons(table.unsupported.counts()),
         "splits": {name: int((parts == part).sum()) for part, name in PART_NAMES.items()},
@@ -114,27 +115,32 @@ def measured(table: MeasurementTable) -> NDArray[np.bool_]:
 
 
 def count_duplicates(table: MeasurementTable) -> int:
-    """Records whose program, device, backend, protocol and framework occurred in an earlier one."""
+    """Records whose program, device and settings (backend to implementation) occurred in an earlier one."""
     rows = np.flatnonzero(measured(table) & (table.program_key >= 0))
     columns = [table.program_key[rows]]
-    for labels in (table.device, table.backend, table.protocol, table.framework):
+    for labels in _conditions(table):
         columns.append(labels.map(str).codes[rows].astype(np.int64))
     return len(rows) - len(distinct_rows(columns)[0])
 
 
+def _conditions(table: MeasurementTable) -> tuple[Labels, ...]:
+    """Columns that say, with the program, what a row measured."""
+    return (table.device, table.backend, table.protocol, table.framework, table.implementation)
+
+
 def query_keys(table: MeasurementTable, rows: NDArray[np.int64]) -> list[Key]:
-    """Identity of each row: program hash, device, backend, protocol, framework."""
+    """Identity of each row: program hash, device, backend, protocol, framework, implementation."""
     hashes = (*table.program_hashes, "")  # -1, no program, is the last one
     program = [hashes[key] for key in table.program_key[rows].tolist()]
-    columns: list[Labels] = [table.device, table.backend, table.protocol, table.framework]
-    return list(zip(program, *(column.take(rows).array().tolist() for column in columns), strict=True))
+    columns = (column.take(rows).array().tolist() for column in _conditions(table))
+    return list(zip(program, *columns, strict=True))
 
 
 def noise_floor(records: MeasurementTable, repeats: MeasurementTable | None) -> dict[str, Any]:
     """Relative difference of first and second measurements.
 
     The relative difference of latencies a and b is |a - b| / ((a + b) / 2). A repeat is compared with the
-    first record of the same program, device, backend, protocol and framework; flagged ones count, failed
+    first record of the same program, device and settings; flagged ones count, failed
     ones do not.
 
     Returns

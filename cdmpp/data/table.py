@@ -140,9 +140,10 @@ class MeasurementTable:
         Canonical device name; the name in the file where no such device is known.
     op, device_name : Labels
         Operator and device as the file calls them (for reports).
-    backend, protocol, framework, implementation, source : Labels
-        ``framework`` is "" where not known; ``implementation`` is one of
-        :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`.
+    backend, protocol, framework, source : Labels
+        ``framework`` is "" where not known.
+    implementation : Labels
+        What was run: one of :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`.
     excluded, unsupported : Labels
         "" for a row that is used for training, or that can be predicted; else a code of
         :data:`cdmpp.data.physics.EXCLUDED` (or one that the measurer gave), or of :data:`UNSUPPORTED`.

@@ -218,6 +218,10 @@ def useful_flops(operator: str, s: Mapping[str, Any], structure: str = "") -> Ar
         if operator == "attention_mixed":
             pairs = pairs + s["decodes"] * (s["decode_past_len"] + 1.0)
         return np.asarray(s["heads"] * pairs * (4.0 * s["head_dim"] + 5))
+    if operator == "attention_backward" and "causal=True" in structure:
+        pairs, wide = (s["q_len"] + 1.0) / 2, 2.0 * s["v_dim"]
+        each = pairs * (6.0 * s["head_dim"] + 2 * wide + 5) + wide
+        return np.asarray(s["batch"] * s["heads"] * s["q_len"] * each)
     if operator in ("mla_prefill", "mla_decode"):
         return _latent_flops(operator, s, module="module=True" in structure)
     return None

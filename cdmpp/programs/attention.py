@@ -146,6 +146,55 @@ class Attention(_Cached):
         return self.bytes_of_rows(width * self.q_len * self.heads, width * keys * self.kv_heads)
 
 
+class AttentionBackward(OperatorSpec):
+    """Gradients of queries, keys and values of fused self-attention over ``q_len`` tokens.
+
+    ``head_dim`` is the width of queries and keys, ``v_dim`` that of values (default: ``head_dim``). The scores are
+    computed again from the kept logarithms of their sums, so there are five products where the forward pass has two.
+    """
+
+    operator: Literal["attention_backward"] = "attention_backward"
+    batch: Extent
+    q_len: Extent
+    heads: Extent
+    kv_heads: Extent
+    head_dim: Extent
+    v_dim: Extent
+    causal: Flag = True
+    structural_fields: ClassVar[tuple[str, ...]] = ("causal",)
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float16", "bfloat16", "float8_e4m3")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _equal_widths(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or "head_dim" not in fields:
+            return fields
+        return {"v_dim": fields["head_dim"], **fields}
+
+    @classmethod
+    def shape_flags(cls, operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kv": kv_groups(fields)}
+
+    @classmethod
+    def violations(cls, fields: Mapping[str, Any]) -> Iterator[Violation]:
+        hint = "each key head is shared by heads / kv_heads query heads"
+        yield fields["heads"] % fields["kv_heads"] != 0, "kv_heads does not divide heads", hint
+
+    @classmethod
+    def elements(cls, sizes: Mapping[str, Any]) -> Any:
+        s = sizes
+        return s["batch"] * s["heads"] * s["q_len"] ** 2 * np.maximum(s["head_dim"], s["v_dim"])
+
+    def tensor_bytes(self) -> float:
+        """Queries, keys, values, results and the results' gradients; gradients of queries, keys and values."""
+        own, widths = DTYPE_BYTES[self.dtype], self.head_dim + self.v_dim
+        queries, keys = self.heads * widths, self.kv_heads * widths
+        return self.batch * self.q_len * ((queries + self.heads * self.v_dim + keys) * own + self._written(keys))
+
+    def _written(self, keys: int) -> float:
+        return max(DTYPE_BYTES[self.dtype], 2.0) * (self.heads * self.head_dim + keys)
+
+
 class AttentionMixed(_Cached):
     """One batch with a prefill chunk and decoding sequences, in one call.
 

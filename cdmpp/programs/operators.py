@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from cdmpp.errors import InvalidProgramError, UnsupportedOperatorError, violation_text
-from cdmpp.programs.attention import Attention, AttentionMixed, LatentAttention
+from cdmpp.programs.attention import Attention, AttentionBackward, AttentionMixed, LatentAttention
 from cdmpp.programs.collectives import Collective, SendRecv, is_collective
 from cdmpp.programs.elements import DTYPE_BYTES, MAX_SHOWN
 from cdmpp.programs.products import BatchMatmul, GroupedGemm, Linear, Moe
@@ -28,14 +28,17 @@ from cdmpp.programs.vectors import (
     Conv2d,
     Copy,
     Embedding,
+    FusedAddRmsNorm,
     KvCacheSave,
     MoeGating,
     MoeShuffle,
+    NormBackward,
     Pool2d,
     RotaryEmbedding,
     RowWise,
     Scalar,
     SiluAndMul,
+    SoftmaxCrossEntropy,
     Unary,
 )
 
@@ -63,6 +66,10 @@ SPEC_TYPES: tuple[type[OperatorSpec], ...] = (
     KvCacheSave,
     MoeGating,
     MoeShuffle,
+    FusedAddRmsNorm,
+    NormBackward,
+    SoftmaxCrossEntropy,
+    AttentionBackward,
     Collective,
     SendRecv,
 )

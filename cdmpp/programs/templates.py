@@ -139,7 +139,7 @@ def _shape_flags(operator: str) -> Iterator[dict[str, Any]]:
         axes = {"padded": (False, True), "grouped": (False, True)}
     elif operator in ("max_pool2d", "avg_pool2d"):
         axes = {"padded": (False, True)}
-    elif operator == "attention_mixed":
+    elif operator in ("attention_mixed", "attention_backward"):
         axes = {"kv": KV_GROUPS}
     elif operator.startswith("attention"):
         axes = {"kv": KV_GROUPS, "causal": (False, True) if operator == "attention_prefill" else (False,)}
@@ -174,6 +174,8 @@ def _own_flags(operator: str, dtype: str) -> Iterator[dict[str, Any]]:
             elif expert:
                 for flags in _product({"balance": BALANCES, "gated": (False, True)}):
                     yield {**typed, **flags}
+    elif operator == "attention_backward":
+        yield from _product({"causal": (False, True)})
     elif operator.startswith(("attention", "mla_")):
         for kv in cache_dtypes(dtype):
             if operator.startswith("attention"):
@@ -182,6 +184,8 @@ def _own_flags(operator: str, dtype: str) -> Iterator[dict[str, Any]]:
             for weight, scaling in projections(dtype):
                 yield {"kv_dtype": kv, "module": True, "weight_dtype": weight, "scaling": scaling}
             yield {"kv_dtype": kv, "module": False}
+    elif operator == "softmax_cross_entropy":
+        yield from _product({"direction": ("fwd", "bwd", "fwd_bwd")})
     elif operator == "conv2d":
         yield from _product({"direction": ("fwd", "bwd_data", "bwd_weight"), "bias": (False, True)})
     elif operator in ("add", "sub", "mul", "div", "pow", "maximum", "minimum"):
@@ -201,7 +205,7 @@ def partition(
     ----------
     operator : str
     fixed : mapping
-        The specification's structural fields (``bias``, ``direction``, ``inputs``, ``transposed``).
+        The specification's structural fields (``bias``, ``direction``, ``causal``, ``inputs``, ``transposed``).
     sizes : mapping of str to int array
         Every integer field, one element per shape.
 
@@ -219,7 +223,7 @@ def partition(
     elif operator.startswith("attention"):
         kv, heads = sizes["kv_heads"], sizes["heads"]
         columns["kv"] = np.where(kv == heads, "same", np.where(kv == 1, "one", "grouped"))
-        if operator != "attention_mixed":
+        if operator not in ("attention_mixed", "attention_backward"):
             columns["causal"] = (sizes["q_len"] > 1) & (operator == "attention_prefill")
     own = {name: v for name in operator_types()[operator].structural_fields if (v := fixed.get(name)) is not None}
     if not columns:

@@ -14,6 +14,8 @@ from cdmpp.programs.spec import OperatorSpec, Violation
 
 #: Bytes of an index.
 INDEX_BYTES = 8
+#: Element types of operators of training.
+TRAINED_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class _Rows(OperatorSpec):
@@ -57,6 +59,48 @@ class RowWise(_Rows):
     """A reduction along each row, then (but for ``reduce_mean`` and ``argmax``) a pass over it."""
 
     operator: Literal["softmax", "layernorm", "rmsnorm", "reduce_mean", "argmax"]
+
+
+class FusedAddRmsNorm(_Rows):
+    """Adds a residual and normalises the sum, in one pass: writes the sum and its RMSNorm."""
+
+    operator: Literal["fused_add_rms_norm"] = "fused_add_rms_norm"
+    dtypes: ClassVar[tuple[str, ...]] = TRAINED_DTYPES
+
+    def tensor_bytes(self) -> float:
+        """Two inputs and two results."""
+        return self._bytes_of(4)
+
+
+class NormBackward(_Rows):
+    """Gradients of a norm with respect to its input and its weights, from the statistics that the forward pass kept.
+
+    The gradient is an operator, not a field ``direction`` of the norms: a field would change their canonical texts and
+    with them every stored hash.
+    """
+
+    operator: Literal["rmsnorm_backward", "layernorm_backward"]
+    dtypes: ClassVar[tuple[str, ...]] = TRAINED_DTYPES
+
+    def tensor_bytes(self) -> float:
+        """The input, the gradient of the result, and the gradient of the input."""
+        return self._bytes_of(3)
+
+
+class SoftmaxCrossEntropy(_Rows):
+    """Cross entropy of ``rows`` tokens over ``cols`` classes, from scores and target indices.
+
+    ``fwd`` writes a loss per token, ``bwd`` the gradient of the scores, ``fwd_bwd`` both in one pass, as fused kernels
+    do while they train.
+    """
+
+    operator: Literal["softmax_cross_entropy"] = "softmax_cross_entropy"
+    direction: Literal["fwd", "bwd", "fwd_bwd"] = "fwd"
+    structural_fields: ClassVar[tuple[str, ...]] = ("direction",)
+    dtypes: ClassVar[tuple[str, ...]] = TRAINED_DTYPES
+
+    def tensor_bytes(self) -> float:
+        return self._bytes_of(1 if self.direction == "fwd" else 2) + INDEX_BYTES * self.rows
 
 
 class SiluAndMul(_Rows):

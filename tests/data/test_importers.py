@@ -174,6 +174,7 @@ def test_vidur_mapping_and_phi_2(columns_of, save):
     columns = columns_of("vidur")
     table = load_table(save(columns))
     assert [s.get("inputs") for s in specs(table)] == [None, None, None, 2, 3]
+    assert table.implementation.array().tolist() == ["fused"] * 4 + ["composed"]
     silu = specs(table)[1]
     assert (silu["operator"], silu["rows"], silu["cols"]) == ("silu_and_mul", 64, 11008)
     del columns["model"]

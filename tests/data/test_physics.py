@@ -40,6 +40,16 @@ def test_counts_by_hand():
     )
     assert counted("attention_prefill", q_len=3, past_len=0, **heads)[0] == 4 * 2 * 4 * 6 * 8
     assert counted("attention_encoder", q_len=3, past_len=0, **heads)[0] == 4 * 2 * 4 * 9 * 8
+    # five products over 6 of 9 pairs, and a sum over each result; 2 x 3 tokens of 4 + 2 heads
+    gradients = {"batch": 2, "q_len": 3, "heads": 4, "kv_heads": 2, "head_dim": 8, "v_dim": 4}
+    assert counted("attention_backward", "float8_e4m3", {"causal": True}, **gradients) == (
+        2 * 2 * 4 * (6 * (3 * 8 + 2 * 4) + 3 * 4),
+        2 * 3 * (6 * (8 + 4) + 4 * 4 + 2 * (4 * 8 + 2 * (8 + 4))),
+    )
+    assert counted("fused_add_rms_norm", "float16", rows=2, cols=5)[1] == 2 * 40
+    assert counted("rmsnorm_backward", "float16", rows=2, cols=5)[1] == 2 * 30
+    for direction, elements in (("fwd", 10 + 2), ("bwd", 20), ("fwd_bwd", 22)):
+        assert counted("softmax_cross_entropy", flags={"direction": direction}, rows=2, cols=5)[1] == 4 * elements
     assert counted("add", flags={"inputs": 3}, rows=2, cols=5) == (20, 4 * 40)
     assert counted("silu_and_mul", "int8", rows=2, cols=5)[1] == 30
     assert counted("max_pool2d", n=1, c=2, h=4, w=4, kh=2, kw=2, stride_h=2, stride_w=2) == (32, 4 * (8 + 32))

@@ -36,12 +36,13 @@ def test_every_unit_is_read(tmp_path: Path, column: str, cell: str) -> None:
 def test_settings_and_other_columns_and_json(tmp_path: Path) -> None:
     table = read(
         tmp_path,
-        "note,program,operator,latency_us,latency_ms,protocol,framework,device",
-        f'x,"{LINEAR}",linear,50,,eager,pytorch,t4',
-        'y,"{""operator"": ""softmax"", ""rows"": 4096, ""cols"": 512}",softmax,,,,,t4',
+        "note,program,operator,latency_us,latency_ms,protocol,framework,implementation,device",
+        f'x,"{LINEAR}",linear,50,,eager,pytorch,compiled,t4',
+        'y,"{""operator"": ""softmax"", ""rows"": 4096, ""cols"": 512}",softmax,,,,,,t4',
     )
     assert table.protocol.array().tolist() == ["eager", "kernel"]
     assert table.framework.array().tolist() == ["pytorch", ""]
+    assert table.implementation.array().tolist() == ["compiled", "fused"]
     assert table.op.array().tolist() == ["linear", "softmax"]
     assert table.program_hashes[table.program_key[1]] == parse_operator(SOFTMAX).hash()
     assert table.excluded.array().tolist() == ["", "no_latency"]
@@ -77,6 +78,7 @@ def test_rows_without_a_device_get_the_given_one(tmp_path: Path) -> None:
         (["program,latency_us", '"{""tvm_json"": ""x""}",5'], "operator None", "linear"),
         (["program,latency_us", ",5"], "in row 1: the cell is empty", "linear"),
         (["program,latency_us,protocol", f'"{SOFTMAX}",5,cuda'], "protocol in row 1: 'cuda'", "graph"),
+        (["program,latency_us,implementation", f'"{SOFTMAX}",5,best'], "implementation in row 1: 'best'", "tuned"),
     ],
 )
 def test_wrong_cells_are_named(tmp_path: Path, lines: list[str], message: str, hint: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -187,6 +188,27 @@ def test_unknown_kinds_and_tvm_without_hash():
     rows = [tvm(1, program_hash=""), tvm(1, program=""), tvm(1, program_kind="verilog")]
     table = from_measurements(rows)
     assert table.unsupported.counts() == {"missing_program": 3}
+
+
+@pytest.mark.parametrize(
+    ("framework", "stated", "read", "reason"),
+    [
+        ("pytorch", "", "composed", ""),
+        ("vllm", "", "fused", ""),
+        ("pytorch", "compiled", "compiled", ""),
+        ("vllm", "best", "best", "unknown_setting"),
+    ],
+)
+def test_implementation_that_records_do_not_state_follows_operator_and_framework(framework, stated, read, reason):
+    norm = "rmsnorm:rows=64,cols=512"
+    table = from_measurements([operator(), operator(norm, framework=framework, implementation=stated)])
+    assert table.implementation.array().tolist() == ["fused", read]
+    assert table.unsupported.array().tolist() == ["", reason]
+    older = to_arrow(table).drop_columns(["implementation"])
+    assert table_from_arrow(older, Path("older")).implementation.array().tolist() == [
+        "fused",
+        "fused" if framework == "vllm" else "composed",
+    ]
 
 
 def test_hash_is_derived_not_believed():

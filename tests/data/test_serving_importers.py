@@ -85,6 +85,12 @@ def test_frameworks_of_llmservingsim_follow_its_version(layers, columns_of, save
     assert attention.protocol.used() == ("kernel",)
 
 
+def test_small_layers_of_llmservingsim_v0_on_gpus_are_composed_but_layernorm(layers):
+    composed = set(layers.op.take(layers.implementation.is_("composed")).used())
+    assert composed == {"input_layernorm", "act_fn", "gate", "rope"}
+    assert layers.implementation.counts() == {"fused": 11, "composed": 5}  # fused: Phi's LayerNorm, and XLA's norm
+
+
 def test_attention_of_llmservingsim(columns_of, save):
     decode, prefill, mixed = specs(load_table(save(columns_of("llmservingsim_attention"))))
     assert sizes(decode, "operator", "batch", "q_len", "past_len") == ("attention_decode", 4, 1, 96)

@@ -80,6 +80,10 @@ def drawn_fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
     elif name == "rotary_embedding":
         depth = _extent(rng, 64)
         fields |= {"rows": _extent(rng), "head_dim": depth, "cols": depth * _extent(rng, 16)}
+    elif name == "attention_backward":
+        kv = _extent(rng, 8)
+        fields |= {n: _extent(rng, 64) for n in ("batch", "q_len", "head_dim", "v_dim")}
+        fields |= {"kv_heads": kv, "heads": kv * _extent(rng, 8), "causal": bool(rng.random() < 0.5)}
     elif name.startswith("attention"):
         kv = _extent(rng, 8)
         fields |= {
@@ -110,6 +114,8 @@ def drawn_fields(name: str, rng: np.random.Generator) -> dict[str, Any]:
                 fields[field] = int(rng.integers(2, 5))
             elif info.annotation is bool:
                 fields[field] = bool(rng.random() < 0.5)
+            elif field == "direction":
+                fields[field] = str(rng.choice(["fwd", "bwd", "fwd_bwd"]))
             elif field not in ("operator", "dtype"):
                 fields[field] = _extent(rng)
     return fields

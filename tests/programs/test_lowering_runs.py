@@ -19,12 +19,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.tvm]
 
 def run(spec: OperatorSpec, *inputs: np.ndarray, output: tuple[int, ...]) -> np.ndarray:
     """Compile the lowered operator for this CPU and run it."""
+    return run_all(spec, *inputs, outputs=[output])[0]
+
+
+def run_all(spec: OperatorSpec, *inputs: np.ndarray, outputs: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """As :func:`run`, for several results."""
     module = tvm.compile(lower(spec), target=tvm.target.Target({"kind": "llvm"}))
     device = tvm.cpu()
     arguments = [tvm.runtime.tensor(np.ascontiguousarray(x), device) for x in inputs]
-    result = tvm.runtime.tensor(np.zeros(output, dtype=inputs[0].dtype), device)
-    module["main"](*arguments, result)
-    return result.numpy()
+    results = [tvm.runtime.tensor(np.zeros(shape, dtype=inputs[0].dtype), device) for shape in outputs]
+    module["main"](*arguments, *results)
+    return [result.numpy() for result in results]
 
 
 def random(*shape: int) -> np.ndarray:
@@ -100,6 +105,73 @@ def test_attention(operator: str, heads: int, kv_heads: int, q_len: int, past_le
         # query, which sees every key.
         got, expected = got[:, -1:], expected[:, :, -1:]
     np.testing.assert_allclose(got, expected.transpose(1, 2).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kv_heads", "causal"), [(4, True), (2, False), (2, True), (1, True)])
+def test_attention_backward(kv_heads: int, causal: bool) -> None:
+    q, k, v, dout = random(2, 5, 4, 64), random(2, 5, kv_heads, 64) / 2, random(2, 5, kv_heads, 8), random(2, 5, 4, 8)
+    leaves = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+    tq, tk, tv = (x.transpose(1, 2) for x in leaves)
+    scores = tq @ tk.repeat_interleave(4 // kv_heads, 1).transpose(2, 3) / 8
+    if causal:
+        scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), float("-inf"))
+    out = (scores.softmax(3) @ tv.repeat_interleave(4 // kv_heads, 1)).transpose(1, 2)
+    out.backward(torch.from_numpy(dout))
+    spec = parse_operator(
+        f"attention_backward:batch=2,q_len=5,heads=4,kv_heads={kv_heads},head_dim=64,v_dim=8,causal={causal}"
+    )
+    inputs = (q, k, v, out.detach().numpy(), dout, torch.logsumexp(scores, 3).detach().numpy())
+    for got, leaf in zip(run_all(spec, *inputs, outputs=[q.shape, k.shape, v.shape]), leaves, strict=True):
+        assert leaf.grad is not None
+        np.testing.assert_allclose(got, leaf.grad.numpy(), rtol=1e-4, atol=1e-4)
+
+
+#: Constants of the templates: 1 / cols of eight columns, and the same as epsilon.
+EPSILON = 0.125
+
+
+@pytest.mark.parametrize("layer", [False, True])
+def test_norm_backward(layer: bool) -> None:
+    x, dy, gamma, beta = random(5, 8), random(8, 5).reshape(5, 8), random(8) + 1, random(8)
+    leaves = [torch.from_numpy(a).requires_grad_() for a in ((gamma, beta, x) if layer else (gamma, x))]
+    mean = x.mean(1) if layer else np.zeros(5, dtype=np.float32)
+    scale = ((x - mean[:, None]) ** 2).mean(1)
+    scale = (1 / np.sqrt(scale + EPSILON)).astype(np.float32)
+    if layer:
+        y = torch.nn.functional.layer_norm(leaves[2], (8,), leaves[0], leaves[1], EPSILON)
+    else:
+        y = torch.nn.functional.rms_norm(leaves[1], (8,), leaves[0], EPSILON)
+    y.backward(torch.from_numpy(dy))
+    spec = parse_operator(f"{'layernorm' if layer else 'rmsnorm'}_backward:rows=5,cols=8")
+    kept = (mean, scale) if layer else (scale,)
+    got = run_all(spec, dy, x, gamma, *kept, outputs=[tuple(leaf.shape) for leaf in leaves])
+    for result, leaf in zip(got, leaves, strict=True):
+        assert leaf.grad is not None
+        np.testing.assert_allclose(result, leaf.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_fused_add_rms_norm() -> None:
+    x, residual, gamma = random(5, 8), random(8, 5).reshape(5, 8), random(8)
+    total, y = run_all(parse_operator("fused_add_rms_norm:rows=5,cols=8"), x, residual, gamma, outputs=[(5, 8)] * 2)
+    np.testing.assert_allclose(total, x + residual, rtol=1e-6)
+    expected = torch.nn.functional.rms_norm(torch.from_numpy(total), (8,), torch.from_numpy(gamma), EPSILON)
+    np.testing.assert_allclose(y, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
+def test_softmax_cross_entropy(direction: str) -> None:
+    x, target = random(8, 6), np.arange(8, dtype=np.int32) % 6
+    leaf = torch.from_numpy(x).requires_grad_()
+    loss = torch.nn.functional.cross_entropy(leaf, torch.from_numpy(target).long(), reduction="none")
+    loss.mean().backward()  # 1 / 8, the constant of the template
+    assert leaf.grad is not None
+    log_sum = torch.logsumexp(leaf, 1).detach().numpy()
+    kept = (log_sum, np.full(8, 0.125, dtype=np.float32)) if direction == "bwd" else ()
+    expected = {"fwd": [loss], "bwd": [leaf.grad], "fwd_bwd": [loss, leaf.grad]}[direction]
+    spec = parse_operator(f"softmax_cross_entropy:rows=8,cols=6,direction={direction}")
+    got = run_all(spec, x, target, *kept, outputs=[tuple(e.shape) for e in expected])
+    for result, wanted in zip(got, expected, strict=True):
+        np.testing.assert_allclose(result, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_softmax_relu_and_gated_unit() -> None:

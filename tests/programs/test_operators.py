@@ -126,6 +126,7 @@ def test_text_that_is_no_operator(text: str) -> None:
         ("conv2d:n=1,c_in=3,h=8,w=8,c_out=4,kh=3,kw=3,bias=true,direction=bwd_data", "bias"),
         ("max_pool2d:n=1,c=1,h=2,w=2,kh=3,kw=3", "window"),
         ("attention_prefill:batch=1,q_len=8,heads=2,kv_heads=4,head_dim=8", "kv_heads"),
+        ("attention_backward:batch=1,q_len=8,heads=6,kv_heads=4,head_dim=8", "kv_heads=4 does not divide heads=6"),
         ("linear:m=2147483647,n=2147483647,k=2147483647", "elements"),
         ("add:rows=8,cols=8,inputs=5", "inputs"),
     ],

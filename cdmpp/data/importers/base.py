@@ -49,6 +49,9 @@ class Importer:
         Rows by operator.
     reads : frozenset of str
         Further columns that are read where present; all others are never looked at.
+    implementation : callable
+        Labels per row: what the source ran (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); the audit table of
+        docs/data.md has the evidence.
     dtype, framework : callable
         Labels per row. Rows of a group with an element type of its own do not read ``dtype``.
     implementation : callable

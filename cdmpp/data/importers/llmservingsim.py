@@ -88,8 +88,6 @@ MODELS: dict[str, ModelDimensions] = {
 
 
 _NORMS = ("final_layernorm", "input_layernorm", "post_layernorm", "layernorm")
-#: Layers of several kernels in Hugging Face's modules.
-_COMPOSED = (*_NORMS, "qk_norm", "rope", "rotary_emb", "act_fn", "gate")
 _DEVICE_TPU = "Google TPU v6e"
 #: Phi attends to at most this many tokens; from here on PyTorch takes a kernel with an explicit mask.
 _PHI, _PHI_WINDOW = "microsoft/Phi-mini-MoE-instruct", 2047
@@ -183,12 +181,20 @@ def _framework(raw: RawTable) -> Labels:
     return raw.labels("protocol").map(lambda name: names.get(name, ""))
 
 
+#: Layers that Hugging Face's eager modules compose of several kernels. Its LayerNorm (Phi) is one.
+_COMPOSED = ("act_fn", "rope", "gate", *_NORMS)
+
+
 def _implementation(raw: RawTable) -> Labels:
-    """Of v0 on GPUs, layers that Hugging Face's modules compose; the source sums the kernels of a layer."""
-    composed = raw.labels("protocol").is_("v0 torch-profiler") & raw.labels("op").is_in(_COMPOSED)
-    # Phi's norms are torch.nn.LayerNorm, one kernel.
-    composed &= ~(raw.labels("op").is_in(_NORMS) & raw.labels("model").is_(_PHI))
-    return Labels(composed.astype(np.int32), ("fused", "composed"))
+    """v0 on GPUs sums the kernels of a layer; v1 runs vLLM's kernels, and XLA fuses on TPUs."""
+    layers = raw.labels("op").is_in(_COMPOSED) & raw.labels("protocol").is_("v0 torch-profiler")
+    one_kernel = raw.labels("op").is_in(_NORMS) & raw.labels("model").map(_norm).is_("layernorm")
+    tpu = raw.labels("device").is_(_DEVICE_TPU)
+    return Labels((layers & ~one_kernel & ~tpu).astype(np.int32), ("fused", "composed"))
+
+
+def _norm(model: str) -> str:
+    return MODELS[model].norm if model in MODELS else ""
 
 
 _importer = partial(

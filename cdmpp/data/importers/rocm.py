@@ -56,10 +56,8 @@ from cdmpp.data.importers.base import FP8, LINEAR, Importer, ProductTypes, alway
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
-_importer = partial(Importer, licence="MIT", protocol="kernel")
-_aiter_importer = partial(
-    _importer, repository="ROCm/aiter", commit="e4048607", framework=always("aiter"), implementation=always("tuned")
-)
+_importer = partial(Importer, licence="MIT", protocol="kernel", implementation=always("tuned"))
+_aiter_importer = partial(_importer, repository="ROCm/aiter", commit="e4048607", framework=always("aiter"))
 
 _TYPES = {name: LINEAR[name] for name in ("fp8_blockscale", "a4w4_mxfp4")} | {
     "int8": ProductTypes("int8", None, "channel"),
@@ -187,7 +185,6 @@ TENSILE = _importer(
     reads=column_set("library acc tensile_type batch"),
     groups=_tensile_groups,
     framework=lambda raw: raw.labels("library").map(str.lower),
-    implementation=always("tuned"),
 )
 
 
@@ -212,5 +209,4 @@ MIOPEN = _importer(
     lacks=column_set("precision"),
     groups=_miopen_groups,
     framework=always("miopen"),
-    implementation=always("tuned"),
 )

@@ -25,7 +25,7 @@ import numpy as np
 
 from cdmpp.data.assemble import Group
 from cdmpp.data.importers.base import EXPERTS, FP8, Importer, always, column_set, plain, typed_groups
-from cdmpp.data.labels import Labels
+from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 from cdmpp.data.table import Flags
 
@@ -42,14 +42,24 @@ def _framework(raw: RawTable) -> Labels:
     return _source(raw).map(lambda name: "vendor" if name == PIPEWEAVE_FP8 else "pytorch")
 
 
+def _three_inputs(raw: RawTable, op: Labels) -> Mask:
+    """Rows that add three tensors."""
+    return op.is_("add") & raw.labels("model").is_(_THREE_INPUTS)
+
+
+def _implementation(raw: RawTable) -> Labels:
+    """The sum of three tensors is two calls of PyTorch; all other layers are one kernel."""
+    return Labels(_three_inputs(raw, raw.labels("op")).astype(np.int32), ("fused", "composed"))
+
+
 def _groups(raw: RawTable, op: Labels) -> list[Group]:
     m, n = raw.ints("m"), raw.ints("n")
     vector = {"rows": m, "cols": n}
-    add, three = op.is_("add"), raw.labels("model").is_(_THREE_INPUTS)
+    add, three = op.is_("add"), _three_inputs(raw, op)
     return [
         Group("linear", op.is_("linear"), {"m": m, "n": n, "k": raw.ints("k")}),
         Group("add", add & ~three, vector, {"inputs": 2}),
-        Group("add", add & three, vector, {"inputs": 3}),
+        Group("add", three, vector, {"inputs": 3}),
         *(Group(name, op.is_(name), vector) for name in _VECTOR if name in op.names),
     ]
 
@@ -67,7 +77,7 @@ IMPORTER = Importer(
     reads=column_set("model k"),
     groups=_groups,
     framework=_framework,
-    implementation=always("fused"),
+    implementation=_implementation,
     dtype=lambda raw: raw.labels("dtype").map(lambda name: plain(name).dtype),
     row_source=_source,
 )

@@ -28,6 +28,7 @@ _PRODUCTS: dict[str, Builder] = {
     "grouped_gemm": products.grouped_gemm,
     **dict.fromkeys(("attention_prefill", "attention_decode", "attention_encoder"), attention.attention),
     "attention_mixed": attention.attention_mixed,
+    "attention_backward": attention.attention_backward,
     **dict.fromkeys(("mla_prefill", "mla_decode"), attention.latent_attention),
 }
 _OTHERS: dict[str, Builder] = {
@@ -41,6 +42,9 @@ _OTHERS: dict[str, Builder] = {
     "kv_cache_save": vectors.kv_cache_save,
     "moe_gating": vectors.moe_gating,
     "moe_shuffle": vectors.moe_shuffle,
+    "fused_add_rms_norm": vectors.fused_add_rms_norm,
+    **dict.fromkeys(("rmsnorm_backward", "layernorm_backward"), vectors.norm_backward),
+    "softmax_cross_entropy": vectors.softmax_cross_entropy,
     **dict.fromkeys(("softmax", "layernorm", "rmsnorm", "reduce_mean", "argmax"), vectors.rowwise),
     **dict.fromkeys((*vectors.UNARY, *vectors.BINARY), vectors.elementwise),
     **dict.fromkeys(("add_scalar", "mul_scalar", "div_scalar", "pow_scalar"), vectors.elementwise),

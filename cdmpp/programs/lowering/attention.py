@@ -110,6 +110,64 @@ def attention(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     return _grouped(s, dtype, flags, shape, causal=flags["causal"], past=s["past_len"])
 
 
+def attention_backward(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
+    """Scores and their gradients once, then the gradients of queries, keys and values; ``log_sum`` is kept per row."""
+    b, n, heads, d, e = (s[name] for name in ("batch", "q_len", "heads", "head_dim", "v_dim"))
+    kv = {"same": heads, "one": 1}.get(flags["kv"], s["kv_heads"])
+    share = te.floordiv(heads, kv) if flags["kv"] == "grouped" else {"same": 1, "one": heads}[flags["kv"]]
+
+    def argument(name: str, count: Any, width: Any) -> Any:
+        return te.placeholder((b, n, count, width), name=name, dtype=tvm_dtype(dtype))
+
+    q, k, v = argument("q", heads, d), argument("k", kv, d), argument("v", kv, e)
+    out, dout = argument("out", heads, e), argument("dout", heads, e)
+    log_sum = te.placeholder((b, heads, n), name="log_sum", dtype="float32")
+    factor, square = const(FACTOR, "float32"), (b, heads, n, n)
+
+    def group(head: Any) -> Any:
+        return {"same": head, "one": 0}[flags["kv"]] if flags["kv"] != "grouped" else te.floordiv(head, share)
+
+    def product(shape: Any, extents: tuple[Any, ...], term: Callable[..., Any], name: str) -> Any:
+        axes = [te.reduce_axis((0, extent), name=f"r{at}") for at, extent in enumerate(extents)]
+        return te.compute(shape, lambda *at: te.sum(term(*at, *axes), axis=axes), name=name)
+
+    def times(x: Any, y: Any) -> Any:
+        return as_float(x) * as_float(y)
+
+    scores = product(square, (d,), lambda z, h, i, j, r: times(q[z, i, h, r], k[z, j, group(h), r]), "scores")
+    dweights = product(square, (e,), lambda z, h, i, j, r: times(dout[z, i, h, r], v[z, j, group(h), r]), "dweights")
+    delta = product((b, heads, n), (e,), lambda z, h, i, r: times(dout[z, i, h, r], out[z, i, h, r]), "delta")
+
+    def weight(z: Any, h: Any, i: Any, j: Any) -> Any:
+        value = te.exp(scores[z, h, i, j] * factor - log_sum[z, h, i])
+        return te.if_then_else(j <= i, value, const(0.0, "float32")) if flags["causal"] else value
+
+    weights = te.compute(square, weight, name="weights")
+    dscores = te.compute(
+        square,
+        lambda z, h, i, j: weights[z, h, i, j] * (dweights[z, h, i, j] - delta[z, h, i]) * factor,
+        name="dscores",
+    )
+    queries = product(
+        (b, n, heads, d), (n,), lambda z, i, h, c, r: times(dscores[z, h, i, r], k[z, r, group(h), c]), "dq"
+    )
+
+    def shared(of: Any, other: Any, width: Any, name: str) -> Any:
+        """A gradient of keys or values: the sum over the query heads that share them."""
+        if flags["kv"] == "same":
+            return product(
+                (b, n, kv, width), (n,), lambda z, j, h, c, r: times(of[z, h, r, j], other[z, r, h, c]), name
+            )
+
+        def term(z: Any, j: Any, h: Any, c: Any, g: Any, r: Any) -> Any:
+            return times(of[z, h * share + g, r, j], other[z, r, h * share + g, c])
+
+        return product((b, n, kv, width), (share, n), term, name)
+
+    results = [queries, shared(dscores, q, d, "dk"), shared(weights, dout, e, "dv")]
+    return [q, k, v, out, dout, log_sum, *(narrow(result, written(dtype)) for result in results)]
+
+
 def attention_mixed(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     """A causal chunk of one sequence, and one token of each decoding sequence."""
     chunk = (1, s["q_len"], s["q_len"] + s["past_len"])

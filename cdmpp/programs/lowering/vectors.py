@@ -93,6 +93,82 @@ def rowwise(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     return [x, gamma, beta, narrow(y, dtype)]
 
 
+def fused_add_rms_norm(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
+    """The sum is the new residual; the norm reads it."""
+    shape = rows, cols = s["rows"], s["cols"]
+    x, residual = (te.placeholder(shape, name=n, dtype=dtype) for n in ("x", "residual"))
+    gamma = te.placeholder((cols,), name="gamma", dtype=dtype)
+    total = te.compute(shape, lambda i, j: as_float(x[i, j]) + as_float(residual[i, j]), name="total")
+    r = te.reduce_axis((0, cols), name="r")
+    squares = te.compute((rows,), lambda i: te.sum(total[i, r] * total[i, r], axis=r), name="squares")
+    factor = const(FACTOR, "float32")
+    y = te.compute(
+        shape,
+        lambda i, j: cast(total[i, j] * te.rsqrt(squares[i] * factor + factor) * as_float(gamma[j]), dtype),
+        name="rmsnorm",
+    )
+    return [x, residual, gamma, te.compute(shape, lambda i, j: cast(total[i, j], dtype), name="new_residual"), y]
+
+
+def norm_backward(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
+    """Gradients of the weights, then of the input; ``mean`` and ``scale`` (1 / deviation) are kept per row."""
+    shape = rows, cols = s["rows"], s["cols"]
+    layer = flags["operator"] == "layernorm_backward"
+    dy, x = (te.placeholder(shape, name=n, dtype=dtype) for n in ("dy", "x"))
+    gamma = te.placeholder((cols,), name="gamma", dtype=dtype)
+    kept = [te.placeholder((rows,), name=n, dtype="float32") for n in (("mean", "scale") if layer else ("scale",))]
+    scale, factor = kept[-1], const(FACTOR, "float32")
+
+    def unit(i: Any, j: Any) -> Any:
+        return (as_float(x[i, j]) - kept[0][i] if layer else as_float(x[i, j])) * scale[i]
+
+    def weighted(i: Any, j: Any) -> Any:
+        return as_float(dy[i, j]) * as_float(gamma[j])
+
+    def along(size: Any, count: Any, term: Callable[[Any, Any], Any], name: str) -> Any:
+        r = te.reduce_axis((0, count), name="r")
+        return te.compute((size,), lambda i: te.sum(term(i, r), axis=r), name=name)
+
+    shared = along(rows, cols, lambda i, r: weighted(i, r) * unit(i, r), "shared")
+    weights = [along(cols, rows, lambda j, r: as_float(dy[r, j]) * unit(r, j), "dgamma")]
+    shift = along(rows, cols, weighted, "shift") if layer else None
+    if layer:
+        weights.append(along(cols, rows, lambda j, r: as_float(dy[r, j]), "dbeta"))
+
+    def gradient(i: Any, j: Any) -> Any:
+        value = weighted(i, j) - unit(i, j) * shared[i] * factor
+        return cast((value if shift is None else value - shift[i] * factor) * scale[i], dtype)
+
+    return [dy, x, gamma, *kept, *(narrow(w, dtype) for w in weights), te.compute(shape, gradient, name="dx")]
+
+
+def softmax_cross_entropy(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
+    """``bwd`` reads the logarithms of the sums that ``fwd`` kept, and the gradient of each loss."""
+    shape = rows, cols = s["rows"], s["cols"]
+    direction = flags["direction"]
+    x = te.placeholder(shape, name="x", dtype=dtype)
+    target = te.placeholder((rows,), name="target", dtype="int32")
+    inputs, results = [x, target], []
+    if direction == "bwd":
+        inputs += [te.placeholder((rows,), name=n, dtype="float32") for n in ("log_sum", "dloss")]
+        log_sum, dloss = inputs[2:]
+    else:
+        r, q = (te.reduce_axis((0, cols), name=n) for n in "rq")
+        largest = te.compute((rows,), lambda i: te.max(as_float(x[i, r]), axis=r), name="largest")
+        total = te.compute((rows,), lambda i: te.sum(te.exp(as_float(x[i, q]) - largest[i]), axis=q), name="total")
+        log_sum = te.compute((rows,), lambda i: te.log(total[i]) + largest[i], name="log_sum")
+        results.append(te.compute((rows,), lambda i: log_sum[i] - as_float(x[i, target[i]]), name="loss"))
+    if direction != "fwd":
+
+        def gradient(i: Any, j: Any) -> Any:
+            share = te.exp(as_float(x[i, j]) - log_sum[i])
+            value = te.if_then_else(target[i] == j, share - const(1.0, "float32"), share)
+            return cast(value * (dloss[i] if direction == "bwd" else const(FACTOR, "float32")), dtype)
+
+        results.append(te.compute(shape, gradient, name="dx"))
+    return [*inputs, *results]
+
+
 def silu_and_mul(s: Sizes, dtype: str, flags: Sizes) -> list[Any]:
     rows, cols = s["rows"], s["cols"]
     x = te.placeholder((rows, cols * 2), name="x", dtype=dtype)
