@@ -55,7 +55,7 @@ def slow_kernels(table: MeasurementTable) -> dict[str, float]:
             part = block.take(of_device)
             compute, memory = bounds_s(part, device)
             if device.kind == "gpu":
-                allowed[part.row_index] = np.where(memory >= compute, FUSED_FACTOR * memory + FUSED_S, np.nan)
+                allowed[part.row_index] = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S
                 operators[part.row_index] = names.index(block.operator)
     allowed += CALL_S * table.protocol.is_("eager")
     rows = np.flatnonzero(usable & np.isfinite(allowed))

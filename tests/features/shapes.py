@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,11 @@ _OFTEN = ("conv2d", "attention_prefill", "attention_decode", "linear", "max_pool
 def random_specs(count: int, seed: int) -> list[OperatorSpec]:
     """``count`` valid specifications; every operator comes up, with any of its types."""
     rng = np.random.default_rng(seed)
-    names = sorted(lowered_operators())
+    every = itertools.cycle(sorted(lowered_operators()))
     result: list[OperatorSpec] = []
     turn = 0
     while len(result) < count:
-        name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else names[turn % len(names)]
+        name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else next(every)
         turn += 1
         # Sizes may contradict each other, such as a window larger than its image.
         with contextlib.suppress(InvalidProgramError):
