@@ -101,7 +101,14 @@ def test_html_has_a_row_per_prediction_with_interval_and_domain(answers: Predict
 def test_html_escapes_all_text(answers: Predictions) -> None:
     evil = "<script>alert('1 & 2')</script>"
     bad = dataclasses.replace(
-        answers[0], name=evil, device=evil, domain_reason=evil, framework=evil, model_id=evil, protocol=evil
+        answers[0],
+        name=evil,
+        device=evil,
+        domain_reason=evil,
+        framework=evil,
+        implementation=evil,
+        model_id=evil,
+        protocol=evil,
     )
     failed = Prediction(evil, None, evil, "library", evil, evil, evil, error=ErrorInfo("code", evil, evil))
     for text in (bad._repr_html_(), failed._repr_html_(), html_table([evil], [[evil]], caption=evil, notes=[evil])):

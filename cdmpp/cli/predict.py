@@ -27,7 +27,14 @@ from cdmpp.cli.ray_option import RayOption
 from cdmpp.cli.reading import parse_sizes
 from cdmpp.errors import CdmppError
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
+from cdmpp.programs.query_options import (
+    DEFAULT_IMPLEMENTATION,
+    DEFAULT_PROTOCOL,
+    Backend,
+    Framework,
+    Implementation,
+    Protocol,
+)
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
@@ -356,6 +363,9 @@ def _print(
         ends = f"{100 * min(outer):g} % – {100 * max(outer):g} %"
         backends = sorted({r.prediction.backend for r in results})
         print(f"latency: protocol {protocol}, {_MEANING[protocol]}; interval: {ends}; model {model_id}")
+        implementations = Counter(r.prediction.implementation for r in results if r.prediction.implementation)
+        if implementations.keys() - {DEFAULT_IMPLEMENTATION}:
+            print("implementation: " + ", ".join(f"{name} ({count})" for name, count in implementations.items()))
         print(f"backend: {'; '.join(_BACKEND_MEANING[backend] for backend in backends)}")
 
 

@@ -48,7 +48,7 @@ class LatencyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # 
     regressor : estimator, optional
         Learns log(measured / predicted) from the columns and the log of the prediction. Default: a
         HistGradientBoostingRegressor, which below 40 rows is the mean ratio.
-    protocol, framework : str, optional
+    protocol, framework, implementation : str, optional
         What was measured (:meth:`cdmpp.LatencyPredictor.predict`).
     unit : {"s", "ms", "us"}
         Unit of y and of predictions.
@@ -82,6 +82,7 @@ class LatencyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # 
         framework: str | None = None,
         unit: Literal["s", "ms", "us"] = "s",
         model: str | None = None,
+        implementation: str | None = None,
     ) -> None:
         self.template = template
         self.device = device
@@ -90,6 +91,7 @@ class LatencyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # 
         self.framework = framework
         self.unit = unit
         self.model = model
+        self.implementation = implementation
 
     def fit(self, X: Any, y: Any) -> LatencyRegressor:  # noqa: N803  scikit-learn's name
         """Learn the ratio of measured to predicted latencies.
@@ -143,7 +145,11 @@ class LatencyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # 
         texts = [_operators(self.template, dict(zip(names, row, strict=True))) for row in rows.tolist()]
         place = {text: i for i, text in enumerate(dict.fromkeys(t for row in texts for t in row))}
         predictions = _loaded(self.model).predict(
-            list(place), self.device, protocol=self.protocol, framework=self.framework
+            list(place),
+            self.device,
+            protocol=self.protocol,
+            framework=self.framework,
+            implementation=self.implementation,
         )
         for prediction, text in zip(predictions, place, strict=True):
             if prediction.error is not None:

@@ -355,6 +355,7 @@ def _settings(predictions: Sequence[Prediction]) -> str:
     ends = interval_levels(tuple(map(float, min(levels)))) if len(levels) == 1 else DEFAULT_INTERVAL
     parts = shared({p.protocol for p in predictions}, "protocol {}")
     parts += shared({p.framework for p in predictions}, "framework {}")
+    parts += shared({p.implementation for p in predictions}, "implementation {}")
     parts += [f"interval {100 * min(ends):g} % – {100 * max(ends):g} %"] if levels else []
     parts += shared({p.model_id for p in predictions}, "model {}")
     return ", ".join(parts)

@@ -33,6 +33,8 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
         "eager",
         "--framework",
         "pytorch",
+        "--implementation",
+        "tuned",
         "--quantile",
         0.25,
         "--quantile",
@@ -43,7 +45,7 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
     assert result.stderr == ""
     output = json.loads(result.stdout)
     programs = [TensorProgram.from_operator(text) for text in (LINEAR, softmax)]
-    queries = [Query(p, d, "eager", "pytorch") for p in programs for d in ("t4", "l4")]
+    queries = [Query(p, d, "eager", "pytorch", "tuned") for p in programs for d in ("t4", "l4")]
     fresh = LatencyPredictor.load()  # without cached predictions
     for item, answer in zip(output["results"], fresh.predict_queries(queries, (0.25, 0.75)), strict=True):
         assert {k: v for k, v in item.items() if k not in ("count", "source")} == answer.to_dict()
@@ -91,6 +93,8 @@ def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPred
         assert line.endswith(answer.domain or "?")
     assert "kernel" in lines[3] and predictor.model_id in lines[3]
     assert lines[4].startswith("backend: library ")
+    norm = run("predict", "rmsnorm:rows=64,cols=64", LINEAR, "-d", "t4", "--framework", "pytorch").stdout
+    assert "implementation: composed (1), fused (1)" in norm.splitlines()
 
 
 def test_model_has_counts_and_totals(run: Run) -> None:

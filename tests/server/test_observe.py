@@ -97,6 +97,11 @@ def test_observation_without_id_is_predicted_first(client: TestClient, database:
     row = kept(database)[answer["results"][0]["observation_id"]]
     before = predicted(client, OTHER, "l4")
     assert (row.program_hash, row.predicted_s) == (before["program_hash"], before["latency_s"])
+    norm = {"operator": "rmsnorm", "rows": 1024, "cols": 4096}
+    for framework, implementation, kernels_of in (("vllm", "composed", "pytorch"), ("pytorch", "fused", None)):
+        query = {"program": norm, "device": "l4", "framework": framework, "implementation": implementation}
+        answer = client.post("/observe", json={"observations": [{**query, "latency_s": 5e-5}]}).json()
+        assert kept(database)[answer["results"][0]["observation_id"]].framework == kernels_of
 
 
 def test_devices_of_one_name_are_separated_by_their_figures(client: TestClient) -> None:

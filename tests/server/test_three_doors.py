@@ -34,6 +34,7 @@ FIGURES = (
     "backend",
     "protocol",
     "framework",
+    "implementation",
     "model_id",
     "latency_s",
     "lower_s",

@@ -23,7 +23,7 @@ from secrets import token_bytes
 import numpy as np
 
 from cdmpp.predict.prediction import Prediction
-from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, PROTOCOLS
+from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, PROTOCOLS, launcher_of
 
 #: Maximum length of a token, in characters.
 MAX_ID = 400
@@ -62,7 +62,7 @@ class PredictedBefore:
     device, device_digest : str
         Name, and hash of the figures (16 hexadecimal digits): two devices of one name differ here.
     backend, protocol, framework
-        Options of the query.
+        Options of the query; the framework is the one whose kernels were predicted, so it expresses the implementation.
     model_id : str
         Id of the model. A name that is too long for a token is cut and ends with a hash of the whole name.
     latency_s, lower_s, upper_s : float
@@ -134,11 +134,14 @@ class Signer:
             raise ValueError("a prediction with an error has no id")
         device = _fitting(prediction.device, _MAX_DEVICE)
         model = _fitting(prediction.model_id, _MAX_MODEL)
+        framework = prediction.framework
+        if prediction.implementation is not None:
+            framework = launcher_of(prediction.name.partition(":")[0], framework, prediction.implementation)
         head = _HEAD.pack(
             _VERSION,
             _CODE_OF_BACKEND[prediction.backend],
             _CODE_OF_PROTOCOL[prediction.protocol],
-            _CODE_OF_FRAMEWORK[prediction.framework],
+            _CODE_OF_FRAMEWORK[framework],
             len(device),
             len(model),
             bytes.fromhex(prediction.program_hash),

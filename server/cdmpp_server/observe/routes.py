@@ -17,7 +17,7 @@ from sqlalchemy import Select, select
 
 from cdmpp.devices import known
 from cdmpp.errors import MissingDependencyError
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp.train.evaluation.tables import BELIEVABLE_S
 from cdmpp_server.body import INLINE_BYTES, parse, read_json_body
 from cdmpp_server.concurrency import Deadline, background
@@ -55,6 +55,7 @@ class ObservedProgram(BaseModel):
     backend: Backend | None = None
     protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
     framework: Framework | None = None
+    implementation: Annotated[Implementation | None, Field(description="As in an item of /predict.")] = None
 
 
 def _form(value: Any) -> str | None:
@@ -340,6 +341,7 @@ async def _by_program(
             "backend": o.backend,
             "protocol": o.protocol,
             "framework": o.framework,
+            "implementation": o.implementation,
         }
         for _, o in unpredicted
     ]
