@@ -201,10 +201,11 @@ class FeaturePart:
         Raises
         ------
         DataError
-            The implementation is not known.
+            The framework or the implementation is not known.
         """
-        if self.implementation is not None:
-            _code("implementation", self.implementation, IMPLEMENTATIONS)
+        for what, known in (("framework", FRAMEWORKS), ("implementation", IMPLEMENTATIONS)):
+            if getattr(self, what) is not None:
+                _code(what, getattr(self, what), known)
         if self.backend == "tvm":
             return self.framework
         implementation = implementation_of(self.operator, self.framework, self.implementation)
@@ -316,7 +317,7 @@ class FeatureQueries:
                 number,
                 _code("backend", part.backend, BACKENDS),
                 _code("protocol", part.protocol, PROTOCOLS),
-                -1 if launcher is None else _code("framework", launcher, FRAMEWORKS),
+                -1 if launcher is None else FRAMEWORKS.index(launcher),
             )
         repeated = np.repeat(codes, counts, axis=0)
         made = cls(

@@ -113,6 +113,11 @@ def test_what_the_model_cannot_answer_is_refused(predictor: LatencyPredictor) ->
     rows = as_features(predictor, asked()[:3])
     with pytest.raises(UnknownDeviceError):
         predictor.predict_features(replace(rows, devices=("no-such-device", *rows.devices[1:])))
+    part = FeaturePart(
+        predictor.encode(asked()[-1].program), "rmsnorm", "t4", framework="nccl", implementation="composed"
+    )
+    with pytest.raises(DataError, match="framework 'nccl' is not known"):
+        FeatureQueries.of([part])
     with pytest.raises(DataError, match="levels"):
         predictor.predict_features(replace(rows, quantiles=(0.001,)))
 
