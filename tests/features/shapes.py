@@ -25,7 +25,7 @@ def random_specs(count: int, seed: int) -> list[OperatorSpec]:
     result: list[OperatorSpec] = []
     turn = 0
     while len(result) < count:
-        name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else names[turn % len(names)]
+        name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else names[(turn - turn // 3) % len(names)]
         turn += 1
         # Sizes may contradict each other, such as a window larger than its image.
         with contextlib.suppress(InvalidProgramError):
