@@ -177,7 +177,7 @@ def _problem(error: ErrorDetails, kind: type[OperatorSpec]) -> str:
 def _nearest_operators(name: str, known: Sequence[str]) -> list[str]:
     """At most four names: of equal spelling but for a few letters, else with a word in common, else similar ones."""
     alike = difflib.get_close_matches(name, known, n=2, cutoff=0.8)
-    words = {word for word in name.split("_") if len(word) > 2}
+    words = {word for word in name.split("_") if len(word) > 2} - {"fused"}
     related = [operator for operator in known if words & set(operator.split("_"))]
     return (alike or related or difflib.get_close_matches(name, known, n=3))[:4]
 

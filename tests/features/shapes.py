@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,11 @@ _OFTEN = ("conv2d", "attention_prefill", "attention_decode", "linear", "max_pool
 def random_specs(count: int, seed: int) -> list[OperatorSpec]:
     """``count`` valid specifications; every operator comes up, with any of its types."""
     rng = np.random.default_rng(seed)
-    every = itertools.cycle(sorted(lowered_operators()))
+    names = sorted(lowered_operators())
     result: list[OperatorSpec] = []
     turn = 0
     while len(result) < count:
-        name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else next(every)
+        name = str(rng.choice(_OFTEN)) if turn % 3 == 0 else names[(turn - turn // 3) % len(names)]
         turn += 1
         # Sizes may contradict each other, such as a window larger than its image.
         with contextlib.suppress(InvalidProgramError):

@@ -57,8 +57,8 @@ def limit(batch: QueryBatch, measured: Array, slow: Array, output: RawPrediction
     low = np.where(attention, ATTENTION_SHARE, SHARE) * np.maximum(compute, memory)
     low[rows.backend != _LIBRARY] = 0.0
     fused = (summary[:, _AT["family_vector"]] > 0) & (device[:, GPU] > 0) & (rows.backend == _LIBRARY)
-    high = np.full(len(rows), np.inf)
-    high[fused] = (slow * (FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)))[fused]
+    most = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
+    high = np.where(fused, slow * most, np.inf)
     with np.errstate(divide="ignore"):
         return between(output, np.log(low), np.log(high))
 

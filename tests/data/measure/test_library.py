@@ -129,23 +129,23 @@ def test_gpu_protocols_are_ordered() -> None:
 
 
 CPU = torch.device("cpu")
-#: Operators that only serving libraries, or libraries of training kernels, have as one kernel.
+#: Operators that only serving libraries have as one kernel.
 WITHOUT_CALL = {
     "attention_backward",
     "attention_mixed",
     "fused_add_rms_norm",
-    "layernorm_backward",
-    "rmsnorm_backward",
-    "softmax_cross_entropy",
     "grouped_gemm",
     "kv_cache_save",
+    "layernorm_backward",
     "mla_decode",
     "mla_prefill",
     "moe",
     "moe_gating",
     "moe_shuffle",
     "moe_w13",
+    "rmsnorm_backward",
     "rotary_embedding",
+    "softmax_cross_entropy",
 }
 #: A small program of every other operator, and the shape of what it gives.
 SMALL = {
