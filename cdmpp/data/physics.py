@@ -55,11 +55,11 @@ LONG_FACTOR = 20.0
 DOUBTFUL_EXPERTS, EXPERTS_BEYOND_L2 = "aiconfigurator_moe", 4.0
 UNSTATED_L2 = 128e6  # bytes, for a device whose specification states no L2 cache
 FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
-#: Host-bound rows (:func:`host_bound_rows`): the quantile of latencies that is a framework's floor; rows are small
-#: where their bound is below this share of it; fewest small rows; how far floors of two frameworks are apart, and the least
-#: floor, an eager call; steepest rise of the logarithm of the latency with that of the bound; rows on the floor are
-#: below this multiple of it. In the public tables the floors of kernels are up to 2.9 apart and rise by 0.2 or more,
-#: those of hosts are 8.6 to 73 apart and rise by 0.07 at most.
+#: Constants of :func:`host_bound_rows`. The floor of a framework is a quantile of its small rows, whose bound is below
+#: a share of the floor. Then: fewest small rows; how far floors of two frameworks are apart; the least floor, an eager
+#: call; steepest rise of the logarithm of the latency with that of the bound; rows on the floor are below a multiple
+#: of it. In the public tables the floors of kernels are up to 2.9 apart and rise by 0.2 or more, those of hosts are 8.6
+#: to 73 apart and rise by 0.07 at most.
 FLOOR_QUANTILE, SMALL_SHARE, FEWEST_SMALL = 0.05, 1 / 3, 20
 FLOOR_FACTOR, LEAST_HOST_S, FLAT_SLOPE, ON_FLOOR = 3.0, FLOOR_S["eager"], 0.1, 1.7
 _PER_ELEMENT = {
@@ -312,7 +312,8 @@ def host_bound_rows(table: MeasurementTable) -> Mask:
     up to three times that floor: other kernels of the framework may launch more slowly.
     """
     marked = np.zeros(len(table), dtype=np.bool_)
-    rows = np.flatnonzero(table.predictable & ~table.protocol.is_("eager") & (table.latency_s > 0))
+    measured = np.isfinite(table.latency_s) & (table.latency_s > 0)
+    rows = np.flatnonzero(table.predictable & ~table.protocol.is_("eager") & measured)
     if len(table.framework.take(rows).used()) < 2:
         return marked
     bound = table_roofline_s(table)
