@@ -186,7 +186,7 @@ def test_work_of_latent_attention_by_hand():
     [
         ("NVIDIA B200", lambda bound_us: 160.0, True),
         ("NVIDIA B200", lambda bound_us: 12.0, False),  # a kernel before the product
-        ("NVIDIA B200", lambda bound_us: 30 + 8 * bound_us, False),  # rises with the sizes: a slow kernel
+        ("NVIDIA B200", lambda bound_us: 30 + 200 * bound_us, False),  # rises with the sizes: a slow kernel
         ("Intel Arc Pro B60", lambda bound_us: 160.0, False),  # no other framework on the device
     ],
 )
