@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdmpp.data.labels import Labels, Mask
-from cdmpp.data.physics import flag_rows
+from cdmpp.data.physics import flag_rows, host_bound_rows
 from cdmpp.data.raw import IntColumn
 from cdmpp.data.table import (
     UNSUPPORTED,
@@ -39,6 +39,7 @@ DOUBTFUL = {
     "composite": "the timed region contains further operators",
     "no_sizes": "the source states no lengths; the smallest are predicted",
     "paged_copy": "a copy per page of the cache, from the host",
+    "host_bound": "host time: flat, and above three times what other frameworks take on the device",
 }
 Reasons: TypeAlias = NDArray[np.int32]
 #: Codes of the reasons, 0 for none.
@@ -97,7 +98,7 @@ def complete_table(
         source_row=np.arange(len(reason), dtype=np.int64),
         **columns,
     )
-    return replace(table, excluded=with_doubts(flag_rows(table), doubtful))
+    return replace(table, excluded=with_doubts(flag_rows(table), {**doubtful, "host_bound": host_bound_rows(table)}))
 
 
 def with_doubts(excluded: Labels, doubtful: Mapping[str, Mask]) -> Labels:

@@ -21,6 +21,7 @@ from cdmpp.programs.collectives import is_collective, link_seconds
 from cdmpp.programs.elements import DTYPE_BYTES
 from cdmpp.programs.operators import OperatorSpec, derived_sizes, operator_family
 from cdmpp.programs.products import Moe
+from cdmpp.programs.query_options import FLOOR_S
 from cdmpp.programs.vectors import Binary, Conv2d, output_hw
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ LONG_FACTOR = 20.0
 DOUBTFUL_EXPERTS, EXPERTS_BEYOND_L2 = "aiconfigurator_moe", 4.0
 UNSTATED_L2 = 128e6  # bytes, for a device whose specification states no L2 cache
 FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
+#: Constants of :func:`host_bound_rows`. The floor of a framework is a quantile of its small rows, whose bound is below
+#: a share of the floor. Then: fewest small rows; how far floors of two frameworks are apart; the least floor, an eager
+#: call; steepest rise of the logarithm of the latency with that of the bound; rows on the floor are below a multiple
+#: of it. In the public tables the floors of kernels are up to 2.9 apart and rise by 0.2 or more, those of hosts are 8.6
+#: to 73 apart and rise by 0.07 at most.
+FLOOR_QUANTILE, SMALL_SHARE, FEWEST_SMALL = 0.05, 1 / 3, 20
+FLOOR_FACTOR, LEAST_HOST_S, FLAT_SLOPE, ON_FLOOR = 3.0, FLOOR_S["eager"], 0.1, 1.7
 _PER_ELEMENT = {
     "softmax": 5.0,
     "layernorm": 8.0,
@@ -312,6 +320,81 @@ def slower_kernels(table: MeasurementTable) -> Mask:
     order = np.lexsort((table.latency_s[rows], key))
     slower[rows[order[1:]]] = key[order][1:] == key[order][:-1]
     return slower
+
+
+def host_bound_rows(table: MeasurementTable) -> Mask:
+    """Rows that are the host's time, although their source says that no launch cost is inside.
+
+    Programs of one structure on one device are compared between frameworks. The rows of one are host time where its
+    floor is above three times the median floor of the others and above an eager call's, and where the latency of small
+    rows does not rise with their roofline. The rows on the floor are marked, and the rule is applied again to the rest,
+    up to three times that floor: other kernels of the framework may launch more slowly.
+    """
+    marked = np.zeros(len(table), dtype=np.bool_)
+    measured = np.isfinite(table.latency_s) & (table.latency_s > 0)
+    rows = np.flatnonzero(table.predictable & ~table.protocol.is_("eager") & measured)
+    if len(table.framework.take(rows).used()) < 2:
+        return marked
+    bound = table_roofline_s(table)
+    rows = rows[np.isfinite(bound[rows])]
+    key = _block_numbers(table)[table.program_key[rows]]
+    for labels in (table.device, table.protocol, table.implementation, table.framework):
+        key = key * len(labels.names) + labels.codes[rows]
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    by_structure: dict[int, list[NDArray[np.int64]]] = {}
+    for members in np.split(rows[order], starts[1:]):
+        group = int(key[np.searchsorted(rows, members[0])]) // len(table.framework.names)
+        by_structure.setdefault(group, []).append(members)
+    for frameworks in by_structure.values():
+        floors = np.array([_floor_s(table.latency_s[members], bound[members]) for members in frameworks])
+        for number, members in enumerate(frameworks):
+            others = np.delete(floors, number)
+            if np.isnan(others).all():
+                continue
+            least_s = max(FLOOR_FACTOR * float(np.nanmedian(others)), LEAST_HOST_S)
+            marked[members] = _host_time(table.latency_s[members], bound[members], least_s)
+    return marked
+
+
+def _block_numbers(table: MeasurementTable) -> NDArray[np.int64]:
+    """Number of the block of each program key; -1 for TVM programs."""
+    numbers = np.full(table.n_programs, -1, dtype=np.int64)
+    for number, block in enumerate(table.programs):
+        numbers[block.row_index] = number
+    return numbers
+
+
+def _floor_s(latency: Float64, bound: Float64) -> float:
+    """Floor of the small rows; NaN where they are too few."""
+    floor = float(np.quantile(latency, FLOOR_QUANTILE))
+    for _ in range(5):  # what is small depends on the floor
+        small = bound < SMALL_SHARE * floor
+        if np.count_nonzero(small) < FEWEST_SMALL:
+            return float("nan")
+        floor = float(np.quantile(latency[small], FLOOR_QUANTILE))
+    return floor
+
+
+def _host_time(latency: Float64, bound: Float64, least_s: float) -> Mask:
+    """Mask of the rows on flat floors above ``least_s``."""
+    marked = np.zeros(len(latency), dtype=np.bool_)
+    left = np.arange(len(latency))
+    most_s = float("inf")
+    for _ in range(4):
+        if len(left) < FEWEST_SMALL:
+            break
+        floor = _floor_s(latency[left], bound[left])
+        small = left[bound[left] < SMALL_SHARE * floor]
+        if not least_s < floor < most_s or len(small) < FEWEST_SMALL:
+            break
+        x = np.log(bound[small])
+        if np.cov(x, np.log(latency[small]))[0, 1] > FLAT_SLOPE * max(float(np.var(x, ddof=1)), 1e-12):
+            break
+        marked[small[latency[small] < ON_FLOOR * floor]] = True
+        left = left[~marked[left]]
+        most_s = min(most_s, FLOOR_FACTOR * floor)
+    return marked
 
 
 def flag_rows(table: MeasurementTable) -> Labels:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Modules that need the public tables: only their help is tested.
 NEED_PUBLIC_DATA = [
     "accuracy",
+    "audit",
     "end_to_end.__main__",
     "leave_one_device_out",
     "llm_serving.__main__",

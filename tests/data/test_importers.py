@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pyarrow as pa
 import pytest
 
 from cdmpp.data.importers import IMPORTERS
-from cdmpp.data.load import detect, load_table
+from cdmpp.data.load import ENVIRONMENT, detect, load_public, load_table
 from cdmpp.data.records import COLUMNS, NEEDED
 from cdmpp.data.summary import fingerprint
 from cdmpp.errors import DataError
+from cdmpp.programs.query_options import IMPLEMENTATIONS
 from tests.data.layouts import layout_of
 
 
@@ -38,6 +41,21 @@ def test_optional_columns_and_file_format_change_nothing(layout, save):
         (needed | optional, "full.csv.gz"),
     ):
         assert fingerprint(load_table(save(columns, file))) == fingerprint(plain)
+
+
+def test_every_row_states_its_implementation(layout, save):
+    name, needed, _ = layout
+    table = load_table(save(needed))
+    assert set(table.implementation.used()) <= set(IMPLEMENTATIONS)
+    assert ("tuned" in table.implementation.used()) == (name in ("miopen", "tensile_gemm", "aiter_gemm", "aiter_moe"))
+
+
+@pytest.mark.skipif(not os.environ.get(ENVIRONMENT), reason=f"{ENVIRONMENT} names no folder of public tables")
+def test_every_visible_row_states_its_implementation():
+    table = load_public()
+    assert set(table.implementation.used()) == {"fused", "composed", "tuned"}
+    composed = table.source.take(table.implementation.is_("composed"))
+    assert set(composed.used()) == {"vidur", "llmservingsim_layers", "frontier"}
 
 
 def test_optional_columns_are_never_read(layout):

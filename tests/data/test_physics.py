@@ -179,3 +179,25 @@ def test_work_of_latent_attention_by_hand():
     flops, moved = counted("mla_decode", "bfloat16", {"kv_dtype": "float8_e4m3"}, **sizes)
     assert flops == 2 * 2 * 4 * 10 * (8 + 2 + 8)
     assert moved == 2 * 4 * (2 * 10 + 2 * 8) + 2 * 10 * 10
+
+
+@pytest.mark.parametrize(
+    ("device", "latency_us", "host"),
+    [
+        ("NVIDIA B200", lambda bound_us: 160.0, True),
+        ("NVIDIA B200", lambda bound_us: 12.0, False),  # below an eager call: a kernel before the product
+        ("NVIDIA B200", lambda bound_us: 30 + 8 * bound_us, False),  # rises with the sizes: a slow kernel
+        ("Intel Arc Pro B60", lambda bound_us: 160.0, False),  # no other framework on the device
+    ],
+)
+def test_flat_latencies_far_above_those_of_other_frameworks_are_host_time(columns_of, save, device, latency_us, host):
+    k = np.tile(128 * np.arange(1, 41), 3)
+    columns = {name: [column[0]] * len(k) for name, column in columns_of("aiconfigurator_gemm_quantised").items()}
+    columns["framework"] = ["vllm"] * 40 + ["sglang"] * 40 + ["trtllm"] * 40
+    columns |= {"dtype": ["fp8_block"] * len(k), "m": [8] * len(k), "k": k.tolist()}
+    columns["device"] = [device] * 40 + ["NVIDIA B200"] * 80
+    bound_us = table_roofline_s(load_table(save(columns))) * 1e6
+    slow = np.array([latency_us(bound) for bound in bound_us])
+    columns["latency_us"] = np.where(np.arange(len(k)) < 40, slow, 4 + 1.3 * bound_us).tolist()
+    table = load_table(save(columns, "slow.parquet"))
+    assert table.excluded.counts() == ({"host_bound": 40, "": 80} if host else {"": 120})
