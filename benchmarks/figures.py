@@ -44,6 +44,9 @@ SOURCES = (
     "llmservingsim_attention",
     "frontier",
     "infersim",
+    "liger",
+    "cudnn_attention",
+    "cudnn_norms",
 )
 OURS = "#1f6f8b"
 

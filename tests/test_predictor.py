@@ -95,6 +95,14 @@ def test_an_unseen_device_is_near_and_several_new_things_are_out(predictor: Late
     assert ask([program], "raspberry-pi-3", protocol="graph")[0].domain != "in"
     encoder = "attention_encoder:batch=1,q_len=128,heads=16,kv_heads=4,head_dim=64,dtype=float32"
     assert ask([encoder], "l4")[0].domain == "out"
+    never_trained = [
+        "softmax_cross_entropy:rows=8192,cols=128256,dtype=bfloat16,direction=fwd_bwd",
+        "fused_add_rms_norm:rows=1024,cols=4096,dtype=bfloat16",
+        "layernorm_backward:rows=1024,cols=4096,dtype=bfloat16",
+        "attention_backward:batch=2,q_len=4096,heads=32,kv_heads=8,head_dim=128,dtype=bfloat16",
+    ]
+    for prediction in ask(never_trained, "h100"):
+        assert prediction.domain == "out" and 0 < prediction.latency_s < 0.1, prediction.name
 
 
 def test_implementation_is_the_stated_one_or_follows_the_framework(predictor: LatencyPredictor) -> None:

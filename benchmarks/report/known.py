@@ -31,6 +31,9 @@ TITLES = {
     "llmservingsim_attention": "prefill, decode and mixed attention (LLMServingSim)",
     "frontier": "LLM layers and attention (Frontier)",
     "infersim": "DeepGEMM products and attention (InferSim)",
+    "liger": "norms, rotary embedding, softmax, cross entropy (Liger-Kernel)",
+    "cudnn_attention": "attention and its gradients (cuDNN)",
+    "cudnn_norms": "norms and their gradients (cuDNN)",
     "comm_collectives": "collectives",
 }
 BASELINES = {

@@ -17,6 +17,8 @@ TESTS, ONECCL, TORCH = "nccl-tests", "oneccl-benchmark", "torch.distributed (NCC
 PAIRS = "NVLink in pairs, slower between pairs"
 V0, V1 = "v0 torch-profiler", "v1 vllm layerwise kernel"
 
+LIGER_HEADS = '{"num_q_heads": 32, "num_kv_heads": 8, "hidden_size": 4096, "dtype": "torch.bfloat16"}'
+
 
 class Table(NamedTuple):
     """A layout: ``names`` of the columns in ``rows``, needed columns of one value, and columns that change nothing."""
@@ -328,5 +330,57 @@ LAYOUTS = {
         ],
         {"device": "NVIDIA H800"},
         {"mfu": 0.1, "num_experts": n, "num_gpus": n, "topk": n},
+    ),
+    "liger": Table(
+        "op provider mode x_name x_value config latency_us",
+        [
+            ("rms_norm", "huggingface", "backward", "H", "4096", '{"M": 64, "dtype": "torch.bfloat16"}', 60.0),
+            ("rope", "liger", "forward", "T", "1024", LIGER_HEADS, 20.0),
+            ("cross_entropy", "liger", "forward", "V", "4096", '{"B": 8, "T": 128}', 60.0),
+            ("cross_entropy", "torch", "backward", "BT", "1024", '{"vocab_size": 4096, "seq_len": 8192}', 70.0),
+            (
+                "embedding",
+                "torch_compile",
+                "forward",
+                "V",
+                "512",
+                '{"B": 4, "T": 8, "D": 768, "dtype": "float32"}',
+                4.0,
+            ),
+            ("megatron_swiglu", "megatron", "forward", "ffn_local", "1024", '{"S": 2048, "B": 4}', 40.0),
+            (
+                "fused_add_rms_norm",
+                "liger_rms_norm",
+                "forward",
+                "BT",
+                "64",
+                '{"hidden_size": 128, "dtype": "half"}',
+                9.0,
+            ),
+        ],
+        {"device": H100},
+        {"liger_version": "0.8.0", "p20_us": 1.0, "p80_us": 2.0},
+    ),
+    "cudnn_attention": Table(
+        "op dtype causal kv_heads head_dim head_dim_v latency_us",
+        [
+            ("attention_forward", "bfloat16", True, 8, 128, 128, 900.0),
+            ("attention_forward", "fp8", False, 8, 128, 128, 900.0),
+            ("attention_forward", "bfloat16", True, 64, 192, 128, 900.0),
+            ("attention_backward", "fp8", True, 64, 192, 128, 2100.0),
+        ],
+        {"device": "NVIDIA GB200", "batch": 2, "q_len": 4096, "kv_len": 4096, "heads": 64}
+        | {"window": 0, "deterministic": False},
+        {"cudnn": "1.21.1"},
+    ),
+    "cudnn_norms": Table(
+        "op provider rows cols latency_us",
+        [
+            ("rms_norm_forward", "cudnn", 16384, 4096, 42.0),
+            ("rms_norm_backward", "pytorch", 8192, 4096, 120.0),
+            ("layer_norm_forward", "torch_compile", 8192, 4096, 40.0),
+        ],
+        {"device": "NVIDIA GB300", "dtype": "bfloat16"},
+        {},
     ),
 }

@@ -53,9 +53,9 @@ def test_every_row_states_its_implementation(layout, save):
 @pytest.mark.skipif(not os.environ.get(ENVIRONMENT), reason=f"{ENVIRONMENT} names no folder of public tables")
 def test_every_visible_row_states_its_implementation():
     table = load_public()
-    assert set(table.implementation.used()) == {"fused", "composed", "tuned"}
+    assert set(table.implementation.used()) == set(IMPLEMENTATIONS)
     composed = table.source.take(table.implementation.is_("composed"))
-    assert set(composed.used()) == {"vidur", "llmservingsim_layers", "frontier"}
+    assert set(composed.used()) == {"vidur", "llmservingsim_layers", "frontier", "liger"}
 
 
 def test_optional_columns_are_never_read(layout):

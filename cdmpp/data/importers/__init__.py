@@ -5,9 +5,11 @@ from __future__ import annotations
 from cdmpp.data.importers import (
     aiconfigurator,
     comm_collectives,
+    cudnn,
     deepbench,
     frontier,
     infersim,
+    liger,
     llmservingsim,
     neusight,
     rocm,
@@ -37,6 +39,9 @@ IMPORTERS: tuple[Importer, ...] = (
     llmservingsim.ATTENTION,
     frontier.IMPORTER,
     infersim.IMPORTER,
+    liger.IMPORTER,
+    cudnn.ATTENTION,
+    cudnn.NORMS,
 )
 
 #: Sources of tensor programs, which the network is trained on; the others hold collectives.

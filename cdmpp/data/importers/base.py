@@ -23,6 +23,9 @@ def column_set(names: str) -> frozenset[str]:
 #: Columns of other sources that no table of layers of serving systems has.
 NOT_SERVING = frozenset({"framework", "precision", "direction", "program", "batch", "rows", "in_hw", "message_bytes"})
 
+#: Columns that identify a source: an importer that does not need one of them never reads a table with it.
+IDENTIFYING = frozenset({"provider", "x_name", "head_dim_v"})
+
 
 @dataclass(frozen=True)
 class Importer:
@@ -94,7 +97,10 @@ class Importer:
         """Whether a table with these columns is from this source."""
         given = set(columns)
         return (
-            not self.read_by and self.needs <= given and not self.lacks & given and any(o <= given for o in self.one_of)
+            not self.read_by
+            and self.needs <= given
+            and not (self.lacks | (IDENTIFYING - self.needs)) & given
+            and any(o <= given for o in self.one_of)
         )
 
     def columns(self) -> frozenset[str]:
