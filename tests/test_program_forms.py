@@ -46,7 +46,7 @@ def test_mistyped_operator_names_the_nearest() -> None:
     ("name", "meant"),
     [
         ("mla", "mla_decode or mla_prefill"),
-        ("fused_moe", "fused_add_rms_norm or moe or moe_gating or moe_shuffle"),
+        ("fused_moe", "moe or moe_gating or moe_shuffle or moe_w13"),
         ("Linear", "linear"),
         ("allreduce", "all_reduce"),
     ],

@@ -35,14 +35,16 @@ HOST_BOUND_SHARE = 0.3
 
 
 def slow_kernels(table: MeasurementTable) -> dict[str, float]:
-    """Fused passes over memory that were measured slower than the limits allow, and how many times.
+    """Passes over memory that were measured slower than the limits allow, and how many times.
+
+    Without those that a query calls composed by its framework; other composed ones (routing of experts in vLLM) count.
 
     Returns
     -------
     dict of str to float
         As :attr:`cdmpp.model.domain.score.Domain.slow_kernels`; only factors above 1.
     """
-    usable = table.excluded.is_("") & np.isfinite(table.latency_s) & ~table.implementation.is_("composed")
+    usable = table.excluded.is_("") & np.isfinite(table.latency_s)
     allowed = np.full(len(table), np.nan)
     operators = np.full(len(table), -1, dtype=np.int64)
     names: list[str] = []

@@ -87,8 +87,11 @@ class Evidence:
         for context in launched:
             for device in (context.device, ""):
                 self._frameworks.setdefault((device, *context[1:5]), set()).add(context.framework)
+        # Device, operator, type and backend of the records of an adaptation.
+        self._adapted: set[QueryKind] = set()
         for context in adapted:
             self._exact.add(context[:5])
+            self._adapted.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
             self._types_on.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
             self._frameworks.setdefault(context[:5], set()).add(context.framework)
 
@@ -192,8 +195,14 @@ class Evidence:
         what, form = f"{kind.operator}|{kind.dtype}|", "|module" if kind.module else ""
         return tuple(e for e in SERVING_ENGINES if e in devices and f"{what}{e}{form}" not in self._host_bound)
 
+    def was_adapted(self, kind: QueryKind) -> bool:
+        """Whether the records of an adaptation had the operator and type on the device."""
+        return kind._replace(module=False) in self._adapted
+
     def was_measured(self, kind: QueryKind, framework: str) -> bool:
         """Whether training had rows of the operator and type on the device under the framework ("": under any)."""
+        if self.was_adapted(kind):
+            return True
         devices = self._devices.get((kind.operator, kind.dtype, kind.backend), {})
         on = [devices.get(framework, set())] if framework else devices.values()
         return bool(kind.device) and any(kind.device in names for names in on)

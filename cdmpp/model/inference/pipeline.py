@@ -136,13 +136,13 @@ class InferencePipeline:
         -------
         measured : (n,) bool
         slow : (n,)
-            Infinite for what a framework composes of several kernels.
+            Infinite for what a framework composes of several kernels, and for what the model was adapted to.
         """
         kinds, row = kinds_of(batch, names)
         measured = [self.evidence.was_measured(kind, framework) for kind, framework in kinds]
         slow = [
             np.inf
-            if implementation_of(kind.operator, framework) == "composed"
+            if implementation_of(kind.operator, framework) == "composed" or self.evidence.was_adapted(kind)
             else self.artifact.domain.slow_factor(kind.device, kind.operator, framework)
             for kind, framework in kinds
         ]
