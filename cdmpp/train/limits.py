@@ -20,7 +20,7 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.folder import MANIFEST, read_manifest, sealed, trained_identity
 from cdmpp.model.artifact.trained import load_trained
 from cdmpp.model.domain.score import Domain
-from cdmpp.model.inference.limits import CALL_S, FUSED_FACTOR, FUSED_S
+from cdmpp.model.inference.limits import CALL_S, CONVOLUTION_SHARE, FUSED_FACTOR, FUSED_S, SHARE
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
 from cdmpp.programs.operators import operator_family
@@ -34,46 +34,51 @@ QUANTILE, MIN_ROWS = 0.98, 5
 HOST_BOUND_SHARE = 0.3
 
 
-def slow_kernels(table: MeasurementTable) -> dict[str, float]:
-    """Passes over memory that were measured slower than the limits allow, and how many times.
-
-    Without those that a query calls composed by its framework; other composed ones (routing of experts in vLLM) count.
+def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, float]]:
+    """Operators on devices whose rows go beyond the limits, and how far.
 
     Returns
     -------
-    dict of str to float
-        As :attr:`cdmpp.model.domain.score.Domain.slow_kernels`; only factors above 1.
+    fast, slow : dict of str to float
+        As :attr:`cdmpp.model.domain.score.Domain.fast_kernels` (below 1) and ``slow_kernels`` (above 1). Slow ones are
+        passes over memory, without those that a query calls composed by its framework.
     """
-    usable = table.excluded.is_("") & np.isfinite(table.latency_s)
-    allowed = np.full(len(table), np.nan)
+    usable = np.flatnonzero(table.excluded.is_("") & np.isfinite(table.latency_s) & (table.backend.is_("library")))
+    bound, most = np.full(len(table), np.nan), np.full(len(table), np.nan)
     operators = np.full(len(table), -1, dtype=np.int64)
     names: list[str] = []
     for block in table.specs:
-        if is_collective(block.operator) or operator_family(block.operator) != "vector":
+        if is_collective(block.operator):
             continue
         if block.operator not in names:
             names.append(block.operator)
         for of_device, device in by_device(table, block):
             part = block.take(of_device)
             compute, memory = bounds_s(part, device)
-            if device.kind == "gpu":
-                allowed[part.row_index] = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S
-                operators[part.row_index] = names.index(block.operator)
-    allowed += CALL_S * table.protocol.is_("eager")
-    rows = np.flatnonzero(usable & np.isfinite(allowed))
-    ratio = table.latency_s[rows] / allowed[rows]
+            compute = compute * (CONVOLUTION_SHARE / SHARE if operator_family(block.operator) == "conv" else 1.0)
+            bound[part.row_index] = np.maximum(compute, memory)
+            operators[part.row_index] = names.index(block.operator)
+            if device.kind == "gpu" and operator_family(block.operator) == "vector":
+                most[part.row_index] = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S
+    most += CALL_S * table.protocol.is_("eager")
+    rows = usable[np.isfinite(bound[usable])]
     codes = np.stack([table.device.codes[rows], operators[rows], table.framework.codes[rows]], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
-    found = {}
-    for group, (device, operator, framework) in enumerate(distinct.tolist()):
-        of_group = ratio[inverse.reshape(-1) == group]
+    fast, slow = dict[str, float](), dict[str, float]()
+    for group, (device_code, operator, framework) in enumerate(distinct.tolist()):
+        of_group = rows[inverse.reshape(-1) == group]
         launcher = table.framework.names[framework]
-        if len(of_group) < MIN_ROWS or implementation_of(names[operator], launcher) == "composed":
+        if len(of_group) < MIN_ROWS:
             continue
-        factor = float(np.quantile(of_group, QUANTILE))
-        if factor > 1.0:
-            found[f"{table.device.names[device]}|{names[operator]}|{launcher}"] = round(factor, 2)
-    return found
+        key, latency_s = f"{table.device.names[device_code]}|{names[operator]}|{launcher}", table.latency_s[of_group]
+        share = float(np.quantile(latency_s / bound[of_group], 1 - QUANTILE)) / SHARE
+        if share < 1.0:
+            fast[key] = round(share, 3)
+        if np.isfinite(most[of_group]).all() and implementation_of(names[operator], launcher) != "composed":
+            factor = float(np.quantile(latency_s / most[of_group], QUANTILE))
+            if factor > 1.0:
+                slow[key] = round(factor, 2)
+    return fast, slow
 
 
 def host_bound(table: MeasurementTable) -> frozenset[str]:
@@ -101,7 +106,8 @@ def host_bound(table: MeasurementTable) -> frozenset[str]:
 
 def with_limits(domain: Domain, table: MeasurementTable) -> Domain:
     """The domain with what a table says of the limits."""
-    return replace(domain, host_bound=host_bound(table), slow_kernels=slow_kernels(table))
+    fast, slow = kernel_limits(table)
+    return replace(domain, host_bound=host_bound(table), fast_kernels=fast, slow_kernels=slow)
 
 
 def main() -> int:
@@ -117,7 +123,7 @@ def main() -> int:
     manifest = sealed({**manifest, "model_id": trained_identity(manifest)})
     with replacing(options.model / MANIFEST) as aside:
         aside.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-    print(f"{manifest['model_id']}: {len(domain.slow_kernels)} slow kernels")
+    print(f"{manifest['model_id']}: {len(domain.fast_kernels)} fast and {len(domain.slow_kernels)} slow kernels")
     print("host time:", ", ".join(sorted(domain.host_bound)))
     return 0
 

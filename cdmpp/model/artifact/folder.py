@@ -138,6 +138,7 @@ class _Domain(_Fields):
     reach: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     contexts: list[str]
     slow_kernels: dict[str, _Factor] = {}
+    fast_kernels: dict[str, Annotated[float, Field(gt=0, le=1)]] = {}
     host_bound: list[str] = []
 
 

@@ -128,6 +128,9 @@ class Domain:
     slow_kernels : mapping of str to float
         Passes over memory whose rows are slower than :mod:`cdmpp.model.inference.limits` allows, as
         ``device|operator|framework``, and how many times.
+    fast_kernels : mapping of str to float
+        Operators whose rows are faster than the bound allows (reads from a cache, clocks above the data sheet), and the
+        share of the bound that they reach.
     host_bound : frozenset of str
         Engines' operators whose rows are host time, as ``operator|types|framework``, with ``|module`` for a layer with
         its projections. They count as not measured.
@@ -139,6 +142,7 @@ class Domain:
     schedules: Array = field(default_factory=lambda: np.zeros((0, len(_SCHEDULED)), dtype=np.float32))
     schedule_reach: float = 1.0
     slow_kernels: Mapping[str, float] = field(default_factory=dict)
+    fast_kernels: Mapping[str, float] = field(default_factory=dict)
     host_bound: frozenset[str] = frozenset()
 
     @classmethod
@@ -159,6 +163,8 @@ class Domain:
         """Fields for the manifest."""
         scheduled = {"schedule_reach": self.schedule_reach} if len(self.schedules) else {}
         slow: dict[str, Any] = {"slow_kernels": dict(self.slow_kernels)} if self.slow_kernels else {}
+        if self.fast_kernels:
+            slow["fast_kernels"] = dict(self.fast_kernels)
         if self.host_bound:
             slow["host_bound"] = sorted(self.host_bound)
         contexts = sorted(self.contexts)
@@ -170,6 +176,7 @@ class Domain:
         contexts = frozenset(manifest["contexts"])
         read: dict[str, Any] = {
             "slow_kernels": manifest.get("slow_kernels", {}),
+            "fast_kernels": manifest.get("fast_kernels", {}),
             "host_bound": frozenset(manifest.get("host_bound", ())),
         }
         if "schedules" in tensors:
@@ -181,10 +188,11 @@ class Domain:
 
         Without a framework, that of the framework with the slowest rows.
         """
-        if framework:
-            return self.slow_kernels.get(f"{device}|{operator}|{framework}", 1.0)
-        factors = [v for key, v in self.slow_kernels.items() if key.startswith(f"{device}|{operator}|")]
-        return max(factors, default=1.0)
+        return max(_factors(self.slow_kernels, device, operator, framework), default=1.0)
+
+    def fast_share(self, device: str, operator: str, framework: str) -> float:
+        """Share of the bound that the rows reach; 1.0 where no row is below it, otherwise as :meth:`slow_factor`."""
+        return min(_factors(self.fast_kernels, device, operator, framework), default=1.0)
 
     def distance(self, points: Array) -> Array:
         """Distance of points (n, columns) to the nearest centre, in units of ``reach``."""
@@ -230,6 +238,14 @@ class Domain:
         if exact in self.contexts and not any(new):
             return 0.0
         return NEAR_STEP + PART_STEP * max(sum(new) - 1, 0)
+
+
+def _factors(kernels: Mapping[str, float], device: str, operator: str, framework: str) -> list[float]:
+    """Factors of a device's operator under a framework, or under any ("")."""
+    if framework:
+        factor = kernels.get(f"{device}|{operator}|{framework}")
+        return [] if factor is None else [factor]
+    return [factor for key, factor in kernels.items() if key.startswith(f"{device}|{operator}|")]
 
 
 def _centres(points: Array, seed: int, count: int) -> tuple[Array, float]:

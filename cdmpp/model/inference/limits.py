@@ -24,9 +24,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: A prediction is at least this share of its bound. Winograd needs 1 / 2.5 of a convolution's operations.
 SHARE, CONVOLUTION_SHARE = 0.9, 0.9 / 2.5
-#: The share for attention that was measured: benchmarks read the same keys again and again, partly from the L2 cache.
-#: 1.7 % of the measured decodes are below 0.9 of the bound, 0.5 % below 0.7 (on an L40S 8 %).
-ATTENTION_SHARE = 0.5
 #: A fused pass over memory takes at most so many times its bound, and so many seconds more for launch and latency.
 FUSED_FACTOR, FUSED_S, CALL_S = 3.0, 8e-6, 20e-6
 #: Log distance of an interval's ends from a limit of the point.
@@ -37,14 +34,14 @@ _AT = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
 _EAGER, _LIBRARY = PROTOCOLS.index("eager"), BACKENDS.index("library")
 
 
-def limit(batch: QueryBatch, measured: Array, slow: Array, output: RawPredictions) -> RawPredictions:
+def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -> RawPredictions:
     """Predictions within the physical bounds; the interval moves with the point.
 
     Parameters
     ----------
     batch : QueryBatch, n rows
-    measured : (n,) bool
-        Queries whose operator and type training had on the device under the framework.
+    fast : (n,) float
+        Share of the bound that measured kernels reach, 1 where none is faster.
     slow : (n,) float
         How many times slower than :data:`FUSED_FACTOR` says the fused kernel was measured to be; infinite where it has
         no upper limit.
@@ -52,9 +49,8 @@ def limit(batch: QueryBatch, measured: Array, slow: Array, output: RawPrediction
     """
     rows = batch.rows
     summary, device = batch.store.summary[rows.program], stack_devices(batch.specs)[rows.device]
-    attention = measured & (summary[:, _AT["family_attention"]] > 0)
-    compute, memory = _bounds_s(batch, summary, device, attention)
-    low = np.where(attention, ATTENTION_SHARE, SHARE) * np.maximum(compute, memory)
+    compute, memory = _bounds_s(batch, summary, device)
+    low = SHARE * fast * np.maximum(compute, memory)
     low[rows.backend != _LIBRARY] = 0.0
     fused = (summary[:, _AT["family_vector"]] > 0) & (device[:, GPU] > 0) & (rows.backend == _LIBRARY)
     most = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
@@ -63,18 +59,14 @@ def limit(batch: QueryBatch, measured: Array, slow: Array, output: RawPrediction
         return between(output, np.log(low), np.log(high))
 
 
-def _bounds_s(batch: QueryBatch, summary: Array, device: Array, attention: Array) -> tuple[Array, Array]:
-    """Seconds of arithmetic at peak, and of traffic at the speed of the memory or, if the bytes fit, of the L2 cache.
-
-    Measured attention reads also keys that do not fit from the cache as far as it reaches.
-    """
+def _bounds_s(batch: QueryBatch, summary: Array, device: Array) -> tuple[Array, Array]:
+    """Seconds of arithmetic at peak, and of traffic at the speed of the memory or, if it fits, of the L2 cache."""
     compute, memory = roofline_s(summary, device)
     compute = np.where(summary[:, _AT["family_conv"]] > 0, compute * CONVOLUTION_SHARE / SHARE, compute)
     factor = np.array([_BYTES.get(operator, 1.0) for operator, _ in batch.kinds])[batch.kind[batch.rows.program]]
     moved = factor * (np.exp2(summary[:, _AT["bytes"]].astype(np.float64)) - 1)
-    cache = np.nan_to_num(device[:, CACHE])
-    cached = np.where(attention | (moved <= cache), np.minimum(moved, cache) / np.maximum(moved, 1.0), 0.0)
-    return compute, factor * memory * (1.0 - cached + cached / L2_SPEED)
+    speed = np.where(moved <= np.nan_to_num(device[:, CACHE]), L2_SPEED, 1.0)
+    return compute, factor * memory / speed
 
 
 def between(output: RawPredictions, low: Array, high: Array) -> RawPredictions:

@@ -119,7 +119,7 @@ class InferencePipeline:
             output = self._predict_independently(batch)
         else:
             output = consistency.apply(self._predict_independently(consistency.batch), self)
-        return limit(batch, *self._measured(batch, names), output)
+        return limit(batch, *self._measured_limits(batch, names), output)
 
     def _with_measured_engines(self, batch: QueryBatch, names: Sequence[str]) -> QueryBatch:
         """The queries with the frameworks whose kernels answer them (:meth:`Evidence.measured_engine`)."""
@@ -129,24 +129,23 @@ class InferencePipeline:
             batch, rows=replace(batch.rows, framework=np.array(codes, dtype=batch.rows.framework.dtype)[row])
         )
 
-    def _measured(self, batch: QueryBatch, names: Sequence[str]) -> tuple[Array, Array]:
-        """Whether training had the operator and type on the device under the framework, and its factor of slow kernels.
+    def _measured_limits(self, batch: QueryBatch, names: Sequence[str]) -> tuple[Array, Array]:
+        """How far the rows of a query's operator on the device go beyond the limits, both (n,).
 
         Returns
         -------
-        measured : (n,) bool
-        slow : (n,)
-            Infinite for what a framework composes of several kernels, and for what the model was adapted to.
+        fast, slow
+            :meth:`Domain.fast_share` and :meth:`Domain.slow_factor`; the latter is infinite for what a framework
+            composes of several kernels, and for what the model was adapted to.
         """
         kinds, row = kinds_of(batch, names)
-        measured = [self.evidence.was_measured(kind, framework) for kind, framework in kinds]
-        slow = [
-            np.inf
-            if implementation_of(kind.operator, framework) == "composed" or self.evidence.was_adapted(kind)
-            else self.artifact.domain.slow_factor(kind.device, kind.operator, framework)
-            for kind, framework in kinds
-        ]
-        return np.array(measured, dtype=np.bool_)[row], np.array(slow)[row]
+        domain, fast, slow = self.artifact.domain, [], []
+        for kind, framework in kinds:
+            context = (kind.device, kind.operator, framework)
+            composed = implementation_of(kind.operator, framework) == "composed"
+            fast.append(domain.fast_share(*context))
+            slow.append(np.inf if composed or self.evidence.was_adapted(kind) else domain.slow_factor(*context))
+        return np.array(fast)[row], np.array(slow)[row]
 
     def _counts_as_unseen(self, batch: QueryBatch, names: Sequence[str]) -> Array:
         """Whether training had no row of the operator on the device (:meth:`Evidence.lacks`), (n,) bool."""
