@@ -185,9 +185,12 @@ class Evidence:
             devices = self._devices.get((kind.operator, dtype, kind.backend), {})
             engines = self.engines_of(kind._replace(dtype=dtype))
             if engines:
-                return framework if framework in engines else max(engines, key=lambda e: kind.device in devices[e])
-        others = [name for name in devices if name and not (composed and name == "pytorch")]
-        return max(others, key=lambda name: (kind.device in devices[name], len(devices[name])), default="")
+                break
+        else:
+            engines = tuple(name for name in devices if name and not (composed and name == "pytorch"))
+        if framework in engines:
+            return framework
+        return max(engines, key=lambda name: (kind.device in devices[name], len(devices[name])), default="")
 
     def engines_of(self, kind: QueryKind) -> tuple[str, ...]:
         """Serving engines with training rows of the operator and type on any device."""
