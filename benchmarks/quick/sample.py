@@ -77,7 +77,9 @@ class Sample:
         if not path.is_file():
             folder.mkdir(parents=True, exist_ok=True)
             write_records(draw(load_training_table(TrainConfig(), public_data, ["data/cdmpp-measured"])), path)
+        # Reading the sample applies the rules of excluded rows again, which compare rows with each other.
         table = read_records(path)
+        table = table.select(np.flatnonzero(table.trainable))
         table = table if change is None else change(table)
         config = DataConfig(holdout_devices=HELD_OUT)
         dataset = make_dataset(table, config, schedule=True)
