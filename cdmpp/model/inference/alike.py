@@ -153,9 +153,11 @@ class Alike:
         for group, (kind, framework) in enumerate(kinds):
             members = np.flatnonzero(row == group)
             key = (kind, framework, batch.specs[batch.rows.device[members[0]]])
-            if len(self._found) > MAX_FOUND:
-                self._found.clear()
-            found = self._found[key] if key in self._found else self._found.setdefault(key, self._limits(*key))
+            found = self._found.get(key)
+            if found is None:
+                if len(self._found) > MAX_FOUND:
+                    self._found.clear()
+                found = self._found[key] = self._limits(*key)
             limits += [(members, made) for made in found]
         return Comparison(batch, limits) if limits else None
 
