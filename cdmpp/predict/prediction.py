@@ -151,8 +151,8 @@ class Prediction:
     #: Also why the device's status keeps a prediction out of "in". For a collective, what of the query its
     #: measurements lacked.
     domain_reason: str | None = figure(
-        "Only where the figures follow or are limited by those of another type or protocol, which training had: "
-        "which one.",
+        "Only where the figures follow or are limited by those of another type, protocol, engine or device, which "
+        "training had, or by physics: which one.",
         str,
         optional=True,
     )

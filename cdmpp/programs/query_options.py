@@ -48,7 +48,12 @@ IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 DEFAULT_IMPLEMENTATION: Implementation = "fused"
 #: Operators that eager PyTorch, with the modules of Hugging Face, composes of several kernels. Softmax, gelu and
 #: layer norm are one kernel there.
-COMPOSED_BY_PYTORCH = frozenset({"rmsnorm", "fused_add_rms_norm", "rotary_embedding", "silu_and_mul", "moe_gating"})
+COMPOSED_BY_PYTORCH = frozenset(
+    {
+        *("rmsnorm", "rmsnorm_backward", "fused_add_rms_norm", "rotary_embedding", "silu_and_mul", "moe_gating"),
+        "softmax_cross_entropy",
+    }
+)
 #: Serving engines, whose kernels of one operator are alike.
 SERVING_ENGINES: tuple[str, ...] = ("vllm", "sglang", "trtllm", "flashinfer", "triton", "aiter")
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.load import load_public
-from cdmpp.data.physics import bounds_s, by_device
+from cdmpp.data.physics import bounds_s, by_device, work
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.folder import MANIFEST, read_manifest, sealed, trained_identity
 from cdmpp.model.artifact.trained import load_trained
@@ -43,7 +43,8 @@ def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, 
         As :attr:`cdmpp.model.domain.score.Domain.fast_kernels` (below 1) and ``slow_kernels`` (above 1). Slow ones are
         passes over memory, without those that a query calls composed by its framework.
     """
-    usable = np.flatnonzero(table.excluded.is_("") & np.isfinite(table.latency_s) & (table.backend.is_("library")))
+    usable = table.excluded.is_("") & np.isfinite(table.latency_s) & table.backend.is_("library")
+    one_kernel = table.implementation.is_in(("fused", "tuned"))
     bound, most = np.full(len(table), np.nan), np.full(len(table), np.nan)
     operators = np.full(len(table), -1, dtype=np.int64)
     names: list[str] = []
@@ -59,9 +60,14 @@ def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, 
             bound[part.row_index] = np.maximum(compute, memory)
             operators[part.row_index] = names.index(block.operator)
             if device.kind == "gpu" and operator_family(block.operator) == "vector":
-                most[part.row_index] = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S
+                from_memory = (
+                    work(part.operator, part.dtype, part.flags, part.sizes)[1] / device.mem_bandwidth_bytes_per_s
+                )
+                most[part.row_index] = FUSED_FACTOR * np.maximum(compute, from_memory) + FUSED_S
     most += CALL_S * table.protocol.is_("eager")
-    rows = usable[np.isfinite(bound[usable])]
+    # Of an operator that was only measured as several kernels, these are the rows that a query is compared with.
+    with_one = np.isin(operators, np.unique(operators[usable & one_kernel]))
+    rows = np.flatnonzero(usable & np.isfinite(bound) & (one_kernel | ~with_one))
     codes = np.stack([table.device.codes[rows], operators[rows], table.framework.codes[rows]], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     fast, slow = dict[str, float](), dict[str, float]()
@@ -94,6 +100,7 @@ def host_bound(table: MeasurementTable) -> frozenset[str]:
         index = block.row_index
         if not host[index].any():
             continue
+        # Devices without such a row count, too: a block has all devices of the operator.
         form = "|module" if block.flags.get("module") else ""
         places = np.stack([table.device.codes[index], table.framework.codes[index]], axis=1)
         distinct, inverse = np.unique(places, axis=0, return_inverse=True)

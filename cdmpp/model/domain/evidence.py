@@ -87,11 +87,12 @@ class Evidence:
         for context in launched:
             for device in (context.device, ""):
                 self._frameworks.setdefault((device, *context[1:5]), set()).add(context.framework)
-        # Device, operator, type and backend of the records of an adaptation.
-        self._adapted: set[QueryKind] = set()
+        # Frameworks of the records of an adaptation.
+        self._adapted: dict[QueryKind, set[str]] = {}
         for context in adapted:
             self._exact.add(context[:5])
-            self._adapted.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
+            kind = QueryKind(context.device, context.operator, context.dtype, context.backend)
+            self._adapted.setdefault(kind, set()).add(context.framework)
             self._types_on.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
             self._frameworks.setdefault(context[:5], set()).add(context.framework)
 
@@ -179,6 +180,8 @@ class Evidence:
         """
         composed = kind.operator in COMPOSED_BY_PYTORCH
         if framework not in SERVING_ENGINES and not (composed and not framework):
+            return framework
+        if not self._frameworks or framework in self._adapted.get(kind._replace(module=False), ()):
             return framework
         # A type without rows is derived from the 16-bit one: of the same engine, so that they stay in order.
         for dtype in (kind.dtype, self.half_type(kind.operator, kind.backend, kind.dtype), ""):

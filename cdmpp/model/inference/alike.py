@@ -5,8 +5,8 @@ A query whose operator and type training did not have on the device under the fr
 - the other serving engines on this device: engines' kernels of one program are rarely more than three times apart
   (0.1 % of the measured bf16 products). An engine that was measured on the device limits it from both sides; without
   one, it is at most three times the fastest engine;
-- a sibling: a device of the same architecture of which no figure is less, or none is more. A larger device is not
-  slower than a smaller one. (Measured ones can be: these are not limited.)
+- a sibling: a device of the same architecture of which no figure is less, or none is more, with rows of the operator,
+  at best of the type. A larger device is not slower than a smaller one. (Measured ones can be: these are not limited.)
 
 A query that training had needs no other prediction.
 """
@@ -178,7 +178,7 @@ class Alike:
     def _siblings(self, kind: QueryKind, framework: str, device: DeviceSpec) -> list[Limit]:
         """Limits by smaller and larger devices."""
         evidence = self._evidence
-        known = [spec for spec in self._devices if spec.name != device.name]
+        known = [spec for spec in self._devices if spec.name != kind.device]
         on_it = [spec for spec in known if not evidence.lacks(kind._replace(device=spec.name), framework)]
         measured_on = [spec for spec in on_it if evidence.was_measured(kind._replace(device=spec.name), framework)]
         # A device that training had without the operator says less than one of which it had rows, also of other types.

@@ -52,7 +52,7 @@ REASONS = {
     4: "training had no such type of {operator}: the {half} prediction times the ratio of the rooflines",
     8: "the figures of the device are of a card that stands in for a board which its measurements do not name",
     16: "the device is unreleased: its figures are not final",
-    32: "no {operator} of this type was measured under this framework: the kernel of another serving engine",
+    32: "no {operator} of this type was measured under this framework: the kernel of one under which it was",
     64: "limited to what arithmetic, bandwidth and measured kernels of its kind allow {operator}",
 }
 _MEDIAN = LEVELS.index(0.5)

@@ -8,6 +8,7 @@ network extrapolates; ``benchmarks/agreement.py`` counts how often they act.
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from cdmpp.data.physics import L2_SPEED
 from cdmpp.model.domain.calibration import scale_quantiles
 from cdmpp.model.inference.consistency import ADJUSTMENTS
+from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import CACHE, GPU, SUMMARY_COLUMNS, roofline_s, stack_devices
 from cdmpp.model.nn.rows import QueryBatch
 from cdmpp.model.raw_predictions import RawPredictions
@@ -24,10 +26,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 #: A prediction is at least this share of its bound. Winograd needs 1 / 2.5 of a convolution's operations.
 SHARE, CONVOLUTION_SHARE = 0.9, 0.9 / 2.5
-#: A fused pass over memory takes at most so many times its bound, and so many seconds more for launch and latency.
+#: A fused pass over memory takes at most so many times what its bytes need from the memory (its inputs need not be in a
+#: cache), and so many seconds more for launch and latency.
 FUSED_FACTOR, FUSED_S, CALL_S = 3.0, 8e-6, 20e-6
-#: Log distance of an interval's ends from a limit of the point.
-MARGIN = float(np.log(1.3))
+#: Log distances of the quantiles from a limit of the point, which limit them.
+_MARGINS = 0.2 * np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 #: Bytes over those of the encoded program, which counts a buffer that is read in two halves as one half.
 _BYTES = {"silu_and_mul": 1.5}
 _AT = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
@@ -35,7 +38,7 @@ _EAGER, _LIBRARY = PROTOCOLS.index("eager"), BACKENDS.index("library")
 
 
 def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -> RawPredictions:
-    """Predictions within the physical bounds; the interval moves with the point.
+    """Predictions within the physical bounds.
 
     Parameters
     ----------
@@ -53,14 +56,15 @@ def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -
     low = SHARE * fast * np.maximum(compute, memory)
     low[rows.backend != _LIBRARY] = 0.0
     fused = (summary[:, _AT["family_vector"]] > 0) & (device[:, GPU] > 0) & (rows.backend == _LIBRARY)
-    most = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
+    from_memory = roofline_s(summary, device)[1]
+    most = FUSED_FACTOR * np.maximum(compute, from_memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
     high = np.where(fused, slow * most, np.inf)
     with np.errstate(divide="ignore"):
         return between(output, np.log(low), np.log(high))
 
 
 def _bounds_s(batch: QueryBatch, summary: Array, device: Array) -> tuple[Array, Array]:
-    """Seconds of arithmetic at peak, and of traffic at the speed of the memory or, if it fits, of the L2 cache."""
+    """Seconds of arithmetic at peak, and of traffic at the speed of the memory or, if it fits, of the L2."""
     compute, memory = roofline_s(summary, device)
     compute = np.where(summary[:, _AT["family_conv"]] > 0, compute * CONVOLUTION_SHARE / SHARE, compute)
     factor = np.array([_BYTES.get(operator, 1.0) for operator, _ in batch.kinds])[batch.kind[batch.rows.program]]
@@ -72,12 +76,13 @@ def _bounds_s(batch: QueryBatch, summary: Array, device: Array) -> tuple[Array, 
 def between(output: RawPredictions, low: Array, high: Array) -> RawPredictions:
     """Predictions with log points between ``low`` and ``high``, (n,) each; where both act, not less than ``low``.
 
-    Quantiles keep within :data:`MARGIN` of the limits, so that those of two protocols or types stay in order.
+    Each quantile has limits of its own around those of the point: quantiles of two protocols stay in order, and
+    the interval does not vanish.
     """
     point = np.maximum(np.minimum(output.point, high), low)
     acts = point != output.point
     scaled = scale_quantiles(output.levels, output.factor)
-    levels = np.maximum(np.minimum(scaled, high[:, None] + MARGIN), low[:, None] - MARGIN)
+    levels = np.maximum(np.minimum(scaled, high[:, None] + _MARGINS), low[:, None] + _MARGINS)
     moved = acts | (levels != scaled).any(axis=1)
     if not moved.any():
         return output

@@ -135,16 +135,17 @@ class InferencePipeline:
         Returns
         -------
         fast, slow
-            :meth:`Domain.fast_share` and :meth:`Domain.slow_factor`; the latter is infinite for what a framework
-            composes of several kernels, and for what the model was adapted to.
+            :meth:`Domain.fast_share` and :meth:`Domain.slow_factor`; 0 and infinite for what the model was adapted to,
+            and infinite for what a framework composes of several kernels.
         """
         kinds, row = kinds_of(batch, names)
         domain, fast, slow = self.artifact.domain, [], []
         for kind, framework in kinds:
             context = (kind.device, kind.operator, framework)
+            adapted = self.evidence.was_adapted(kind)
             composed = implementation_of(kind.operator, framework) == "composed"
-            fast.append(domain.fast_share(*context))
-            slow.append(np.inf if composed or self.evidence.was_adapted(kind) else domain.slow_factor(*context))
+            fast.append(0.0 if adapted else domain.fast_share(*context))
+            slow.append(np.inf if composed or adapted else domain.slow_factor(*context))
         return np.array(fast)[row], np.array(slow)[row]
 
     def _counts_as_unseen(self, batch: QueryBatch, names: Sequence[str]) -> Array:

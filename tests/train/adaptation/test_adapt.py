@@ -19,6 +19,7 @@ from cdmpp.model.adapter import ResidualProcess, ResidualSettings, kernel
 from cdmpp.model.domain.score import LABELS
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.predict.predictor import LatencyPredictor, Query
+from cdmpp.programs.operators import parse_operator
 from cdmpp.train.adaptation.adapt import adapt
 from cdmpp.train.adaptation.records import as_table, device_records, survey
 from cdmpp.train.evaluation.cache import FeatureCache
@@ -299,3 +300,14 @@ def test_a_csv_of_ones_own(base: LatencyPredictor, tmp_path: Path) -> None:
     adapted = base.adapt(file, DEVICE, k=10)
     report = adapted.adaptation or {}
     assert report["before"]["overall"]["n"] == 10 and report["unsupported"] == {"no_latency": 1}
+
+
+@pytest.mark.parametrize(("operator", "framework"), [("rmsnorm", None), ("silu_and_mul", None), ("softmax", "vllm")])
+def test_adapted_records_are_predicted_without_limits(operator: str, framework: str | None) -> None:
+    """Queries like the records get what was measured, also beyond physics and under a framework without rows."""
+    texts = [f"{operator}:dtype=float16,rows={2**n},cols={cols}" for n in range(7, 15) for cols in (1024, 4096, 8192)]
+    measured = [(text, 4e-4 * parse_operator(text).tensor_bytes() / 1e8 + 2e-5) for text in texts]
+    adapted = LatencyPredictor.load().adapt(measured, "rtx-4090", framework=framework)
+    answers = adapted.predict(texts, "rtx-4090", framework=framework)
+    errors = [abs((p.latency_s or 0) / latency_s - 1) for p, (_, latency_s) in zip(answers, measured, strict=True)]
+    assert float(np.median(errors)) < 0.05 and all(p.domain_reason is None for p in answers)
