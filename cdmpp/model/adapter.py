@@ -22,7 +22,7 @@ from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS, stack_devices
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, RowInputs
 from cdmpp.model.nn.weights import Tuned, Weights
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -366,7 +366,7 @@ class FeatureMaker:
 
 def setting_text(protocol: int, backend: int, framework: int) -> str:
     """Protocol, backend and framework of a query as one text."""
-    launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+    launcher = framework_name(framework)
     return "|".join((PROTOCOLS[protocol], BACKENDS[backend], launcher))
 
 

@@ -34,6 +34,7 @@ from cdmpp.programs.query_options import (
     FRAMEWORKS,
     IMPLEMENTATIONS,
     PROTOCOLS,
+    framework_code,
     implementation_of,
     launcher_of,
 )
@@ -317,7 +318,7 @@ class FeatureQueries:
                 number,
                 _code("backend", part.backend, BACKENDS),
                 _code("protocol", part.protocol, PROTOCOLS),
-                -1 if launcher is None else FRAMEWORKS.index(launcher),
+                framework_code(launcher),
             )
         repeated = np.repeat(codes, counts, axis=0)
         made = cls(

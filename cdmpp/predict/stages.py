@@ -35,7 +35,7 @@ from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.predict.bulk import DOMAINS, FeatureAnswers, FeatureQueries
 from cdmpp.predict.prediction import Prediction, Query, framework_error, query_implementation
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, launcher_of
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, launcher_of
 from cdmpp.programs.templates import size_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -94,7 +94,7 @@ def encode_queries(
         implementation, framework = query_implementation(query), query.framework
         if implementation:
             framework = launcher_of(operator_name(query.program), framework, implementation)
-        code = FRAMEWORKS.index(framework) if framework else -1
+        code = framework_code(framework)
         rows.append((key, device, BACKENDS.index(query.program.backend), PROTOCOLS.index(query.protocol), code))
     return builder.batch(specs, QueryRows(*np.array(rows).T)) if rows else None, errors
 

@@ -62,6 +62,16 @@ SERVING_ENGINES: tuple[str, ...] = ("vllm", "sglang", "trtllm", "flashinfer", "t
 FLOOR_S: dict[str, float] = {"kernel": 3e-6, "graph": 2e-6, "eager": 20e-6}
 
 
+def framework_code(name: str | None) -> int:
+    """Index of a framework in :data:`FRAMEWORKS`, -1 where it is not known."""
+    return FRAMEWORKS.index(name) if name else -1
+
+
+def framework_name(code: int) -> str:
+    """Inverse of :func:`framework_code`; "" where it is not known."""
+    return FRAMEWORKS[code] if code >= 0 else ""
+
+
 def implementation_of(operator: str, framework: str | None, implementation: str | None = None) -> str:
     """The implementation that a query means, or that a row has whose source states none.
 

@@ -16,7 +16,7 @@ from cdmpp.model.domain.score import Context, Domain
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.rows import QueryRows, distinct_rows
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, framework_name
 from cdmpp.train.baselines import Baseline
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
@@ -100,7 +100,7 @@ def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
     for device, kind, protocol, backend, framework in np.unique(codes, axis=0):
         name = dataset.devices[device].name
-        launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+        launcher = framework_name(framework)
         operator, dtype = dataset.kinds[kind]
         context = Context(name, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher)
         contexts.update((*context.keys(), context.launch_key(), f"{name}&"))

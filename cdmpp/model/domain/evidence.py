@@ -15,9 +15,17 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context, parse_contexts
-from cdmpp.model.nn.rows import distinct_rows
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS
+from cdmpp.model.nn.rows import QueryBatch, distinct_rows
 from cdmpp.programs.elements import base_type
-from cdmpp.programs.query_options import BACKENDS, COMPOSED_BY_PYTORCH, PROTOCOLS, SERVING_ENGINES, implementation_of
+from cdmpp.programs.query_options import (
+    BACKENDS,
+    COMPOSED_BY_PYTORCH,
+    PROTOCOLS,
+    SERVING_ENGINES,
+    framework_name,
+    implementation_of,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,7 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ADAPTED = "(adapted)"
 #: Penalty for a framework that launched no such training row; less than that of another device.
 OTHER_FRAMEWORK = 0.5
-_GRAPH = PROTOCOLS.index("graph")
+_GRAPH, _MODULE = PROTOCOLS.index("graph"), SUMMARY_COLUMNS.index("module")
 HALVES = ("float16", "bfloat16")
 #: Operator whose 16-bit predictions follow those of float32 on devices without 16-bit units. The network transfers the
 #: 16-bit convolutions of boards with such units: on a TITAN Xp, whole fp16 networks came out 1.7 times too slow.
@@ -45,6 +53,27 @@ class QueryKind(NamedTuple):
     dtype: str
     backend: str
     module: bool = False
+
+
+def kinds_of(batch: QueryBatch, names: Sequence[str]) -> tuple[list[tuple[QueryKind, str]], Array]:
+    """Distinct kinds of the queries with their frameworks, and each row's index among them.
+
+    Parameters
+    ----------
+    batch : QueryBatch
+    names : sequence of str
+        The devices' names in the evidence, "" where training did not have them.
+    """
+    rows = batch.rows
+    module = batch.store.summary[rows.program, _MODULE] > 0
+    columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework, module.astype(np.int64)]
+    first, inverse = distinct_rows(columns)
+    kinds = []
+    for device, number, backend, framework, is_module in np.stack([c[first] for c in columns], axis=1).tolist():
+        operator, dtype = batch.kinds[number]
+        kind = QueryKind(names[device], operator, dtype, BACKENDS[backend], bool(is_module))
+        kinds.append((kind, framework_name(framework)))
+    return kinds, inverse
 
 
 class Evidence:

@@ -22,12 +22,11 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
-from cdmpp.model.domain.evidence import NARROW, Evidence, QueryKind
+from cdmpp.model.domain.evidence import NARROW, Evidence, QueryKind, kinds_of
 from cdmpp.model.inference.limits import between
-from cdmpp.model.nn.inputs import SUMMARY_COLUMNS
-from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
+from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate
 from cdmpp.model.raw_predictions import RawPredictions
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, SERVING_ENGINES
+from cdmpp.programs.query_options import SERVING_ENGINES, framework_code
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +34,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 ENGINES, LARGER = float(np.log(2.9)), float(np.log(1.03))
 #: Kinds of queries whose limits are remembered.
 MAX_FOUND = 4096
-_MODULE = SUMMARY_COLUMNS.index("module")
 _PEAKS = ("float32", "float16", "bfloat16", "int8", "float8_e4m3", "float4_e2m1")
 
 
@@ -57,37 +55,6 @@ class Limit:
     framework: int | None
     below: float
     above: float
-
-
-def framework_name(code: int) -> str:
-    """Name of a framework by its code, "" where it is not known."""
-    return FRAMEWORKS[code] if code >= 0 else ""
-
-
-def framework_code(name: str) -> int:
-    """Inverse of :func:`framework_name`."""
-    return FRAMEWORKS.index(name) if name else -1
-
-
-def kinds_of(batch: QueryBatch, names: Sequence[str]) -> tuple[list[tuple[QueryKind, str]], Array]:
-    """Distinct kinds of the queries with their frameworks, and each row's index among them.
-
-    Parameters
-    ----------
-    batch : QueryBatch
-    names : sequence of str
-        The devices' names in the evidence, "" where training did not have them.
-    """
-    rows = batch.rows
-    module = batch.store.summary[rows.program, _MODULE] > 0
-    columns = [rows.device, batch.kind[rows.program], rows.backend, rows.framework, module.astype(np.int64)]
-    first, inverse = distinct_rows(columns)
-    kinds = []
-    for device, number, backend, framework, is_module in np.stack([c[first] for c in columns], axis=1).tolist():
-        operator, dtype = batch.kinds[number]
-        kind = QueryKind(names[device], operator, dtype, BACKENDS[backend], bool(is_module))
-        kinds.append((kind, framework_name(framework)))
-    return kinds, inverse
 
 
 class Comparison:
@@ -173,7 +140,7 @@ class Alike:
         engines = [name for name in self._evidence.engines_of(kind) if name != framework]
         measured = [name for name in engines if self._evidence.was_measured(kind, name)]
         below = ENGINES if measured and _is_raised(kind) else np.inf
-        return [Limit(None, FRAMEWORKS.index(name), below, ENGINES) for name in measured or engines]
+        return [Limit(None, framework_code(name), below, ENGINES) for name in measured or engines]
 
     def _siblings(self, kind: QueryKind, framework: str, device: DeviceSpec) -> list[Limit]:
         """Limits by smaller and larger devices."""

@@ -35,7 +35,7 @@ from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import floor_s, roofline_s, stack_devices
 from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -312,7 +312,7 @@ class Rules:
         for device, number, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
             operator, dtype = batch.kinds[number]
             kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
-            launcher = FRAMEWORKS[framework] if framework >= 0 else ""
+            launcher = framework_name(framework)
             recipe = self._recipe(kind, protocol, launcher, batch.specs[device])
             numbers.append(recipes.setdefault(recipe, len(recipes)))
         if all(recipe.is_independent for recipe in recipes):

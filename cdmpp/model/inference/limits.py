@@ -52,25 +52,23 @@ def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -
     """
     rows = batch.rows
     summary, device = batch.store.summary[rows.program], stack_devices(batch.specs)[rows.device]
-    compute, memory = _bounds_s(batch, summary, device)
-    low = SHARE * fast * np.maximum(compute, memory)
+    compute, memory = roofline_s(summary, device)
+    compute = np.where(summary[:, _AT["family_conv"]] > 0, compute * CONVOLUTION_SHARE / SHARE, compute)
+    low = SHARE * fast * np.maximum(compute, _least_memory_s(batch, summary, device, memory))
     low[rows.backend != _LIBRARY] = 0.0
     fused = (summary[:, _AT["family_vector"]] > 0) & (device[:, GPU] > 0) & (rows.backend == _LIBRARY)
-    from_memory = roofline_s(summary, device)[1]
-    most = FUSED_FACTOR * np.maximum(compute, from_memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
+    most = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
     high = np.where(fused, slow * most, np.inf)
     with np.errstate(divide="ignore"):
         return between(output, np.log(low), np.log(high))
 
 
-def _bounds_s(batch: QueryBatch, summary: Array, device: Array) -> tuple[Array, Array]:
-    """Seconds of arithmetic at peak, and of traffic at the speed of the memory or, if it fits, of the L2."""
-    compute, memory = roofline_s(summary, device)
-    compute = np.where(summary[:, _AT["family_conv"]] > 0, compute * CONVOLUTION_SHARE / SHARE, compute)
+def _least_memory_s(batch: QueryBatch, summary: Array, device: Array, memory: Array) -> Array:
+    """Seconds of the traffic at the speed of the L2 if it fits, else of the memory."""
     factor = np.array([_BYTES.get(operator, 1.0) for operator, _ in batch.kinds])[batch.kind[batch.rows.program]]
     moved = factor * (np.exp2(summary[:, _AT["bytes"]].astype(np.float64)) - 1)
     speed = np.where(moved <= np.nan_to_num(device[:, CACHE]), L2_SPEED, 1.0)
-    return compute, factor * memory / speed
+    return np.asarray(factor * memory / speed)
 
 
 def between(output: RawPredictions, low: Array, high: Array) -> RawPredictions:

@@ -17,10 +17,10 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import EncodedProgram, element_types, operator_name
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind
+from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
 from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
-from cdmpp.model.inference.alike import Alike, framework_code, framework_name, kinds_of
+from cdmpp.model.inference.alike import Alike
 from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
 from cdmpp.model.inference.limits import limit
@@ -28,7 +28,7 @@ from cdmpp.model.nn.inputs import roofline_s, stack_devices
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, implementation_of
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, framework_name, implementation_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,7 +37,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FEW_STEP = 1.0
 #: A service computes several batches at a time.
 MAX_THREADS = 4
-_TVM, _PYTORCH = BACKENDS.index("tvm"), FRAMEWORKS.index("pytorch")
+_TVM, _PYTORCH = BACKENDS.index("tvm"), framework_code("pytorch")
 
 
 class InferencePipeline:
