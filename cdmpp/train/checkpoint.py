@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.model.artifact.folder import TENSORS, check_seal, no_model_folder, read_manifest
-from cdmpp.model.nn.config import member_prefixes
+from cdmpp.model.nn.config import NetworkConfig, member_prefixes
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.weights import transferred
 from cdmpp.train.config import TrainConfig
@@ -196,7 +196,7 @@ def check_start(config: TrainConfig, sealed: Sequence[str]) -> None:
 
 def _check_network(folder: Path, manifest: dict[str, Any], config: TrainConfig) -> None:
     wanted = config.network.model_dump(exclude=set(_FREE))
-    stored = {"members": 1} | manifest["network"]
+    stored = NetworkConfig.of_manifest(manifest["network"]).model_dump()
     other = [f"{name} = {stored[name]!r}, not {value!r}" for name, value in wanted.items() if stored.get(name) != value]
     if other:
         raise DataError(

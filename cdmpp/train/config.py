@@ -79,6 +79,9 @@ class OptimiserConfig(BaseModel):
     group_tasks: int = Field(
         1, ge=1, le=256, description="programs of one task and device that are drawn into a batch together"
     )
+    group_programs: int = Field(
+        1, ge=1, le=256, description="rows of one program, on several devices, that are drawn into a batch together"
+    )
     checkpoint_every: int = Field(500, ge=1, description="steps")
     threads: int | None = Field(None, ge=1)
     precision: Precision = Field(

@@ -37,7 +37,7 @@ from cdmpp.model.nn.inputs import stack_devices
 from cdmpp.model.nn.rows import ProgramStore, QueryRows
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
+from cdmpp.programs.query_options import BACKENDS, COMPOSED_BY_PYTORCH, FRAMEWORKS, PROTOCOLS, framework_code
 from cdmpp.train.config import DataConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -211,6 +211,12 @@ class Dataset:
     def device_matrix(self) -> Array:
         """:func:`cdmpp.model.nn.inputs.stack_devices` of the devices."""
         return stack_devices(self.devices)
+
+    @property
+    def composed(self) -> Array:
+        """Rows that eager PyTorch composes of several kernels, (rows,) bool. Their framework says so."""
+        operators = np.array([operator in COMPOSED_BY_PYTORCH for operator, _ in self.kinds])
+        return np.asarray(operators[self.kind[self.rows.program]] & (self.rows.framework == framework_code("pytorch")))
 
     def group(self, rows: MeasuredRows) -> Array:
         """Task and device of rows as one number; -1 for programs without a task."""

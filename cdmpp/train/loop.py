@@ -20,7 +20,7 @@ from cdmpp.train.checkpoint import State, identity_of, read_checkpoint, start_fr
 from cdmpp.train.config import OptimiserConfig, Precision, TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
 from cdmpp.train.ranks import ALONE, Ranks, Stopped
-from cdmpp.train.step import Objective, epoch_order, training_rows
+from cdmpp.train.step import Objective, blocks, epoch_order, training_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -127,6 +127,7 @@ def train(
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
     objective = make_objective(dataset, config, inputs)
     tasks = objective.tasks
+    block, together = blocks(dataset, config, index, tasks)
     identity = identity_of(dataset, config)
     ranks.check_same(identity)
     state = State(network, optimiser, average)
@@ -134,7 +135,7 @@ def train(
     if ranks.size > 1:
         # Dropout differs between ranks; the weights were drawn with the same seed.
         torch.manual_seed(config.seed + ranks.rank)
-    buckets = dataset.store.bucket
+    buckets, composed = dataset.store.bucket, dataset.composed
     started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
     running, stop = 0.0, False
     # Replay the order up to the step, so that a resumed run draws the same rows as an uninterrupted one.
@@ -145,7 +146,7 @@ def train(
         while (share := _share(opt, step, seconds + time.monotonic() - started, ranks)) < 1:
             while cursor + opt.batch_rows > len(order):
                 epoch += 1
-                drawn = epoch_order(index, weight, config.seed, epoch, group=tasks[index], together=opt.group_tasks)
+                drawn = epoch_order(index, weight, config.seed, epoch, group=block, together=together)
                 order = np.concatenate([order[cursor:], drawn])
                 cursor = 0
             if seen < skip:
@@ -154,9 +155,11 @@ def train(
             batch = order[cursor : cursor + opt.batch_rows]
             cursor, seen = cursor + opt.batch_rows, seen + opt.batch_rows
             rng = np.random.default_rng([config.seed, 4, step])
-            batch = batch[np.argsort(buckets[dataset.rows.program[batch]], kind="stable")]
+            program = dataset.rows.program[batch]
+            batch = batch[np.lexsort((program, buckets[program]))]
             rows = dataset.rows.take(batch)
-            rows.framework[rng.random(len(rows)) < opt.hide_framework] = -1
+            # A query without a framework means one kernel.
+            rows.framework[(rng.random(len(rows)) < opt.hide_framework) & ~composed[batch]] = -1
             hidden = rng.random(len(rows)) < opt.hide_device
             device = torch.from_numpy(np.where(hidden, 0, rows.device + 1).astype(np.int64))
             for group in optimiser.param_groups:

@@ -14,7 +14,7 @@ from cdmpp.errors import DataError
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.inputs import virtual_devices
 from cdmpp.model.nn.losses import DISCREPANCIES, bounded, listwise_loss, pinball_loss, ranking_loss, relative_error_loss
-from cdmpp.model.nn.network import LatencyNetwork, PaddedRows
+from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.programs.query_options import BACKENDS
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
@@ -77,7 +77,7 @@ def _of_networks(dataset: Dataset, config: TrainConfig) -> Array:
 
 
 def epoch_order(
-    index: Array, weight: Array, seed: int, epoch: int, *, group: Array | None = None, together: int = 1
+    index: Array, weight: Array, seed: int, epoch: int, *, group: Array | None = None, together: int | Array = 1
 ) -> Array:
     """Rows of one epoch in a seeded order; a row of weight 2.5 occurs two or three times.
 
@@ -87,21 +87,38 @@ def epoch_order(
         Rows and their mean number of draws.
     group : (rows,) int, optional
         Rows of one group are drawn in blocks of up to ``together``; those of group -1 individually.
+    together : int, or (rows,) int
     """
     rng = np.random.default_rng([seed, 2, epoch])
     times = np.floor(weight + rng.random(len(weight))).astype(np.int64)
     chosen = np.repeat(np.arange(len(index)), times)
     rng.shuffle(chosen)
-    if group is None or together == 1:
+    if group is None or np.all(together == 1):
         return np.asarray(index[chosen])
     # Sort by group, keeping the shuffled order within; then shuffle blocks.
     chosen = chosen[np.argsort(group[chosen], kind="stable")]
     starts = np.unique(group[chosen], return_index=True)[1]
     place = np.arange(len(chosen)) - np.repeat(starts, np.diff([*starts, len(chosen)]))
     alone = group[chosen] < 0
-    block = np.cumsum(alone | (place % together == 0)) - 1
+    sizes = together if isinstance(together, int) else together[chosen]
+    block = np.cumsum(alone | (place % sizes == 0)) - 1
     key = rng.permutation(int(block[-1]) + 1)[block]
     return np.asarray(index[chosen[np.argsort(key, kind="stable")]])
+
+
+def blocks(dataset: Dataset, config: TrainConfig, index: Array, tasks: Array) -> tuple[Array, Array]:
+    """Group and largest block of each training row, for :func:`epoch_order`.
+
+    Schedules of a task and device are drawn together because they are ranked, rows of one program because its leaves
+    are then encoded once (``NetworkConfig.shared``).
+    """
+    opt = config.optimiser
+    tasks = tasks[index]
+    if opt.group_programs == 1:
+        return tasks, np.full(len(index), opt.group_tasks)
+    first = int(tasks.max(initial=-1)) + 1
+    programs = first + dataset.rows.program[index].astype(np.int64)
+    return np.where(tasks < 0, programs, tasks), np.where(tasks < 0, opt.group_programs, opt.group_tasks)
 
 
 def pairs_within(group: Array) -> tuple[Array, Array]:
@@ -120,42 +137,6 @@ def pairs_within(group: Array) -> tuple[Array, Array]:
             break
         pairs.append((order[:-apart][same], order[apart:][same]))
     return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
-
-
-def latents(
-    network: LatencyNetwork,
-    inputs: NetworkInputs,
-    rows: MeasuredRows,
-    *,
-    multiple: int = 1,
-    device: Array | None = None,
-) -> tuple[Tensor, Tensor, Array]:
-    """Latents of rows, which must be sorted by bucket.
-
-    ``multiple``: see :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`. ``device``, (rows, .), replaces the
-    figures of the rows' devices.
-
-    Returns
-    -------
-    latent : (rows, .)
-    queries : (rows, INPUT_WIDTH), standardised
-    reference : float64, (rows,), log(reference seconds)
-    """
-    query_inputs, logs, reference = inputs.queries(rows, device)
-    standard = network.standardise(torch.from_numpy(query_inputs))
-    sizes = inputs.store.bucket[rows.program]
-    parts = []
-    for chunk in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(sizes)) + 1):
-        leaves, positions, mask = inputs.tensors[int(sizes[chunk[0]])]
-        slots = torch.from_numpy(inputs.store.slot[rows.program[chunk]])
-        real = mask[slots]
-        parts.append(
-            PaddedRows(
-                leaves[slots, :, : network.config.leaf_width], positions[slots], None if bool(real.all()) else real
-            )
-        )
-    latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple)
-    return latent, standard, reference
 
 
 class Objective:
@@ -185,7 +166,7 @@ class Objective:
         multiple: int,
         ranks: Ranks = ALONE,
     ) -> Tensor:
-        """Loss of rows, which must be sorted by bucket; on several ranks this rank's part, and the parts add up.
+        """Loss of rows, sorted by bucket and program; on several ranks this rank's part, and the parts add up.
 
         Parameters
         ----------
@@ -221,7 +202,7 @@ class Objective:
                 figures[rank_rows],
                 virtual[rank_rows],
             )
-        latent, queries, reference = latents(network, self.inputs, rows, multiple=multiple, device=figures)
+        latent, queries, reference = self.inputs.encode(network, rows, multiple=multiple, device=figures)
         if virtual.any():
             reference = self.inputs.queries(rows)[2]
         target = torch.from_numpy(self.label(rows, reference).astype(np.float32))
@@ -238,7 +219,7 @@ class Objective:
         if domain.loss != "none" and domain.weight:
             unlabelled = self._drawn(step)
             part = unlabelled.take(np.arange(len(unlabelled))[ranks.own(len(unlabelled))])
-            other = latents(network, self.inputs, part, multiple=multiple)[0]
+            other = self.inputs.encode(network, part, multiple=multiple)[0]
             distance = DISCREPANCIES[domain.loss](
                 bounded(ranks.whole(latent, whole)), bounded(ranks.whole(other, len(unlabelled)))
             )
@@ -266,5 +247,5 @@ class Objective:
         count = min(len(self.target), self.config.domain.rows)
         chosen = rng.choice(self.target, count, replace=False)
         program = self.dataset.rows.program[chosen]
-        rows = self.dataset.rows.take(chosen[np.argsort(self.dataset.store.bucket[program], kind="stable")])
+        rows = self.dataset.rows.take(chosen[np.lexsort((program, self.dataset.store.bucket[program]))])
         return replace(rows, log_latency=np.full(count, np.nan))

@@ -17,7 +17,7 @@ from cdmpp.model.nn.losses import DISCREPANCIES, Discrepancy, bounded
 from cdmpp.train.config import DataConfig, DomainConfig, TrainConfig
 from cdmpp.train.dataset import Dataset
 from cdmpp.train.loop import train
-from cdmpp.train.step import latents, target_rows, training_rows
+from cdmpp.train.step import target_rows, training_rows
 from tests.model.nn.synthetic import dataset, training
 
 pytestmark = pytest.mark.slow
@@ -85,9 +85,9 @@ def test_cmd_brings_the_latents_of_source_and_target_together(tmp_path: Path) ->
         inputs = NetworkInputs(data.store, data.device_matrix)
         found = []
         for index in (training_rows(data, config)[0], target_rows(data, config)):
-            order = index[np.argsort(data.store.bucket[data.rows.program[index]], kind="stable")]
+            order = index[np.lexsort((data.rows.program[index], data.store.bucket[data.rows.program[index]]))]
             with torch.inference_mode():
-                found.append(bounded(latents(network, inputs, data.rows.take(order))[0]))
+                found.append(bounded(inputs.encode(network, data.rows.take(order))[0]))
         return float(DISCREPANCIES["cmd"](*found))
 
     assert apart(5.0) < 0.7 * apart(0.0)

@@ -134,9 +134,13 @@ class Engine:
             "device": np.zeros(rows, dtype=np.int64),
             "places": numbers(leaves, config.width),
         }
+        if config.shared:
+            feed["program"] = np.arange(rows)
 
         def results(size: int) -> Array:
             parts = [{k: v[i : i + size] for k, v in feed.items()} for i in range(0, rows, size)]
+            for part in parts if config.shared else ():
+                part["program"] = np.arange(len(part["inputs"]))
             return np.concatenate([np.column_stack(self._session.run(["point", "levels", "view"], p)) for p in parts])
 
         whole = results(rows)
@@ -175,10 +179,16 @@ class Engine:
         point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
         views = np.empty((len(rows), self._columns), dtype=np.float32) if view else None
         names = ["point", "levels", *(["view"] if view else [])]
+        step = self.step if batch_invariant else 0
 
         def compute(chunk: Chunk) -> None:
             bucket, members, padded = chunk
             slots = inputs.store.slot[rows.program[padded]]
+            further = {}
+            if self.config.shared:
+                slots, further["program"] = np.unique(slots, return_inverse=True)
+                if batch_invariant:
+                    slots = _padded(slots, len(padded), step)
             feed = {
                 "leaves": np.ascontiguousarray(bucket.leaves[slots][:, :, : self.config.leaf_width]),
                 "mask": bucket.mask[slots],
@@ -186,6 +196,7 @@ class Engine:
                 "logs": logs[padded],
                 "device": devices[padded],
                 "places": encode_positions(self.config.positions, bucket.positions[slots], self.config.width),
+                **further,
             }
             outputs = self._session.run(names, feed)
             count = len(members)
@@ -194,7 +205,7 @@ class Engine:
             if views is not None:
                 views[members] = outputs[2][:count]
 
-        chunks = _chunks(inputs, rows, batch_invariant, self.step if batch_invariant else 0)
+        chunks = _chunks(inputs, rows, batch_invariant, step)
         if parallel_chunks > 1 and len(rows) > CHUNK_ROWS:
             # The chunks with most leaves first, so that the threads end at about the same time.
             ordered = sorted(chunks, key=lambda chunk: -chunk[0].leaves.shape[1] * len(chunk[2]))
@@ -226,6 +237,8 @@ def _chunks(inputs: RowInputs, rows: QueryRows, batch_invariant: bool, step: int
     sizes = inputs.store.bucket[rows.program]
     for size, bucket in inputs.store.buckets.items():
         members = np.flatnonzero(sizes == size)
+        # Rows of one program beside each other: a chunk encodes it once.
+        members = members[np.argsort(rows.program[members], kind="stable")]
         max_rows = max(1, MAX_PAIRS // size**2)
         # Many leaves leave few rows, and then one shape.
         flexible = batch_invariant and 0 < step <= max_rows
@@ -237,8 +250,12 @@ def _chunks(inputs: RowInputs, rows: QueryRows, batch_invariant: bool, step: int
         for start in range(0, len(members), count):
             chunk = members[start : start + count]
             padded = chunk
-            if batch_invariant and len(chunk) < count:
-                # A short chunk repeats its first row, up to a shape that gives each row the same result.
-                full = -(-len(chunk) // step) * step if flexible else count
-                padded = np.concatenate([chunk, np.repeat(chunk[:1], full - len(chunk))])
+            if batch_invariant:
+                padded = _padded(chunk, count, step if flexible else 0)
             yield bucket, chunk, padded
+
+
+def _padded(rows: Array, count: int, step: int) -> Array:
+    """At most ``count`` rows, and their first row repeated up to a shape that gives each row the same result."""
+    full = -(-len(rows) // step) * step if 0 < step <= count else count
+    return rows if len(rows) >= full else np.concatenate([rows, np.repeat(rows[:1], full - len(rows))])

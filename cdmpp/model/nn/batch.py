@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.network import LatencyNetwork, PaddedRows
 from cdmpp.model.nn.rows import ProgramStore, QueryRows, RowInputs
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -29,29 +29,46 @@ class NetworkInputs(RowInputs):
     def forward(
         self, network: LatencyNetwork, rows: QueryRows, device: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, Array]:
-        """Point and quantiles of rows, which must be sorted by bucket; and log(reference)."""
+        """Point and quantiles of rows, which must be sorted by bucket and program; and log(reference)."""
         latent, inputs, reference = self.encode(network, rows)
         point, quantiles = network.decode(latent, inputs, device)
         return point, quantiles, reference
 
-    def encode(self, network: LatencyNetwork, rows: QueryRows) -> tuple[torch.Tensor, torch.Tensor, Array]:
-        """Latents and standardised inputs of rows, which must be sorted by bucket; and log(reference)."""
-        inputs_np, logs_np, reference = self.queries(rows)
-        inputs, logs = network.standardise(torch.from_numpy(inputs_np)), torch.from_numpy(logs_np)
-        sizes = self.store.bucket[rows.program]
-        latents = []
-        edges = np.flatnonzero(np.diff(sizes)) + 1
-        for chunk in np.split(np.arange(len(rows)), edges):
-            if not len(chunk):
-                continue
-            leaves, positions, mask = self.tensors[int(sizes[chunk[0]])]
-            slots = torch.from_numpy(self.store.slot[rows.program[chunk]])
-            where = slice(int(chunk[0]), int(chunk[-1]) + 1)
+    def encode(
+        self, network: LatencyNetwork, rows: QueryRows, *, multiple: int = 1, device: Array | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, Array]:
+        """Latents of rows, which must be sorted by bucket and program.
+
+        Parameters
+        ----------
+        multiple : int
+            See :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`.
+        device : (rows, .), optional
+            Replaces the figures of the rows' devices.
+
+        Returns
+        -------
+        latent : (rows, .)
+        queries : (rows, INPUT_WIDTH), standardised
+        reference : float64, (rows,), log(reference seconds)
+        """
+        query_inputs, logs, reference = self.queries(rows, device)
+        standard = network.standardise(torch.from_numpy(query_inputs))
+        encoded, index = rows.program, None
+        if network.config.shared:
+            first = np.flatnonzero(np.diff(rows.program, prepend=-1))
+            encoded = rows.program[first]
+            index = torch.from_numpy(np.repeat(np.arange(len(first)), np.diff(first, append=len(rows))))
+        sizes = self.store.bucket[encoded]
+        parts = []
+        for chunk in np.split(encoded, np.flatnonzero(np.diff(sizes)) + 1):
+            leaves, positions, mask = self.tensors[int(self.store.bucket[chunk[0]])]
+            slots = torch.from_numpy(self.store.slot[chunk])
             real = mask[slots]
-            padding = None if bool(real.all()) else real
             columns = leaves[slots, :, : network.config.leaf_width]
-            latents.append(network.encode(columns, positions[slots], padding, inputs[where], logs[where]))
-        return torch.cat(latents), inputs, reference
+            parts.append(PaddedRows(columns, positions[slots], None if bool(real.all()) else real))
+        latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple, program=index)
+        return latent, standard, reference
 
 
 @torch.inference_mode()
@@ -90,7 +107,7 @@ def predict_rows(
     if not known:
         embedding = np.zeros_like(embedding)
     buckets = inputs.store.bucket[rows.program]
-    order = np.argsort(buckets, kind="stable")
+    order = np.lexsort((rows.program, buckets))
     point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
     start = 0
     while start < len(rows):

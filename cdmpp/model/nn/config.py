@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,6 +52,13 @@ class NetworkConfig(BaseModel):
         ge=min(SCHEDULE_WIDTHS),
         le=SCHEDULE_VERSION,
         description="of the schedule's columns; networks of earlier versions read the first of them",
+    )
+    shared: bool = Field(
+        False,
+        description="leaves are encoded without the device, once per program; device and program meet in the head",
+    )
+    frequencies: int = Field(
+        0, ge=0, le=64, description="sines and cosines of each numeric input that the head reads; 0: none"
     )
     members: int = Field(1, ge=1, le=8, description="networks, trained together, whose mean is the answer")
 
@@ -112,6 +120,8 @@ THREADS = "gpu_threads"
 CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
 #: A multiply-add of 8 lanes, in operations.
 VECTOR_FLOPS = 16.0
+#: Angle per standard deviation of an input and unit of a frequency, which starts at a standard deviation of 0.1.
+FREQUENCY_SCALE = 6 * math.pi
 #: Largest change (natural logarithm) of a cost by a token.
 REACH = 4.0
 #: Exponent of the power mean that combines overlapping costs.

@@ -268,6 +268,14 @@ QUERY_COLUMNS = (
 )
 #: Columns of :func:`query_inputs`.
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUERY_COLUMNS)
+_FLAGS = ("dtype_", "family_", "scaling_", "layout_", "protocol_", "framework_", "backend_")
+#: Positions of the inputs that are numbers; the others are flags.
+NUMERIC_INPUTS = tuple(
+    i
+    for i, name in enumerate((*SUMMARY_COLUMNS, *QUERY_COLUMNS))
+    if not name.startswith(_FLAGS)
+    and name not in ("matrix", "module", "gated", "half_accumulate", "wide_result", "gpu", "has_cache_size")
+)
 
 
 def summarise(encoded: EncodedPrograms) -> Array:

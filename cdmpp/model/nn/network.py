@@ -28,6 +28,7 @@ from cdmpp.model.nn.config import (
     ADD,
     CALL_CYCLES,
     CYCLE_S,
+    FREQUENCY_SCALE,
     LEVELS,
     OVERLAP,
     PEAK_CENTRE,
@@ -39,14 +40,14 @@ from cdmpp.model.nn.config import (
     VECTOR_FLOPS,
     NetworkConfig,
 )
-from cdmpp.model.nn.inputs import INPUT_WIDTH, LEAF_DEVICE_RATIOS, QUERY_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.inputs import INPUT_WIDTH, LEAF_DEVICE_RATIOS, NUMERIC_INPUTS, QUERY_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.model.nn.layers import NetworkLayer, member_layers
 from cdmpp.model.nn.positions import encode_positions
 
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows of one padded leaf count.
+    """Rows of one padded leaf count; programs where leaves are encoded without the device (``NetworkConfig.shared``).
 
     Attributes
     ----------
@@ -147,6 +148,8 @@ class LatencyNetwork(nn.Module):
     def encode(self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Latent of each program on its device.
 
+        With ``NetworkConfig.shared`` each program is encoded as often as it occurs; see :meth:`encode_parts`.
+
         Parameters
         ----------
         leaves : (rows, leaves, NetworkConfig.leaf_width)
@@ -157,55 +160,92 @@ class LatencyNetwork(nn.Module):
         """
         return self.encode_parts([PaddedRows(leaves, positions, mask)], inputs, logs)
 
-    def encode_parts(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
+    def encode_parts(
+        self,
+        parts: Sequence[PaddedRows],
+        inputs: Tensor,
+        logs: Tensor,
+        *,
+        multiple: int = 1,
+        program: Tensor | None = None,
+    ) -> Tensor:
         """:meth:`encode` of rows with several leaf counts; ``inputs`` and ``logs`` follow the order of the parts.
 
         All leaves go through each matrix product together: one large product is faster than one for every
         leaf count. ``multiple`` pads the number of leaves to a multiple, because kernels of lower precision are
         prepared per shape; results of the padding are not used.
 
+        ``program``, (rows,) int64 and ascending, is each row's position among the parts' programs, where
+        ``NetworkConfig.shared`` lets the parts hold each program once; default: each row has its own.
+
         Returns
         -------
         (rows, .)
             In the parts' order.
         """
-        return torch.cat([member._encode(parts, inputs, logs, multiple) for member in self.all_members()], dim=-1)
+        if program is None and self.config.shared:
+            program = torch.arange(len(inputs), device=inputs.device)
+        members = [member._encode(parts, inputs, logs, multiple, program) for member in self.all_members()]
+        return torch.cat(members, dim=-1)
 
     def _apply_layer(self, name: str, x: Tensor) -> Tensor:
         """Output of the layer of this name."""
         out: Tensor = self.get_submodule(name)(x)
         return out
 
-    def _encode(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
+    def _encode(
+        self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int, program: Tensor | None
+    ) -> Tensor:
         """:meth:`encode_parts` of this member."""
-        rows = [part.shape[0] for part in parts]
-        leaves, conditions = [], []
-        split_conditions = torch.split(self._apply_layer("condition", inputs), rows)
-        for part, condition, log in zip(parts, split_conditions, torch.split(logs, rows), strict=True):
-            ratios = part.leaves[:, :, _RATIOS] - log[:, None, :] - 10.0
-            scaled = (part.leaves - self.leaf_mean) * self.leaf_scale
-            leaves.append(torch.cat((scaled, ratios * 0.1), dim=-1).flatten(0, 1))
-            encoding = encode_positions(self.config.positions, part.positions.numpy(), self.config.width)
-            added = condition[:, None, :].expand(*part.shape, -1) + torch.from_numpy(encoding)
-            conditions.append(added.flatten(0, 1))
-        padding = -sum(part.tokens for part in parts) % multiple
-        if padding:
-            leaves.append(leaves[0].new_zeros(padding, leaves[0].shape[1]))
-            conditions.append(conditions[0].new_zeros(padding, conditions[0].shape[1]))
-        tokens = self._apply_layer("leaf_in", torch.cat(leaves)) + torch.cat(conditions)
+        programs = [part.shape[0] for part in parts]
+        tokens = self._first_tokens(parts, programs, inputs, logs, multiple)
         for layer in range(self.config.layers):
             tokens = self._layer(tokens, f"layers.{layer}", parts)
         tokens = self._apply_layer("pool_norm", tokens)
         scores = self._apply_layer("pool_score", tokens)
         pooled = map(self._pool, parts, split_parts(tokens, parts), split_parts(scores, parts))
         latent = torch.cat(list(pooled))
+        if program is not None:
+            latent = latent[program]
         if self.config.schedule:
             # The padding comes last and belongs to no part.
-            tokens_of = zip(parts, split_parts(tokens, parts), strict=False)
-            per_part = zip(tokens_of, torch.split(inputs, rows), torch.split(logs, rows), strict=True)
-            times = [self._timed(part, token.view(*part.shape, -1), x, log) for (part, token), x, log in per_part]
+            times, first, start = [], 0, 0
+            for part, token in zip(parts, split_parts(tokens, parts), strict=False):
+                stop, last = first + part.shape[0], start + part.shape[0]
+                index = None
+                if program is not None:
+                    last = int(torch.searchsorted(program, stop))
+                    index = program[start:last] - first
+                rows = slice(start, last)
+                times.append(self._timed(part, token.view(*part.shape, -1), inputs[rows], logs[rows], index))
+                first, start = stop, last
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
+
+    def _first_tokens(
+        self, parts: Sequence[PaddedRows], programs: list[int], inputs: Tensor, logs: Tensor, multiple: int
+    ) -> Tensor:
+        """First token of each leaf, (leaves, width); padding up to the multiple comes last."""
+        shared, width = self.config.shared, self.config.width
+        conditions = [None] * len(parts) if shared else torch.split(self._apply_layer("condition", inputs), programs)
+        split_logs = [None] * len(parts) if shared else torch.split(logs, programs)
+        leaves, added = [], []
+        for part, condition, log in zip(parts, conditions, split_logs, strict=True):
+            scaled = (part.leaves - self.leaf_mean) * self.leaf_scale
+            positions = part.positions.numpy(force=True)
+            place = torch.from_numpy(encode_positions(self.config.positions, positions, width)).to(scaled.device)
+            place = place.expand(*part.shape, -1)
+            if condition is not None and log is not None:
+                ratios = part.leaves[:, :, _RATIOS] - log[:, None, :] - 10.0
+                scaled = torch.cat((scaled, ratios * 0.1), dim=-1)
+                place = condition[:, None, :] + place
+            leaves.append(scaled.flatten(0, 1))
+            added.append(place.flatten(0, 1))
+        padding = -sum(part.tokens for part in parts) % multiple
+        if padding:
+            leaves.append(leaves[0].new_zeros(padding, leaves[0].shape[1]))
+            added.append(added[0].new_zeros(padding, width))
+        return self._apply_layer("leaf_in", torch.cat(leaves)) + torch.cat(added)
 
     def _layer(self, tokens: Tensor, name: str, parts: Sequence[PaddedRows]) -> Tensor:
         """Pre-norm self-attention over the leaves of a program, then a feed-forward block.
@@ -233,22 +273,26 @@ class LatencyNetwork(nn.Module):
         wide = self._apply_layer(f"{name}.feed.0", self._apply_layer(f"{name}.norm_feed", tokens))
         return tokens + self._apply_layer(f"{name}.feed.2", nn.functional.gelu(wide))
 
-    def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
-        """:meth:`leaf_seconds` of a part, (rows, 2).
+    def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor, index: Tensor | None) -> Tensor:
+        """:meth:`leaf_seconds` of the rows of a part, (rows, 2); ``index`` is each row's program, None for its own.
 
         Training computes the scheduled programs only, which are few among library operators, padded so that
         shapes repeat. A prediction computes all rows: its shapes must not depend on the other rows.
         """
         if not self.training:
-            return self.leaf_seconds(part.leaves, tokens, part.mask, inputs, logs)
-        chosen = _counted(part.leaves).any(dim=1).nonzero()[:, 0]
-        out = tokens.new_zeros(len(tokens), 2)
-        if not len(chosen):
-            return out
-        padded = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
-        mask = None if part.mask is None else part.mask[padded]
-        seconds = self.leaf_seconds(part.leaves[padded], tokens[padded], mask, inputs[padded], logs[padded])
-        return out.index_copy(0, chosen, seconds[: len(chosen)])
+            chosen = None
+            programs = slice(None) if index is None else index
+        else:
+            counted = _counted(part.leaves).any(dim=1)
+            chosen = (counted if index is None else counted[index]).nonzero()[:, 0]
+            out = tokens.new_zeros(len(inputs), 2)
+            if not len(chosen):
+                return out
+            padded = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
+            programs, inputs, logs = padded if index is None else index[padded], inputs[padded], logs[padded]
+        mask = None if part.mask is None else part.mask[programs]
+        seconds = self.leaf_seconds(part.leaves[programs], tokens[programs], mask, inputs, logs)
+        return seconds if chosen is None else out.index_copy(0, chosen, seconds[: len(chosen)])
 
     def leaf_seconds(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Log seconds of scheduled programs from tokens and counts of their leaves, and an indicator of a schedule.
@@ -328,7 +372,10 @@ class LatencyNetwork(nn.Module):
             latent, times, scheduled = latent[:, :-2], latent[:, -2] - self._log_reference(inputs), latent[:, -1]
             latent = torch.cat((latent, torch.stack((0.2 * times * scheduled, scheduled), dim=1)), dim=-1)
         embedded = self._apply_layer("device", device)
-        x = nn.functional.silu(self._apply_layer("head_in", torch.cat((latent, inputs, embedded), dim=-1)))
+        first = self._apply_layer("head_in", torch.cat((latent, inputs, embedded), dim=-1))
+        if self.config.frequencies:
+            first = first + self._apply_layer("periodic", self._waves(inputs))
+        x = nn.functional.silu(first)
         for layer in (f"head.{i}" for i in range(self.config.head_layers)):
             up = nn.functional.silu(self._apply_layer(f"{layer}.up", self._apply_layer(f"{layer}.norm", x)))
             down = self._apply_layer(f"{layer}.down", up)
@@ -347,6 +394,16 @@ class LatencyNetwork(nn.Module):
         median = point + 0.1 * raw[:, -len(LEVELS) + middle]
         levels = torch.cat((below, torch.zeros_like(median)[:, None], above), dim=1) + median[:, None]
         return point, levels, hidden
+
+    def _waves(self, inputs: Tensor) -> Tensor:
+        """Sines and cosines of the numeric inputs, (rows, .), with trained frequencies (Gorishniy et al., 2022).
+
+        A kernel's efficiency jumps where a size fills one more tile. A layer on the plain input learns such edges late.
+        """
+        columns = inputs[:, list(NUMERIC_INPUTS), None]
+        frequencies = self._apply_layer("frequencies", torch.arange(len(NUMERIC_INPUTS), device=inputs.device))
+        angles = (columns * (frequencies * FREQUENCY_SCALE)).flatten(1)
+        return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
     def _log_reference(self, inputs: Tensor) -> Tensor:
         """Natural logarithm of the reference in seconds, recovered from the inputs."""

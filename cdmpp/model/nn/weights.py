@@ -198,12 +198,14 @@ def transferred(
     """
     out = {name: np.array(value) for name, value in arrays.items()}
     wanted = network_columns(config)
-    logs = [f"device_{name}" for name in DEVICE_LOGS]
+    logs = [] if config.shared else [f"device_{name}" for name in DEVICE_LOGS]
     latent, embedding = _head_columns(arrays, config, len(columns["inputs"]))
     for axis in ("leaf", "inputs"):
         lost = [name for name in columns[axis] if name not in wanted[axis]]
         if lost:
             raise ValueError(f"the network reads columns that this version does not compute: {', '.join(lost[:5])}")
+    if config.frequencies and list(columns["inputs"]) != wanted["inputs"]:
+        raise ValueError("a network with frequencies of its inputs cannot take new inputs")
     spread: dict[str, Array] = {}
     for what, axis in (("leaf", "leaf"), ("input", "inputs")):
         known = {name: i for i, name in enumerate(columns[axis])}

@@ -16,7 +16,7 @@ from cdmpp.model.inference.engine import Engine, engine_of
 from cdmpp.model.nn.config import NetworkConfig, Positions
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.model.nn.layers import shapes
-from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.network import LatencyNetwork, PaddedRows
 from cdmpp.model.nn.network_graph import network_graph
 from cdmpp.model.nn.positions import encode_positions
 from cdmpp.model.nn.weights import VIEW_COLUMNS, Weights, tuned_names
@@ -28,7 +28,14 @@ pytestmark = pytest.mark.slow
 CONFIGS = [
     TINY.model_copy(update={"positions": p, "head": h, "schedule": s})
     for p, h, s in itertools.product(get_args(Positions), ("ratio", "structured"), (False, True))
-] + [TINY.model_copy(update={"schedule": True, "members": 3})]
+] + [
+    TINY.model_copy(update=update)
+    for update in (
+        {"schedule": True, "members": 3},
+        {"shared": True, "frequencies": 3},
+        {"shared": True, "schedule": True, "members": 2},
+    )
+]
 #: Relative error of a latency, so of the exponential of what is compared.
 TOLERANCE = 1e-5
 
@@ -67,7 +74,8 @@ def torch_outputs(net: LatencyNetwork, feed: dict[str, Any]) -> list[Any]:
 def graph_feed(weights: Weights, feed: dict[str, Any]) -> dict[str, Any]:
     """Inputs of the ONNX graph: encoded positions instead of positions."""
     places = encode_positions(weights.config.positions, feed["positions"], weights.config.width)
-    return {name: value for name, value in feed.items() if name != "positions"} | {"places": places}
+    program = {"program": np.arange(len(feed["inputs"]))} if weights.config.shared else {}
+    return {name: value for name, value in feed.items() if name != "positions"} | {"places": places, **program}
 
 
 def graph_outputs(weights: Weights, feed: dict[str, Any]) -> list[Any]:
@@ -98,6 +106,25 @@ def test_the_shipped_network_too(predictor: LatencyPredictor) -> None:
     expected, got = torch_outputs(weights.network, feed), graph_outputs(weights, feed)
     np.testing.assert_allclose(got[0], expected[0], atol=TOLERANCE)
     np.testing.assert_allclose(got[1], expected[1], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+@torch.inference_mode()
+def test_programs_encoded_once_answer_as_repeated_ones(schedule: bool) -> None:
+    config = TINY.model_copy(update={"shared": True, "schedule": schedule})
+    net = network(config=config)
+    weights, index = weights_of(net), np.array([0, 0, 1, 3, 3, 3])
+    feed = random_feed(config, 4, 3)
+    of_rows = random_feed(config, 6, 3) | {name: feed[name][index] for name in ("leaves", "mask", "positions")}
+    once = of_rows | {name: feed[name] for name in ("leaves", "mask", "positions")}
+    expected = torch_outputs(net, of_rows)
+    got = engine_of(weights)._session.run(None, graph_feed(weights, once) | {"program": index})
+    np.testing.assert_allclose(got[0], expected[0], atol=TOLERANCE)
+    t = {name: torch.from_numpy(value) for name, value in once.items()}
+    part = PaddedRows(t["leaves"], t["positions"], t["mask"])
+    inputs = net.standardise(t["inputs"])
+    latent = net.encode_parts([part], inputs, t["logs"], program=torch.from_numpy(index))
+    np.testing.assert_allclose(net.decode(latent, inputs, t["device"])[0].numpy(), expected[0], atol=TOLERANCE)
 
 
 def test_values_of_padding_change_nothing() -> None:
