@@ -196,7 +196,7 @@ def check_start(config: TrainConfig, sealed: Sequence[str]) -> None:
 
 def _check_network(folder: Path, manifest: dict[str, Any], config: TrainConfig) -> None:
     wanted = config.network.model_dump(exclude=set(_FREE))
-    stored = NetworkConfig.of_manifest(manifest["network"]).model_dump()
+    stored = NetworkConfig().model_dump() | manifest["network"]
     other = [f"{name} = {stored[name]!r}, not {value!r}" for name, value in wanted.items() if stored.get(name) != value]
     if other:
         raise DataError(

@@ -37,7 +37,7 @@ from cdmpp.model.nn.inputs import stack_devices
 from cdmpp.model.nn.rows import ProgramStore, QueryRows
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
-from cdmpp.programs.query_options import BACKENDS, COMPOSED_BY_PYTORCH, FRAMEWORKS, PROTOCOLS, framework_code
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, framework_code, implementation_of
 from cdmpp.train.config import DataConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -215,8 +215,8 @@ class Dataset:
     @property
     def composed(self) -> Array:
         """Rows that eager PyTorch composes of several kernels, (rows,) bool. Their framework says so."""
-        operators = np.array([operator in COMPOSED_BY_PYTORCH for operator, _ in self.kinds])
-        return np.asarray(operators[self.kind[self.rows.program]] & (self.rows.framework == framework_code("pytorch")))
+        kinds = np.array([implementation_of(operator, "pytorch") == "composed" for operator, _ in self.kinds])
+        return np.asarray(kinds[self.kind[self.rows.program]] & (self.rows.framework == framework_code("pytorch")))
 
     def group(self, rows: MeasuredRows) -> Array:
         """Task and device of rows as one number; -1 for programs without a task."""

@@ -135,7 +135,7 @@ def train(
     if ranks.size > 1:
         # Dropout differs between ranks; the weights were drawn with the same seed.
         torch.manual_seed(config.seed + ranks.rank)
-    buckets, composed = dataset.store.bucket, dataset.composed
+    composed = dataset.composed
     started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
     running, stop = 0.0, False
     # Replay the order up to the step, so that a resumed run draws the same rows as an uninterrupted one.
@@ -155,8 +155,7 @@ def train(
             batch = order[cursor : cursor + opt.batch_rows]
             cursor, seen = cursor + opt.batch_rows, seen + opt.batch_rows
             rng = np.random.default_rng([config.seed, 4, step])
-            program = dataset.rows.program[batch]
-            batch = batch[np.lexsort((program, buckets[program]))]
+            batch = batch[dataset.store.order(dataset.rows.program[batch])]
             rows = dataset.rows.take(batch)
             # A query without a framework means one kernel.
             rows.framework[(rng.random(len(rows)) < opt.hide_framework) & ~composed[batch]] = -1

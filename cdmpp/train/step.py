@@ -100,8 +100,8 @@ def epoch_order(
     starts = np.unique(group[chosen], return_index=True)[1]
     place = np.arange(len(chosen)) - np.repeat(starts, np.diff([*starts, len(chosen)]))
     alone = group[chosen] < 0
-    sizes = together if isinstance(together, int) else together[chosen]
-    block = np.cumsum(alone | (place % sizes == 0)) - 1
+    largest = np.broadcast_to(together, index.shape)[chosen]
+    block = np.cumsum(alone | (place % largest == 0)) - 1
     key = rng.permutation(int(block[-1]) + 1)[block]
     return np.asarray(index[chosen[np.argsort(key, kind="stable")]])
 
@@ -166,7 +166,7 @@ class Objective:
         multiple: int,
         ranks: Ranks = ALONE,
     ) -> Tensor:
-        """Loss of rows, sorted by bucket and program; on several ranks this rank's part, and the parts add up.
+        """Loss of rows in :meth:`ProgramStore.order`; on several ranks this rank's part, and the parts add up.
 
         Parameters
         ----------
@@ -247,5 +247,5 @@ class Objective:
         count = min(len(self.target), self.config.domain.rows)
         chosen = rng.choice(self.target, count, replace=False)
         program = self.dataset.rows.program[chosen]
-        rows = self.dataset.rows.take(chosen[np.lexsort((program, self.dataset.store.bucket[program]))])
+        rows = self.dataset.rows.take(chosen[self.dataset.store.order(program)])
         return replace(rows, log_latency=np.full(count, np.nan))

@@ -85,7 +85,7 @@ def test_cmd_brings_the_latents_of_source_and_target_together(tmp_path: Path) ->
         inputs = NetworkInputs(data.store, data.device_matrix)
         found = []
         for index in (training_rows(data, config)[0], target_rows(data, config)):
-            order = index[np.lexsort((data.rows.program[index], data.store.bucket[data.rows.program[index]]))]
+            order = index[data.store.order(data.rows.program[index])]
             with torch.inference_mode():
                 found.append(bounded(inputs.encode(network, data.rows.take(order))[0]))
         return float(DISCREPANCIES["cmd"](*found))

@@ -1,4 +1,4 @@
-"""What tables say of the limits of predictions."""
+"""Limits of predictions that are derived from measurement tables."""
 
 from dataclasses import replace
 

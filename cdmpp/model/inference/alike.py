@@ -33,7 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Log ratios that are not exceeded: between engines, and of a larger device to a smaller one.
 ENGINES, LARGER = float(np.log(2.9)), float(np.log(1.03))
 #: Kinds of queries whose limits are remembered.
-MAX_FOUND = 4096
+MAX_REMEMBERED = 4096
 _PEAKS = ("float32", "float16", "bfloat16", "int8", "float8_e4m3", "float4_e2m1")
 
 
@@ -104,7 +104,7 @@ class Alike:
 
     def __init__(self, evidence: Evidence, devices: Sequence[DeviceSpec]) -> None:
         self._evidence, self._devices = evidence, [spec for spec in devices if spec.kind == "gpu"]
-        self._found: dict[tuple[QueryKind, str, DeviceSpec], list[Limit]] = {}
+        self._remembered: dict[tuple[QueryKind, str, DeviceSpec], list[Limit]] = {}
 
     def of(self, batch: QueryBatch, names: Sequence[str]) -> Comparison | None:
         """Further predictions that limit those of a batch; None if there are none.
@@ -120,12 +120,12 @@ class Alike:
         for group, (kind, framework) in enumerate(kinds):
             members = np.flatnonzero(row == group)
             key = (kind, framework, batch.specs[batch.rows.device[members[0]]])
-            found = self._found.get(key)
-            if found is None:
-                if len(self._found) > MAX_FOUND:
-                    self._found.clear()
-                found = self._found[key] = self._limits(*key)
-            limits += [(members, made) for made in found]
+            of_kind = self._remembered.get(key)
+            if of_kind is None:
+                if len(self._remembered) > MAX_REMEMBERED:
+                    self._remembered.clear()
+                of_kind = self._remembered[key] = self._limits(*key)
+            limits += [(members, made) for made in of_kind]
         return Comparison(batch, limits) if limits else None
 
     def _limits(self, kind: QueryKind, framework: str, device: DeviceSpec) -> list[Limit]:

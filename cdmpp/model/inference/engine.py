@@ -134,8 +134,6 @@ class Engine:
             "device": np.zeros(rows, dtype=np.int64),
             "places": numbers(leaves, config.width),
         }
-        if config.shared:
-            feed["program"] = np.arange(rows)
 
         def results(size: int) -> Array:
             parts = [{k: v[i : i + size] for k, v in feed.items()} for i in range(0, rows, size)]
@@ -205,7 +203,7 @@ class Engine:
             if views is not None:
                 views[members] = outputs[2][:count]
 
-        chunks = _chunks(inputs, rows, batch_invariant, step)
+        chunks = _chunks(inputs, rows, batch_invariant, step, by_program=self.config.shared)
         if parallel_chunks > 1 and len(rows) > CHUNK_ROWS:
             # The chunks with most leaves first, so that the threads end at about the same time.
             ordered = sorted(chunks, key=lambda chunk: -chunk[0].leaves.shape[1] * len(chunk[2]))
@@ -232,13 +230,15 @@ def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Arr
     return queries, logs, reference
 
 
-def _chunks(inputs: RowInputs, rows: QueryRows, batch_invariant: bool, step: int) -> Iterator[Chunk]:
+def _chunks(
+    inputs: RowInputs, rows: QueryRows, batch_invariant: bool, step: int, *, by_program: bool
+) -> Iterator[Chunk]:
     """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk's size."""
     sizes = inputs.store.bucket[rows.program]
     for size, bucket in inputs.store.buckets.items():
         members = np.flatnonzero(sizes == size)
-        # Rows of one program beside each other: a chunk encodes it once.
-        members = members[np.argsort(rows.program[members], kind="stable")]
+        if by_program:  # rows of one program beside each other: a chunk encodes it once
+            members = members[np.argsort(rows.program[members], kind="stable")]
         max_rows = max(1, MAX_PAIRS // size**2)
         # Many leaves leave few rows, and then one shape.
         flexible = batch_invariant and 0 < step <= max_rows

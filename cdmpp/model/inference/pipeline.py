@@ -130,11 +130,11 @@ class InferencePipeline:
         )
 
     def _measured_limits(self, batch: QueryBatch, names: Sequence[str]) -> tuple[Array, Array]:
-        """How far the rows of a query's operator on the device go beyond the limits, both (n,).
+        """Factors on the physical limits of each query, from the measured rows of its operator on the device.
 
         Returns
         -------
-        fast, slow
+        fast, slow : (n,) float
             :meth:`Domain.fast_share` and :meth:`Domain.slow_factor`; 0 and infinite for what the model was adapted to,
             and infinite for what a framework composes of several kernels.
         """

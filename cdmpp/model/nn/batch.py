@@ -26,18 +26,10 @@ class NetworkInputs(RowInputs):
             for size, b in store.buckets.items()
         }
 
-    def forward(
-        self, network: LatencyNetwork, rows: QueryRows, device: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Array]:
-        """Point and quantiles of rows, which must be sorted by bucket and program; and log(reference)."""
-        latent, inputs, reference = self.encode(network, rows)
-        point, quantiles = network.decode(latent, inputs, device)
-        return point, quantiles, reference
-
     def encode(
         self, network: LatencyNetwork, rows: QueryRows, *, multiple: int = 1, device: Array | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, Array]:
-        """Latents of rows, which must be sorted by bucket and program.
+        """Latents of rows in :meth:`ProgramStore.order`.
 
         Parameters
         ----------
@@ -107,7 +99,7 @@ def predict_rows(
     if not known:
         embedding = np.zeros_like(embedding)
     buckets = inputs.store.bucket[rows.program]
-    order = np.lexsort((rows.program, buckets))
+    order = inputs.store.order(rows.program)
     point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
     start = 0
     while start < len(rows):

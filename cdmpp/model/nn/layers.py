@@ -32,13 +32,9 @@ class NetworkLayer(NamedTuple):
 def member_layers(config: NetworkConfig, devices: int) -> dict[str, NetworkLayer]:
     """Layers of one member, in the order in which their initial weights are drawn."""
     width, head = config.width, config.head_width
-    if config.shared:
-        out = {"leaf_in": NetworkLayer("linear", config.leaf_width, width)}
-    else:
-        out = {
-            "leaf_in": NetworkLayer("linear", config.leaf_width + len(DEVICE_LOGS), width),
-            "condition": NetworkLayer("linear", INPUT_WIDTH, width),
-        }
+    out = {"leaf_in": NetworkLayer("linear", config.leaf_width + (0 if config.shared else len(DEVICE_LOGS)), width)}
+    if not config.shared:
+        out["condition"] = NetworkLayer("linear", INPUT_WIDTH, width)
     for layer in (f"layers.{i}" for i in range(config.layers)):
         out[f"{layer}.norm_attention"] = NetworkLayer("norm", width, width)
         out[f"{layer}.qkv"] = NetworkLayer("linear", width, 3 * width)

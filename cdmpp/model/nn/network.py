@@ -183,7 +183,7 @@ class LatencyNetwork(nn.Module):
         (rows, .)
             In the parts' order.
         """
-        if program is None and self.config.shared:
+        if program is None:
             program = torch.arange(len(inputs), device=inputs.device)
         members = [member._encode(parts, inputs, logs, multiple, program) for member in self.all_members()]
         return torch.cat(members, dim=-1)
@@ -194,48 +194,45 @@ class LatencyNetwork(nn.Module):
         return out
 
     def _encode(
-        self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int, program: Tensor | None
+        self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int, program: Tensor
     ) -> Tensor:
         """:meth:`encode_parts` of this member."""
-        programs = [part.shape[0] for part in parts]
-        tokens = self._first_tokens(parts, programs, inputs, logs, multiple)
+        tokens = self._first_tokens(parts, inputs, logs, multiple)
         for layer in range(self.config.layers):
             tokens = self._layer(tokens, f"layers.{layer}", parts)
         tokens = self._apply_layer("pool_norm", tokens)
         scores = self._apply_layer("pool_score", tokens)
         pooled = map(self._pool, parts, split_parts(tokens, parts), split_parts(scores, parts))
         latent = torch.cat(list(pooled))
-        if program is not None:
+        if self.config.shared:
             latent = latent[program]
         if self.config.schedule:
             # The padding comes last and belongs to no part.
             times, first, start = [], 0, 0
             for part, token in zip(parts, split_parts(tokens, parts), strict=False):
-                stop, last = first + part.shape[0], start + part.shape[0]
-                index = None
-                if program is not None:
-                    last = int(torch.searchsorted(program, stop))
-                    index = program[start:last] - first
+                last = int(torch.searchsorted(program, first + part.shape[0]))
                 rows = slice(start, last)
+                index = program[rows] - first
                 times.append(self._timed(part, token.view(*part.shape, -1), inputs[rows], logs[rows], index))
-                first, start = stop, last
+                first, start = first + part.shape[0], last
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
 
-    def _first_tokens(
-        self, parts: Sequence[PaddedRows], programs: list[int], inputs: Tensor, logs: Tensor, multiple: int
-    ) -> Tensor:
+    def _first_tokens(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
         """First token of each leaf, (leaves, width); padding up to the multiple comes last."""
-        shared, width = self.config.shared, self.config.width
-        conditions = [None] * len(parts) if shared else torch.split(self._apply_layer("condition", inputs), programs)
-        split_logs = [None] * len(parts) if shared else torch.split(logs, programs)
+        width, rows = self.config.width, [part.shape[0] for part in parts]
+        conditions: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(parts)
+        if not self.config.shared:
+            split_conditions = torch.split(self._apply_layer("condition", inputs), rows)
+            conditions = list(zip(split_conditions, torch.split(logs, rows), strict=True))
         leaves, added = [], []
-        for part, condition, log in zip(parts, conditions, split_logs, strict=True):
+        for part, conditioned in zip(parts, conditions, strict=True):
             scaled = (part.leaves - self.leaf_mean) * self.leaf_scale
             positions = part.positions.numpy(force=True)
             place = torch.from_numpy(encode_positions(self.config.positions, positions, width)).to(scaled.device)
             place = place.expand(*part.shape, -1)
-            if condition is not None and log is not None:
+            if conditioned is not None:
+                condition, log = conditioned
                 ratios = part.leaves[:, :, _RATIOS] - log[:, None, :] - 10.0
                 scaled = torch.cat((scaled, ratios * 0.1), dim=-1)
                 place = condition[:, None, :] + place
@@ -273,26 +270,29 @@ class LatencyNetwork(nn.Module):
         wide = self._apply_layer(f"{name}.feed.0", self._apply_layer(f"{name}.norm_feed", tokens))
         return tokens + self._apply_layer(f"{name}.feed.2", nn.functional.gelu(wide))
 
-    def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor, index: Tensor | None) -> Tensor:
-        """:meth:`leaf_seconds` of the rows of a part, (rows, 2); ``index`` is each row's program, None for its own.
+    def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor, index: Tensor) -> Tensor:
+        """:meth:`leaf_seconds` of the rows of a part, (rows, 2).
 
         Training computes the scheduled programs only, which are few among library operators, padded so that
         shapes repeat. A prediction computes all rows: its shapes must not depend on the other rows.
+
+        Parameters
+        ----------
+        index : (rows,) int64
+            Each row's program in the part.
         """
-        if not self.training:
-            chosen = None
-            programs = slice(None) if index is None else index
-        else:
-            counted = _counted(part.leaves).any(dim=1)
-            chosen = (counted if index is None else counted[index]).nonzero()[:, 0]
-            out = tokens.new_zeros(len(inputs), 2)
+        chosen, count = None, len(inputs)
+        if self.training:
+            chosen = _counted(part.leaves).any(dim=1)[index].nonzero()[:, 0]
             if not len(chosen):
-                return out
+                return tokens.new_zeros(count, 2)
             padded = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
-            programs, inputs, logs = padded if index is None else index[padded], inputs[padded], logs[padded]
-        mask = None if part.mask is None else part.mask[programs]
-        seconds = self.leaf_seconds(part.leaves[programs], tokens[programs], mask, inputs, logs)
-        return seconds if chosen is None else out.index_copy(0, chosen, seconds[: len(chosen)])
+            index, inputs, logs = index[padded], inputs[padded], logs[padded]
+        mask = None if part.mask is None else part.mask[index]
+        seconds = self.leaf_seconds(part.leaves[index], tokens[index], mask, inputs, logs)
+        if chosen is None:
+            return seconds
+        return tokens.new_zeros(count, 2).index_copy(0, chosen, seconds[: len(chosen)])
 
     def leaf_seconds(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Log seconds of scheduled programs from tokens and counts of their leaves, and an indicator of a schedule.

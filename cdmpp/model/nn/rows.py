@@ -77,6 +77,10 @@ class ProgramStore:
         self.slot[keys] = np.arange(start, start + count)
         self.summary[keys] = summarise(encoded)
 
+    def order(self, programs: Array) -> Array:
+        """Positions of program keys by leaf count, those of one program beside each other."""
+        return np.lexsort((programs, self.bucket[programs]))
+
     def finish(self) -> None:
         """Join the added programs; call once before reading :attr:`buckets`."""
         for size in list(self._parts):
