@@ -28,11 +28,12 @@ from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.config import NetworkConfig
-from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
+from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.dataset import choose_parts, make_dataset
 from cdmpp.train.evaluation.metrics import MIN_PROGRAMS, measure, rank
 from cdmpp.train.evaluation.tables import evaluate
-from cdmpp.train.loop import train
+from cdmpp.train.fit import train
+from cdmpp.train.options import OptimiserConfig
 
 GATE = Path("tests/regression_gate.json")
 DATA, MODEL = Path("data/cdmpp-measured"), Path("models/base")

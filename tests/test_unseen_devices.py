@@ -16,7 +16,8 @@ from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import Study
 from cdmpp.errors import ArtifactError
 from cdmpp.model.nn.config import NetworkConfig
-from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig
+from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig
+from cdmpp.train.options import OptimiserConfig
 
 PEAK = {"NVIDIA L40S": 362e12, "NVIDIA B200": 2250e12}
 ROWS, ASKED = 1500, 120

@@ -16,10 +16,11 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.config import NetworkConfig
-from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig
+from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig
 from cdmpp.train.dataset import MeasuredRows
 from cdmpp.train.finish import calibrate, fit_domain
-from cdmpp.train.loop import train
+from cdmpp.train.fit import train
+from cdmpp.train.options import OptimiserConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

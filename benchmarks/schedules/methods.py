@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +19,8 @@ from cdmpp.train.baselines import TreeBaseline, roofline_log
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
 from cdmpp.train.evaluation.metrics import measure, rank
-from cdmpp.train.loop import train
+from cdmpp.train.fit import train, training_rows
 from cdmpp.train.reference.train import ReferenceModel
-from cdmpp.train.step import training_rows
 
 Predict = Callable[[MeasuredRows], Array]
 Label = Literal["ratio", "latency"]
@@ -129,7 +129,7 @@ class Contest:
             update={
                 "data": self.config.data,
                 "reference": preset.reference.model_copy(update={"cycle_steps": None}),
-                "optimiser": preset.optimiser.model_copy(update=optimiser),
+                "optimiser": replace(preset.optimiser, **optimiser),
             }
         )
         model = ReferenceModel(self.dataset, config, features).fit(self.train)

@@ -24,7 +24,7 @@ from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset
 from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.evaluation.query_batches import query_parts
-from cdmpp.train.step import training_rows
+from cdmpp.train.fit import training_rows
 
 #: Relative error beyond which a prediction is off, for the domain score.
 OFF = 0.3

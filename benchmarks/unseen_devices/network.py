@@ -13,8 +13,7 @@ from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset
 from cdmpp.train.finish import calibrate, fit_domain
-from cdmpp.train.loop import train
-from cdmpp.train.step import training_rows
+from cdmpp.train.fit import train, training_rows
 
 
 def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:

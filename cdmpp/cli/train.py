@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO, cast
 
 import typer
 
@@ -31,9 +31,12 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 def train(
     config: Annotated[
-        Path, typer.Option("--config", metavar="TOML", help="Configuration, as configs/base.toml.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Model folder to write.", show_default=False)],
+        Path | None,
+        typer.Option("--config", metavar="TOML", help="Configuration, as configs/base.toml.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Model folder to write.", show_default=False)
+    ] = None,
     public_data: Annotated[
         Path | None,
         typer.Option(
@@ -55,6 +58,28 @@ def train(
             show_default=False,
         ),
     ] = None,
+    on: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option("--on", help="Device that trains. Default: cuda where torch has it.", show_default=False),
+    ] = None,
+    prepare: Annotated[
+        Path | None,
+        typer.Option(
+            "--prepare",
+            metavar="DIR",
+            help="Train nothing; write what `python -m cdmpp.train.loop DIR` needs on another machine.",
+            show_default=False,
+        ),
+    ] = None,
+    finish: Annotated[
+        Path | None,
+        typer.Option(
+            "--finish",
+            metavar="DIR",
+            help="Train nothing; make the model of a prepared folder that was trained. Default of --out: DIR/model.",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Train a model, write its folder, and print its errors and those of the baselines.
@@ -62,21 +87,34 @@ def train(
     An interrupted run resumes from its last checkpoint with the same command. To train in several processes:
     torchrun --nproc-per-node N -m -- cdmpp train ...
     """
+    _check_options(config, out, run, on, prepare, finish)
     from cdmpp.train.config import load_config
+    from cdmpp.train.loop import device_of
+    from cdmpp.train.prepare import prepare as prepare_job
+    from cdmpp.train.prepare import prepared_config
     from cdmpp.train.ranks import Stopped, process_group
     from cdmpp.train.run import train_model
 
-    settings = load_config(config)
+    settings = load_config(config) if config is not None else prepared_config(cast(Path, finish))
+    further = tuple(records or ())
+    if prepare is not None:
+        size = prepare_job(settings, prepare, public_data=public_data, records=further)
+        print(f"wrote {prepare}: {size / 1e6:,.0f} MB. There: python -m cdmpp.train.loop {prepare.name} --resume")
+        return
     with process_group() as ranks, _progress() if ranks.first else nullcontext() as progress:
+        if ranks.size > 1 and on == "cuda":
+            raise typer.BadParameter("torchrun trains on processors: leave out --on, or start one process")
         try:
             result = train_model(
                 settings,
-                out=out,
+                out=out or cast(Path, finish) / "model",
                 run=run,
                 public_data=public_data,
-                records=tuple(records or ()),
+                records=further,
                 progress=progress,
                 ranks=ranks,
+                on="cpu" if ranks.size > 1 else device_of(on),
+                trained=finish,
             )
         except Stopped as stopped:
             if ranks.first:
@@ -94,6 +132,25 @@ def train(
         print()
         print_errors(metrics["held_out_devices"], "devices that were held out")
     print(f"wrote {result['out']}: {result['model_id']}")
+
+
+def _check_options(
+    config: Path | None, out: Path | None, run: Path | None, on: str | None, prepare: Path | None, finish: Path | None
+) -> None:
+    """Refuse options that do not go together."""
+    if finish is not None:
+        given = {"--config": config, "--run": run, "--on": on, "--prepare": prepare}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise typer.BadParameter(f"--finish goes without {' and '.join(wrong)}: the folder has it")
+        return
+    if config is None:
+        raise typer.BadParameter("name a configuration: --config configs/base.toml")
+    if prepare is not None:
+        given = {"--out": out, "--run": run, "--on": on}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise typer.BadParameter(f"--prepare trains nothing: leave out {' and '.join(wrong)}")
+    elif out is None:
+        raise typer.BadParameter("name the model folder to write: --out DIR")
 
 
 @contextmanager

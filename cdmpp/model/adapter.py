@@ -19,7 +19,8 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.model.domain.score import Context
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS, stack_devices
+from cdmpp.model.nn.figures import stack_devices
+from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, RowInputs
 from cdmpp.model.nn.weights import Tuned, Weights
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name

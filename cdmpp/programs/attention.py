@@ -12,17 +12,13 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.elements import (
     BASIC_DTYPES,
     DTYPE_BYTES,
-    DType,
-    Extent,
-    Flag,
-    Offset,
     Scaling,
     canonical_dtype,
     check_types,
     combinations,
     completed_fields,
-    whole_number,
 )
+from cdmpp.programs.fields import DType, Extent, Flag, Offset, whole_number
 from cdmpp.programs.spec import OperatorSpec, Violation
 
 KV_GROUPS = ("same", "one", "grouped")

@@ -15,7 +15,7 @@ from cdmpp.devices.links import canonical_link
 from cdmpp.devices.paths import Path, path_of
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.elements import DType, whole_number
+from cdmpp.programs.fields import DType, whole_number
 from cdmpp.programs.spec import OperatorSpec
 
 #: Software that runs a collective; None where it is not known.

@@ -1,4 +1,4 @@
-"""Element types of tensors, the combinations of types that products have, and field types of specifications.
+"""Element types of tensors, and the combinations of types that products have.
 
 A product has a type of its activations and arithmetic (``dtype``), a type of its weights (``weight_dtype``,
 None: the same) and a ``scaling``:
@@ -14,11 +14,8 @@ Without scaling, the product is bare: no quantisation, no scales.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
-
-from pydantic import BeforeValidator, Field
+from typing import Any, Literal, get_args
 
 from cdmpp.errors import InvalidProgramError
 
@@ -47,7 +44,6 @@ def canonical_dtype(value: Any) -> Any:
 DTypeName = Literal[
     "float32", "float16", "bfloat16", "int8", "float64", "tfloat32", "float8_e4m3", "float4_e2m1", "int4"
 ]
-DType = Annotated[DTypeName, BeforeValidator(canonical_dtype)]
 #: Bytes of an element in memory. tfloat32 is stored as float32 and multiplied with fewer bits.
 DTYPE_BYTES: dict[str, float] = {
     "float32": 4,
@@ -70,21 +66,11 @@ MAX_ELEMENTS = 2**48
 #: Maximum length of an operator's text in a request, and of a part of it in a message.
 MAX_PROGRAM_TEXT, MAX_SHOWN = 2000, 200
 
-
-def whole_number(value: Any) -> Any:
-    """JSON has one number type: 512.0 is the integer 512; 512.5 and NaN are not integers."""
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        return int(value)
-    return value
-
-
-Extent = Annotated[int, BeforeValidator(whole_number), Field(strict=True, ge=1, le=MAX_EXTENT)]
-Offset = Annotated[int, BeforeValidator(whole_number), Field(strict=True, ge=0, le=MAX_EXTENT)]
-Flag = Annotated[bool, Field(strict=True)]
-
-
 Scaling = Literal["tensor", "channel", "block128", "mx32", "nvfp4"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
+#: Storage of the two operands of a product, row by row: "n" as written in the product, "t" transposed.
+Layout = Literal["nn", "nt", "tn", "tt"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 #: Types whose products accept scales, with the scalings of activations and weights of that type.
 _SAME: dict[str, tuple[str, ...]] = {

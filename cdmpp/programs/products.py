@@ -17,21 +17,9 @@ import numpy as np
 from pydantic import model_validator
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.elements import (
-    DTYPE_BYTES,
-    DType,
-    Extent,
-    Flag,
-    Scaling,
-    canonical_dtype,
-    check_types,
-    completed_fields,
-)
+from cdmpp.programs.elements import DTYPE_BYTES, Layout, Scaling, canonical_dtype, check_types, completed_fields
+from cdmpp.programs.fields import DType, Extent, Flag
 from cdmpp.programs.spec import OperatorSpec, Violation
-
-#: Storage of the two operands, row by row: "n" as written in the product, "t" transposed.
-Layout = Literal["nn", "nt", "tn", "tt"]
-LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 class Product(OperatorSpec):

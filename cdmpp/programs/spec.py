@@ -15,7 +15,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.elements import BASIC_DTYPES, MAX_ELEMENTS, DType
+from cdmpp.programs.elements import BASIC_DTYPES, MAX_ELEMENTS
+from cdmpp.programs.fields import DType
 
 #: A rule about sizes: where it is broken (bool, or bool array for arrays of sizes), what is wrong, what to do.
 Violation = tuple[Any, str, str]

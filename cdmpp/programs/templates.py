@@ -21,9 +21,9 @@ import numpy as np
 
 from cdmpp.errors import UnsupportedOperatorError
 from cdmpp.programs.attention import KV_GROUPS, cache_dtypes, projections
-from cdmpp.programs.elements import combinations
+from cdmpp.programs.elements import LAYOUTS, combinations
 from cdmpp.programs.operators import derived_sizes, lowered_operators, operator_types
-from cdmpp.programs.products import BALANCES, LAYOUTS
+from cdmpp.programs.products import BALANCES
 
 FILE_NAME = "templates.json.gz"
 #: Element types that no specification names stand in stored templates for a cache's and a weight's type.

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.elements import DTYPE_BYTES, Extent, Flag, Offset, whole_number
+from cdmpp.programs.elements import DTYPE_BYTES
+from cdmpp.programs.fields import Extent, Flag, Offset, whole_number
 from cdmpp.programs.spec import OperatorSpec, Violation
 
 #: Bytes of an index.

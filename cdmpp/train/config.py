@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -12,11 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from cdmpp.data.splits import TEST_SHARE, VALIDATION_SHARE
 from cdmpp.errors import DataError
 from cdmpp.model.nn.config import NetworkConfig
-from cdmpp.model.nn.losses import Discrepancy
+from cdmpp.train.options import DomainConfig, OptimiserConfig
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
-
-#: Precision of the matrix products of a training run.
-Precision = Literal["highest", "medium"]
 
 
 class DataConfig(BaseModel):
@@ -44,78 +42,6 @@ class DataConfig(BaseModel):
     def _check_test_networks(self) -> Self:
         if (self.split == "network") != bool(self.test_networks):
             raise ValueError('test_networks go with split = "network", and that with them')
-        return self
-
-
-class OptimiserConfig(BaseModel):
-    """AdamW with warm-up and cosine decay, on an exponential average of the weights."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    steps: int = Field(20_000, ge=1)
-    seconds: float | None = Field(
-        None, gt=0, description="wall-clock budget; steps then only bound it, and no two runs are alike"
-    )
-    batch_rows: int = Field(2048, ge=16)
-    start_from: str | None = Field(
-        None, description="folder of a model whose weights training starts from; columns and devices match by name"
-    )
-    learning_rate: float = Field(2e-3, gt=0)
-    weight_decay: float = Field(0.02, ge=0)
-    warmup_steps: int = Field(500, ge=0)
-    average_decay: float = Field(0.999, ge=0, lt=1)
-    clip_norm: float = Field(1.0, gt=0)
-    hide_device: float = Field(0.25, ge=0, le=1, description="share of rows whose device is hidden")
-    virtual_hidden: float = Field(
-        0.0, ge=0, le=1, description="share of the rows of hidden devices that get a virtual device's figures"
-    )
-    virtual_known: float = Field(0.0, ge=0, le=1, description="the same for devices that are not hidden")
-    hide_framework: float = Field(0.1, ge=0, le=1, description="share of rows whose framework is hidden")
-    quantile_weight: float = Field(0.5, ge=0)
-    ranking_weight: float = Field(0.0, ge=0, description="of the order among programs of one task")
-    ranking: Literal["pairwise", "listwise"] = Field(
-        "pairwise", description="pairwise: logistic loss on pairs; listwise: softmax over the programs of a task"
-    )
-    group_tasks: int = Field(
-        1, ge=1, le=256, description="programs of one task and device that are drawn into a batch together"
-    )
-    group_programs: int = Field(
-        1, ge=1, le=256, description="rows of one program, on several devices, that are drawn into a batch together"
-    )
-    checkpoint_every: int = Field(500, ge=1, description="steps")
-    threads: int | None = Field(None, ge=1)
-    precision: Precision = Field(
-        "highest",
-        description="of matrix products but for the last tenth of the steps; medium is faster where the "
-        "processor multiplies bfloat16, and predictions are always computed with highest",
-    )
-
-    @model_validator(mode="after")
-    def _check_ranking(self) -> Self:
-        if self.ranking_weight and self.group_tasks == 1:
-            raise ValueError("ranking_weight needs group_tasks of at least 2")
-        return self
-
-
-class DomainConfig(BaseModel):
-    """A regulariser that reduces the distance between latents of the training rows and of an unlabelled target.
-
-    The target's rows are those of the training part on ``target_devices``, or of tasks of
-    ``target_networks``; their latencies are not read, neither here nor as labels.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    loss: Literal["none"] | Discrepancy = "none"
-    weight: float = Field(0.1, ge=0)
-    rows: int = Field(512, ge=16, description="unlabelled target rows of a step")
-    target_devices: tuple[str, ...] = Field((), description="of data.holdout_devices")
-    target_networks: tuple[str, ...] = Field((), description="of the records' networks, whatever their size")
-
-    @model_validator(mode="after")
-    def _check_target(self) -> Self:
-        if (self.loss != "none") != bool(self.target_devices or self.target_networks):
-            raise ValueError("a loss goes with target_devices or target_networks, and they with it")
         return self
 
 
@@ -170,7 +96,7 @@ class TrainConfig(BaseModel):
 
     def of_one_network(self) -> TrainConfig:
         """The same configuration without further members."""
-        return self.model_copy(update={"network": self.network.model_copy(update={"members": 1})})
+        return self.model_copy(update={"network": replace(self.network, members=1)})
 
     @classmethod
     def of_manifest(cls, fields: Mapping[str, Any]) -> TrainConfig:

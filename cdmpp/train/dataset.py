@@ -33,12 +33,13 @@ from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.features.encode import TIR, encode_many, encode_shapes
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.inputs import stack_devices
-from cdmpp.model.nn.rows import ProgramStore, QueryRows
+from cdmpp.model.nn.figures import stack_devices, summarise
+from cdmpp.model.nn.rows import ProgramStore
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, framework_code, implementation_of
 from cdmpp.train.config import DataConfig
+from cdmpp.train.job import LabelledRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -146,24 +147,22 @@ def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[Pr
         if is_collective(block.operator):
             continue
         for rows, encoded in encode_shapes(block.operator, block.dtype, block.flags, block.sizes):
-            store.add(block.row_index[rows], encoded)
+            store.add(block.row_index[rows], encoded, summarise(encoded))
     for key, found in enumerate(encode_many(table.tvm.texts, schedule=schedule), table.tvm.first_key):
         if isinstance(found, InvalidProgramError):
             failed[key] = str(found)
         else:
-            store.add(np.array([key]), found)
+            store.add(np.array([key]), found, summarise(found))
     store.finish()
     return store, failed
 
 
 @dataclass(frozen=True)
-class MeasuredRows(QueryRows):
+class MeasuredRows(LabelledRows):
     """Measured queries as arrays of one length n; ``device`` is an index into :attr:`Dataset.devices`.
 
     Attributes
     ----------
-    log_latency : (n,) float64
-        Natural log of the measured seconds.
     part : (n,) int8
         0 train, 1 validation, 2 test, -1 in no part.
     source, op : (n,) int16
@@ -172,7 +171,6 @@ class MeasuredRows(QueryRows):
         Rows that pass the filter of the source's authors.
     """
 
-    log_latency: Array
     part: Array
     source: Array
     op: Array
@@ -209,7 +207,7 @@ class Dataset:
 
     @property
     def device_matrix(self) -> Array:
-        """:func:`cdmpp.model.nn.inputs.stack_devices` of the devices."""
+        """:func:`cdmpp.model.nn.figures.stack_devices` of the devices."""
         return stack_devices(self.devices)
 
     @property

@@ -1,26 +1,34 @@
-"""The training loop: seeded and resumable, with averaged weights."""
+"""The training loop: seeded and resumable, with averaged weights.
+
+``python -m cdmpp.train.loop DIR --minutes 9 --resume`` trains what ``cdmpp train --prepare DIR`` wrote, on a machine
+with torch, numpy and safetensors and none of the package's other dependencies.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
+from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import LatencyNetwork
-from cdmpp.train.checkpoint import State, identity_of, read_checkpoint, start_from, write_checkpoint
-from cdmpp.train.config import OptimiserConfig, Precision, TrainConfig
-from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.checkpoint import CHECKPOINT, State, read_checkpoint, write_checkpoint, write_weights
+from cdmpp.train.job import LabelledRows, TrainingJob
+from cdmpp.train.options import OptimiserConfig, Precision
 from cdmpp.train.ranks import ALONE, Ranks, Stopped
-from cdmpp.train.step import Objective, blocks, epoch_order, training_rows
+from cdmpp.train.step import Objective, blocks, epoch_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,9 +62,19 @@ def precision_of(share: float, precision: Precision) -> Precision:
 Progress = Callable[[int, int, dict[str, float]], None]
 
 METRICS = "metrics.jsonl"
+#: Weights before the first step, of a prepared job.
+START = "start.safetensors"
 
 
-def fit_scalers(network: LatencyNetwork, inputs: NetworkInputs, rows: MeasuredRows, rng: np.random.Generator) -> None:
+def first_network(job: TrainingJob, inputs: NetworkInputs) -> LatencyNetwork:
+    """The network before the first step: random weights of the seed, scalers of the training rows."""
+    torch.manual_seed(job.seed)
+    network = LatencyNetwork(job.network, len(job.device_matrix))
+    fit_scalers(network, inputs, job.rows.take(job.index), np.random.default_rng([job.seed, 3]))
+    return network
+
+
+def fit_scalers(network: LatencyNetwork, inputs: NetworkInputs, rows: LabelledRows, rng: np.random.Generator) -> None:
     """Set means and standard deviations of the inputs from a seeded sample of the training rows."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
     features, width = inputs.queries(sample)[0], network.config.leaf_width
@@ -75,24 +93,27 @@ def fit_scalers(network: LatencyNetwork, inputs: NetworkInputs, rows: MeasuredRo
             getattr(member, f"{name}_scale").copy_(torch.from_numpy(scale.astype(np.float32)))
 
 
-def train(
-    dataset: Dataset,
-    config: TrainConfig,
+def run_steps(
+    job: TrainingJob,
     out: Path,
     *,
+    start: Callable[[LatencyNetwork], None] | None = None,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-    make_objective: Callable[[Dataset, TrainConfig, NetworkInputs], Objective] = Objective,
+    make_objective: Callable[[TrainingJob, NetworkInputs], Objective] = Objective,
+    on: str = "cpu",
+    minutes: float | None = None,
 ) -> tuple[LatencyNetwork, dict[str, Any]]:
     """Train a network.
 
     Parameters
     ----------
-    dataset : Dataset
-    config : TrainConfig
+    job : TrainingJob
     out : Path
         Run folder with ``metrics.jsonl`` and ``checkpoint.safetensors``. An existing run with the same
         configuration and data is continued.
+    start : callable, optional
+        Sets the weights of the new network; default: random ones of the seed.
     progress : callable, optional
         Called with (step, steps, metrics); on the first rank only.
     ranks : Ranks
@@ -100,42 +121,40 @@ def train(
         them. Only the first rank reads and writes the run folder.
     make_objective : callable
         Loss.
+    on : {"cpu", "cuda"}
+        Device of the network, its batches, the programs' leaves and the averaged weights.
+    minutes : float, optional
+        Time after which the run stops with a checkpoint.
 
     Returns
     -------
     network, summary
-        The network with averaged weights, in evaluation mode; steps, rows and seconds.
+        The network with averaged weights, on the CPU and in evaluation mode; steps, rows and seconds.
 
     Raises
     ------
     DataError
-        Nothing to train on, or the folder holds a run of another configuration or other data.
+        The folder holds a run of another configuration or other data.
     ServiceError
         Another rank ended.
     Stopped
-        A rank got SIGTERM (under torchrun); the checkpoint is written.
+        The time is over, or a rank got SIGTERM (under torchrun); the checkpoint is written.
     """
-    opt = config.optimiser
-    torch.manual_seed(config.seed)
+    opt = job.optimiser
     if opt.threads:
         torch.set_num_threads(opt.threads)
-    index, weight = training_rows(dataset, config)
-    inputs = NetworkInputs(dataset.store, dataset.device_matrix)
-    network = LatencyNetwork(config.network, len(dataset.devices))
-    fit_scalers(network, inputs, dataset.rows.take(index), np.random.default_rng([config.seed, 3]))
+    inputs = NetworkInputs(job.store, job.device_matrix, on)
+    network = first_network(job, inputs).to(on)
     optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True)
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
-    objective = make_objective(dataset, config, inputs)
-    tasks = objective.tasks
-    block, together = blocks(dataset, config, index, tasks)
-    identity = identity_of(dataset, config)
-    ranks.check_same(identity)
+    objective = make_objective(job, inputs)
+    block, together = blocks(job)
+    ranks.check_same(job.identity)
     state = State(network, optimiser, average)
-    step, seconds = _begin(out, identity, state, dataset, config, ranks)
+    step, seconds = _begin(out, job.identity, state, start, ranks)
     if ranks.size > 1:
         # Dropout differs between ranks; the weights were drawn with the same seed.
-        torch.manual_seed(config.seed + ranks.rank)
-    composed = dataset.composed
+        torch.manual_seed(job.seed + ranks.rank)
     started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
     running, stop = 0.0, False
     # Replay the order up to the step, so that a resumed run draws the same rows as an uninterrupted one.
@@ -146,7 +165,7 @@ def train(
         while (share := _share(opt, step, seconds + time.monotonic() - started, ranks)) < 1:
             while cursor + opt.batch_rows > len(order):
                 epoch += 1
-                drawn = epoch_order(index, weight, config.seed, epoch, group=block, together=together)
+                drawn = epoch_order(job.index, job.weight, job.seed, epoch, group=block, together=together)
                 order = np.concatenate([order[cursor:], drawn])
                 cursor = 0
             if seen < skip:
@@ -154,21 +173,24 @@ def train(
                 continue
             batch = order[cursor : cursor + opt.batch_rows]
             cursor, seen = cursor + opt.batch_rows, seen + opt.batch_rows
-            rng = np.random.default_rng([config.seed, 4, step])
-            batch = batch[dataset.store.order(dataset.rows.program[batch])]
-            rows = dataset.rows.take(batch)
+            rng = np.random.default_rng([job.seed, 4, step])
+            batch = batch[job.store.order(job.rows.program[batch])]
+            rows = job.rows.take(batch)
             # A query without a framework means one kernel.
-            rows.framework[(rng.random(len(rows)) < opt.hide_framework) & ~composed[batch]] = -1
+            rows.framework[(rng.random(len(rows)) < opt.hide_framework) & ~job.composed[batch]] = -1
             hidden = rng.random(len(rows)) < opt.hide_device
             device = torch.from_numpy(np.where(hidden, 0, rows.device + 1).astype(np.int64))
             for group in optimiser.param_groups:
                 group["lr"] = opt.learning_rate * _schedule(opt, step, share)
             precision = precision_of(share, opt.precision)
             with matrix_precision(precision):
-                loss = objective(network, rows, tasks[batch], device, step, multiple=MULTIPLE[precision], ranks=ranks)
+                loss = objective(
+                    network, rows, job.task[batch], device, step, multiple=MULTIPLE[precision], ranks=ranks
+                )
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
             value, stop = ranks.sum_gradients(parameters, loss)
+            stop = stop or (minutes is not None and time.monotonic() - started >= 60 * minutes)
             torch.nn.utils.clip_grad_norm_(network.parameters(), opt.clip_norm)
             optimiser.step()
             step += 1
@@ -185,26 +207,26 @@ def train(
                 if progress and ranks.first:
                     progress(step, opt.steps, record)
             if ranks.first and (stop or step % opt.checkpoint_every == 0) and step < opt.steps:
-                write_checkpoint(out, identity, state, step, seconds + time.monotonic() - started)
+                write_checkpoint(out, job.identity, state, step, seconds + time.monotonic() - started)
             if stop and step < opt.steps:
                 raise Stopped(step)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(average[name])
     if ranks.first:
-        write_checkpoint(out, identity, state, step, seconds + time.monotonic() - started)
+        write_checkpoint(out, job.identity, state, step, seconds + time.monotonic() - started)
     if stop:
         raise Stopped(step)
-    network.eval()
+    network.cpu().eval()
     return network, {
         "steps": step,
-        "train_rows": len(index),
+        "train_rows": len(job.index),
         "train_seconds": round(seconds + time.monotonic() - started, 3),
     }
 
 
 def _begin(
-    out: Path, identity: dict[str, str], state: State, dataset: Dataset, config: TrainConfig, ranks: Ranks
+    out: Path, identity: dict[str, str], state: State, start: Callable[[LatencyNetwork], None] | None, ranks: Ranks
 ) -> tuple[int, float]:
     """Set every rank to the first rank's checkpoint or start; returns its steps and seconds."""
 
@@ -213,8 +235,8 @@ def _begin(
         stored = read_checkpoint(out, identity)
         if stored is not None:
             return stored
-        if config.optimiser.start_from:
-            start_from(Path(config.optimiser.start_from), state.network, dataset, config)
+        if start is not None:
+            start(state.network)
             state.reset_average()
         return 0, 0.0, state.tensors() if ranks.size > 1 else None
 
@@ -237,3 +259,64 @@ def _schedule(opt: OptimiserConfig, step: int, share: float) -> float:
         return (step + 1) / opt.warmup_steps
     warm = 0.0 if opt.seconds else opt.warmup_steps / opt.steps
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (share - warm) / max(1 - warm, 1e-9)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train a prepared job for some minutes; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m cdmpp.train.loop", description=main.__doc__)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="written by cdmpp train --prepare DIR")
+    parser.add_argument(
+        "--minutes", type=float, help="stop with a checkpoint after this time; default: train to the end"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in DIR, if there is one")
+    parser.add_argument("--on", choices=("cpu", "cuda"), help="default: cuda where torch has it")
+    options = parser.parse_args(arguments)
+    folder: Path = options.folder
+    try:
+        if options.minutes is not None and not options.minutes > 0:
+            raise DataError(f"--minutes {options.minutes} is no time", hint="for example --minutes 9")
+        if (folder / CHECKPOINT).exists() and not options.resume:
+            raise DataError(f"{folder} has a checkpoint", hint="continue it with --resume, or remove it")
+        _train_prepared(folder, options.minutes, device_of(options.on))
+    except CdmppError as error:
+        print(f"error: {error}", *([f"hint: {error.hint}"] if error.hint else []), sep="\n", file=sys.stderr)
+        return 1
+    return 0
+
+
+def device_of(wanted: str | None) -> str:
+    """The device of a training: the wanted one, else CUDA where torch has it.
+
+    Raises
+    ------
+    DataError
+        torch has no CUDA device.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise DataError("torch finds no CUDA device", hint="train with --on cpu, or install torch for CUDA")
+    return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _train_prepared(folder: Path, minutes: float | None, on: str) -> None:
+    job = TrainingJob.read(folder)
+    stored = read_checkpoint(folder, job.identity)
+    before, started = 0 if stored is None else stored[0], time.monotonic()
+
+    def report(step: int, steps: int, metrics: dict[str, float]) -> None:
+        if step % 500 == 0 or step == steps:
+            rate = (step - before) * job.optimiser.batch_rows / (time.monotonic() - started)
+            print(f"step {step:,} of {steps:,}, loss {metrics['loss']:.4f}, {rate:,.0f} rows/s", flush=True)
+
+    def start(network: LatencyNetwork) -> None:
+        network.load_state_dict(load_file(str(folder / START)))
+
+    try:
+        _, summary = run_steps(job, folder, start=start, progress=report, on=on, minutes=minutes)
+        print(f"finished after step {summary['steps']:,}: cdmpp train --finish DIR makes the model")
+    except Stopped as stopped:
+        print(f"stopped after step {stopped.step:,} of {job.optimiser.steps:,}: continue with --resume")
+    write_weights(folder, job.identity)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -72,7 +72,7 @@ class Ranks:
         values = own.new_zeros((rows, *own.shape[1:]))
         values[self.own(rows)] = own.detach()
         self._add(values)
-        index = torch.arange(rows)[self.own(rows)]
+        index = torch.arange(rows, device=own.device)[self.own(rows)]
         return values.index_copy(0, index, own)
 
     def shared(self, term: Tensor) -> Tensor:

@@ -21,13 +21,13 @@ from cdmpp.model.domain.peers import Peers
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
-from cdmpp.train.checkpoint import check_start
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import make_dataset
 from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample, with_training_rows
-from cdmpp.train.loop import Progress, train
+from cdmpp.train.fit import read_trained, train, training_rows
+from cdmpp.train.loop import Progress
 from cdmpp.train.ranks import ALONE, Ranks
-from cdmpp.train.step import training_rows
+from cdmpp.train.start import check_start
 
 
 def load_training_table(
@@ -72,6 +72,8 @@ def train_model(
     records: Sequence[str | Path] = (),
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
+    on: str = "cpu",
+    trained: Path | None = None,
 ) -> dict[str, Any]:
     """Train, calibrate, evaluate on the test part, write the model folder.
 
@@ -92,6 +94,10 @@ def train_model(
     ranks : Ranks
         Processes that share the training (:func:`cdmpp.train.ranks.process_group`). The first rank calibrates,
         evaluates and writes.
+    on : {"cpu", "cuda"}
+        Device that trains.
+    trained : Path, optional
+        Folder with the weights that :mod:`cdmpp.train.loop` trained elsewhere; nothing is trained here then.
 
     Returns
     -------
@@ -100,8 +106,7 @@ def train_model(
         :func:`error_table`); empty on all ranks but the first.
     """
     run = Path(run) if run is not None else Path("runs") / config.name
-    sealed = sealed_networks((*config.data.records, *records))
-    check_start(config, sealed)
+    sealed = check_start(config, sealed_networks((*config.data.records, *records)))
     table = load_training_table(config, public_data, records)
     if config.reference is not None:
         from cdmpp.train.reference.train import train_reference
@@ -110,7 +115,10 @@ def train_model(
             raise DataError("[reference] trains in one process", hint="start it without torchrun")
         return train_reference(config, table, out=Path(out), progress=progress)
     dataset = make_dataset(table, config.data, schedule=config.network.schedule, every_part=True)
-    network, summary = train(dataset, config, run, progress=progress, ranks=ranks)
+    if trained is None:
+        network, summary = train(dataset, config, run, progress=progress, ranks=ranks, on=on)
+    else:
+        network, summary = read_trained(dataset, config, trained)
     if not ranks.first:
         return {}
     inputs = NetworkInputs(dataset.store, dataset.device_matrix)
@@ -152,7 +160,7 @@ def train_model(
                 "fingerprint": dataset.fingerprint,
                 "split": dataset.split,
                 "sources": dict(table.source.counts()),
-                "sealed": list(sealed),
+                "sealed": sealed,
             },
             "train": summary,
             "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},

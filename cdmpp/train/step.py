@@ -1,4 +1,4 @@
-"""Selection and order of the rows of a training run, and the loss of a step."""
+"""Order of the rows of a training run, and the loss of a step."""
 
 from __future__ import annotations
 
@@ -9,71 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cdmpp.data.splits import without_sizes
-from cdmpp.errors import DataError
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.inputs import virtual_devices
 from cdmpp.model.nn.losses import DISCREPANCIES, bounded, listwise_loss, pinball_loss, ranking_loss, relative_error_loss
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.programs.query_options import BACKENDS
-from cdmpp.train.config import TrainConfig
-from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.job import LabelledRows, TrainingJob
 from cdmpp.train.ranks import ALONE, Ranks
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Maximum number of rows of its task that a row is compared with in a batch.
 MAX_COMPARED = 31
-
-
-def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
-    """Indices of the training rows and the number of draws of each per epoch.
-
-    Rows of held-out devices and of target networks are excluded; ``max_rows_per_source`` keeps a seeded sample.
-    """
-    rows = dataset.rows
-    names = {d.name for d in dataset.devices}
-    unknown = set(config.data.holdout_devices) - names
-    if unknown:
-        raise DataError(f"holdout_devices not in the data: {', '.join(sorted(unknown))}", hint=", ".join(sorted(names)))
-    held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
-    keep = (rows.part == 0) & ~np.isin(rows.device, held) & ~_of_networks(dataset, config)
-    weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]
-    rng = np.random.default_rng([config.seed, 1])
-    if config.data.max_rows_per_source:
-        for source in range(len(dataset.sources)):
-            members = np.flatnonzero(keep & (rows.source == source))
-            excess = len(members) - config.data.max_rows_per_source
-            if excess > 0:
-                keep[rng.choice(members, excess, replace=False)] = False
-    index = np.flatnonzero(keep)
-    if not len(index):
-        raise DataError("no training rows are left", hint="check the data, holdout_devices and the splits")
-    return index, weight[index]
-
-
-def target_rows(dataset: Dataset, config: TrainConfig) -> Array:
-    """Indices of the unlabelled target's rows (:class:`cdmpp.train.config.DomainConfig`), training part only."""
-    targets = [i for i, d in enumerate(dataset.devices) if d.name in config.domain.target_devices]
-    wanted = np.isin(dataset.rows.device, targets) | _of_networks(dataset, config)
-    index = np.flatnonzero(wanted & (dataset.rows.part == 0))
-    if config.domain.loss != "none" and not len(index):
-        raise DataError("the target has no training rows", hint="see domain.target_*")
-    return index
-
-
-def _of_networks(dataset: Dataset, config: TrainConfig) -> Array:
-    """Mask of the rows whose task belongs to a target network."""
-    wanted = frozenset(map(without_sizes, config.domain.target_networks))
-    known = frozenset().union(*dataset.networks)
-    if not wanted <= known:
-        raise DataError(
-            f"no record is of network {', '.join(sorted(wanted - known))}",
-            hint=f"domain.target_networks: {', '.join(sorted(known)) or 'the records name none'}",
-        )
-    if not wanted:
-        return np.zeros(len(dataset.rows), dtype=bool)
-    return np.array([not wanted.isdisjoint(n) for n in dataset.networks])[dataset.rows.program]
 
 
 def epoch_order(
@@ -106,18 +53,17 @@ def epoch_order(
     return np.asarray(index[chosen[np.argsort(key, kind="stable")]])
 
 
-def blocks(dataset: Dataset, config: TrainConfig, index: Array, tasks: Array) -> tuple[Array, Array]:
+def blocks(job: TrainingJob) -> tuple[Array, Array]:
     """Group and largest block of each training row, for :func:`epoch_order`.
 
     Schedules of a task and device are drawn together because they are ranked, rows of one program because its leaves
     are then encoded once (``NetworkConfig.shared``).
     """
-    opt = config.optimiser
-    tasks = tasks[index]
+    opt, tasks = job.optimiser, job.task[job.index]
     if opt.group_programs == 1:
-        return tasks, np.full(len(index), opt.group_tasks)
+        return tasks, np.full(len(tasks), opt.group_tasks)
     first = int(tasks.max(initial=-1)) + 1
-    programs = first + dataset.rows.program[index].astype(np.int64)
+    programs = first + job.rows.program[job.index].astype(np.int64)
     return np.where(tasks < 0, programs, tasks), np.where(tasks < 0, opt.group_programs, opt.group_tasks)
 
 
@@ -144,21 +90,18 @@ class Objective:
 
     Parameters
     ----------
-    dataset : Dataset
-    config : TrainConfig
+    job : TrainingJob
     inputs : NetworkInputs
-        Inputs with the dataset's store and devices.
+        Inputs with the job's store and devices.
     """
 
-    def __init__(self, dataset: Dataset, config: TrainConfig, inputs: NetworkInputs) -> None:
-        self.dataset, self.config, self.inputs = dataset, config, inputs
-        self.tasks = dataset.group(dataset.rows)
-        self.target = target_rows(dataset, config)
+    def __init__(self, job: TrainingJob, inputs: NetworkInputs) -> None:
+        self.job, self.inputs = job, inputs
 
     def __call__(
         self,
         network: LatencyNetwork,
-        rows: MeasuredRows,
+        rows: LabelledRows,
         tasks: Array,
         device: Tensor,
         step: int,
@@ -171,9 +114,9 @@ class Objective:
         Parameters
         ----------
         network : LatencyNetwork
-        rows : MeasuredRows
+        rows : LabelledRows
         tasks : (rows,) int
-            :meth:`cdmpp.train.dataset.Dataset.group` of the rows.
+            :attr:`TrainingJob.task` of the rows.
         device : (rows,) int
             Index in the embedding of each row's device.
         step : int
@@ -184,11 +127,11 @@ class Objective:
             Processes that divide the rows. Random draws are of the whole batch, so they do not depend on it. Ranking
             and domain loss are of the whole batch, too.
         """
-        opt = self.config.optimiser
+        opt = self.job.optimiser
         figures, virtual = self.inputs.device_matrix[rows.device], np.zeros(len(rows), dtype=bool)
         if opt.virtual_hidden or opt.virtual_known:
             # The label is the real device's efficiency: see virtual_devices.
-            rng = np.random.default_rng([self.config.seed, 9, step])
+            rng = np.random.default_rng([self.job.seed, 9, step])
             share = np.where(device.numpy() == 0, opt.virtual_hidden, opt.virtual_known)
             # Leaf times of scheduled programs are in seconds of the real device (cdmpp.model.nn.network).
             virtual = (rng.random(len(rows)) < share) & (rows.backend != BACKENDS.index("tvm"))
@@ -205,9 +148,9 @@ class Objective:
         latent, queries, reference = self.inputs.encode(network, rows, multiple=multiple, device=figures)
         if virtual.any():
             reference = self.inputs.queries(rows)[2]
-        target = torch.from_numpy(self.label(rows, reference).astype(np.float32))
-        fixed = torch.from_numpy(reference.astype(np.float32))
-        loss = torch.zeros(())
+        target = torch.from_numpy(self.label(rows, reference).astype(np.float32)).to(latent.device)
+        fixed = torch.from_numpy(reference.astype(np.float32)).to(latent.device)
+        loss, device = latent.new_zeros(()), device.to(latent.device)
         # Members are trained side by side, each on its own error: their mean is better than they are.
         for point, quantiles, _ in network.decode_each(latent, queries, device):
             error = self.error(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
@@ -215,7 +158,7 @@ class Objective:
             if opt.ranking_weight:
                 predicted, measured = ranks.whole(point + fixed, whole), ranks.whole(target + fixed, whole)
                 loss = loss + opt.ranking_weight * ranks.shared(self.order(predicted, measured, tasks))
-        domain = self.config.domain
+        domain = self.job.domain
         if domain.loss != "none" and domain.weight:
             unlabelled = self._drawn(step)
             part = unlabelled.take(np.arange(len(unlabelled))[ranks.own(len(unlabelled))])
@@ -226,26 +169,27 @@ class Objective:
             loss = loss + domain.weight * ranks.shared(distance)
         return loss
 
-    def label(self, rows: MeasuredRows, reference: Array) -> Array:
+    def label(self, rows: LabelledRows, reference: Array) -> Array:
         """Labels of rows, (rows,): log(latency / reference)."""
         return np.asarray(rows.log_latency - reference)
 
     def order(self, predicted: Tensor, measured: Tensor, tasks: Array) -> Tensor:
         """Loss of the order of log latencies within tasks."""
-        if self.config.optimiser.ranking == "listwise":
-            return listwise_loss(predicted, measured, torch.from_numpy(tasks))
-        first, second = (torch.from_numpy(i) for i in pairs_within(tasks))
+        on = predicted.device
+        if self.job.optimiser.ranking == "listwise":
+            return listwise_loss(predicted, measured, torch.from_numpy(tasks).to(on))
+        first, second = (torch.from_numpy(i).to(on) for i in pairs_within(tasks))
         return ranking_loss(predicted, measured, first, second)
 
     def error(self, point: Tensor, target: Tensor) -> Tensor:
         """Loss of the point predictions."""
         return relative_error_loss(point, target)
 
-    def _drawn(self, step: int) -> MeasuredRows:
+    def _drawn(self, step: int) -> LabelledRows:
         """Random rows of the unlabelled target, without latencies."""
-        rng = np.random.default_rng([self.config.seed, 8, step])
-        count = min(len(self.target), self.config.domain.rows)
-        chosen = rng.choice(self.target, count, replace=False)
-        program = self.dataset.rows.program[chosen]
-        rows = self.dataset.rows.take(chosen[self.dataset.store.order(program)])
+        rng = np.random.default_rng([self.job.seed, 8, step])
+        count = min(len(self.job.target), self.job.domain.rows)
+        chosen = rng.choice(self.job.target, count, replace=False)
+        program = self.job.rows.program[chosen]
+        rows = self.job.rows.take(chosen[self.job.store.order(program)])
         return replace(rows, log_latency=np.full(count, np.nan))

@@ -10,7 +10,8 @@ from benchmarks.schedules.parts import Scheduled, Split
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.split_file import make_splits, write_splits
 from cdmpp.model.nn.config import NetworkConfig
-from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
+from cdmpp.train.config import DataConfig, TrainConfig
+from cdmpp.train.options import OptimiserConfig
 from tests.data.test_device_specs import cpu
 from tests.train.schedules import digest, program
 

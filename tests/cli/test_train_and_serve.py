@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import uvicorn
 
 from cdmpp.cli.train import print_errors
 from cdmpp_server.settings import Settings
-from tests.cli.conftest import ROOT, Run
+from tests.cli.conftest import PATIENCE_S, ROOT, Run
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +39,15 @@ warmup_steps = 5
 average_decay = 0.9
 [finish]
 xgboost_trees = 5
+"""
+
+#: The loop of a prepared job, where only torch, numpy and safetensors are installed.
+ELSEWHERE = """
+import sys
+for name in ("onnx", "onnxruntime", "pyarrow", "pydantic", "scipy", "sklearn", "tvm", "typer", "xgboost"):
+    sys.modules[name] = None
+from cdmpp.train.loop import main
+sys.exit(main())
 """
 
 
@@ -83,6 +94,51 @@ def test_trained_model_predicts_and_is_evaluated(run: Run, gemm: Path, tmp_path:
     assert answer["model_id"] == again["model_id"]
     evaluated = json.loads(run("eval", "--records", gemm, *model).stdout)
     assert evaluated["overall"]["n"] == 600
+
+
+def test_a_machine_with_three_libraries_trains_the_same_model(run: Run, gemm: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(CONFIG.replace("[optimiser]", "[optimiser]\nthreads = 1"))
+    common, job = ("--config", tmp_path / "tiny.toml", "--records", gemm), tmp_path / "job"
+    here = run("train", *common, "--run", tmp_path / "run", "--out", tmp_path / "model", "--on", "cpu")
+    prepared = run("train", *common, "--prepare", job)
+    assert prepared.exit_code == 0, prepared.output
+    assert "error: " in run("train", *common, "--prepare", job).stderr
+    assert "has no weights.safetensors" in run("train", "--finish", job, "--records", gemm).stderr
+    assert max(path.stat().st_size for path in job.iterdir()) < 20 * 2**20
+
+    def train(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", ELSEWHERE, str(job), "--on", "cpu", *options],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    # A moment is over after the first step.
+    assert "stopped after step 1 of 30" in train("--minutes", "1e-9").stdout
+    assert "has a checkpoint" in train().stderr
+    resumed = train("--resume")
+    assert "finished after step 30" in resumed.stdout and "rows/s" in resumed.stdout, resumed.stderr
+    finished = run("train", "--finish", job, "--records", gemm)
+    assert finished.exit_code == 0, finished.output
+    assert finished.stdout.splitlines()[-1].split()[-1] == here.stdout.splitlines()[-1].split()[-1]
+    assert "other data" in run("train", "--finish", job, "--records", gemm, "--records", gemm).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--config"),
+        (("--config", "c.toml"), "--out"),
+        (("--finish", "d", "--config", "c.toml", "--on", "cpu"), "without --config and --on"),
+        (("--prepare", "d", "--config", "c.toml", "--out", "m"), "leave out --out"),
+    ],
+)
+def test_options_that_do_not_go_together(run: Run, options: tuple[str, ...], message: str) -> None:
+    result = run("train", *options)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("content", ["nonsense = 1", "not toml", CONFIG.replace("false", "true")])

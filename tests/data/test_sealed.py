@@ -26,9 +26,10 @@ from cdmpp.data.table import MeasurementTable
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.train.adaptation.records import as_table
-from cdmpp.train.config import DataConfig, OptimiserConfig, TrainConfig
+from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.dataset import make_dataset
 from cdmpp.train.evaluation.parts import row_parts
+from cdmpp.train.options import OptimiserConfig
 from cdmpp.train.run import load_training_table, train_model
 from tests.data.test_folder import ONE, TWO, schedule
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from cdmpp.features.ast import CompactAST, Loop
@@ -119,7 +121,7 @@ def test_a_network_reads_the_version_that_it_was_trained_on() -> None:
     older = NetworkConfig.of_manifest({"schedule": True})
     assert (older.schedule_version, older.leaf_width) == (2, WIDTH + SCHEDULE_WIDTHS[2])
     assert network_columns(older)["leaf"] == [*COLUMNS, *SCHEDULE_COLUMNS[: SCHEDULE_WIDTHS[2]]]
-    newer = NetworkConfig.of_manifest(NetworkConfig(schedule=True).model_dump())
+    newer = NetworkConfig.of_manifest(asdict(NetworkConfig(schedule=True)))
     assert (newer.schedule_version, newer.leaf_width) == (4, WIDTH + SCHEDULE_WIDTHS[4])
     with pytest.raises(UnsupportedOptionError, match=r"version 9 .* computes 2 or 3"):
         NetworkConfig.of_manifest({"schedule": True, "schedule_version": 9})

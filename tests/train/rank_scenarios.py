@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cdmpp.train.config import DataConfig, DomainConfig, TrainConfig
+from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.dataset import Dataset
-from cdmpp.train.loop import train
+from cdmpp.train.fit import train
+from cdmpp.train.options import DomainConfig
 from cdmpp.train.ranks import ALONE, Ranks, Stopped, process_group
 from cdmpp.train.step import Objective
 from tests.model.nn.synthetic import dataset, training
@@ -43,7 +44,14 @@ class KilledError(Exception):
 
 
 def run(
-    name: str, folder: Path, ranks: Ranks = ALONE, *, stop_at: int | None = None, kill_at: int | None = None
+    name: str,
+    folder: Path,
+    ranks: Ranks = ALONE,
+    *,
+    stop_at: int | None = None,
+    kill_at: int | None = None,
+    steps: int = STEPS,
+    on: str = "cpu",
 ) -> list[float]:
     """Train; returns this rank's part of the loss of each step.
 
@@ -62,7 +70,8 @@ def run(
             return loss
 
     data, config = scenario(name)
-    train(data, config, folder, ranks=ranks, make_objective=Recorded)
+    config = config.model_copy(update={"optimiser": replace(config.optimiser, steps=steps)})
+    train(data, config, folder, ranks=ranks, make_objective=Recorded, on=on)
     return losses
 
 

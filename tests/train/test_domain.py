@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from cdmpp.errors import DataError
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.losses import DISCREPANCIES, Discrepancy, bounded
-from cdmpp.train.config import DataConfig, DomainConfig, TrainConfig
+from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.dataset import Dataset
-from cdmpp.train.loop import train
-from cdmpp.train.step import target_rows, training_rows
+from cdmpp.train.fit import target_rows, train, training_rows
+from cdmpp.train.options import DomainConfig
 from tests.model.nn.synthetic import dataset, training
 
 pytestmark = pytest.mark.slow

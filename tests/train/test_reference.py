@@ -17,16 +17,10 @@ from cdmpp.devices.registry import lookup
 from cdmpp.errors import ArtifactError, DataError, InvalidProgramError
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.nn.positions import encode_positions
-from cdmpp.train.config import (
-    DataConfig,
-    DomainConfig,
-    FinishConfig,
-    OptimiserConfig,
-    ReferenceConfig,
-    TrainConfig,
-    load_config,
-)
+from cdmpp.train.config import DataConfig, FinishConfig, ReferenceConfig, TrainConfig, load_config
 from cdmpp.train.dataset import Dataset
+from cdmpp.train.fit import training_rows
+from cdmpp.train.options import DomainConfig, OptimiserConfig
 from cdmpp.train.reference.network import (
     LEAVES,
     PARAMETERS,
@@ -40,7 +34,6 @@ from cdmpp.train.reference.network import (
 )
 from cdmpp.train.reference.train import ReferenceModel, cyclic, epoch_batches
 from cdmpp.train.run import train_model
-from cdmpp.train.step import training_rows
 from tests.model.nn.synthetic import dataset
 from tests.train.schedules import measured
 

@@ -20,10 +20,11 @@ from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.train.config import DataConfig, FinishConfig, OptimiserConfig, TrainConfig, load_config
+from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig, load_config
 from cdmpp.train.dataset import make_dataset
 from cdmpp.train.evaluation.tables import evaluate
 from cdmpp.train.finish import held_out_sample
+from cdmpp.train.options import OptimiserConfig
 from cdmpp.train.run import train_model
 from tests.train.schedules import DEVICES, measured
 

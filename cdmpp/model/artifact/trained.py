@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def save_artifact(
         "input_schema": INPUT_HASH,
         **({"schedule_schema": SCHEDULE_HASHES[network.config.schedule_version]} if network.config.schedule else {}),
         "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
-        "network": network.config.model_dump(),
+        "network": asdict(network.config),
         "columns": network_columns(network.config),
         "devices": devices,
         "device_specs": {

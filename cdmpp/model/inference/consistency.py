@@ -32,7 +32,8 @@ from cdmpp.features.encode import TIR
 from cdmpp.model.domain.calibration import scale_quantiles
 from cdmpp.model.domain.evidence import NARROW, Evidence, QueryKind
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.model.nn.inputs import floor_s, roofline_s, stack_devices
+from cdmpp.model.nn.figures import stack_devices
+from cdmpp.model.nn.inputs import floor_s, roofline_s
 from cdmpp.model.nn.rows import QueryBatch, QueryRows, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name

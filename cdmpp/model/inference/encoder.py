@@ -21,6 +21,7 @@ from cdmpp.features.encode import (
     overflow,
 )
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.nn.figures import summarise
 from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.lru import Lru
@@ -157,7 +158,8 @@ class BatchBuilder:
         for keys, operator, encoded in blocks:
             sound = finite(encoded)
             overflowing.append(keys[~sound])
-            self._store.add(keys, encoded if sound.all() else _cleared(encoded, sound))
+            kept = encoded if sound.all() else _cleared(encoded, sound)
+            self._store.add(keys, kept, summarise(kept))
             self._kind[keys] = self._kinds.setdefault((operator, encoded.types), len(self._kinds))
         self._store.finish()
         self._alike.clear()

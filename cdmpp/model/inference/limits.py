@@ -17,7 +17,8 @@ from cdmpp.data.physics import L2_SPEED
 from cdmpp.model.domain.calibration import scale_quantiles
 from cdmpp.model.inference.consistency import ADJUSTMENTS
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.model.nn.inputs import CACHE, GPU, SUMMARY_COLUMNS, roofline_s, stack_devices
+from cdmpp.model.nn.figures import stack_devices
+from cdmpp.model.nn.inputs import CACHE, GPU, SUMMARY_COLUMNS, roofline_s
 from cdmpp.model.nn.rows import QueryBatch
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS

@@ -24,7 +24,8 @@ from cdmpp.model.inference.alike import Alike
 from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
 from cdmpp.model.inference.limits import limit
-from cdmpp.model.nn.inputs import roofline_s, stack_devices
+from cdmpp.model.nn.figures import stack_devices
+from cdmpp.model.nn.inputs import roofline_s
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.program import TensorProgram

@@ -17,14 +17,15 @@ MAX_LEAVES, MAX_PAIRS = 65_536, 1 << 21
 
 
 class NetworkInputs(RowInputs):
-    """Network inputs of rows, computed batch by batch from encoded programs."""
+    """Network inputs of rows, computed batch by batch from encoded programs.
 
-    def __init__(self, store: ProgramStore, device_matrix: Array) -> None:
+    The leaves of all programs are on the device ``on``, where the network must be; a batch moves their indices.
+    """
+
+    def __init__(self, store: ProgramStore, device_matrix: Array, on: str = "cpu") -> None:
         super().__init__(store, device_matrix)
-        self.tensors = {
-            size: (torch.from_numpy(b.leaves), torch.from_numpy(b.positions), torch.from_numpy(b.mask))
-            for size, b in store.buckets.items()
-        }
+        self.on = torch.device(on)
+        self.leaves = {size: torch.from_numpy(bucket.leaves).to(self.on) for size, bucket in store.buckets.items()}
 
     def encode(
         self, network: LatencyNetwork, rows: QueryRows, *, multiple: int = 1, device: Array | None = None
@@ -45,21 +46,23 @@ class NetworkInputs(RowInputs):
         reference : float64, (rows,), log(reference seconds)
         """
         query_inputs, logs, reference = self.queries(rows, device)
-        standard = network.standardise(torch.from_numpy(query_inputs))
+        standard = network.standardise(torch.from_numpy(query_inputs).to(self.on))
         encoded, index = rows.program, None
         if network.config.shared:
             first = np.flatnonzero(np.diff(rows.program, prepend=-1))
             encoded = rows.program[first]
-            index = torch.from_numpy(np.repeat(np.arange(len(first)), np.diff(first, append=len(rows))))
+            index = torch.from_numpy(np.repeat(np.arange(len(first)), np.diff(first, append=len(rows)))).to(self.on)
         sizes = self.store.bucket[encoded]
         parts = []
         for chunk in np.split(encoded, np.flatnonzero(np.diff(sizes)) + 1):
-            leaves, positions, mask = self.tensors[int(self.store.bucket[chunk[0]])]
-            slots = torch.from_numpy(self.store.slot[chunk])
-            real = mask[slots]
-            columns = leaves[slots, :, : network.config.leaf_width]
-            parts.append(PaddedRows(columns, positions[slots], None if bool(real.all()) else real))
-        latent = network.encode_parts(parts, standard, torch.from_numpy(logs), multiple=multiple, program=index)
+            size, slots = int(self.store.bucket[chunk[0]]), self.store.slot[chunk]
+            bucket = self.store.buckets[size]
+            leaves = self.leaves[size][torch.from_numpy(slots).to(self.on), :, : network.config.leaf_width]
+            real = bucket.mask[slots]
+            mask = None if real.all() else torch.from_numpy(real).to(self.on)
+            parts.append(PaddedRows(leaves, torch.from_numpy(bucket.positions[slots]), mask))
+        device_logs = torch.from_numpy(logs).to(self.on)
+        latent = network.encode_parts(parts, standard, device_logs, multiple=multiple, program=index)
         return latent, standard, reference
 
 

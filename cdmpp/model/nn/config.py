@@ -1,14 +1,14 @@
-"""Sizes, options and constants of the network, readable without torch."""
+"""Sizes, options and constants of the network, readable without torch and pydantic."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from cdmpp.features.schedule import SCHEDULE_VERSION, SCHEDULE_WIDTHS
 from cdmpp.features.schema import WIDTH
+from cdmpp.utils.options import Options, number
 
 #: Quantile levels that the network emits; other levels are interpolated between them.
 LEVELS = (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98)
@@ -27,40 +27,34 @@ class UnsupportedOptionError(ValueError):
     """A stored network has an option that this version does not support."""
 
 
-class NetworkConfig(BaseModel):
+@dataclass(frozen=True)
+class NetworkConfig(Options):
     """Sizes and options of the network."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    width: int = Field(96, ge=16, le=512, description="width of a leaf token")
-    layers: int = Field(2, ge=1, le=12)
-    heads: int = Field(4, ge=1, le=16)
-    feed_forward: int = Field(192, ge=16, le=4096)
-    head_width: int = Field(384, ge=16, le=2048)
-    head_layers: int = Field(3, ge=1, le=12)
-    device_width: int = Field(16, ge=1, le=128, description="width of a known device's embedding")
-    head: Literal["ratio", "structured"] = Field(
-        "ratio", description="ratio: one number; structured: two utilisations, their overlap and a floor"
-    )
-    dropout: float = Field(0.0, ge=0.0, le=0.9)
-    positions: Positions = Field("standard", description="positional encoding; see cdmpp.model.nn.positions")
-    schedule: bool = Field(
-        False, description="read the schedule's columns of programs given as TIR; their time is a sum over leaves"
-    )
-    schedule_version: int = Field(
-        SCHEDULE_VERSION,
-        ge=min(SCHEDULE_WIDTHS),
-        le=SCHEDULE_VERSION,
-        description="of the schedule's columns; networks of earlier versions read the first of them",
-    )
-    shared: bool = Field(
-        False,
-        description="leaves are encoded without the device, once per program; device and program meet in the head",
-    )
-    frequencies: int = Field(
-        0, ge=0, le=64, description="sines and cosines of each numeric input that the head reads; 0: none"
-    )
-    members: int = Field(1, ge=1, le=8, description="networks, trained together, whose mean is the answer")
+    #: Width of a leaf token.
+    width: int = number(96, least=16, most=512)
+    layers: int = number(2, least=1, most=12)
+    heads: int = number(4, least=1, most=16)
+    feed_forward: int = number(192, least=16, most=4096)
+    head_width: int = number(384, least=16, most=2048)
+    head_layers: int = number(3, least=1, most=12)
+    #: Width of a known device's embedding.
+    device_width: int = number(16, least=1, most=128)
+    #: "ratio": one number; "structured": two utilisations, their overlap and a floor.
+    head: Literal["ratio", "structured"] = "ratio"
+    dropout: float = number(0.0, least=0.0, most=0.9)
+    #: Positional encoding; see cdmpp.model.nn.positions.
+    positions: Positions = "standard"
+    #: Read the schedule's columns of programs given as TIR; their time is a sum over leaves.
+    schedule: bool = False
+    #: Of the schedule's columns; networks of earlier versions read the first of them.
+    schedule_version: int = number(SCHEDULE_VERSION, least=min(SCHEDULE_WIDTHS), most=SCHEDULE_VERSION)
+    #: Leaves are encoded without the device, once per program; device and program meet in the head.
+    shared: bool = False
+    #: Sines and cosines of each numeric input that the head reads; 0: none.
+    frequencies: int = number(0, least=0, most=64)
+    #: Networks, trained together, whose mean is the answer.
+    members: int = number(1, least=1, most=8)
 
     @property
     def leaf_width(self) -> int:

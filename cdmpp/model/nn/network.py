@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -138,7 +138,7 @@ class LatencyNetwork(nn.Module):
             self.register_buffer(f"{name}_scale", torch.ones(width))
         for name, layer in member_layers(config, devices).items():
             _add_layer(self, name, layer)
-        single_member = config.model_copy(update={"members": 1})
+        single_member = replace(config, members=1)
         self.members = nn.ModuleList(LatencyNetwork(single_member, devices) for _ in range(config.members - 1))
 
     def all_members(self) -> list[LatencyNetwork]:
@@ -317,7 +317,7 @@ class LatencyNetwork(nn.Module):
         token = self._apply_layer("leaf_times.norm", tokens)
         hidden = nn.functional.silu(self._apply_layer("leaf_times.hidden", token))
         moved = REACH * torch.tanh(self._apply_layer("leaf_times.costs", token + hidden) / REACH)
-        costs = counts * torch.exp(moved[:, :, :-1] + _LOG_COSTS)
+        costs = counts * torch.exp(moved[:, :, :-1] + _LOG_COSTS.to(moved.device))
         # Vector arithmetic scales with the device's peak, everything else with the number of its units.
         cycle = math.log(CYCLE_S) - logs[:, UNITS_LOG] * math.log(2.0)
         vector = math.log(VECTOR_FLOPS) - (logs[:, PEAK_LOG] + PEAK_CENTRE) * math.log(2.0)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, query_inputs, summarise
+from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, query_inputs
+
+if TYPE_CHECKING:
+    from cdmpp.devices.spec import DeviceSpec
+    from cdmpp.features.encode import EncodedPrograms
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,8 +61,11 @@ class ProgramStore:
         self._sizes: dict[int, int] = {}
         self.buckets: dict[int, LeafBucket] = {}
 
-    def add(self, keys: Array, encoded: EncodedPrograms) -> None:
-        """Store programs under their keys, without columns from ``width`` on."""
+    def add(self, keys: Array, encoded: EncodedPrograms, summary: Array) -> None:
+        """Store programs and their :func:`~cdmpp.model.nn.figures.summarise` under their keys.
+
+        Columns of leaves from ``width`` on are left out.
+        """
         encoded = encoded.narrow(self.width)
         count, real = encoded.leaves.shape[:2]
         size = bucket_of(real)
@@ -70,12 +75,17 @@ class ProgramStore:
         positions[:, :real] = encoded.positions
         mask = np.zeros((count, size), dtype=bool)
         mask[:, :real] = True
+        self.place(keys, LeafBucket(leaves, positions, mask), summary)
+
+    def place(self, keys: Array, bucket: LeafBucket, summary: Array) -> None:
+        """:meth:`add` of programs that are padded already."""
+        count, size = bucket.mask.shape
         start = self._sizes.get(size, 0)
         self._sizes[size] = start + count
-        self._parts.setdefault(size, []).append(LeafBucket(leaves, positions, mask))
+        self._parts.setdefault(size, []).append(bucket)
         self.bucket[keys] = size
         self.slot[keys] = np.arange(start, start + count)
-        self.summary[keys] = summarise(encoded)
+        self.summary[keys] = summary
 
     def order(self, programs: Array) -> Array:
         """Positions of program keys by leaf count, those of one program beside each other."""
@@ -181,7 +191,7 @@ class RowInputs:
     ----------
     store : ProgramStore
     device_matrix : (devices, .) float64
-        :func:`cdmpp.model.nn.inputs.stack_devices` of the devices.
+        :func:`cdmpp.model.nn.figures.stack_devices` of the devices.
     """
 
     def __init__(self, store: ProgramStore, device_matrix: Array) -> None:

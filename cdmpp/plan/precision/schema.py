@@ -28,7 +28,7 @@ from cdmpp.predict.requests.request import (
     WholeNumber,
     Work,
 )
-from cdmpp.programs.elements import DType
+from cdmpp.programs.fields import DType
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.utils.units import format_latency, format_si

@@ -25,7 +25,8 @@ from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.adapter import AdapterFeatures, FeatureMaker, Names
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
-from cdmpp.model.nn.inputs import FAMILIES, roofline_s, stack_devices
+from cdmpp.model.nn.figures import stack_devices
+from cdmpp.model.nn.inputs import FAMILIES, roofline_s
 from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram

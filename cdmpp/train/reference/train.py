@@ -25,6 +25,7 @@ from cdmpp.train.baselines import fit_baselines
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows, make_dataset
 from cdmpp.train.finish import tabulate
+from cdmpp.train.fit import target_rows, training_rows
 from cdmpp.train.loop import Progress
 from cdmpp.train.reference.network import (
     PUBLISHED_DISCREPANCIES,
@@ -35,7 +36,6 @@ from cdmpp.train.reference.network import (
     per_store_features,
     reference_loss,
 )
-from cdmpp.train.step import target_rows, training_rows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -15,11 +15,13 @@ from cdmpp.features.schema import WIDTH
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.score import Context, Domain
 from cdmpp.model.nn.config import NetworkConfig
-from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, query_inputs, stack_devices
+from cdmpp.model.nn.figures import stack_devices, summarise
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, query_inputs
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.rows import ProgramStore
-from cdmpp.train.config import OptimiserConfig, TrainConfig
+from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
+from cdmpp.train.options import OptimiserConfig
 from tests.features.shapes import random_specs
 
 TINY = NetworkConfig(
@@ -56,7 +58,8 @@ def dataset(rows: int = 600, programs: int = 120, seed: int = 0) -> Dataset:
     rng = np.random.default_rng(seed)
     store = ProgramStore(programs)
     for key, spec in enumerate(random_specs(programs, seed)):
-        store.add(np.array([key]), encode_operator(spec))
+        encoded = encode_operator(spec)
+        store.add(np.array([key]), encoded, summarise(encoded))
     store.finish()
     devices = tuple(lookup(name) for name in DEVICES)
     program, device = rng.integers(0, programs, rows), rng.integers(0, len(devices), rows).astype(np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -26,10 +27,10 @@ from tests.model.nn.synthetic import TINY, network
 pytestmark = pytest.mark.slow
 
 CONFIGS = [
-    TINY.model_copy(update={"positions": p, "head": h, "schedule": s})
+    replace(TINY, positions=p, head=h, schedule=s)
     for p, h, s in itertools.product(get_args(Positions), ("ratio", "structured"), (False, True))
 ] + [
-    TINY.model_copy(update=update)
+    replace(TINY, **update)
     for update in (
         {"schedule": True, "members": 3},
         {"shared": True, "frequencies": 3},
@@ -111,7 +112,7 @@ def test_the_shipped_network_too(predictor: LatencyPredictor) -> None:
 @pytest.mark.parametrize("schedule", [False, True])
 @torch.inference_mode()
 def test_programs_encoded_once_answer_as_repeated_ones(schedule: bool) -> None:
-    config = TINY.model_copy(update={"shared": True, "schedule": schedule})
+    config = replace(TINY, shared=True, schedule=schedule)
     net = network(config=config)
     weights, index = weights_of(net), np.array([0, 0, 1, 3, 3, 3])
     feed = random_feed(config, 4, 3)
@@ -128,7 +129,7 @@ def test_programs_encoded_once_answer_as_repeated_ones(schedule: bool) -> None:
 
 
 def test_values_of_padding_change_nothing() -> None:
-    config = TINY.model_copy(update={"schedule": True})
+    config = replace(TINY, schedule=True)
     weights = weights_of(network(config=config))
     feed = random_feed(config, 6, 4)
     before = graph_outputs(weights, feed)

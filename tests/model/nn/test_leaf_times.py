@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.model.nn.network import LatencyNetwork
 from tests.model.nn.synthetic import TINY, network, random_inputs
 
-SCHEDULED = TINY.model_copy(update={"schedule": True})
+SCHEDULED = replace(TINY, schedule=True)
 
 
 def leaf(**counts: float) -> torch.Tensor:
@@ -72,7 +73,7 @@ def test_padding_is_not_read() -> None:
 @pytest.mark.parametrize("head", ["ratio", "structured"])
 @torch.inference_mode()
 def test_the_network_answers_scheduled_programs_by_their_leaves(head: str) -> None:
-    config = SCHEDULED.model_copy(update={"head": head})
+    config = replace(SCHEDULED, head=head)
     net, inputs = network(config=config), random_inputs(rows=5, leaves=3)
     narrow = inputs["leaves"][:, :, :WIDTH]
     columns = torch.zeros(5, 3, SCHEDULE_WIDTH)

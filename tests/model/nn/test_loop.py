@@ -17,8 +17,9 @@ from cdmpp.errors import DataError
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.losses import ranking_loss
 from cdmpp.train.checkpoint import CHECKPOINT
-from cdmpp.train.loop import METRICS, matrix_precision, precision_of, train
-from cdmpp.train.step import epoch_order, pairs_within, training_rows
+from cdmpp.train.fit import train, training_rows
+from cdmpp.train.loop import METRICS, matrix_precision, precision_of
+from cdmpp.train.step import epoch_order, pairs_within
 from tests.model.nn.synthetic import dataset, training
 
 pytestmark = pytest.mark.slow
@@ -109,7 +110,7 @@ def test_the_loss_falls_and_is_written_down(tmp_path: Path, shared: bool) -> Non
     seen: list[tuple[int, float]] = []
     config = training(steps=200, learning_rate=5e-3, group_programs=4 if shared else 1)
     if shared:
-        config = config.model_copy(update={"network": config.network.model_copy(update={"shared": True})})
+        config = config.model_copy(update={"network": replace(config.network, shared=True)})
     train(dataset(), config, tmp_path, progress=lambda step, _, m: seen.append((step, m["loss"])))
     assert [step for step, _ in seen] == [50, 100, 150, 200]
     assert seen[-1][1] < 0.6 * seen[0][1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,7 @@ def test_relative_error_grows_linearly_beyond_e_times() -> None:
 @pytest.mark.parametrize("head", ["structured", "ratio"])
 @pytest.mark.parametrize("offset", [0.0, 20.0, -20.0])
 def test_gradients_are_finite_however_wrong_the_start(head: str, offset: float) -> None:
-    net = network(config=TINY.model_copy(update={"head": head})).train()
+    net = network(config=replace(TINY, head=head)).train()
     mask = torch.arange(4).expand(32, -1) < 3
     point, quantiles = net(mask=mask, **random_inputs(rows=32, leaves=4))
     target = point.detach() + offset + torch.randn(32, generator=torch.Generator().manual_seed(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +19,7 @@ from cdmpp.model.nn.positions import encode_positions
 from cdmpp.train.config import load_config
 from tests.model.nn.synthetic import TINY, network, random_inputs
 
-RATIO = TINY.model_copy(update={"head": "ratio"})
+RATIO = replace(TINY, head="ratio")
 
 
 @torch.inference_mode()
@@ -32,8 +33,8 @@ def answer(
 VARIANTS = {
     "structured": TINY,
     "ratio": RATIO,
-    "members": TINY.model_copy(update={"members": 2}),
-    **{f"positions-{kind}": TINY.model_copy(update={"positions": kind}) for kind in get_args(Positions)},
+    "members": replace(TINY, members=2),
+    **{f"positions-{kind}": replace(TINY, positions=kind) for kind in get_args(Positions)},
 }
 
 
@@ -87,7 +88,7 @@ def test_rows_do_not_see_each_other(config: NetworkConfig) -> None:
 
 @pytest.mark.parametrize("kind", get_args(Positions))
 def test_leaves_are_told_apart_by_position_alone(kind: Positions) -> None:
-    net = network(config=TINY.model_copy(update={"positions": kind}))
+    net = network(config=replace(TINY, positions=kind))
     inputs = random_inputs(rows=3, leaves=4)
     plain = answer(net, inputs, None)[0]
     reverse = {"leaves": inputs["leaves"].flip(1), "positions": inputs["positions"].flip(1)}
@@ -120,7 +121,7 @@ def test_a_fresh_network_predicts_near_the_reference() -> None:
 
 
 def test_the_prediction_is_the_mean_of_the_members() -> None:
-    net, inputs = network(config=TINY.model_copy(update={"members": 3})), random_inputs(rows=6, leaves=4)
+    net, inputs = network(config=replace(TINY, members=3)), random_inputs(rows=6, leaves=4)
     both = answer(net, inputs, None)
     parts = []
     for member in net.all_members():
@@ -179,4 +180,4 @@ def test_standardised_inputs_are_bounded() -> None:
 @pytest.mark.parametrize("field", ["width", "layers", "heads", "head_width"])
 def test_impossible_configurations(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        NetworkConfig.model_validate({field: 0})
+        NetworkConfig(**{field: 0})

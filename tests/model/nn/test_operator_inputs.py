@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cdmpp.model.nn.inputs import OPERATOR_COLUMNS, operator_columns
+from cdmpp.model.nn.figures import operator_columns
+from cdmpp.model.nn.inputs import OPERATOR_COLUMNS
 from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.templates import size_names
 

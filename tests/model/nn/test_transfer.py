@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 from cdmpp.errors import ArtifactError, DataError
-from cdmpp.model.artifact.folder import read_manifest
+from cdmpp.model.artifact.folder import SEAL, read_manifest
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
@@ -17,7 +20,7 @@ from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.weights import network_columns, transferred
 from cdmpp.train.config import DataConfig, TrainConfig
-from cdmpp.train.loop import train
+from cdmpp.train.fit import train
 from tests.model.nn.synthetic import DEVICES, TINY, dataset, network, random_inputs, training
 
 #: Columns that the trained network of these tests lacks.
@@ -52,7 +55,7 @@ def earlier(config: NetworkConfig = TINY) -> tuple[dict[str, np.ndarray], dict[s
 
 @pytest.mark.parametrize("schedule", [False, True])
 def test_new_columns_do_not_change_the_outputs(schedule: bool) -> None:
-    config = TINY.model_copy(update={"schedule": schedule})
+    config = replace(TINY, schedule=schedule)
     state, columns, whole = earlier(config)
     if schedule:
         lost = [i for i, name in enumerate(network_columns(config)["inputs"]) if name in NEW["inputs"]]
@@ -120,7 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def starting(folder: Path, **changes: object) -> TrainConfig:
     config = training(steps=1, learning_rate=1e-9, average_decay=0.0, warmup_steps=0)
-    optimiser = config.optimiser.model_copy(update={"start_from": str(folder)})
+    optimiser = replace(config.optimiser, start_from=str(folder))
     return config.model_copy(update={"optimiser": optimiser, **changes})
 
 
@@ -148,9 +151,21 @@ def test_a_start_with_another_split_is_refused(folder: Path, tmp_path: Path) -> 
 
 
 def test_a_start_with_another_network_is_refused(folder: Path, tmp_path: Path) -> None:
-    config = starting(folder, network=TINY.model_copy(update={"width": 32}))
+    config = starting(folder, network=replace(TINY, width=32))
     with pytest.raises(DataError, match="width = 16, not 32"):
         train(dataset(), config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("option", ["device_inputs", "unheard_of"])
+def test_a_start_with_an_option_of_another_version_is_refused(folder: Path, tmp_path: Path, option: str) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(folder, copy)
+    manifest = read_manifest(copy)
+    changed = {name: value for name, value in manifest.items() if name != SEAL}
+    changed["network"][option] = "absolute"
+    (copy / "manifest.json").write_text(json.dumps(changed))
+    with pytest.raises(DataError, match=option):
+        train(dataset(), starting(copy), tmp_path / "run")
 
 
 def test_a_start_without_column_names_is_refused(tmp_path: Path) -> None:
