@@ -12,6 +12,7 @@ its bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, Protocol, Self
 
@@ -22,8 +23,8 @@ from torch import Tensor, nn
 from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
 from cdmpp.features.schema import COLUMNS, LINEAR
 from cdmpp.model.nn.batch import NetworkInputs
-from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS, TILES, roofline_s
-from cdmpp.programs.query_options import FLOOR_S, PROTOCOLS
+from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SIZES, SUMMARY_COLUMNS, TILES, roofline_s
+from cdmpp.programs.query_options import BACKENDS, FLOOR_S, PROTOCOLS
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
 
@@ -89,6 +90,9 @@ class MeanBaseline:
         return np.asarray(log_latency + self.inputs.reference(rows))
 
 
+_COLUMN = {name: i for i, name in enumerate((*SUMMARY_COLUMNS, *QUERY_COLUMNS))}
+#: Columns that are log2(1 + a size).
+_SIZES = [_COLUMN[name] for name in ("batch", "m", "n", "k", *(f"size_{name}" for name in SIZES))]
 _LINEAR = np.array([*(name in LINEAR for name in COLUMNS), *(name in SCHEDULE_FLAGS for name in SCHEDULE_COLUMNS)])
 
 
@@ -108,10 +112,10 @@ def summed_leaves(dataset: Dataset) -> Array:
 
 
 class TreeBaseline:
-    """XGBoost on log(latency / reference), the network's label, with all inputs of the network.
+    """XGBoost on log(latency / reference), the network's label: one model for each source.
 
-    Its columns: the summed leaf features, the network's query inputs, the device's numbers and, where
-    no device is held out, which device it is.
+    Its columns: the network's query inputs, the zeros at the end of sizes as binary numbers, the device's numbers and,
+    where no device is held out, which device it is; of scheduled programs the summed leaf features, too.
 
     Parameters
     ----------
@@ -131,59 +135,82 @@ class TreeBaseline:
         label: Literal["ratio", "latency"] = "ratio",
     ) -> None:
         self.dataset, self.inputs, self.config, self.label = dataset, inputs, config, label
-        self.own = programs is None
-        self.summed = summed_leaves(dataset) if programs is None else programs
-        self.model: Any = None
+        self.programs = programs
+        #: By source: columns that differ among its rows, and the trees.
+        self._models: dict[int, tuple[Array, Any]] = {}
 
     def base(self, rows: MeasuredRows) -> Array:
         """Log that is added to the trees' output."""
         return self.inputs.reference(rows) if self.label == "ratio" else np.zeros(len(rows))
 
+    @cached_property
+    def _summed(self) -> Array:
+        return summed_leaves(self.dataset)
+
     def features(self, rows: MeasuredRows) -> Array:
-        """Columns of rows, float32."""
-        query_inputs = self.inputs.queries(rows)[:2] if self.own else ()
+        """Columns of rows of one source, float32."""
         with np.errstate(divide="ignore"):
             device = np.log2(self.dataset.device_matrix[rows.device]).astype(np.float32)
-        columns = [self.summed[rows.program], *query_inputs, device]
+        if self.programs is not None:
+            columns = [self.programs[rows.program], device]
+        else:
+            queries = self.inputs.queries(rows)
+            columns = [*queries[:2], trailing_zeros(queries[0][:, _SIZES]), device]
+            if (self.dataset.rows.backend[self.dataset.rows.source == rows.source[0]] == BACKENDS.index("tvm")).any():
+                columns.append(self._summed[rows.program])
         if not self.config.data.holdout_devices:
             columns.append(rows.device[:, None].astype(np.float32))
         table: Array = np.nan_to_num(np.concatenate(columns, axis=1), nan=-1.0, posinf=-1.0, neginf=-1.0)
         return table
 
     def fit(self, index: Array) -> Self:
-        """Fit on (a seeded sample of) the training rows ``index``."""
+        """Fit on (a seeded sample of) each source's training rows ``index``."""
+        source = self.dataset.rows.source[index]
+        for code in np.unique(source).tolist():
+            self._models[code] = self._fit_source(index[source == code], code)
+        return self
+
+    def _fit_source(self, index: Array, code: int) -> tuple[Array, Any]:
         from xgboost import XGBRegressor
 
         finish = self.config.finish
-        rng = np.random.default_rng([self.config.seed, 5])
+        rng = np.random.default_rng([self.config.seed, 5, code])
         chosen = np.sort(rng.choice(index, min(len(index), finish.xgboost_rows), replace=False))
         rows = self.dataset.rows.take(chosen)
-        target = rows.log_latency - self.base(rows)
-        self.model = XGBRegressor(
+        columns, label = self.features(rows), rows.log_latency - self.base(rows)
+        model = XGBRegressor(
             n_estimators=finish.xgboost_trees,
-            max_depth=9,
-            learning_rate=0.1,
+            max_depth=10,
+            learning_rate=0.05,
             subsample=0.8,
             colsample_bytree=0.6,
             tree_method="hist",
-            objective="reg:absoluteerror",
+            objective="reg:pseudohubererror",
+            huber_slope=0.1,
+            base_score=float(np.median(label)),  # the library's own guess overshoots with this slope
             n_jobs=self.config.optimiser.threads or 2,
             random_state=self.config.seed,
         )
-        self.model.fit(self.features(rows), target)
-        return self
+        used = np.ptp(columns, axis=0) > 0
+        return used, model.fit(columns[:, used], label)
 
     def predict_log(self, rows: MeasuredRows) -> Array:
-        """log latency of rows."""
-        out = np.empty(len(rows))
-        for start in range(0, len(rows), 50_000):
-            part = rows.take(np.arange(start, min(start + 50_000, len(rows))))
-            ratio = self.model.predict(self.features(part))
-            out[start : start + len(part)] = ratio + self.base(part)
+        """log latency of rows; that of a source without training rows is the base."""
+        out = self.base(rows)
+        for code, (used, model) in self._models.items():
+            members = np.flatnonzero(rows.source == code)
+            for start in range(0, len(members), 50_000):
+                part = members[start : start + 50_000]
+                out[part] += model.predict(self.features(rows.take(part))[:, used])
         return out
 
 
-_COLUMN = {name: i for i, name in enumerate((*SUMMARY_COLUMNS, *QUERY_COLUMNS))}
+def trailing_zeros(log_sizes: Array) -> Array:
+    """How often 2 divides sizes, at most 12 times, from log2(1 + size); 0 for a size that a program lacks."""
+    sizes = np.rint(np.exp2(log_sizes.astype(np.float64))).astype(np.int64) - 1
+    return np.where(sizes > 0, np.log2((sizes | 4096) & -(sizes | 4096)), 0.0).astype(np.float32)
+
+
 _FAMILY = [_COLUMN[f"family_{name}"] for name in FAMILIES]
 _WAVES, _FILL, _TILE = ([_COLUMN[f"{what}_{a}x{b}"] for a, b in TILES] for what in ("waves", "wave_fill", "tile_fill"))
 WIDTH, LAYERS = 128, 3

@@ -66,8 +66,10 @@ class FinishConfig(BaseModel):
 
     near_factor: float = Field(2.0, ge=1, description="width of an interval outside the domain, relative to inside")
     out_factor: float = Field(3.0, ge=1)
-    xgboost_rows: int = Field(300_000, ge=100, description="seeded subsample that the baseline is fitted on")
-    xgboost_trees: int = Field(400, ge=1)
+    xgboost_rows: int = Field(
+        300_000, ge=100, description="of a source, seeded subsample that the baseline is fitted on"
+    )
+    xgboost_trees: int = Field(1200, ge=1)
     utilisation_rows: int = Field(300_000, ge=16, description="of a family, seeded subsample")
     utilisation_steps: int = Field(2000, ge=1)
     baselines: tuple[Literal["roofline", "mean", "xgboost", "utilisation"], ...] = Field(

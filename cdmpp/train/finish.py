@@ -16,7 +16,7 @@ from cdmpp.model.domain.score import Context, Domain
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.rows import QueryRows, distinct_rows
-from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, framework_name
+from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, framework_name, implementation_of
 from cdmpp.train.baselines import Baseline
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
@@ -278,7 +278,7 @@ def _with_peers(
 ) -> tuple[Array, Array]:
     """Predictions of unseen devices, corrected by peers as in the predictor."""
     point, levels = point.copy(), levels.copy()
-    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend], axis=1)
+    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     embedding = np.arange(1, len(dataset.devices) + 1)
 
@@ -286,11 +286,12 @@ def _with_peers(
         point: Array = predict_rows(network, inputs, queries, embedding=embedding)[0]
         return point - inputs.reference(queries)
 
-    for i, (device, kind, protocol, backend) in enumerate(distinct.tolist()):
+    for i, (device, kind, protocol, backend, framework) in enumerate(distinct.tolist()):
         members = np.flatnonzero(inverse.ravel() == i)
         operator, dtype = dataset.kinds[kind]
         spec = dataset.devices[device]
-        known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend])
+        meant = implementation_of(operator, framework_name(framework))
+        known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], meant)
         if not known or not corrects(spec.kind, operator):
             continue
         part = rows.take(members)

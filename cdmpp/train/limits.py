@@ -1,31 +1,23 @@
-"""What the tables say of the limits of predictions (:mod:`cdmpp.model.inference.limits`), written into a model.
-
-``python -m cdmpp.train.limits --model FOLDER [--public-data DIR]`` computes it again for a trained model.
-"""
+"""What the tables say of the limits of predictions (:mod:`cdmpp.model.inference.limits`)."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cdmpp.data.load import load_public
 from cdmpp.data.physics import bounds_s, by_device, work
+from cdmpp.data.splits import TRAIN
 from cdmpp.data.table import MeasurementTable
-from cdmpp.model.artifact.folder import MANIFEST, read_manifest, sealed, trained_identity
-from cdmpp.model.artifact.trained import load_trained
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.inference.limits import CALL_S, CONVOLUTION_SHARE, FUSED_FACTOR, FUSED_S, SHARE
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
 from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import implementation_of
-from cdmpp.utils.writing import replacing
+from cdmpp.train.config import DataConfig
+from cdmpp.train.dataset import choose_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Quantile of the rows of a kernel that its factor covers, and the fewest rows that make a factor.
@@ -111,29 +103,9 @@ def host_bound(table: MeasurementTable) -> frozenset[str]:
     return frozenset(name for name, found in devices.items() if 2 * sum(found) >= len(found))
 
 
-def with_limits(domain: Domain, table: MeasurementTable) -> Domain:
-    """The domain with what a table says of the limits."""
+def with_limits(domain: Domain, table: MeasurementTable, data: DataConfig) -> Domain:
+    """The domain with what a table's rows of the training part say of the limits, without held-out devices."""
+    training = (table.program_key >= 0) & (choose_parts(table, data)[table.program_key] == TRAIN)
+    table = table.select(np.flatnonzero(training & ~np.isin(table.device.array(), data.holdout_devices)))
     fast, slow = kernel_limits(table)
     return replace(domain, host_bound=host_bound(table), fast_kernels=fast, slow_kernels=slow)
-
-
-def main() -> int:
-    """Renew the limits of a trained model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--public-data", type=Path)
-    options = parser.parse_args()
-    manifest = read_manifest(options.model)
-    artifact = load_trained(options.model, manifest)
-    domain = with_limits(artifact.domain, load_public(options.public_data))
-    manifest = sealed({**manifest, "domain": domain.manifest()})
-    manifest = sealed({**manifest, "model_id": trained_identity(manifest)})
-    with replacing(options.model / MANIFEST) as aside:
-        aside.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-    print(f"{manifest['model_id']}: {len(domain.fast_kernels)} fast and {len(domain.slow_kernels)} slow kernels")
-    print("host time:", ", ".join(sorted(domain.host_bound)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,6 +25,7 @@ from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import make_dataset
 from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample, with_training_rows
 from cdmpp.train.fit import read_trained, train, training_rows
+from cdmpp.train.limits import with_limits
 from cdmpp.train.loop import Progress
 from cdmpp.train.ranks import ALONE, Ranks
 from cdmpp.train.start import check_start
@@ -123,7 +124,7 @@ def train_model(
         return {}
     inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
-    domain = fit_domain(dataset, index, config.seed)
+    domain = with_limits(fit_domain(dataset, index, config.seed), table, config.data)
     calibration = calibrate(network, inputs, dataset, config)
     baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def setting(steps: int = 100) -> TrainConfig:
-    finish = FinishConfig(xgboost_trees=40, utilisation_steps=steps)
+    finish = FinishConfig(xgboost_trees=150, utilisation_steps=steps)
     return training().model_copy(update={"finish": finish})
 
 
