@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.accuracy import command_of
 from benchmarks.figures import SOURCES
-from benchmarks.report import collectives, former, goals, known, schedules, unseen
+from benchmarks.report import card, collectives, former, goals, known, schedules, unseen
 from benchmarks.report.document import DOCUMENTS, rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.markdown import fill
@@ -180,7 +180,13 @@ def results() -> Results:
         },
         model_id="base-1",
         former=FORMER,
-        training=(1_234_567, 30),
+        manifest={
+            "devices": ["", *map(str, range(30))],
+            "train": {"train_rows": 1_234_567, "steps": 100, "train_seconds": 60.0, "parameters": 5},
+            "config": {"optimiser": {"batch_rows": 600, "start_from": None}},
+            "calibration": {"in": 1.0, "near": 2.5},
+            "data": {"sources": {"neusight": 777}},
+        },
     )
 
 
@@ -214,6 +220,9 @@ def test_goals_show_whether_they_are_reached_and_how_many_groups_were_measured(r
 
 def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     assert "trained on 1.2 million measurements on 30 devices" in known.training(results)
+    assert "60,000 in 100 steps, 1 minutes, 1,000 rows a second" in card.model(results)
+    assert "| 777 |" in card.sources(results) and "in 1.00, near 2.50" in card.model(results)
+    assert all(len(part(results).splitlines()) > 2 for part in (card.devices, card.operators))
     assert "| **4.4 %** |" in known.overview(results) and "| 5.5 %" in known.overview(results)
     assert "| t4 |" in known.details(results) and "**5.7 %**" in known.details(results)
     shown = unseen.zero_shot(results)

@@ -1,11 +1,11 @@
-"""Generated parts of docs/accuracy.md and README.md."""
+"""Generated parts of docs/accuracy.md, docs/model_card.md and README.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import collectives, former, goals, known, schedules, unseen
+from benchmarks.report import card, collectives, former, goals, known, schedules, unseen
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import Results
 
@@ -26,6 +26,13 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "samplers": unseen.samplers,
         "trust": unseen.trust,
         "schedules": schedules.schedules,
+    },
+    "docs/model_card.md": {
+        "model": card.model,
+        "sources": card.sources,
+        "devices": card.devices,
+        "operators": card.operators,
+        "failures": card.failures,
     },
     "README.md": {"training": known.training, "known": known.readme_rows},
 }

@@ -138,9 +138,9 @@ def part_of(
 
 def training(results: Results) -> str:
     """README's sentence on the training rows of the shipped model."""
-    if results.training is None:
+    if not results.manifest:
         return not_measured("model")
-    rows, devices = results.training
+    rows, devices = results.manifest["train"]["train_rows"], sum(map(bool, results.manifest["devices"]))
     return f"The shipped model was trained on {rows / 1e6:.1f} million measurements on {devices} devices."
 
 

@@ -73,8 +73,8 @@ class Results:
     former : dict, optional
         Errors of the former model: ``model_ids`` (as shipped, and with its weights in the present columns),
         ``by_source``, and ``devices`` (source, device, n, mape).
-    training : (int, int), optional
-        Training rows and devices of the shipped model.
+    manifest : dict
+        Of the shipped model; empty without one.
     """
 
     def __init__(
@@ -82,9 +82,10 @@ class Results:
         contents: Mapping[str, dict[str, Any]],
         model_id: str = "",
         former: dict[str, Any] | None = None,
-        training: tuple[int, int] | None = None,
+        manifest: Mapping[str, Any] | None = None,
     ) -> None:
-        self._contents, self.model_id, self.former, self.training = dict(contents), model_id, former, training
+        self._contents, self.model_id, self.former = dict(contents), model_id, former
+        self.manifest = dict(manifest or {})
 
     @classmethod
     def load(cls, root: Path) -> Results:
@@ -104,8 +105,7 @@ class Results:
         if not (root / MANIFEST).is_file():
             return cls(contents, former=former)
         manifest = _read(root / MANIFEST)
-        devices = sum(1 for name in manifest["devices"] if name)
-        return cls(contents, str(manifest["model_id"]), former, (manifest["train"]["train_rows"], devices))
+        return cls(contents, str(manifest["model_id"]), former, manifest)
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Result of a study, or None if it was not run."""
