@@ -14,7 +14,7 @@ FAILURE, ENOUGH = 0.25, 50
 
 
 def model(results: Results) -> str:
-    """What the shipped model is and what its training cost."""
+    """Facts of the shipped model: size, devices, rows, cost of training."""
     if not results.manifest:
         return not_measured("model")
     manifest, run = results.manifest, results.manifest["train"]

@@ -147,6 +147,12 @@ class TreeBaseline:
     def _summed(self) -> Array:
         return summed_leaves(self.dataset)
 
+    @cached_property
+    def _scheduled(self) -> frozenset[int]:
+        """Sources with scheduled programs."""
+        rows = self.dataset.rows
+        return frozenset(rows.source[rows.backend == BACKENDS.index("tvm")].tolist())
+
     def features(self, rows: MeasuredRows) -> Array:
         """Columns of rows of one source, float32."""
         with np.errstate(divide="ignore"):
@@ -156,7 +162,7 @@ class TreeBaseline:
         else:
             queries = self.inputs.queries(rows)
             columns = [*queries[:2], trailing_zeros(queries[0][:, _SIZES]), device]
-            if (self.dataset.rows.backend[self.dataset.rows.source == rows.source[0]] == BACKENDS.index("tvm")).any():
+            if int(rows.source[0]) in self._scheduled:
                 columns.append(self._summed[rows.program])
         if not self.config.data.holdout_devices:
             columns.append(rows.device[:, None].astype(np.float32))
@@ -206,9 +212,16 @@ class TreeBaseline:
 
 
 def trailing_zeros(log_sizes: Array) -> Array:
-    """How often 2 divides sizes, at most 12 times, from log2(1 + size); 0 for a size that a program lacks."""
+    """Number of zeros at the end of sizes as binary numbers, at most 12.
+
+    Parameters
+    ----------
+    log_sizes : float32
+        log2(1 + size); a size that a program lacks is 0, and so is its number of zeros.
+    """
     sizes = np.rint(np.exp2(log_sizes.astype(np.float64))).astype(np.int64) - 1
-    return np.where(sizes > 0, np.log2((sizes | 4096) & -(sizes | 4096)), 0.0).astype(np.float32)
+    at_most = sizes | 4096
+    return np.where(sizes > 0, np.log2(at_most & -at_most), 0.0).astype(np.float32)
 
 
 _FAMILY = [_COLUMN[f"family_{name}"] for name in FAMILIES]

@@ -117,7 +117,7 @@ def read_weights(out: Path, identity: dict[str, str]) -> tuple[int, float, dict[
     Raises
     ------
     DataError
-        There are none, or they belong to another configuration or other data.
+        The folder has no weights, or those of another configuration or other data.
     """
     stored = _read(out / WEIGHTS, identity)
     if stored is None:

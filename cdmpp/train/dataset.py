@@ -204,6 +204,8 @@ class Dataset:
     type_of: Array | None = None
     #: What the parts consist of: "task", "network" or "program" (:func:`cdmpp.train.dataset.parts_of_rows`).
     split: str = "task"
+    #: Part per program key, also of programs without a row here.
+    part_of: Array | None = None
 
     @property
     def device_matrix(self) -> Array:
@@ -301,6 +303,7 @@ def make_dataset(
         types=types,
         type_of=type_of,
         split=split,
+        part_of=parts,
     )
 
 

@@ -74,7 +74,7 @@ def read_trained(dataset: Dataset, config: TrainConfig, folder: Path) -> tuple[L
 
 
 def job_of(dataset: Dataset, config: TrainConfig) -> TrainingJob:
-    """What the steps of a training on a dataset need.
+    """The training of a dataset without the parts of it that only evaluation reads.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
 
 
 def target_rows(dataset: Dataset, config: TrainConfig) -> Array:
-    """Indices of the unlabelled target's rows (:class:`cdmpp.train.config.DomainConfig`), training part only."""
+    """Indices of the unlabelled target's rows (:class:`cdmpp.train.options.DomainConfig`), training part only."""
     targets = [i for i, d in enumerate(dataset.devices) if d.name in config.domain.target_devices]
     wanted = np.isin(dataset.rows.device, targets) | _of_networks(dataset, config)
     index = np.flatnonzero(wanted & (dataset.rows.part == 0))

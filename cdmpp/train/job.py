@@ -1,4 +1,4 @@
-"""What the steps of a training need, and its files, which need no other library than torch, numpy and safetensors."""
+"""Rows, programs and options of a training, in memory and as files. It needs numpy alone."""
 
 from __future__ import annotations
 
@@ -198,10 +198,10 @@ def _packed(table: Array) -> dict[str, Array]:
     for column in table.T:
         known, index = np.unique(column, return_inverse=True)
         values.append(known)
-        code = index.astype(np.uint16).tobytes()
-        if code not in shared:
-            distinct.append(index.astype(np.uint16))
-        which.append(shared.setdefault(code, len(shared)))
+        code = index.astype(np.uint16)
+        if code.tobytes() not in shared:
+            distinct.append(code)
+        which.append(shared.setdefault(code.tobytes(), len(shared)))
     return {
         "codes": np.stack(distinct),
         "which": np.array(which, dtype=np.uint32),

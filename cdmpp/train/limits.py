@@ -1,4 +1,4 @@
-"""What the tables say of the limits of predictions (:mod:`cdmpp.model.inference.limits`)."""
+"""Limits of predictions that are derived from measurements (:mod:`cdmpp.model.inference.limits`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.physics import bounds_s, by_device, work
-from cdmpp.data.splits import TRAIN
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.inference.limits import CALL_S, CONVOLUTION_SHARE, FUSED_FACTOR, FUSED_S, SHARE
@@ -16,8 +15,6 @@ from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import types_label
 from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import implementation_of
-from cdmpp.train.config import DataConfig
-from cdmpp.train.dataset import choose_parts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Quantile of the rows of a kernel that its factor covers, and the fewest rows that make a factor.
@@ -103,9 +100,7 @@ def host_bound(table: MeasurementTable) -> frozenset[str]:
     return frozenset(name for name, found in devices.items() if 2 * sum(found) >= len(found))
 
 
-def with_limits(domain: Domain, table: MeasurementTable, data: DataConfig) -> Domain:
-    """The domain with what a table's rows of the training part say of the limits, without held-out devices."""
-    training = (table.program_key >= 0) & (choose_parts(table, data)[table.program_key] == TRAIN)
-    table = table.select(np.flatnonzero(training & ~np.isin(table.device.array(), data.holdout_devices)))
+def with_limits(domain: Domain, table: MeasurementTable) -> Domain:
+    """The domain with the limits that a table's rows show."""
     fast, slow = kernel_limits(table)
     return replace(domain, host_bound=host_bound(table), fast_kernels=fast, slow_kernels=slow)

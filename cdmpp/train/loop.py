@@ -156,7 +156,7 @@ def run_steps(
         # Dropout differs between ranks; the weights were drawn with the same seed.
         torch.manual_seed(job.seed + ranks.rank)
     started, epoch, order, cursor, seen = time.monotonic(), -1, np.zeros(0, dtype=np.int64), 0, 0
-    running, stop = 0.0, False
+    running, stop, first = 0.0, False, step
     # Replay the order up to the step, so that a resumed run draws the same rows as an uninterrupted one.
     skip = step * opt.batch_rows
     network.train()
@@ -199,8 +199,10 @@ def run_steps(
                 torch._foreach_lerp_(list(average.values()), list(network.parameters()), 1 - decay)
             running = 0.98 * running + 0.02 * value if running else value
             if step % 50 == 0 or step == opt.steps:
-                elapsed = seconds + time.monotonic() - started
-                record = {"step": step, "loss": round(running, 5), "seconds": round(elapsed, 1)}
+                here_s = time.monotonic() - started
+                rows_per_s = round((step - first) * opt.batch_rows / here_s)
+                elapsed = round(seconds + here_s, 1)
+                record = {"step": step, "loss": round(running, 5), "seconds": elapsed, "rows_per_s": rows_per_s}
                 if step % 500 == 0 or step == opt.steps:
                     log.write(json.dumps(record) + "\n")
                     log.flush()
@@ -299,13 +301,11 @@ def device_of(wanted: str | None) -> str:
 
 def _train_prepared(folder: Path, minutes: float | None, on: str) -> None:
     job = TrainingJob.read(folder)
-    stored = read_checkpoint(folder, job.identity)
-    before, started = 0 if stored is None else stored[0], time.monotonic()
 
     def report(step: int, steps: int, metrics: dict[str, float]) -> None:
         if step % 500 == 0 or step == steps:
-            rate = (step - before) * job.optimiser.batch_rows / (time.monotonic() - started)
-            print(f"step {step:,} of {steps:,}, loss {metrics['loss']:.4f}, {rate:,.0f} rows/s", flush=True)
+            speed = f"{metrics['rows_per_s']:,} rows/s"
+            print(f"step {step:,} of {steps:,}, loss {metrics['loss']:.4f}, {speed}", flush=True)
 
     def start(network: LatencyNetwork) -> None:
         network.load_state_dict(load_file(str(folder / START)))

@@ -13,6 +13,7 @@ from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.load import load_public, load_table
 from cdmpp.data.pool import POOL, pool_of
 from cdmpp.data.split_file import sealed_networks, without_sealed
+from cdmpp.data.splits import TRAIN
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.folder import ERROR_TABLE
@@ -21,8 +22,8 @@ from cdmpp.model.domain.peers import Peers
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
-from cdmpp.train.config import TrainConfig
-from cdmpp.train.dataset import make_dataset
+from cdmpp.train.config import DataConfig, TrainConfig
+from cdmpp.train.dataset import Dataset, make_dataset
 from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample, with_training_rows
 from cdmpp.train.fit import read_trained, train, training_rows
 from cdmpp.train.limits import with_limits
@@ -62,6 +63,13 @@ def load_training_table(
         raise DataError("nothing to train on", hint="name --records FILE, or set data.public = true")
     table = concat(tables)
     return table if keep_sealed else without_sealed(table, paths)
+
+
+def training_part(table: MeasurementTable, dataset: Dataset, data: DataConfig) -> MeasurementTable:
+    """A table's rows of the training part, also those excluded from training, without held-out devices."""
+    assert dataset.part_of is not None
+    chosen = (table.program_key >= 0) & (dataset.part_of[table.program_key] == TRAIN)
+    return table.select(np.flatnonzero(chosen & ~np.isin(table.device.array(), data.holdout_devices)))
 
 
 def train_model(
@@ -124,7 +132,7 @@ def train_model(
         return {}
     inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
-    domain = with_limits(fit_domain(dataset, index, config.seed), table, config.data)
+    domain = with_limits(fit_domain(dataset, index, config.seed), training_part(table, dataset, config.data))
     calibration = calibrate(network, inputs, dataset, config)
     baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]

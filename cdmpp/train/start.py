@@ -54,7 +54,8 @@ def start_from(folder: Path, network: LatencyNetwork, dataset: Dataset, config: 
     if hashlib.sha256(payload).hexdigest() != manifest["sha256"].get(TENSORS):
         raise ArtifactError(f"{folder / TENSORS} does not match its checksum", hint="copy the model folder again")
     arrays = {name[8:]: value for name, value in load(payload).items() if name.startswith("network.")}
-    fitted = {name: value.numpy() for name, value in network.named_buffers() if name.endswith(("_mean", "_scale"))}
+    buffers = {name: value for name, value in network.named_buffers() if name.endswith(("_mean", "_scale"))}
+    fitted = {name: value.numpy(force=True) for name, value in buffers.items()}  # they may be on a GPU
     names = [device.name for device in dataset.devices]
     try:
         state: dict[str, Any] = {}

@@ -38,8 +38,8 @@ def test_files_hold_what_is_trained_on(name: str, tmp_path: Path) -> None:
         size, slot = int(read.store.bucket[one]), int(read.store.slot[one])
         assert size == job.store.bucket[other]
         for field in fields(read.store.buckets[size]):
-            mine = getattr(job.store.buckets[size], field.name)[job.store.slot[other]]
-            assert np.array_equal(getattr(read.store.buckets[size], field.name)[slot], mine), field.name
+            written, found = (getattr(store.buckets[size], field.name) for store in (job.store, read.store))
+            assert np.array_equal(found[slot], written[job.store.slot[other]]), field.name
     next(tmp_path.glob("programs-*")).unlink()
     with pytest.raises(DataError, match="lacks some of its files"):
         TrainingJob.read(tmp_path)

@@ -38,7 +38,7 @@ _SIZED = ("attention", "moe")
 
 @dataclass(frozen=True)
 class _Layout:
-    """What the operators of one structural class have in common.
+    """Columns that the operators of one structural class share, and places of their sizes.
 
     Attributes
     ----------
