@@ -15,12 +15,13 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS, Label, label_of_total
+from cdmpp.predict.engines.profile import Engine, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import Memory, check_memory, parameter_count
 from cdmpp.predict.llm.operators import Decode, Prefill, Step, step_operators
-from cdmpp.predict.llm.pricing import PricedStep, StepPricing
+from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction, check_settings
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
@@ -53,6 +54,8 @@ class Settings:
     dtype : str
     weights : str or None
         Type of quantised weights.
+    engine : str
+        Name of the profile.
     framework : str
     cuda_graph : bool
     """
@@ -66,6 +69,7 @@ class Settings:
     output: int
     dtype: str
     weights: str | None
+    engine: str
     framework: str
     cuda_graph: bool
 
@@ -104,7 +108,7 @@ class LLMEstimate:
     Attributes
     ----------
     prefill : Bounded
-        The step over the prompts; it gives the first token of each answer.
+        The steps over the prompts; they give the first token of each answer.
     decode : Bounded or None
         The median decode step; None for a single output token.
     total : Bounded
@@ -192,10 +196,8 @@ class LLMEstimate:
         }
 
 
-#: Framework of an estimate that names none: the operators are the fused kernels of serving engines.
-DEFAULT_FRAMEWORK = "vllm"
-#: Decode steps that are priced; the others are interpolated over the length of the cache.
-DECODE_POINTS = 5
+#: Decode steps, and chunks of a prompt, that are priced; the others are interpolated over the length of the cache.
+PRICED_POINTS = 5
 MAX_BATCH, MAX_TOKENS = 65_536, 1_048_576
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -215,6 +217,8 @@ class EstimatePlan:
     ----------
     queries : list of Query
         Queries for a predictor; pass their predictions to :meth:`estimate`.
+    prefill_runs, decode_runs : (priced steps,)
+        How often each priced step runs.
     """
 
     def __init__(
@@ -230,6 +234,7 @@ class EstimatePlan:
         output: int = 128,
         dtype: str = "bfloat16",
         weights: str | None = None,
+        engine: Engine | None = None,
         framework: str | None = None,
         cuda_graph: bool = True,
         lengths: Sequence[int] | None = None,
@@ -253,27 +258,62 @@ class EstimatePlan:
                 path="input",
                 hint=f"input + output is at most {config.positions}",
             )
-        framework = framework or DEFAULT_FRAMEWORK
-        check_settings(DEFAULT_PROTOCOL, framework)
+        profile = load_engine(engine, framework)
+        assert profile.framework is not None
+        check_settings(DEFAULT_PROTOCOL, profile.framework)
         layout, types = Layout(tp, pp, ep), Types.of(config, dtype, weights)
         layout.check(config)
         self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
+        graph_decode = cuda_graph and profile.graph_decode
         self.settings = Settings(
-            device.name, tp, pp, ep, batch, input, output, types.dtype, types.weights, framework, cuda_graph
+            device.name,
+            tp,
+            pp,
+            ep,
+            batch,
+            input,
+            output,
+            types.dtype,
+            types.weights,
+            profile.name,
+            profile.framework,
+            graph_decode,
         )
-        self._config, self._layout = config, layout
+        self._config, self._layout, self._engine = config, layout, profile
 
         def pricing(step: Step) -> StepPricing:
             parts = step_operators(config, layout, step, dtype=types.dtype, weights=types.weights)
-            return StepPricing(parts, cuda_graph and isinstance(step, Decode))
+            captured = graph_decode if isinstance(step, Decode) else profile.graph_prefill
+            return StepPricing(parts, captured, profile, -(-step.batch // layout.replicas), tp)
 
+        budget = None if profile.token_budget is None else profile.token_budget * layout.replicas
+        chunks = prefill_steps(lengths, budget)
+        self._prefill = [pricing(step) for step in chunks]
+        self.prefill_runs = np.array(list(chunks.values()))
         #: Decode steps, and those of them that are priced.
         self._steps = np.arange(output - 1, dtype=np.float64)
         self._points = _points(self._steps)
-        self._prefill = pricing(Prefill(lengths))
+        self.decode_runs = _weights(self._steps, self._points) if output > 1 else np.zeros(0)
         cached = sum(lengths)
         self._decode = [pricing(Decode(batch, past_total=cached + batch * int(step))) for step in self._points]
-        self.queries = [query for step in (self._prefill, *self._decode) for query in step.queries(device, framework)]
+        self.queries = [
+            query for step in (*self._prefill, *self._decode) for query in step.queries(device, profile.framework)
+        ]
+
+    def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
+        """The priced steps of prefill and decode, made of the predictions of :attr:`queries`.
+
+        Raises
+        ------
+        FieldError
+            An operator of the model has no prediction.
+        """
+        remaining = iter(predictions)
+        prefill, decode = (
+            [step.priced([next(remaining) for _ in step.programs]) for step in steps]
+            for steps in (self._prefill, self._decode)
+        )
+        return prefill, decode
 
     def estimate(self, model_id: str, predictions: Sequence[Prediction]) -> LLMEstimate:
         """The estimate made of the predictions of :attr:`queries`.
@@ -283,21 +323,19 @@ class EstimatePlan:
         FieldError
             An operator of the model has no prediction.
         """
-        remaining = iter(predictions)
-        prefill, *decode = [
-            step.priced([next(remaining) for _ in step.programs]) for step in (self._prefill, *self._decode)
-        ]
-        s = self.settings
-        prefill_s = prefill.totals()
-        rows = _parts("prefill", [prefill], np.ones(1), prefill_s)
-        total_s, step_s = prefill_s, None
+        prefill, decode = self.priced(predictions)
+        s, residual = self.settings, self._engine.residual
+        rows = _parts("prefill", prefill, self.prefill_runs)
+        kinds = _summed(prefill, self.prefill_runs)
+        prefill_s, decode_s, step_s = combined(kinds, residual), None, None
         if decode:
             durations = np.stack([step.totals() for step in decode])
-            weights = _weights(self._steps, self._points)
-            decode_s = weights @ durations
+            decode_kinds = _summed(decode, self.decode_runs)
+            decode_s = combined(decode_kinds, residual)
             step_s = np.array([np.median(np.interp(self._steps, self._points, column)) for column in durations.T])
-            rows += _parts("decode", decode, weights, decode_s)
-            total_s = prefill_s + decode_s
+            rows += _parts("decode", decode, self.decode_runs)
+            kinds = kinds + decode_kinds
+        total_s = combined(kinds, residual)
         steps_after = s.output - 1
         return LLMEstimate(
             model_id=model_id,
@@ -307,17 +345,17 @@ class EstimatePlan:
             prefill=Bounded.of(prefill_s),
             decode=None if step_s is None else Bounded.of(step_s),
             total=Bounded.of(total_s),
-            tpot=Bounded.of((total_s - prefill_s) / steps_after) if steps_after else None,
+            tpot=None if decode_s is None else Bounded.of(decode_s / steps_after),
             memory=self.memory,
             parts=rows,
         )
 
 
 def _points(steps: Array) -> Array:
-    """Decode steps that are priced: evenly spaced, first and last included."""
+    """Steps that are priced: evenly spaced, first and last included."""
     if not len(steps):
         return steps
-    return np.unique(np.round(np.linspace(steps[0], steps[-1], DECODE_POINTS)))
+    return np.unique(np.round(np.linspace(steps[0], steps[-1], PRICED_POINTS)))
 
 
 def _weights(steps: Array, points: Array) -> Array:
@@ -325,17 +363,60 @@ def _weights(steps: Array, points: Array) -> Array:
     return np.array([np.interp(steps, points, unit).sum() for unit in np.eye(len(points))])
 
 
-def _parts(phase: str, steps: Sequence[PricedStep], weights: Array, totals: Array) -> list[Part]:
-    """Parts of a phase; the same part of all steps is one, and host time that kernels do not hide is another."""
-    runs = round(float(weights.sum()))
-    seconds = sum(weight * step.seconds[0] for weight, step in zip(weights, steps, strict=True))
+def prefill_steps(lengths: Sequence[int], budget: int | None) -> dict[Prefill, float]:
+    """Steps of a prefill that are priced, and how often each counts.
+
+    Whole prompts share a step up to ``budget`` tokens. A longer prompt is divided into chunks of it; of many chunks some
+    are priced and the others interpolated.
+    """
+    if budget is None or sum(lengths) <= budget:
+        return {Prefill(lengths): 1.0}
+    steps: dict[Prefill, float] = {}
+
+    def add(step: Prefill, runs: float) -> None:
+        steps[step] = steps.get(step, 0.0) + runs
+
+    together: list[int] = []
+    for length in lengths:
+        if length > budget:
+            whole, rest = divmod(length, budget)
+            chunks = np.arange(whole, dtype=np.float64)
+            points = _points(chunks)
+            for chunk, weight in zip(points, _weights(chunks, points), strict=True):
+                add(Prefill([budget], int(chunk) * budget), float(weight))
+            if rest:
+                add(Prefill([rest], whole * budget), 1.0)
+            continue
+        if sum(together) + length > budget:
+            add(Prefill(together), 1.0)
+            together = []
+        together.append(length)
+    if together:
+        add(Prefill(together), 1.0)
+    return steps
+
+
+def _summed(steps: Sequence[PricedStep], runs: Array) -> Array:
+    """Seconds by kind of all runs, (3, kinds)."""
+    return np.asarray(np.einsum("s,sfk->fk", runs, np.stack([step.kinds() for step in steps])))
+
+
+def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Part]:
+    """Parts of a phase, and the time beyond its kernels as another one."""
+    found: dict[tuple[str, str, int], list[Any]] = {}
+    for step, often in zip(steps, runs.tolist(), strict=True):
+        for part, own, prediction in zip(step.parts, step.seconds[0], step.predictions, strict=True):
+            place = found.setdefault((part.name, part.program.operator, step.pricing.parts.index(part)), [0.0, 0.0, []])
+            place[0] += often * part.count
+            place[1] += often * float(own)
+            place[2].append(prediction.domain)
     rows = [
-        Part(phase, part.name, part.program.operator, part.count * runs, float(own), prediction.domain)
-        for part, own, prediction in zip(steps[0].parts, seconds, steps[0].predictions, strict=True)
+        Part(phase, name, operator, round(count), seconds, max(domains, key=LABELS.index))
+        for (name, operator, _), (count, seconds, domains) in found.items()
     ]
-    host = float(totals[0] - seconds.sum())
-    if host > 1e-9 * float(totals[0]):
-        rows.append(Part(phase, "host", "host", runs, host, None))
+    host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))
+    if host > 1e-9 * sum(row.seconds for row in rows):
+        rows.append(Part(phase, "host", "host", round(float(runs.sum())), host, None))
     return rows
 
 
@@ -351,6 +432,7 @@ def estimate(
     output: int = 128,
     dtype: str = "bfloat16",
     weights: str | None = None,
+    engine: Engine | None = None,
     framework: str | None = None,
     cuda_graph: bool = True,
     predictor: Predictor | None = None,
@@ -372,10 +454,13 @@ def estimate(
     weights : str, optional
         Type of quantised weights: "float8_e4m3", "int8" and "float4_e2m1" quantise the activations too, "int4" does
         not. Default: as ``quantization_config`` states, else ``dtype``.
+    engine : str, path, mapping or EngineProfile, optional
+        What the serving engine adds to its kernels: a shipped profile, a file of :func:`cdmpp.llm.calibrate`, or its
+        fields (:class:`cdmpp.predict.engines.EngineProfile`). Default: vllm.
     framework : str, optional
-        Serving engine; default: vllm.
+        Alone: the current profile of this engine. With ``engine``: the kernels of a profile that names none.
     cuda_graph : bool
-        Whether decode steps are captured graphs.
+        False: decode steps are no captured graphs, whatever the profile says.
     predictor : Predictor, optional
         Default: the shipped model, loaded once.
 
@@ -394,7 +479,7 @@ def estimate(
 
     Notes
     -----
-    ``prefill_s`` is one step over all prompts. Decode step i runs behind ``input + i`` cached tokens; five steps are
+    ``prefill_s`` is the time of all prompts, in steps of the engine's token budget. Decode step i runs behind ``input + i`` cached tokens; five steps are
     priced and the others interpolated. With ``pp`` stages a batch passes them one after the other, so a step takes
     the sum of all stages and of ``pp - 1`` transfers; several batches in flight raise the throughput beyond
     ``throughput_tokens_per_s``, which is that of one batch.
@@ -416,6 +501,7 @@ def estimate(
         output=output,
         dtype=dtype,
         weights=weights,
+        engine=engine,
         framework=framework,
         cuda_graph=cuda_graph,
     )

@@ -101,10 +101,10 @@ class StepBuilder:
         """
         self.add(name, self.config.norm, rows=self.tokens * (1 + residual), cols=cols)
 
-    def linear(self, name: str, n: int, k: int, *, quantised: bool = True) -> None:
-        """Add a linear layer from ``k`` to ``n`` columns."""
+    def linear(self, name: str, n: int, k: int, *, quantised: bool = True, rows: int | None = None) -> None:
+        """Add a linear layer from ``k`` to ``n`` columns, of all tokens or of ``rows``."""
         types = self.types.product() if quantised else {}
-        self.add(name, "linear", **types, m=self.tokens, n=n, k=k)
+        self.add(name, "linear", **types, m=self.tokens if rows is None else rows, n=n, k=k)
 
     def all_reduce(self, name: str) -> None:
         """Add the sum of the activations over the ranks of a layer; nothing for a single rank."""
@@ -167,7 +167,9 @@ def latent_attention(b: StepBuilder, latent: Latent, calls: Sequence[tuple[str, 
     sizes = {"heads": heads, "latent": latent.kv_rank, "rope": latent.rope, "nope": latent.nope, "v_dim": latent.v_dim}
     for operator, call in calls:
         if operator == "prefill":
-            b.linear("kv_b_proj", heads * (latent.nope + latent.v_dim), latent.kv_rank)
+            # Cached latents are expanded, too.
+            rows = b.tokens + call["batch"] * call.get("past_len", 0)
+            b.linear("kv_b_proj", heads * (latent.nope + latent.v_dim), latent.kv_rank, rows=rows)
             b.add("attention", "mla_prefill", **call, **sizes)
         else:
             b.add("k_absorb", "bmm", batch=heads, m=b.tokens, n=latent.kv_rank, k=latent.nope)
@@ -187,13 +189,17 @@ class Prefill:
     Attributes
     ----------
     lengths : tuple of int
-        Tokens of each sequence of the batch.
+        New tokens of each sequence of the batch.
+    past_len : int
+        Cached tokens in front of each sequence's new ones: chunks of a prompt before this one.
     """
 
     lengths: tuple[int, ...]
+    past_len: int = 0
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], past_len: int = 0) -> None:
         object.__setattr__(self, "lengths", tuple(lengths))
+        object.__setattr__(self, "past_len", past_len)
         if not self.lengths or not all(type(n) is int and 1 <= n <= MAX_EXTENT for n in self.lengths):
             raise FieldError("lengths: a prefill step has one or more sequences of at least one token", path="lengths")
 
@@ -308,7 +314,7 @@ def replica_step(step: Step, layout: Layout) -> Step:
     if layout.replicas == 1:
         return step
     if isinstance(step, Prefill):
-        return Prefill(step.lengths[:: layout.replicas])
+        return Prefill(step.lengths[:: layout.replicas], step.past_len)
     return Decode(-(-step.batch // layout.replicas), step.cached)
 
 
@@ -368,6 +374,12 @@ def _calls(step: Step, window: int | None) -> list[tuple[str, dict[str, int]]]:
     if isinstance(step, Decode):
         cached = step.cached if window is None else min(step.cached, window - 1)
         return [("decode", {"batch": step.batch, "past_len": cached})]
+    if step.past_len:
+        past = step.past_len if window is None else min(step.past_len, window - 1)
+        return [
+            ("prefill", {"batch": n, "q_len": length, "past_len": past})
+            for n, length in attention_batches(step.lengths)
+        ]
     if window is None or max(step.lengths) <= window:
         return [("prefill", {"batch": n, "q_len": length}) for n, length in attention_batches(step.lengths)]
     # Blocks of queries that have as many keys as a causal window: the first block has its own, further blocks have

@@ -1,9 +1,9 @@
-"""Latencies of a step: queries for its parts, the priced step, and the host time beyond its kernels."""
+"""Latencies of a step: queries for its parts, the priced step, and the engine's time beyond its kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,56 +11,48 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS
+from cdmpp.predict.engines.profile import KERNELS_ONLY, EngineProfile, load_engine
 from cdmpp.predict.llm.operators import StepPart
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import Collective
-from cdmpp.programs.operators import OperatorSpec
+from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol
-
-
-@dataclass(frozen=True)
-class HostCost:
-    """Host time of one step.
-
-    Attributes
-    ----------
-    launch_s : (float, float, float)
-        Seconds in which the host launches one kernel: point, lower and upper bound. The host runs ahead of the
-        device: launches are visible only where they take longer than the kernels.
-    step_s : float
-        Seconds of the step in which the device waits: scheduling, preparation of inputs, sampled tokens.
-    """
-
-    launch_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    step_s: float = 0.0
-
-
-#: A step that is one captured graph.
-GRAPH = HostCost()
-#: A step whose kernels the host launches. Median, 10 % and 90 % quantile of the difference of event time (a call from
-#: the host) and kernel time (profiler) of the same call, over 4,407 calls of vLLM's layers with kernels below 20 us
-#: (table ``ops_frontier``, docs/data.md). No table separates the host's time between steps.
-EAGER = HostCost(launch_s=(19.5e-6, 3.7e-6, 50e-6))
-
-
-def host_cost(captured: bool) -> HostCost:
-    """Host time of a step; ``captured``: whether it is one CUDA graph. Prefill steps are not: their sizes differ."""
-    return GRAPH if captured else EAGER
-
-
-def step_seconds(kernels_s: float, launches: int, launch_s: float, step_s: float) -> float:
-    """Duration of a step: the longer of kernels and launches, and the host's time between steps."""
-    return max(kernels_s, launches * launch_s) + step_s
-
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 #: Protocols of a captured decode step: both mean device time without the host. The first is used unless training
 #: covered the second better (by domain label): most devices were measured with one of them only.
 CAPTURED: tuple[Protocol, ...] = ("kernel", "graph")
-#: Protocol of steps whose kernels the host launches; its time is added by :mod:`cdmpp.predict.llm.pricing`.
+#: Protocol of steps whose kernels the host launches.
 LAUNCHED: tuple[Protocol, ...] = ("kernel",)
+
+
+#: Standard deviations of a normal distribution from its median to its 90 % quantile.
+_TO_BOUND = 1.2816
+#: Kinds of kernels by family of their operator; "host" comes last.
+KINDS = ("gemm", "conv", "attention", "moe", "collective", "vector", "host")
+
+
+def combined(kinds: Array, residual: float = 0.0) -> Array:
+    """Point, lower and upper bound of a sum, ``(3,)``.
+
+    Errors within one kind of kernel add up, because one model makes them; those of different kinds do not.
+
+    Parameters
+    ----------
+    kinds : (3, kinds)
+        Seconds of each kind: point, lower and upper bound.
+    residual : float
+        Standard deviation of the log of the sum, besides.
+    """
+    point = kinds[0].sum()
+    if not point > 0:
+        return np.zeros(3)
+    below = np.log(np.maximum(1 - np.maximum(kinds[0] - kinds[1], 0.0) / point, 1e-6))
+    above = np.log1p(np.maximum(kinds[2] - kinds[0], 0.0) / point)
+    wide = [np.sqrt((logs**2).sum() + (_TO_BOUND * residual) ** 2) for logs in (below, above)]
+    return np.array([point, point * np.exp(-wide[0]), point * np.exp(wide[1])])
 
 
 @dataclass(frozen=True)
@@ -72,10 +64,17 @@ class StepPricing:
     parts : list of StepPart
     captured : bool
         Whether the step is a CUDA graph.
+    engine : EngineProfile
+        What it adds to the kernels.
+    sequences, ranks : int
+        Sequences of the step, and ranks that share a layer.
     """
 
     parts: list[StepPart]
     captured: bool
+    engine: EngineProfile = field(default_factory=lambda: load_engine(KERNELS_ONLY))
+    sequences: int = 1
+    ranks: int = 1
 
     @property
     def programs(self) -> list[tuple[OperatorSpec, Protocol]]:
@@ -108,7 +107,7 @@ class StepPricing:
                 for part, p in zip(self.parts, chosen, strict=True)
             ]
         )
-        return PricedStep(self.parts, chosen, seconds.T, self.captured)
+        return PricedStep(self, chosen, self.engine.kernel_factor * seconds.T)
 
 
 @dataclass(frozen=True)
@@ -117,29 +116,43 @@ class PricedStep:
 
     Attributes
     ----------
-    parts : list of StepPart
+    pricing : StepPricing
     predictions : list of Prediction
         Prediction of one run of each part.
     seconds : (3, parts)
         Seconds of all runs of each part: point, lower and upper bound.
-    captured : bool
-        Whether the step is a CUDA graph.
     """
 
-    parts: list[StepPart]
+    pricing: StepPricing
     predictions: list[Prediction]
     seconds: Array
-    captured: bool
+
+    @property
+    def parts(self) -> list[StepPart]:
+        """Operators and collectives."""
+        return self.pricing.parts
+
+    def host(self) -> Array:
+        """Host time that the kernels do not hide: point, lower and upper bound, ``(3,)``."""
+        host, kernels_s = self.pricing.engine.host, float(self.seconds[0].sum())
+        step_s = host.step(self.pricing.sequences, self.pricing.ranks)
+        launches = 0 if self.pricing.captured else sum(part.count for part in self.parts)
+        launched = launches * np.array([host.launch_s, host.launch_lower_s, host.launch_upper_s])
+        device = np.maximum(kernels_s, launched)
+        whole = np.maximum(device, step_s) if host.overlapped else device + step_s
+        return np.asarray(whole - kernels_s)
+
+    def kinds(self) -> Array:
+        """Seconds of each of :data:`KINDS`: point, lower and upper bound, ``(3, kinds)``."""
+        out = np.zeros((3, len(KINDS)))
+        for part, column in zip(self.parts, self.seconds.T, strict=True):
+            out[:, KINDS.index(operator_family(part.program.operator))] += column
+        out[:, -1] = self.host()
+        return out
 
     def totals(self) -> Array:
         """Point, lower and upper bound of the step's duration, host time included; ``(3,)``."""
-        launches, cost = sum(part.count for part in self.parts), host_cost(self.captured)
-        return np.array(
-            [
-                step_seconds(float(row.sum()), launches, launch_s, cost.step_s)
-                for row, launch_s in zip(self.seconds, cost.launch_s, strict=True)
-            ]
-        )
+        return combined(self.kinds(), self.pricing.engine.residual)
 
 
 def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:

@@ -1,0 +1,206 @@
+"""An engine profile and its file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from os import PathLike
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cdmpp.errors import DataError, FieldError
+from cdmpp.programs.query_options import ProgramFramework
+from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.writing import replacing
+
+Seconds = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+_CLOSED = ConfigDict(extra="forbid", frozen=True)
+
+
+class Host(BaseModel):
+    """Host time by kind, in seconds.
+
+    Attributes
+    ----------
+    step_s, sequence_s, ranks_s : float
+        Of a step: always, for each of its sequences, and where several ranks share a layer.
+    launch_s, launch_lower_s, launch_upper_s : float
+        Of a kernel outside of a graph, with bounds. The host runs ahead of the device: the longer of kernels and
+        launches counts.
+    overlapped : bool
+        The host prepares the next step while the device computes: the longer of both counts, not their sum.
+    """
+
+    model_config = _CLOSED
+
+    step_s: Seconds = 0.0
+    sequence_s: Seconds = 0.0
+    ranks_s: Seconds = 0.0
+    launch_s: Seconds = 0.0
+    launch_lower_s: Seconds = 0.0
+    launch_upper_s: Seconds = 0.0
+    overlapped: bool = False
+
+    def step(self, sequences: int, ranks: int) -> float:
+        """Seconds of a step, without launches."""
+        return self.step_s + self.sequence_s * sequences + self.ranks_s * (ranks > 1)
+
+
+class EngineProfile(BaseModel):
+    """What an engine adds to its kernels.
+
+    Attributes
+    ----------
+    name : str
+    versions : str
+        Versions of the software that it stands for.
+    framework : str or None
+        Framework whose kernels are predicted; None: that of the request.
+    kernel_factor : float
+        Measured over predicted time of the kernels.
+    host : Host
+    graph_decode, graph_prefill : bool
+        Whether decode and prefill steps are captured graphs (or compiled without launches by the host).
+    token_budget : int or None
+        Tokens of a prefill step; longer ones are chunks. None: one step.
+    residual : float
+        Standard deviation of log(measured / predicted) that the profile leaves, besides the kernels' own interval.
+    source : dict of str to str
+        Where each figure comes from.
+    """
+
+    model_config = _CLOSED
+
+    name: Annotated[str, Field(min_length=1, max_length=100)]
+    versions: Annotated[str, Field(max_length=200)] = ""
+    framework: ProgramFramework | None = None
+    kernel_factor: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    host: Host = Host()
+    graph_decode: bool = True
+    graph_prefill: bool = False
+    token_budget: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    residual: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    source: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any], where: str) -> Self:
+        """A profile from fields; ``where`` names their place in messages.
+
+        Raises
+        ------
+        FieldError
+        """
+        try:
+            return cls.model_validate(dict(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(map(str, first["loc"]))
+            raise FieldError(
+                f"{where}: {path or 'engine'}: {first['msg']}",
+                path=f"engine.{path}".rstrip("."),
+                hint="docs/llm.md has the fields",
+            ) from None
+
+    def to_toml(self) -> str:
+        """The profile as the text of its file."""
+        return "\n".join(_toml(self.model_dump(exclude_none=True))) + "\n"
+
+    def write(self, path: str | PathLike[str]) -> None:
+        """Write the file, whole or not at all."""
+        with replacing(path) as aside:
+            aside.write_text(self.to_toml(), encoding="utf-8")
+
+
+def _toml(fields: Mapping[str, Any]) -> Iterator[str]:
+    tables = {name: value for name, value in fields.items() if isinstance(value, Mapping)}
+    for name, value in fields.items():
+        if name not in tables:
+            # Strings, numbers and booleans of JSON are those of TOML.
+            yield f"{name} = {json.dumps(value, ensure_ascii=False)}"
+    for name, table in tables.items():
+        yield f"\n[{name}]"
+        for key, value in table.items():
+            yield f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}"
+
+
+_SHIPPED = resources.files(__package__)
+
+
+@cache
+def engine_names() -> tuple[str, ...]:
+    """Names of the shipped profiles."""
+    return tuple(sorted(f.name.removesuffix(".toml") for f in _SHIPPED.iterdir() if f.name.endswith(".toml")))
+
+
+@cache
+def _shipped(name: str) -> EngineProfile:
+    text = (_SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
+    return EngineProfile.of(tomllib.loads(text), name)
+
+
+#: Profile of a request that names neither engine nor framework.
+DEFAULT_ENGINE = "vllm"
+#: Profile that adds nothing but the launches of a prefill.
+KERNELS_ONLY = "kernels-only"
+
+Engine = EngineProfile | Mapping[str, Any] | str | PathLike[str]
+
+
+def load_engine(engine: Engine | None = None, framework: str | None = None, *, files: bool = True) -> EngineProfile:
+    """The profile of a request.
+
+    Parameters
+    ----------
+    engine : str, path, mapping or EngineProfile, optional
+        Name of a shipped profile, a TOML file, or its fields.
+    framework : str, optional
+        Alone it means the current profile of the engine of that name, or :data:`KERNELS_ONLY` with its kernels.
+    files : bool
+        Whether text may be the path of a file; not for text of a client.
+
+    Returns
+    -------
+    EngineProfile
+        With a framework.
+
+    Raises
+    ------
+    DataError
+        The profile is not known, or its file cannot be read.
+    FieldError
+        A field is wrong, or engine and framework contradict.
+    """
+    if engine is None:
+        engine = DEFAULT_ENGINE if framework is None else framework if framework in engine_names() else KERNELS_ONLY
+    profile = _profile(engine, files)
+    if framework is not None and profile.framework not in (None, framework):
+        raise FieldError(
+            f"framework: {framework}, but the engine {profile.name} has the kernels of {profile.framework}",
+            path="framework",
+            hint="give one of the two",
+        )
+    return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_ENGINE})
+
+
+def _profile(engine: Engine, files: bool) -> EngineProfile:
+    if isinstance(engine, EngineProfile):
+        return engine
+    if isinstance(engine, Mapping):
+        return EngineProfile.of(engine, "engine")
+    if isinstance(engine, str) and engine in engine_names():
+        return _shipped(engine)
+    if not files or (isinstance(engine, str) and not engine.endswith(".toml")):
+        raise DataError(
+            f"no engine profile named {str(engine)[:100]!r}",
+            hint=f"one of {', '.join(engine_names())}" + (", or a .toml file of cdmpp llm calibrate" if files else ""),
+        )
+    try:
+        return EngineProfile.of(tomllib.loads(read_text(engine, MAX_CONFIG_BYTES)), str(engine))
+    except OSError as error:
+        raise DataError(f"cannot read {engine}: {error.strerror}", hint="give the path of a profile") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{engine}: not TOML: {error}", hint="cdmpp llm calibrate writes profiles") from None

@@ -1,0 +1,421 @@
+"""An engine profile from measurements of one's own: the kernels from the model, the rest from a few timings.
+
+The host's times and one factor on the kernels are fitted in logarithms, with the profile at the start as prior, so that
+two rows move it sensibly and twenty determine it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import CdmppError, DataError
+from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.estimate import EstimatePlan, resolved_device, shipped_predictor
+from cdmpp.predict.llm.layout import Layout, Types
+from cdmpp.predict.llm.memory import weights_read
+from cdmpp.predict.llm.read import read_config
+from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+#: Columns of a measurement besides the durations.
+COUNTS = ("batch", "input", "output", "tp", "pp", "ep")
+DURATIONS = ("total_s", "ttft_s", "tpot_s")
+_OTHER = ("dtype", "weights", "config", "device", "closed_loop")
+#: Parameters of the fit, their prior where the profile has none, and the prior's standard deviation in logs.
+PARAMETERS = ("kernel_factor", "step_s", "sequence_s", "ranks_s")
+_CENTRE = np.array([1.0, 1e-3, 2e-5, 4e-4])
+_SPREAD = np.array([0.3, 1.0, 1.0, 1.0])
+#: Standard deviation of the log of a measured duration around the fitted one.
+NOISE = 0.1
+#: Rows below this are left out one by one, more in this many parts.
+FOLDS = 20
+MIN_ROWS = 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Durations of the fit, one each of a row, and the priced steps that make them.
+
+    Attributes
+    ----------
+    row : (durations,) int
+        Number of the row in the file, from 1.
+    log_s : (durations,)
+    duration : (steps,) int
+        Index of the duration that a step belongs to.
+    kernels_s, launched_s, runs : (steps,)
+        Predicted seconds of the kernels and of the launches; how often the step counts.
+    sequences, ranks : (steps,)
+        Sequences of the step; 1 where several ranks share a layer.
+    """
+
+    row: Array
+    log_s: Array
+    duration: Array
+    kernels_s: Array
+    launched_s: Array
+    runs: Array
+    sequences: Array
+    ranks: Array
+
+    def take(self, keep: Array) -> Measured:
+        """The durations where ``keep`` holds."""
+        steps = keep[self.duration]
+        number = np.cumsum(keep) - 1
+        parts = (getattr(self, name)[steps] for name in ("kernels_s", "launched_s", "runs", "sequences", "ranks"))
+        return Measured(self.row[keep], self.log_s[keep], number[self.duration[steps]], *parts)
+
+    def predicted(self, parameters: Array, overlapped: bool) -> Array:
+        """Log seconds of the durations from the logs of :data:`PARAMETERS`."""
+        factor, step_s, sequence_s, ranks_s = np.exp(parameters)
+        device = np.maximum(factor * self.kernels_s, self.launched_s)
+        host = step_s + sequence_s * self.sequences + ranks_s * self.ranks
+        step = np.maximum(device, host) if overlapped else device + host
+        return np.log(np.bincount(self.duration, self.runs * step, len(self.row)))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted profile, and how well it fits.
+
+    Attributes
+    ----------
+    profile : EngineProfile
+    rows : int
+        Measurements.
+    before, after : float
+        Mean of |predicted / measured - 1| with the first profile and with the fitted one.
+    left_out : float or None
+        The same for durations of rows that the fit did not see; None for fewer than three rows.
+    undetermined : list of str
+        Parameters that the measurements say little about, and pairs that they cannot tell apart.
+    """
+
+    profile: EngineProfile
+    rows: int
+    before: float
+    after: float
+    left_out: float | None
+    undetermined: list[str]
+
+
+def calibrate(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
+    engine: Engine = "vllm",
+    predictor: Predictor | None = None,
+) -> EngineProfile:
+    """Fit an engine profile to measured durations.
+
+    Parameters
+    ----------
+    config, device :
+        As of :func:`cdmpp.llm.estimate`; defaults of the measurements.
+    measurements : iterable of mappings, or path
+        ``batch``, ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dtype``, ``weights``, ``config``,
+        ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`). ``closed_loop``: ``tpot_s``
+        at a fixed number of requests in flight, whose prefills come between the decode steps. A path is a CSV file, or
+        a JSON file of the serving benchmarks of vLLM and SGLang.
+    engine : str, path, mapping or EngineProfile
+        The profile to start from.
+    predictor : Predictor, optional
+        Default: the shipped model, loaded once.
+
+    Returns
+    -------
+    EngineProfile
+
+    Raises
+    ------
+    DataError
+        There are fewer than two rows, or one of them is wrong or impossible; the message has its number.
+    """
+    return fit_engine(config, device, measurements, engine, predictor).profile
+
+
+def fit_engine(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
+    engine: Engine = "vllm",
+    predictor: Predictor | None = None,
+) -> Calibration:
+    """:func:`calibrate`, with the errors of the fit."""
+    predictor = shipped_predictor() if predictor is None else predictor
+    profile = load_engine(engine)
+    rows = read_measurements(measurements) if isinstance(measurements, str | PathLike) else list(measurements)
+    if len(rows) < MIN_ROWS:
+        raise DataError(f"{len(rows)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
+    measured = _measured(rows, config, device, profile, predictor)
+    host = profile.host
+    centre = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
+    centre = np.log(np.where(centre > 0, centre, _CENTRE))
+    fitted, covariance = fit(measured, centre, host.overlapped)
+    errors = measured.predicted(fitted, host.overlapped) - measured.log_s
+    left_out = _left_out(measured, centre, host.overlapped)
+    factor, step_s, sequence_s, ranks_s = (float(f"{value:.4g}") for value in np.exp(fitted))
+    if not measured.ranks.any():
+        ranks_s = host.ranks_s
+    spread = errors if left_out is None else left_out
+    name = profile.name if profile.name.endswith("-calibrated") else f"{profile.name}-calibrated"
+    where = f"{len(rows)} measurements, from the profile {profile.name}"
+    new = profile.model_copy(
+        update={
+            "name": name,
+            "kernel_factor": factor,
+            "host": host.model_copy(update={"step_s": step_s, "sequence_s": sequence_s, "ranks_s": ranks_s}),
+            "residual": float(f"{max(0.02, np.sqrt(np.mean(spread**2))):.3g}"),
+            "source": {"fitted": where, "error": f"{100 * _mean_error(spread):.1f} % mean error on rows left out"}
+            if left_out is not None
+            else {"fitted": where},
+        }
+    )
+    before = _initial(measured, profile)
+    return Calibration(
+        new,
+        len(rows),
+        _mean_error(before),
+        _mean_error(errors),
+        None if left_out is None else _mean_error(left_out),
+        _undetermined(measured, covariance),
+    )
+
+
+def _initial(measured: Measured, profile: EngineProfile) -> Array:
+    host = profile.host
+    values = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
+    with np.errstate(divide="ignore"):
+        return measured.predicted(np.log(values), host.overlapped) - measured.log_s
+
+
+def _mean_error(errors: Array) -> float:
+    return float(np.mean(np.abs(np.expm1(errors))))
+
+
+def fit(measured: Measured, centre: Array, overlapped: bool) -> tuple[Array, Array]:
+    """Logs of :data:`PARAMETERS` and their covariance: damped Gauss-Newton steps on a robust loss (soft L1)."""
+
+    def residuals(at: Array) -> Array:
+        return (measured.predicted(at, overlapped) - measured.log_s) / NOISE
+
+    def loss(at: Array) -> float:
+        return float((2 * (np.sqrt(1 + residuals(at) ** 2) - 1)).sum() + (((at - centre) / _SPREAD) ** 2).sum())
+
+    at, damping, count = centre.copy(), 1e-3, len(centre)
+    hessian = np.diag(1 / _SPREAD**2)
+    for _ in range(100):
+        here = residuals(at)
+        jacobian = np.stack([(residuals(at + 1e-5 * unit) - here) / 1e-5 for unit in np.eye(count)], axis=1)
+        weight = 1 / np.sqrt(1 + here**2)
+        hessian = (jacobian.T * weight) @ jacobian + np.diag(1 / _SPREAD**2)
+        gradient = jacobian.T @ (weight * here) + (at - centre) / _SPREAD**2
+        step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
+        if loss(at + step) < loss(at):
+            at, damping = at + step, damping / 3
+            if np.abs(step).max() < 1e-6:
+                break
+        else:
+            damping *= 4
+            if damping > 1e9:
+                break
+    return at, np.linalg.inv(hessian)
+
+
+def _left_out(measured: Measured, centre: Array, overlapped: bool) -> Array | None:
+    """Log errors of the durations of rows that the fit did not see; None for fewer than three rows."""
+    rows = np.unique(measured.row)
+    if len(rows) < 3:
+        return None
+    errors = np.empty(len(measured.row))
+    for part in np.array_split(np.random.default_rng(0).permutation(rows), min(len(rows), FOLDS)):
+        out = np.isin(measured.row, part)
+        at, _ = fit(measured.take(~out), centre, overlapped)
+        errors[out] = measured.take(out).predicted(at, overlapped) - measured.log_s[out]
+    return errors
+
+
+def _undetermined(measured: Measured, covariance: Array) -> list[str]:
+    spread = np.sqrt(np.diag(covariance))
+    used = [i for i, name in enumerate(PARAMETERS) if name != "ranks_s" or measured.ranks.any()]
+    texts = [
+        f"{PARAMETERS[i]}: the rows say little, it stays near its start" for i in used if spread[i] > 0.8 * _SPREAD[i]
+    ]
+    texts += [
+        f"{PARAMETERS[i]} and {PARAMETERS[j]} cannot be told apart: measure other batch sizes"
+        for i in used
+        for j in used
+        if i < j and abs(covariance[i, j]) > 0.95 * spread[i] * spread[j]
+    ]
+    return texts
+
+
+def _measured(
+    rows: Sequence[Mapping[str, Any]],
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    profile: EngineProfile,
+    predictor: Predictor,
+) -> Measured:
+    bare = profile.model_copy(update={"kernel_factor": 1.0})
+    plans, durations = [], []
+    for number, row in enumerate(rows, 1):
+        try:
+            plan, found = _plan(row, config, device, bare, predictor)
+        except CdmppError as error:
+            raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
+        plans.append(plan)
+        durations.append(found)
+    queries = [query for plan in plans for query in plan.queries]
+    remaining = iter(predictor.predict_queries(queries))
+    which, log_s, steps = [], [], []
+    for number, (plan, found) in enumerate(zip(plans, durations, strict=True), 1):
+        prefill, decode = plan.priced([next(remaining) for _ in plan.queries])
+        batch, after = plan.settings.batch, plan.settings.output - 1
+        closed = found.pop("closed_loop")
+        for name, seconds in found.items():
+            weights = {
+                "total_s": (1.0, 1.0),
+                "ttft_s": (1.0, 0.0),
+                # In a closed loop, each of the other requests in flight is prefilled once in the meantime.
+                "tpot_s": ((1 - 1 / batch) / max(after, 1) if closed else 0.0, 1 / max(after, 1)),
+            }[name]
+            for part, runs, weight in (
+                (prefill, plan.prefill_runs, weights[0]),
+                (decode, plan.decode_runs, weights[1]),
+            ):
+                for step, often in zip(part, runs.tolist(), strict=True):
+                    pricing = step.pricing
+                    launches = 0 if pricing.captured else sum(p.count for p in pricing.parts)
+                    steps.append(
+                        (
+                            len(log_s),
+                            float(step.seconds[0].sum()),
+                            launches * bare.host.launch_s,
+                            often * weight,
+                            pricing.sequences,
+                            float(pricing.ranks > 1),
+                        )
+                    )
+            which.append(number)
+            log_s.append(np.log(seconds))
+    columns = np.array(steps, dtype=np.float64).T
+    return Measured(np.array(which), np.array(log_s), columns[0].astype(np.int64), *columns[1:])
+
+
+def _plan(
+    row: Mapping[str, Any],
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    profile: EngineProfile,
+    predictor: Predictor,
+) -> tuple[EstimatePlan, dict[str, Any]]:
+    """The plan of a measurement, and its durations."""
+    stated = {name: value for name, value in row.items() if value not in (None, "")}
+    if unknown := sorted(set(stated) - {*COUNTS, *DURATIONS, *_OTHER}):
+        raise DataError(f"unknown column {unknown[0]!r}", hint="columns: " + ", ".join((*COUNTS, *_OTHER, *DURATIONS)))
+    if missing := [name for name in ("batch", "input", "output") if name not in stated]:
+        raise DataError(f"{missing[0]} is missing", hint="batch, input and output are needed")
+    counts = {name: _whole(stated[name], name) for name in COUNTS if name in stated}
+    found: dict[str, Any] = {name: _seconds(stated[name], name) for name in DURATIONS if name in stated}
+    if not found:
+        raise DataError("no duration", hint="give one of " + ", ".join(DURATIONS))
+    if "tpot_s" in found and counts["output"] == 1:
+        raise DataError("tpot_s of a single output token", hint="leave it out")
+    types = {name: stated[name] for name in ("dtype", "weights") if name in stated}
+    dimensions = read_config(stated.get("config", config))
+    spec = resolved_device(stated.get("device", device), predictor)
+    plan = EstimatePlan(dimensions, spec, engine=profile, **counts, **types)
+    layout = Layout(counts.get("tp", 1), counts.get("pp", 1), counts.get("ep", 1))
+    read = weights_read(dimensions, layout, Types.of(dimensions, **types), counts["batch"])
+    least = read / spec.mem_bandwidth_bytes_per_s
+    steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}
+    for name, seconds in found.items():
+        if seconds < steps[name] * least:
+            raise DataError(
+                f"{name} {seconds:.4g} is below the {steps[name] * least:.4g} s in which {spec.name} reads the weights",
+                hint="check device, tp, dtype and weights of the row",
+            )
+    return plan, {**found, "closed_loop": str(stated.get("closed_loop", "")).lower() in ("1", "true")}
+
+
+def _whole(value: Any, name: str) -> int:
+    try:
+        number = float(value)
+        if number != int(number):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"{name} {str(value)[:40]!r} is no whole number", hint="for example 16") from None
+    return int(number)
+
+
+def _seconds(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+        if not 0 < number < 1e7:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None
+    return number
+
+
+def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Measurements of a file: CSV, a JSON list, or results of the serving benchmarks of vLLM and SGLang (JSON lines).
+
+    Raises
+    ------
+    DataError
+        The file cannot be read.
+    """
+    name = fspath(path)
+    try:
+        text = read_text(path, MAX_CONFIG_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {name}: {error}", hint="give a CSV or JSON file") from None
+    if not name.lower().endswith((".json", ".jsonl")):
+        return list(csv.DictReader(io.StringIO(text)))
+    try:
+        value = json.loads(text)
+    except ValueError:
+        try:
+            value = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
+            raise DataError(
+                f"{name}: not JSON: {error}", hint="a list of measurements, or a benchmark's result"
+            ) from None
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, dict) for one in values):
+        raise DataError(f"{name}: not a list of measurements", hint="each is a JSON object")
+    return [_of_benchmark(one) if "mean_tpot_ms" in one else one for one in values]
+
+
+def _of_benchmark(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The measurement of a result of ``vllm bench serve`` or ``sglang.bench_serving``."""
+    try:
+        completed = int(result["completed"])
+        tokens = [float(result[name]) / completed for name in ("total_input_tokens", "total_output_tokens")]
+        in_flight = result.get("max_concurrency") or completed
+        return {
+            "batch": min(int(in_flight), completed),
+            "input": round(tokens[0]),
+            "output": round(tokens[1]),
+            "tpot_s": float(result["mean_tpot_ms"]) / 1e3,
+            "closed_loop": True,
+        }
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise DataError(
+            f"a benchmark's result lacks a field: {error}",
+            hint="completed, total_input_tokens, total_output_tokens, mean_tpot_ms",
+        ) from None
