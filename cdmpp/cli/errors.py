@@ -52,7 +52,16 @@ def report(message: str, hint: str = "") -> None:
 
 
 class CdmppGroup(TyperGroup):
-    """The root command: turns exceptions of all commands below it into messages and exit codes."""
+    """The root command: turns exceptions of all commands below it into messages and exit codes.
+
+    A command's name may have two words, of which the first is a command as well.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of the first words, and the other words."""
+        if " ".join(args[:2]) in self.commands:
+            args = [" ".join(args[:2]), *args[2:]]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

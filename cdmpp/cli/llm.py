@@ -56,11 +56,24 @@ def llm(
             show_default=False,
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="What the serving engine adds to its kernels: vllm (default), vllm-2024, sglang, trtllm, trtllm-2024, "
+            "kernels-only, or a file of cdmpp llm calibrate.",
+            show_default=False,
+        ),
+    ] = None,
     framework: Annotated[
-        ProgramFramework | None, typer.Option(help="Serving engine. Default: vllm.", show_default=False)
+        ProgramFramework | None,
+        typer.Option(
+            help="Alone: the current profile of this engine. With --engine kernels-only: whose kernels.",
+            show_default=False,
+        ),
     ] = None,
     cuda_graph: Annotated[
-        bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps are captured graphs.")
+        bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps may be captured graphs.")
     ] = True,
     parts: Annotated[
         int | None,
@@ -79,10 +92,12 @@ def llm(
     Prints prefill, median decode step and total of one batch for each device. A device on which the model does not
     fit does not stop the others. The exit code is 1 if a device is unknown, or if nothing can be estimated.
     """
+    from cdmpp.predict.engines import load_engine
     from cdmpp.predict.llm import estimate, read_config
     from cdmpp.predict.predictor import LatencyPredictor
 
     dimensions = read_config(config)
+    profile = load_engine(engine, framework)
     predictor = LatencyPredictor.load(model)
     results: list[LLMEstimate | tuple[str, CdmppError]] = []
     for name in dict.fromkeys(device):
@@ -99,6 +114,7 @@ def llm(
                     output=output,
                     dtype=dtype,
                     weights=weights,
+                    engine=profile,
                     framework=framework,
                     cuda_graph=cuda_graph,
                     predictor=predictor,
@@ -119,6 +135,56 @@ def llm(
         raise typer.Exit(FAILED)
 
 
+def calibrate(
+    measured: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MEASURED.csv",
+            help="Columns batch, input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dtype, weights, "
+            "config, device. Or a JSON result of vLLM's or SGLang's serving benchmark.",
+            show_default=False,
+        ),
+    ],
+    config: Annotated[Path, typer.Option(metavar="CONFIG.json", help="The model's config.json.", show_default=False)],
+    device: Annotated[
+        str, typer.Option("--device", "-d", help="A known device, or a specification.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.", show_default=False)],
+    engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = "vllm",
+    model: ModelOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Fit an engine profile to a few timings of your own server, for --engine of cdmpp llm.
+
+    From two rows on; four bring most servers near 10 %. The kernels come from the model, so what is fitted is the
+    engine: one factor on its kernels, and host time of a step, a sequence and tensor parallelism.
+    """
+    from cdmpp.predict.llm.calibrate import fit_engine, read_measurements
+    from cdmpp.predict.llm.read import read_config
+    from cdmpp.predict.predictor import LatencyPredictor
+
+    rows = read_measurements(measured)
+    dimensions = read_config(config)
+    predictor = LatencyPredictor.load(model)
+    result = fit_engine(dimensions, device_of(predictor.artifact, device), rows, engine, predictor)
+    result.profile.write(out)
+    if json:
+        print_json({**asdict(result), "profile": result.profile.model_dump(mode="json"), "out": str(out)})
+        return
+    host = result.profile.host
+    print(
+        f"{result.rows} rows; mean error {percent(result.before)} with {engine}, {percent(result.after)} fitted"
+        + ("" if result.left_out is None else f", {percent(result.left_out)} on rows left out of the fit")
+    )
+    print(
+        f"kernels x {result.profile.kernel_factor:.3f}; host {format_latency(host.step_s)} a step, "
+        f"{format_latency(host.sequence_s)} a sequence, {format_latency(host.ranks_s)} with several ranks"
+    )
+    for text in result.undetermined:
+        print(f"note: {text}")
+    print(f"wrote {out}: use it with --engine {out}")
+
+
 def _json(result: LLMEstimate | tuple[str, CdmppError]) -> dict[str, Any]:
     from cdmpp.predict.prediction import ErrorInfo
 
@@ -133,7 +199,7 @@ def _print(estimates: list[LLMEstimate], most: int) -> None:
     types = s.dtype if s.weights is None else f"{s.dtype}, weights {s.weights}"
     print(
         f"{first['model_type']}, {format_si(first['parameters'], '')} parameters; tp {s.tp}, pp {s.pp}, ep {s.ep}; "
-        f"batch {s.batch}, input {s.input}, output {s.output}; {types}; {s.framework}"
+        f"batch {s.batch}, input {s.input}, output {s.output}; {types}; engine {s.engine}, kernels of {s.framework}"
     )
     rows = [
         (

@@ -18,7 +18,7 @@ from cdmpp.cli.data import data
 from cdmpp.cli.errors import FAILED, PIPE_CLOSED, CdmppGroup, report, silence_stdout
 from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
-from cdmpp.cli.llm import llm
+from cdmpp.cli.llm import calibrate, llm
 from cdmpp.cli.measure import measure
 from cdmpp.cli.plan import plan
 from cdmpp.cli.plan_check import check
@@ -76,6 +76,9 @@ def options(
 app.command(cls=RayCommand, epilog="example: cdmpp predict model.onnx --device a100-pcie-40gb --device t4")(predict)
 app.command(epilog="example: cdmpp curve linear:n=4096,k=1024,dtype=float16 --axis m=1,2,4,8 --device t4")(curve)
 app.command(epilog="example: cdmpp llm examples/llm/llama-3.1-8b.json --device h100-sxm --batch 8")(llm)
+app.command(
+    "llm calibrate", epilog="example: cdmpp llm calibrate mine.csv --config config.json -d h100-sxm --out mine.toml"
+)(calibrate)
 app.command(epilog="example: cdmpp inspect softmax:rows=4096,cols=1024")(inspect)
 app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet --devices a40")(evaluate)
 app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)
