@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
@@ -28,6 +29,7 @@ from cdmpp.predict.llm.read import read_config
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Indices = np.ndarray[Any, np.dtype[Any]]
 
 #: Columns of a measurement besides the durations.
 COUNTS = ("batch", "input", "output", "tp", "pp", "ep")
@@ -61,16 +63,16 @@ class Measured:
         Sequences of the step; 1 where several ranks share a layer.
     """
 
-    row: Array
+    row: Indices
     log_s: Array
-    duration: Array
+    duration: Indices
     kernels_s: Array
     launched_s: Array
     runs: Array
     sequences: Array
     ranks: Array
 
-    def take(self, keep: Array) -> Measured:
+    def take(self, keep: Indices) -> Measured:
         """The durations where ``keep`` holds."""
         steps = keep[self.duration]
         number = np.cumsum(keep) - 1
@@ -231,7 +233,7 @@ def fit(measured: Measured, centre: Array, overlapped: bool) -> tuple[Array, Arr
             damping *= 4
             if damping > 1e9:
                 break
-    return at, np.linalg.inv(hessian)
+    return at, np.asarray(np.linalg.inv(hessian))
 
 
 def _left_out(measured: Measured, centre: Array, overlapped: bool) -> Array | None:
@@ -280,7 +282,9 @@ def _measured(
         durations.append(found)
     queries = [query for plan in plans for query in plan.queries]
     remaining = iter(predictor.predict_queries(queries))
-    which, log_s, steps = [], [], []
+    which: list[int] = []
+    log_s: list[float] = []
+    steps = []
     for number, (plan, found) in enumerate(zip(plans, durations, strict=True), 1):
         prefill, decode = plan.priced([next(remaining) for _ in plan.queries])
         batch, after = plan.settings.batch, plan.settings.output - 1
@@ -310,7 +314,7 @@ def _measured(
                         )
                     )
             which.append(number)
-            log_s.append(np.log(seconds))
+            log_s.append(math.log(seconds))
     columns = np.array(steps, dtype=np.float64).T
     return Measured(np.array(which), np.array(log_s), columns[0].astype(np.int64), *columns[1:])
 
@@ -328,13 +332,13 @@ def _plan(
         raise DataError(f"unknown column {unknown[0]!r}", hint="columns: " + ", ".join((*COUNTS, *_OTHER, *DURATIONS)))
     if missing := [name for name in ("batch", "input", "output") if name not in stated]:
         raise DataError(f"{missing[0]} is missing", hint="batch, input and output are needed")
-    counts = {name: _whole(stated[name], name) for name in COUNTS if name in stated}
+    counts: dict[str, Any] = {name: _whole(stated[name], name) for name in COUNTS if name in stated}
     found: dict[str, Any] = {name: _seconds(stated[name], name) for name in DURATIONS if name in stated}
     if not found:
         raise DataError("no duration", hint="give one of " + ", ".join(DURATIONS))
     if "tpot_s" in found and counts["output"] == 1:
         raise DataError("tpot_s of a single output token", hint="leave it out")
-    types = {name: stated[name] for name in ("dtype", "weights") if name in stated}
+    types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights") if name in stated}
     dimensions = read_config(stated.get("config", config))
     spec = resolved_device(stated.get("device", device), predictor)
     plan = EstimatePlan(dimensions, spec, engine=profile, **counts, **types)

@@ -366,8 +366,8 @@ def _weights(steps: Array, points: Array) -> Array:
 def prefill_steps(lengths: Sequence[int], budget: int | None) -> dict[Prefill, float]:
     """Steps of a prefill that are priced, and how often each counts.
 
-    Whole prompts share a step up to ``budget`` tokens. A longer prompt is divided into chunks of it; of many chunks some
-    are priced and the others interpolated.
+    Whole prompts share a step up to ``budget`` tokens. A longer prompt is divided into chunks of it; of many chunks
+    some are priced and the others interpolated.
     """
     if budget is None or sum(lengths) <= budget:
         return {Prefill(lengths): 1.0}
@@ -479,8 +479,8 @@ def estimate(
 
     Notes
     -----
-    ``prefill_s`` is the time of all prompts, in steps of the engine's token budget. Decode step i runs behind ``input + i`` cached tokens; five steps are
-    priced and the others interpolated. With ``pp`` stages a batch passes them one after the other, so a step takes
+    ``prefill_s`` is the time of all prompts, in steps of the engine's token budget. Decode step i runs behind
+    ``input + i`` cached tokens; five steps are priced and the others interpolated. With ``pp`` stages a batch passes them one after the other, so a step takes
     the sum of all stages and of ``pp - 1`` transfers; several batches in flight raise the throughput beyond
     ``throughput_tokens_per_s``, which is that of one batch.
 
