@@ -40,7 +40,7 @@ class Study:
 
 
 #: Groups of similar devices that are left out of training together.
-GROUPS = ("a100", "v100-l40s", "t4-bx00", "p100-rtx-pro")
+GROUPS = {"t4-bx00": ("t4", "b200", "b300", "gb200", "gb300"), "hopper": ("h100-sxm", "h200", "h800")}
 MANIFEST = "models/base/manifest.json"
 #: Errors of the model that was shipped before the tables of quantised products, experts and latent attention.
 FORMER = "benchmarks/results/former_base.json"

@@ -40,7 +40,11 @@ def test_files_hold_what_is_trained_on(name: str, tmp_path: Path) -> None:
         for field in fields(read.store.buckets[size]):
             written, found = (getattr(store.buckets[size], field.name) for store in (job.store, read.store))
             assert np.array_equal(found[slot], written[job.store.slot[other]]), field.name
-    next(tmp_path.glob("programs-*")).unlink()
+    part = next(tmp_path.glob("programs-*"))
+    part.write_bytes(part.read_bytes()[:-20])
+    with pytest.raises(DataError, match="is damaged"):
+        TrainingJob.read(tmp_path)
+    part.unlink()
     with pytest.raises(DataError, match="lacks some of its files"):
         TrainingJob.read(tmp_path)
 
