@@ -184,6 +184,7 @@ def _write(path: Path, arrays: dict[str, Array]) -> None:
 def _files(folder: Path, name: str) -> Iterator[dict[str, Array]]:
     for path in sorted(folder.glob(f"{name}-*{_SUFFIX}")):
         try:
+            # Unpacked whole: the archive is read from its end, and xz cannot go back.
             with lzma.open(path) as packed, np.load(io.BytesIO(packed.read())) as file:
                 arrays = dict(file)
         except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:

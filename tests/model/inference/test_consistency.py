@@ -104,7 +104,7 @@ def test_int8_is_not_slower_than_16_bit_types_where_its_peak_is_higher(
 def test_untrained_type_is_the_16_bit_prediction_times_the_roofline_ratio(predictor: LatencyPredictor) -> None:
     for text, half, types, device in (
         ("rmsnorm:rows=65536,cols=8192", "float16", ("int8", "float32"), "a100-pcie-40gb"),
-        ("softmax:rows=65536,cols=8192", "bfloat16", ("int8",), "l4"),
+        ("softmax:rows=65536,cols=8192", "bfloat16", ("int8", "float16"), "l4"),
         ("gelu:rows=65536,cols=8192", "float16", ("int8", "bfloat16"), "a100-pcie-40gb"),
         ("attention_prefill:batch=8,q_len=4096,heads=32,kv_heads=32,head_dim=128", "float16", ("int8",), "b200"),
     ):
