@@ -97,6 +97,8 @@ def train(
 
     settings = load_config(config) if config is not None else prepared_config(cast(Path, finish))
     further = tuple(records or ())
+    if settings.reference is not None and on == "cuda":
+        raise typer.BadParameter("[reference] trains on processors: leave out --on")
     if prepare is not None:
         size = prepare_job(settings, prepare, public_data=public_data, records=further)
         print(f"wrote {prepare}: {size / 1e6:,.0f} MB. There: python -m cdmpp.train.loop {prepare.name} --resume")

@@ -26,6 +26,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.elements import MAX_ELEMENTS, types_label
 from cdmpp.programs.operators import OperatorSpec, make_operator, operator_types
+from cdmpp.programs.query_options import launcher_of
 from cdmpp.programs.vectors import output_hw
 
 Sizes = Mapping[str, NDArray[np.int64]]
@@ -216,13 +217,30 @@ class MeasurementTable:
     @cached_property
     def element_types(self) -> Labels:
         """Element types of each row's operator as one text ("float8_e4m3+block128"); "" where it has none."""
-        names = [types_label(block.dtype, block.flags) for block in self.programs]
+        names = ["", *(types_label(block.dtype, block.flags) for block in self.programs)]
+        distinct = tuple(dict.fromkeys(names))
+        return Labels(np.array([*map(distinct.index, names)], dtype=np.int32)[self._block], distinct)
+
+    @cached_property
+    def launcher(self) -> Labels:
+        """The framework with which a query for a row's implementation is answered (:func:`launcher_of`); "" for any."""
+        operators = ["", *(block.operator for block in self.programs)]
+        codes = np.stack([self._block, self.framework.codes, self.implementation.codes], axis=1)
+        distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
+        names = [
+            launcher_of(operators[o], self.framework.names[f] or None, self.implementation.names[i]) or ""
+            for o, f, i in distinct.tolist()
+        ]
+        known = tuple(dict.fromkeys(("", *names)))
+        return Labels(np.array([known.index(name) for name in names], dtype=np.int32)[inverse.reshape(-1)], known)
+
+    @cached_property
+    def _block(self) -> NDArray[np.int32]:
+        """Number of each row's block of operators, from 1; 0 for a row without an operator."""
         keys = np.zeros(self.n_programs + 1, dtype=np.int32)  # key -1, no program, is the last
         for number, block in enumerate(self.programs, start=1):
             keys[block.row_index] = number
-        distinct = tuple(dict.fromkeys(("", *names)))
-        codes = np.array([0, *map(distinct.index, names)], dtype=np.int32)
-        return Labels(codes[keys[self.program_key]], distinct)
+        return keys[self.program_key]
 
     def device_spec(self, name: str) -> DeviceSpec:
         """Specification used for a device of this table; see :mod:`cdmpp.devices.registry`.

@@ -283,7 +283,7 @@ def make_dataset(
             device=device_codes[used.device.codes].astype(np.int32),
             backend=code(used.backend.names, BACKENDS)[used.backend.codes],
             protocol=code(used.protocol.names, PROTOCOLS)[used.protocol.codes],
-            framework=code(used.framework.names, FRAMEWORKS)[used.framework.codes],
+            framework=code(used.launcher.names, FRAMEWORKS)[used.launcher.codes],
             log_latency=np.log(used.latency_s),
             part=parts[used.program_key],
             source=code(used.source.names, sources)[used.source.codes],

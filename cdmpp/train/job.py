@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import lzma
+import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: Programs and rows of one file, which keep it below 20 MiB; fewer programs where they are long.
 FILE_PROGRAMS, FILE_VALUES, FILE_ROWS = 20_000, 1 << 25, 1_000_000
 _JOB, _ROWS = "job.json", "rows"
+#: Half the size of numpy's own compression.
+_SUFFIX = ".npz.xz"
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,9 @@ class TrainingJob:
         columns["target"] = np.isin(used, self.target)
         for number, start in enumerate(range(0, len(used), FILE_ROWS)):
             part = {name: _smallest(values[start : start + FILE_ROWS]) for name, values in columns.items()}
-            np.savez_compressed(folder / f"{_ROWS}-{number:04}.npz", **part)  # type: ignore[arg-type]  # their stub
+            _write(folder / f"{_ROWS}-{number:04}{_SUFFIX}", part)
         for number, part in enumerate(self._program_parts(programs)):
-            np.savez_compressed(folder / f"programs-{number:04}.npz", **part)  # type: ignore[arg-type]
+            _write(folder / f"programs-{number:04}{_SUFFIX}", part)
         options = {
             "network": asdict(self.network),
             "optimiser": asdict(self.optimiser),
@@ -123,7 +128,7 @@ class TrainingJob:
         Raises
         ------
         DataError
-            The folder has no job, or a file of it is missing.
+            The folder has no job, or a file of it is missing or damaged.
         """
         try:
             stored = json.loads((folder / _JOB).read_text(encoding="utf-8"))
@@ -171,10 +176,20 @@ def _with_tuples(options: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
+def _write(path: Path, arrays: dict[str, Array]) -> None:
+    with lzma.open(path, "wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # their stub
+
+
 def _files(folder: Path, name: str) -> Iterator[dict[str, Array]]:
-    for path in sorted(folder.glob(f"{name}-*.npz")):
-        with np.load(path) as file:
-            yield dict(file)
+    for path in sorted(folder.glob(f"{name}-*{_SUFFIX}")):
+        try:
+            # Unpacked whole: the archive is read from its end, and xz cannot go back.
+            with lzma.open(path) as packed, np.load(io.BytesIO(packed.read())) as file:
+                arrays = dict(file)
+        except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path} is damaged: {error}", hint="copy it again") from None
+        yield arrays
 
 
 def _smallest(values: Array) -> Array:

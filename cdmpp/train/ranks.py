@@ -156,14 +156,12 @@ ALONE = Ranks()
 def process_group() -> Iterator[Ranks]:
     """The ranks of this run: those of torchrun's process group, or this process alone.
 
-    Without WORLD_SIZE in the environment, ``torch.distributed`` is not touched. Tensors on the processor go through
-    gloo, those on CUDA devices through NCCL.
+    Without WORLD_SIZE in the environment, ``torch.distributed`` is not touched.
     """
     if not _started_by_torchrun():
         yield Ranks()
         return
-    cuda = torch.cuda.is_available() and dist.is_nccl_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    dist.init_process_group("gloo")
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
     finally:

@@ -31,6 +31,7 @@ from cdmpp.data.table import Flags
 
 _VECTOR = ("silu_and_mul", "rmsnorm", "layernorm", "gelu", "relu", "silu", "tanh", "mul", "softmax")
 PIPEWEAVE_FP8 = "pipeweave_gemm_fp8"
+_VLLM = ("silu_and_mul", "rmsnorm")
 _THREE_INPUTS = "microsoft/phi-2"
 
 
@@ -39,7 +40,10 @@ def _source(raw: RawTable) -> Labels:
 
 
 def _framework(raw: RawTable) -> Labels:
-    return _source(raw).map(lambda name: "vendor" if name == PIPEWEAVE_FP8 else "pytorch")
+    """Norms and gated activations are vLLM's fused kernels; eager PyTorch composes these."""
+    pipeweave = _source(raw).is_(PIPEWEAVE_FP8)
+    names = ("pytorch", "vllm", "vendor")
+    return Labels(np.where(pipeweave, 2, raw.labels("op").is_in(_VLLM)).astype(np.int32), names)
 
 
 def _three_inputs(raw: RawTable, op: Labels) -> Mask:

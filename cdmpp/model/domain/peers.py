@@ -31,7 +31,7 @@ SHARE = 0.7
 LIKENESS = 1.0
 
 #: A peer of less weight does not count: each peer costs a row of the network. On devices left out (10,500 rows of seven
-#: sources, configs/leave-out-hopper-cdna.toml) the error is 25.7 % with every peer and with those above 0.05.
+#: sources, without Hopper GPUs and the MI100) the error is 25.7 % with every peer and with those above 0.05.
 MIN_WEIGHT = 0.05
 
 #: Trained devices: index in the network's embedding, and specification.

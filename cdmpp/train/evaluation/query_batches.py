@@ -89,7 +89,7 @@ def query_parts(
         device=_codes(table.device.names, device_names)[table.device.codes[rows]],
         backend=_codes(table.backend.names, BACKENDS)[table.backend.codes[rows]],
         protocol=_codes(table.protocol.names, PROTOCOLS)[table.protocol.codes[rows]],
-        framework=_codes(table.framework.names, FRAMEWORKS)[table.framework.codes[rows]],
+        framework=_codes(table.launcher.names, FRAMEWORKS)[table.launcher.codes[rows]],
     )
     needed = np.zeros(table.n_programs, dtype=np.bool_)
     needed[keys] = True

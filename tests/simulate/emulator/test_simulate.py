@@ -155,7 +155,7 @@ def test_predicted_costs_are_explained_by_their_programs(example: tuple[Simulate
     text = "\n".join(answer["explanation"])
     assert "stage 3 is long" in text
     [extra] = re.findall(r"more than stage 0: (.*)", text)
-    assert "linear:dtype=float16,m=4096,n=2048,k=50304" in extra
+    assert "linear:dtype=float16,m=4096,n=50304,k=2048" in extra
 
 
 def test_plan_is_printed_and_drawn(example: tuple[SimulateRequest, dict[str, Any]]) -> None:
