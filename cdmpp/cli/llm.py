@@ -44,15 +44,29 @@ def llm(
     tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = 1,
     pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = 1,
     ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = 1,
-    batch: Annotated[int, typer.Option(help="Sequences of the batch.")] = 1,
+    dp: Annotated[
+        int | None,
+        typer.Option(
+            help="Replicas of the attention, which divide the batch: tp * pp * dp devices. Default: ep // tp, but 1.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences of all replicas.")] = 1,
     input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
     output: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
-    dtype: Annotated[str, typer.Option(help="Type of activations and cache: bfloat16, float16, float32.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Type of activations: bfloat16, float16, float32.")] = "bfloat16",
     weights: Annotated[
         str | None,
         typer.Option(
             help="Type of quantised weights: float8_e4m3, int8, float4_e2m1 (activations are quantised too) or int4 "
             "(weights only). Default: as the configuration says, else --dtype.",
+            show_default=False,
+        ),
+    ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of the cache: float8_e4m3 or int8. Default: as the configuration says, else --dtype.",
             show_default=False,
         ),
     ] = None,
@@ -109,11 +123,13 @@ def llm(
                     tp=tp,
                     pp=pp,
                     ep=ep,
+                    dp=dp,
                     batch=batch,
                     input=input,
                     output=output,
                     dtype=dtype,
                     weights=weights,
+                    kv_dtype=kv_dtype,
                     engine=profile,
                     framework=framework,
                     cuda_graph=cuda_graph,
@@ -197,9 +213,10 @@ def _print(estimates: list[LLMEstimate], most: int) -> None:
     first = estimates[0].to_dict()
     s = estimates[0].settings
     types = s.dtype if s.weights is None else f"{s.dtype}, weights {s.weights}"
+    types += "" if s.kv_dtype == s.dtype else f", cache {s.kv_dtype}"
     print(
-        f"{first['model_type']}, {format_si(first['parameters'], '')} parameters; tp {s.tp}, pp {s.pp}, ep {s.ep}; "
-        f"batch {s.batch}, input {s.input}, output {s.output}; {types}; engine {s.engine}, kernels of {s.framework}"
+        f"{first['model_type']}, {format_si(first['parameters'], '')} parameters; tp {s.tp}, pp {s.pp}, ep {s.ep}, "
+        f"dp {s.dp}; batch {s.batch}, input {s.input}, output {s.output}; {types}; engine {s.engine}, kernels of {s.framework}"
     )
     rows = [
         (
@@ -220,6 +237,8 @@ def _print(estimates: list[LLMEstimate], most: int) -> None:
         _print_parts(e, most)
     for name in estimates[0].config.left_out:
         print(f"not included: {name}")
+    for remark in dict.fromkeys(remark for e in estimates for remark in e.remarks):
+        print(f"note: {remark}")
     shares = "; ".join(f"{e.settings.device} {_shares(e)}" for e in estimates)
     print(f"domain by share of the time: {shares}")
     print(f"interval: 10 % – 90 %; memory: of one GPU; model {estimates[0].model_id}")

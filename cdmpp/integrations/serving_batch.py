@@ -94,8 +94,7 @@ class StepPricer:
         self._predictor = shipped_predictor() if predictor is None else predictor
         self.device = resolved_device(device, self._predictor)
         self.config, self.layout, self.framework, self._cuda_graph = config, layout, framework, cuda_graph
-        self._types = {"dtype": dtype, "weights": weights}
-        self._kv_dtype = kv_dtype
+        self._types = {"dtype": dtype, "weights": weights, "kv_dtype": kv_dtype, "device": self.device}
         self.price = lru_cache(_KEPT)(self._price)
 
     def _price(self, batch: EngineBatch) -> PricedStep:
@@ -109,7 +108,7 @@ class StepPricer:
         All tokens pass projections, norms and feed-forward layers together. Prefill and decode have separate
         attention kernels. With several replicas of the attention, the batch is that of one of them.
         """
-        replicas = self.layout.replicas
+        replicas = self.layout.dp
         new = [tokens for tokens, _ in batch.prefills for _ in range(replicas)]
         decodes = len(batch.decodes) * replicas
         every = self._step(Prefill([*new, *[1] * decodes]))
@@ -121,7 +120,6 @@ class StepPricer:
         if decodes:
             step = Decode(decodes, past_total=sum(batch.decodes) * replicas)
             attention += [replace(p, name=f"{p.name}_decode") for p in self._step(step) if p.name in DECODE_PARTS]
-        attention = [replace(part, program=self._cached(part.program)) for part in attention]
         return [*every[:place], *attention, *(part for part in every[place:] if part.name not in own)]
 
     def _step(self, step: Prefill | Decode) -> list[StepPart]:
@@ -145,12 +143,6 @@ class StepPricer:
         if part.name.startswith("window") and self.config.window is not None:
             cached = min(cached, max(0, self.config.window - length // 2))
         return replace(part, program=with_fields(part.program, past_len=cached))
-
-    def _cached(self, program: OperatorSpec) -> OperatorSpec:
-        """An attention operator with the element type of the cache."""
-        if self._kv_dtype is None or "kv_dtype" not in type(program).model_fields:
-            return program
-        return with_fields(program, kv_dtype=self._kv_dtype)
 
 
 def with_fields(program: OperatorSpec, **fields: object) -> OperatorSpec:

@@ -154,13 +154,13 @@ def _layout(config: Any, llm: LLMConfig) -> Layout:
         raise FieldError(f"config.dp_size: {dp} does not divide tp_size={tp}", path="config.dp_size", hint="a divisor")
     if dp == 1:
         return Layout(tp, sizes["pp_size"], ep)
-    if llm.experts is None or ep != tp:
+    if llm.experts is None:
         raise FieldError(
-            f"config.dp_size: data-parallel attention with ep_size={ep} and tp_size={tp} is not supported",
+            f"config.dp_size: {dp} replicas of the attention of a model without experts",
             path="config.dp_size",
-            hint="a model with experts and ep_size = tp_size, or dp_size = 1",
+            hint="a model with experts, or dp_size = 1",
         )
-    return Layout(tp // dp, sizes["pp_size"], ep)
+    return Layout(tp // dp, sizes["pp_size"], ep, dp)
 
 
 def _types(config: Any) -> tuple[str, str | None]:

@@ -16,8 +16,9 @@ from cdmpp.devices import DeviceSpec
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.engines.profile import DEFAULT_ENGINE, load_engine
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
-from cdmpp.predict.llm.estimate import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
+from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
 from cdmpp.predict.prediction_matrix import Failed
@@ -53,13 +54,17 @@ class _Request(BaseModel):
     tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
     pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
     ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
-    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences."), WholeNumber] = 1
+    dp: Annotated[
+        Degree | None,
+        Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp). ep <= tp * dp."),
+    ] = None
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
     input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
     output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"],
         BeforeValidator(canonical_dtype),
-        Field(description="Type of activations and cache."),
+        Field(description="Type of activations."),
     ] = "bfloat16"
     weights: Annotated[
         Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
@@ -69,10 +74,23 @@ class _Request(BaseModel):
             "null: as the configuration says, else `dtype`."
         ),
     ] = None
-    framework: Annotated[ProgramFramework | None, Field(description=f"Serving engine; null: {DEFAULT_FRAMEWORK}.")] = (
+    kv_dtype: Annotated[
+        Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
+        BeforeValidator(canonical_dtype),
+        Field(description="Type of the cache; null: as the configuration says, else `dtype`."),
+    ] = None
+    engine: Annotated[
+        str | dict[str, Any] | None,
+        Field(
+            max_length=100,
+            description="What the serving engine adds to its kernels: the name of a profile, or the fields of one "
+            f"(docs/llm.md). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
+        ),
+    ] = None
+    framework: Annotated[ProgramFramework | None, Field(description="Alone: the current profile of this engine.")] = (
         None
     )
-    cuda_graph: Annotated[bool, Field(description="Decode steps are captured graphs.")] = True
+    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
     model: ModelName = None
 
 
@@ -128,11 +146,14 @@ class LlmAnswer(BaseModel):
     tp: int
     pp: int
     ep: int
+    dp: int
     batch: int
     input: int
     output: int
     dtype: str
     weights: str | None
+    kv_dtype: str
+    engine: Annotated[str, Field(description="Name of the profile.")]
     framework: str
     cuda_graph: bool
     gpus: int
@@ -156,9 +177,11 @@ class LlmAnswer(BaseModel):
     throughput_upper_tokens_per_s: Annotated[float, Field(gt=0)]
     memory_bytes: LlmMemory
     domain: Literal["in", "near", "out"]
+    domain_reason: Annotated[str, Field(description="The engine, and the largest part that is not `in`.")]
     domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
     parts: list[LlmPart]
     left_out: Annotated[list[str], Field(description="Parts of the configuration for other inputs than text.")]
+    remarks: list[str]
 
 
 class LlmError(BaseModel):
@@ -271,6 +294,8 @@ def _plans(request: Body, artifact: Artifact, most: int) -> list[EstimatePlan | 
     plans: list[EstimatePlan | Failed] = []
     try:
         config = read_config(request.config)
+        # By name or fields, never a file: a client's text must not be used as a path on this machine.
+        options["engine"] = load_engine(request.engine, request.framework, files=False)
         rows = 0
         for device in sent:
             try:

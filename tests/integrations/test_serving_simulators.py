@@ -154,7 +154,7 @@ def test_batch_of_one_phase_has_the_operators_of_a_step(
     layout = Layout(tp=2, ep=8) if config == DEEPSEEK else Layout(tp=2)
     pricer = StepPricer(read_config(config), layout, "h100-sxm", predictor=predictor)
     batch = EngineBatch(((300, 0),) * 2) if isinstance(step, Prefill) else EngineBatch((), (700,) * 3)
-    whole = Prefill([300] * 2 * layout.replicas) if isinstance(step, Prefill) else Decode(3 * layout.replicas, 700)
+    whole = Prefill([300] * 2 * layout.dp) if isinstance(step, Prefill) else Decode(3 * layout.dp, 700)
     want = step_operators(read_config(config), layout, whole)
 
     def programs(parts: Any) -> list[tuple[str, int]]:

@@ -172,7 +172,7 @@ def side_bytes(form: SideForm, path: str, layers: int) -> tuple[float, float]:
     weights, cache = 0.0, 0.0
     if form.layer.llm is not None:
         weights, cache = form.layer.llm.memory()
-        cache /= form.layer.llm.layout.replicas
+        cache /= form.layer.llm.layout.dp
     elif form.layer.works is not None:
         works, largest = form.layer.works, form.layer.batch[-1]
         for work, request in zip(works, form.layer.price_requests(path)[-len(works) :], strict=True):

@@ -160,10 +160,12 @@ class ApplicationRequest(Request[ApplicationPlan]):
             if model is None or (engine.device or engine.name) != device:
                 continue
             path = f"engines.{i}"
-            model.steps((1,), f"{path}.curve.llm")
+            model.steps((1,), f"{path}.curve.llm", model.framework)
             held, cache = model.memory()
-            weights[model.model_dump_json(exclude={"phase", "past_len", "input", "cuda_graph", "framework"})] = held
-            caches += cache * -(-engine.largest_batch // model.layout.replicas)
+            weights[
+                model.model_dump_json(exclude={"phase", "past_len", "input", "cuda_graph", "engine", "framework"})
+            ] = held
+            caches += cache * -(-engine.largest_batch // model.layout.dp)
             devices.append(engine.curve.device)
         room = memory_limit(None, devices, self.ignore_memory) - sum(weights.values())
         share = "no batch fits beside the weights" if room <= 0 else f"{room / (caches or 1.0):.3g} of the batches fit"

@@ -10,7 +10,8 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.curves.template import Grid, Template
-from cdmpp.predict.llm.estimate import DEFAULT_FRAMEWORK, MAX_BATCH, MAX_TOKENS
+from cdmpp.predict.engines.profile import DEFAULT_ENGINE, EngineProfile, Host, load_engine
+from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE, Layout, Types
 from cdmpp.predict.llm.memory import part_memory
 from cdmpp.predict.llm.operators import Decode, Prefill, step_operators
@@ -65,18 +66,38 @@ class LanguageModelForm(Closed):
     tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
     pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
     ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
+    dp: Annotated[
+        Degree | None, Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp).")
+    ] = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     weights: Annotated[
         Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
         Field(description="Type of quantised weights; null: as the configuration says, else `dtype`."),
     ] = None
-    cuda_graph: Annotated[bool, Field(description="Decode steps are captured graphs.")] = True
+    kv_dtype: Annotated[
+        Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
+        Field(description="Type of the cache; null: as the configuration says, else `dtype`."),
+    ] = None
+    engine: Annotated[
+        str | dict[str, Any] | None,
+        Field(
+            max_length=1000,
+            description="What the serving engine adds to its kernels: the name of a profile, or its fields (on the "
+            f"command line also a file). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
+        ),
+    ] = None
+    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
     device: Annotated[DeviceForm | None, Field(description="In place of the curve's `device`.")] = None
     framework: Annotated[
-        ProgramFramework | None, Field(description=f"In place of the curve's `framework`; null: {DEFAULT_FRAMEWORK}.")
+        ProgramFramework | None, Field(description="In place of the curve's `framework`; null: that of `engine`.")
     ] = None
 
-    def steps(self, batches: Sequence[Count], path: str) -> list[StepPricing]:
+    def profile(self, framework: str | None) -> EngineProfile:
+        """The engine; ``framework`` is that of the curve. The half of a layer has no host time of its own."""
+        profile = load_engine(self.engine, framework, files=False)
+        return profile if self.part == "step" else profile.model_copy(update={"host": Host()})
+
+    def steps(self, batches: Sequence[Count], path: str, framework: str | None) -> list[StepPricing]:
         """The step of each batch size.
 
         Raises
@@ -91,8 +112,9 @@ class LanguageModelForm(Closed):
                 hint="give fewer or smaller sizes in batch",
             )
         try:
-            config, layout = read_config(self.config), self.layout
+            config, layout, profile = read_config(self.config), self.layout, self.profile(framework)
             only = None if self.part == "step" else self.part
+            graph = profile.graph_decode and self.cuda_graph if self.phase == "decode" else profile.graph_prefill
             return [
                 StepPricing(
                     step_operators(
@@ -101,9 +123,13 @@ class LanguageModelForm(Closed):
                         Decode(batch, self.past_len) if self.phase == "decode" else Prefill([self.input] * batch),
                         dtype=self.dtype,
                         weights=self.weights,
+                        kv_dtype=self.kv_dtype,
                         only=only,
                     ),
-                    self.cuda_graph and self.phase == "decode",
+                    graph,
+                    profile,
+                    -(-batch // layout.dp),
+                    self.tp,
                 )
                 for batch in batches
             ]
@@ -114,7 +140,7 @@ class LanguageModelForm(Closed):
     @property
     def layout(self) -> Layout:
         """Degrees of parallelism."""
-        return Layout(self.tp, self.pp, self.ep)
+        return Layout(self.tp, self.pp, self.ep, self.dp)
 
     def memory(self, tokens: int | None = None) -> tuple[float, float]:
         """Bytes on each device of one instance: weights, and cache of one sequence in each replica.
@@ -128,28 +154,27 @@ class LanguageModelForm(Closed):
         if tokens is None:
             tokens = self.past_len + 1 if self.phase == "decode" else self.input
         only = None if self.part == "step" else self.part
-        return part_memory(config, self.layout, Types.of(config, self.dtype, self.weights), only, tokens)
+        types = Types.of(config, self.dtype, self.weights, self.kv_dtype)
+        return part_memory(config, self.layout, types, only, tokens)
 
     def price_requests(
         self, batches: Sequence[Count], path: str, device: DeviceForm, framework: str | None
     ) -> list[PriceRequest]:
         """Programs of all steps, those of the first batch size first."""
+        kernels = self.profile(framework).framework
         return [
-            PriceRequest(
-                path,
-                program.canonical(),
-                device,
-                protocol=protocol,
-                framework=framework or DEFAULT_FRAMEWORK,  # type: ignore[arg-type]
-            )
-            for step in self.steps(batches, path)
+            PriceRequest(path, program.canonical(), device, protocol=protocol, framework=kernels)
+            for step in self.steps(batches, path, framework)
             for program, protocol in step.programs
         ]
 
-    def priced(self, batches: Sequence[Count], prices: Iterator[Prediction]) -> list[tuple[PricedStep, float]]:
+    def priced(
+        self, batches: Sequence[Count], prices: Iterator[Prediction], framework: str | None
+    ) -> list[tuple[PricedStep, float]]:
         """Steps with their latencies, and what their seconds are divided by: layers, for a part of a layer."""
         divisor = 1.0 if self.part == "step" else float(read_config(self.config).layers)
-        return [(step.priced([next(prices) for _ in step.programs]), divisor) for step in self.steps(batches, "llm")]
+        steps = self.steps(batches, "llm", framework)
+        return [(step.priced([next(prices) for _ in step.programs]), divisor) for step in steps]
 
 
 class TemplateWork(Closed):
@@ -212,7 +237,7 @@ class BatchCurve(Priced):
     def program_count(self) -> int:
         """Number of programs to price, at all batch sizes; raises FieldError for a wrong configuration."""
         if self.llm is not None:
-            return sum(len(step.programs) for step in self.llm.steps(self.batch, "llm"))
+            return sum(len(step.programs) for step in self.llm.steps(self.batch, "llm", self.framework))
         return len(self.batch) * len(self.works or ())
 
     @property
@@ -267,7 +292,7 @@ class BatchCurve(Priced):
         """A copy with its costs."""
         filled = self.model_copy()
         if self.llm is not None:
-            filled._costs = [Cost.of_step(*step) for step in self.llm.priced(self.batch, prices)]
+            filled._costs = [Cost.of_step(*step) for step in self.llm.priced(self.batch, prices, self.framework)]
         elif self.works is not None:
             counts = [work.count for work in self.works]
             filled._costs = [Cost.of(counts, [next(prices) for _ in counts]) for _ in self.batch]

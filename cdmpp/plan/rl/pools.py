@@ -317,6 +317,6 @@ def instance_memory(
         devices = model.layout.gpus
         weights, cache = model.memory(tokens)
         weight_bytes = devices * weights
-        token_bytes = token_bytes or devices * cache / (model.layout.replicas * tokens)
+        token_bytes = token_bytes or devices * cache / (model.layout.dp * tokens)
     limit = devices * memory_limit(None, [device or pool.device], ignore)
     return InstanceMemory(pool.name, devices, limit, weight_bytes, token_bytes, None if ignore else pool.memory_bytes)

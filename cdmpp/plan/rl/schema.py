@@ -303,7 +303,7 @@ class RlRequest(Request[RlPlan]):
             path = "decode" if pool.decode is None else f"pools.{index}.decode"
             decode = pool.decode or self.decode
             if isinstance(decode, BatchCurve) and decode.llm is not None:
-                decode.llm.steps((1,), f"{path}.llm")
+                decode.llm.steps((1,), f"{path}.llm", decode.llm.framework)
         tokens = self._longest_sample
         memories = [self.instance_memory(pool, tokens) for pool in generating]
         if any(memory.tokens >= tokens for memory in memories):

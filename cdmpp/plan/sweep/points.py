@@ -43,6 +43,7 @@ class SweepResult:
     batch: int
     dtype: str
     weights: str | None
+    engine: str | None
     status: Literal["met", "missed", "infeasible"]
     reason: str | None = None
     pareto: bool = False
@@ -123,6 +124,8 @@ class SweepPoint:
     price_per_gpu_hour : float
     precision : str
         ``dtype`` or ``dtype/weights``.
+    engine : str or None
+        Engine profile.
     """
 
     device: DeviceSpec
@@ -132,6 +135,7 @@ class SweepPoint:
     ep: int
     batch: int
     precision: str
+    engine: str | None
 
 
 def sweep_points(sweep: Sweep, devices: dict[str, DeviceSpec]) -> Iterator[SweepPoint]:
@@ -142,17 +146,17 @@ def sweep_points(sweep: Sweep, devices: dict[str, DeviceSpec]) -> Iterator[Sweep
     devices : dict of str to DeviceSpec
         Specifications of ``sweep.devices``.
     """
-    for name, precision, tp, pp, ep, batch in product(
-        sweep.devices, sweep.precisions, sweep.tp, sweep.pp, sweep.ep, sweep.batch
+    for name, engine, precision, tp, pp, ep, batch in product(
+        sweep.devices, sweep.engines or (None,), sweep.precisions, sweep.tp, sweep.pp, sweep.ep, sweep.batch
     ):
-        yield SweepPoint(devices[name], sweep.price_per_gpu_hour[name], tp, pp, ep, batch, precision)
+        yield SweepPoint(devices[name], sweep.price_per_gpu_hour[name], tp, pp, ep, batch, precision, engine)
 
 
 def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point: SweepPoint) -> SweepResult:
     """Estimate a point and compare it with the goals; a point that is impossible has the reason."""
     dtype, _, weights = point.precision.partition("/")
     result = SweepResult(
-        point.device.name, point.tp, point.pp, point.ep, point.batch, dtype, weights or None, "infeasible"
+        point.device.name, point.tp, point.pp, point.ep, point.batch, dtype, weights or None, point.engine, "infeasible"
     )
     try:
         answer = estimate(
@@ -166,6 +170,8 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
             output=sweep.output,
             dtype=dtype,
             weights=weights or None,
+            kv_dtype=sweep.kv_dtype,
+            engine=point.engine,
             framework=sweep.framework,
             cuda_graph=sweep.cuda_graph,
             predictor=predictor,
@@ -178,6 +184,7 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
     missed = _missed(sweep.goals, answer, per_hour, per_million)
     return replace(
         result,
+        engine=answer.settings.engine,
         status="missed" if missed else "met",
         reason="; ".join(missed) or None,
         gpus=answer.gpus,

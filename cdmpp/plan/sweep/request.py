@@ -60,6 +60,8 @@ class Sweep(Closed):
     devices : list of str
         Known devices or specifications (.toml, .json).
     tp, pp, ep, batch : list of int
+    engines : list of str
+        Engine profiles, by name or file (.toml); empty: the current one of ``framework``.
     input, output : int
         Tokens of a prompt and of an answer.
     precisions : list of str
@@ -80,6 +82,8 @@ class Sweep(Closed):
     input: Count = 1024
     output: Count = 128
     precisions: Annotated[list[Name], Field(min_length=1)] = Field(default=["bfloat16"])
+    kv_dtype: Name | None = None
+    engines: list[Name] = Field(default=[])
     framework: Name | None = None
     cuda_graph: bool = True
     goals: Goals = Goals()
@@ -93,7 +97,7 @@ class Sweep(Closed):
         for name in self.price_per_gpu_hour:
             if name not in self.devices:
                 raise PydanticCustomError("price", "price_per_gpu_hour: {device} is not in devices", {"device": name})
-        for field in ("devices", "tp", "pp", "ep", "batch", "precisions", "objectives"):
+        for field in ("devices", "tp", "pp", "ep", "batch", "precisions", "engines", "objectives"):
             values = getattr(self, field)
             if len(set(values)) < len(values):
                 raise PydanticCustomError("repeated", "{field} repeats a value", {"field": field})
@@ -111,7 +115,15 @@ class Sweep(Closed):
     @property
     def size(self) -> int:
         """Points of the product."""
-        settings: tuple[Sized, ...] = (self.devices, self.tp, self.pp, self.ep, self.batch, self.precisions)
+        settings: tuple[Sized, ...] = (
+            self.devices,
+            self.tp,
+            self.pp,
+            self.ep,
+            self.batch,
+            self.precisions,
+            self.engines or (None,),
+        )
         return prod(map(len, settings))
 
 

@@ -32,9 +32,9 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
 
 #: Columns of a measurement besides the durations.
-COUNTS = ("batch", "input", "output", "tp", "pp", "ep")
+COUNTS = ("batch", "input", "output", "tp", "pp", "ep", "dp")
 DURATIONS = ("total_s", "ttft_s", "tpot_s")
-_OTHER = ("dtype", "weights", "config", "device", "closed_loop")
+_OTHER = ("dtype", "weights", "kv_dtype", "config", "device", "closed_loop")
 #: Parameters of the fit, their prior where the profile has none, and the prior's standard deviation in logs.
 PARAMETERS = ("kernel_factor", "step_s", "sequence_s", "ranks_s")
 _CENTRE = np.array([1.0, 1e-3, 2e-5, 4e-4])
@@ -127,10 +127,10 @@ def calibrate(
     config, device :
         As of :func:`cdmpp.llm.estimate`; defaults of the measurements.
     measurements : iterable of mappings, or path
-        ``batch``, ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dtype``, ``weights``, ``config``,
-        ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`). ``closed_loop``: ``tpot_s``
-        at a fixed number of requests in flight, whose prefills come between the decode steps. A path is a CSV file, or
-        a JSON file of the serving benchmarks of vLLM and SGLang.
+        ``batch``, ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dp``, ``dtype``, ``weights``,
+        ``kv_dtype``, ``config``, ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`).
+        ``closed_loop``: ``tpot_s`` at a fixed number of requests in flight, whose prefills come between the decode
+        steps. A path is a CSV file, or a JSON file of the serving benchmarks of vLLM and SGLang.
     engine : str, path, mapping or EngineProfile
         The profile to start from.
     predictor : Predictor, optional
@@ -338,11 +338,11 @@ def _plan(
         raise DataError("no duration", hint="give one of " + ", ".join(DURATIONS))
     if "tpot_s" in found and counts["output"] == 1:
         raise DataError("tpot_s of a single output token", hint="leave it out")
-    types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights") if name in stated}
+    types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights", "kv_dtype") if name in stated}
     dimensions = read_config(stated.get("config", config))
     spec = resolved_device(stated.get("device", device), predictor)
     plan = EstimatePlan(dimensions, spec, engine=profile, **counts, **types)
-    layout = Layout(counts.get("tp", 1), counts.get("pp", 1), counts.get("ep", 1))
+    layout = Layout(counts.get("tp", 1), counts.get("pp", 1), counts.get("ep", 1), counts.get("dp"))
     read = weights_read(dimensions, layout, Types.of(dimensions, **types), counts["batch"])
     least = read / spec.mem_bandwidth_bytes_per_s
     steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}

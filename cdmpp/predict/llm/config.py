@@ -93,6 +93,10 @@ class LLMConfig:
     latent : Latent or None
     weights, weight_scaling : str or None
         Element type and scaling of quantised weights, from ``quantization_config``.
+    kv_dtype : str or None
+        Element type of the cache, from ``quantization_config``.
+    context : int or None
+        Positions that the model was made for (``max_position_embeddings``).
     left_out : tuple of str
         Parts of the configuration that are no part of the decoder, such as ``vision_config``.
     """
@@ -124,6 +128,8 @@ class LLMConfig:
     latent: Latent | None = None
     weights: str | None = None
     weight_scaling: str | None = None
+    kv_dtype: str | None = None
+    context: int | None = None
     left_out: tuple[str, ...] = ()
 
     @property

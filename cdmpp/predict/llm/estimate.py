@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from os import PathLike
@@ -18,7 +18,7 @@ from cdmpp.model.domain.score import LABELS, Label, label_of_total
 from cdmpp.predict.engines.profile import Engine, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.layout import Layout, Types
+from cdmpp.predict.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.predict.llm.memory import Memory, check_memory, parameter_count
 from cdmpp.predict.llm.operators import Decode, Prefill, Step, step_operators
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
@@ -48,12 +48,14 @@ class Settings:
     Attributes
     ----------
     device : str
-    tp, pp, ep : int
+    tp, pp, ep, dp : int
     batch, input, output : int
-        Sequences, and tokens of each prompt and each answer.
+        Sequences of all replicas, and tokens of each prompt and each answer.
     dtype : str
     weights : str or None
         Type of quantised weights.
+    kv_dtype : str
+        Type of the cache.
     engine : str
         Name of the profile.
     framework : str
@@ -64,11 +66,13 @@ class Settings:
     tp: int
     pp: int
     ep: int
+    dp: int
     batch: int
     input: int
     output: int
     dtype: str
     weights: str | None
+    kv_dtype: str
     engine: str
     framework: str
     cuda_graph: bool
@@ -119,6 +123,8 @@ class LLMEstimate:
         The seconds add up to ``total``.
     gpus : int
         Devices of the layout.
+    remarks : tuple of str
+        What the reader should know: weights that the device widens, prompts beyond the model's context.
     """
 
     model_id: str
@@ -131,6 +137,7 @@ class LLMEstimate:
     tpot: Bounded | None
     memory: Memory
     parts: list[Part]
+    remarks: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -151,6 +158,19 @@ class LLMEstimate:
     def domain(self) -> Label:
         """Domain of the total, by share of the time."""
         return label_of_total(self.domain_shares)
+
+    @property
+    def domain_reason(self) -> str:
+        """The engine, and the part with the largest share of the time that is not ``in``."""
+        shares: dict[tuple[str, str, Label], float] = {}
+        for part in self.parts:
+            if part.domain not in (None, "in"):
+                key = (part.name, part.phase, part.domain)
+                shares[key] = shares.get(key, 0.0) + part.seconds / self.total.point
+        if not shares:
+            return f"engine {self.settings.engine}; all kernels in"
+        (name, phase, label), share = max(shares.items(), key=lambda item: item[1])
+        return f"engine {self.settings.engine}; {name} of {phase} is {label} ({100 * share:.0f} % of the time)"
 
     def merged_parts(self) -> list[dict[str, Any]]:
         """Parts as JSON: those of one phase, name and operator are one row, in the order of the step."""
@@ -190,9 +210,11 @@ class LLMEstimate:
             **figures,
             "memory_bytes": self.memory.to_dict(),
             "domain": self.domain,
+            "domain_reason": self.domain_reason,
             "domain_shares": self.domain_shares,
             "parts": self.merged_parts(),
             "left_out": list(self.config.left_out),
+            "remarks": list(self.remarks),
         }
 
 
@@ -229,11 +251,13 @@ class EstimatePlan:
         tp: int = 1,
         pp: int = 1,
         ep: int = 1,
+        dp: int | None = None,
         batch: int = 1,
         input: int = 1024,
         output: int = 128,
         dtype: str = "bfloat16",
         weights: str | None = None,
+        kv_dtype: str | None = None,
         engine: Engine | None = None,
         framework: str | None = None,
         cuda_graph: bool = True,
@@ -261,7 +285,7 @@ class EstimatePlan:
         profile = load_engine(engine, framework)
         assert profile.framework is not None
         check_settings(DEFAULT_PROTOCOL, profile.framework)
-        layout, types = Layout(tp, pp, ep), Types.of(config, dtype, weights)
+        layout, types = Layout(tp, pp, ep, dp), Types.of(config, dtype, weights, kv_dtype, device)
         layout.check(config)
         self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
         graph_decode = cuda_graph and profile.graph_decode
@@ -270,23 +294,28 @@ class EstimatePlan:
             tp,
             pp,
             ep,
+            layout.dp,
             batch,
             input,
             output,
             types.dtype,
             types.weights,
+            types.kv_dtype or types.dtype,
             profile.name,
             profile.framework,
             graph_decode,
         )
         self._config, self._layout, self._engine = config, layout, profile
+        self._remarks = tuple(_remarks(config, device, types, longest + output))
 
         def pricing(step: Step) -> StepPricing:
-            parts = step_operators(config, layout, step, dtype=types.dtype, weights=types.weights)
+            parts = step_operators(
+                config, layout, step, dtype=types.dtype, weights=types.weights, kv_dtype=types.kv_dtype, device=device
+            )
             captured = graph_decode if isinstance(step, Decode) else profile.graph_prefill
-            return StepPricing(parts, captured, profile, -(-step.batch // layout.replicas), tp)
+            return StepPricing(parts, captured, profile, -(-step.batch // layout.dp), tp)
 
-        budget = None if profile.token_budget is None else profile.token_budget * layout.replicas
+        budget = None if profile.token_budget is None else profile.token_budget * layout.dp
         chunks = prefill_steps(lengths, budget)
         self._prefill = [pricing(step) for step in chunks]
         self.prefill_runs = np.array(list(chunks.values()))
@@ -348,7 +377,15 @@ class EstimatePlan:
             tpot=None if decode_s is None else Bounded.of(decode_s / steps_after),
             memory=self.memory,
             parts=rows,
+            remarks=self._remarks,
         )
+
+
+def _remarks(config: LLMConfig, device: DeviceSpec, types: Types, tokens: int) -> Iterator[str]:
+    if types.weight_only and types.weights not in WEIGHT_ONLY:
+        yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
+    if config.context is not None and tokens > config.context:
+        yield f"input + output of {tokens:,} tokens exceed max_position_embeddings, {config.context:,}"
 
 
 def _points(steps: Array) -> Array:
@@ -427,11 +464,13 @@ def estimate(
     tp: int = 1,
     pp: int = 1,
     ep: int = 1,
+    dp: int | None = None,
     batch: int = 1,
     input: int = 1024,
     output: int = 128,
     dtype: str = "bfloat16",
     weights: str | None = None,
+    kv_dtype: str | None = None,
     engine: Engine | None = None,
     framework: str | None = None,
     cuda_graph: bool = True,
@@ -445,15 +484,18 @@ def estimate(
         A ``config.json`` of Hugging Face.
     device : str, DeviceSpec or mapping
         A known device, the path of a specification (.toml, .json), or a specification.
-    tp, pp, ep : int
-        Degrees of tensor, pipeline and expert parallelism (:class:`cdmpp.predict.llm.Layout`).
+    tp, pp, ep, dp : int
+        Degrees of tensor, pipeline and expert parallelism, and replicas of the attention, by default
+        ``max(1, ep // tp)``: ``tp * pp * dp`` devices, ``ep <= tp * dp`` (:class:`cdmpp.predict.llm.Layout`).
     batch, input, output : int
-        Sequences, and tokens of each prompt and each answer.
+        Sequences of all replicas, and tokens of each prompt and each answer.
     dtype : {"bfloat16", "float16", "float32"}
-        Type of activations, cache, and weights that are not quantised.
+        Type of activations, and of weights that are not quantised.
     weights : str, optional
         Type of quantised weights: "float8_e4m3", "int8" and "float4_e2m1" quantise the activations too, "int4" does
         not. Default: as ``quantization_config`` states, else ``dtype``.
+    kv_dtype : {"float8_e4m3", "int8"}, optional
+        Type of the cache. Default: as ``quantization_config`` states, else ``dtype``.
     engine : str, path, mapping or EngineProfile, optional
         What the serving engine adds to its kernels: a shipped profile, a file of :func:`cdmpp.llm.calibrate`, or its
         fields (:class:`cdmpp.predict.engines.EngineProfile`). Default: vllm.
@@ -480,9 +522,9 @@ def estimate(
     Notes
     -----
     ``prefill_s`` is the time of all prompts, in steps of the engine's token budget. Decode step i runs behind
-    ``input + i`` cached tokens; five steps are priced and the others interpolated. With ``pp`` stages a batch passes them one after the other, so a step takes
-    the sum of all stages and of ``pp - 1`` transfers; several batches in flight raise the throughput beyond
-    ``throughput_tokens_per_s``, which is that of one batch.
+    ``input + i`` cached tokens; five steps are priced and the others interpolated. With ``pp`` stages a batch passes
+    them one after the other, so a step takes the sum of all stages and of ``pp - 1`` transfers; several batches in
+    flight raise the throughput beyond ``throughput_tokens_per_s``, which is that of one batch.
 
     Examples
     --------
@@ -496,11 +538,13 @@ def estimate(
         tp=tp,
         pp=pp,
         ep=ep,
+        dp=dp,
         batch=batch,
         input=input,
         output=output,
         dtype=dtype,
         weights=weights,
+        kv_dtype=kv_dtype,
         engine=engine,
         framework=framework,
         cuda_graph=cuda_graph,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
@@ -23,6 +24,10 @@ WEIGHTS: dict[str, tuple[str, str]] = {
 }
 #: Weight types whose activations keep their own type.
 WEIGHT_ONLY = ("int4",)
+#: Element types of a cache that is narrower than the activations.
+CACHE_DTYPES = ("float8_e4m3", "int8")
+#: Figure of a device that says whether it has units for a type.
+_UNITS = {"float8_e4m3": "peak_flops_fp8_matrix", "float4_e2m1": "peak_flops_fp4_matrix", "int8": "peak_ops_int8"}
 #: Bytes of the scales of one weight, where they are more than one percent.
 _SCALE_BYTES = {"int4": 2 / 128, "float4_e2m1": 1 / 16}
 
@@ -31,35 +36,39 @@ _SCALE_BYTES = {"int4": 2 / 128, "float4_e2m1": 1 / 16}
 class Layout:
     """Degrees of parallelism.
 
-    ``tp`` ranks share each layer, ``pp`` stages share the layers. Experts are spread over ``ep`` groups. Up to
-    ``ep = tp``, the experts of a layer are spread over the ranks that share the layer: each expert is split over
-    ``tp / ep`` ranks. Beyond, ``ep / tp`` replicas of the attention each process a part of the batch, and tokens are
-    exchanged between all ``ep`` ranks.
+    ``tp`` ranks share each layer, ``pp`` stages share the layers, and ``dp`` replicas of the attention divide the batch:
+    ``tp * pp * dp`` devices in all. The experts of a layer are shared by all its ``tp * dp`` ranks, in ``ep`` groups
+    (``ep <= tp * dp``) of ``tp * dp / ep`` ranks, which split each of the group's experts. A model without experts has
+    ``dp`` copies.
 
     Attributes
     ----------
     tp, pp, ep : int
         Degrees of tensor, pipeline and expert parallelism.
+    dp : int
+        Replicas of the attention. Default (None): ``max(1, ep // tp)``.
     """
 
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
+    tp: int
+    pp: int
+    ep: int
+    dp: int
 
-    @property
-    def replicas(self) -> int:
-        """Replicas of the attention, which divide the batch."""
-        return max(1, self.ep // self.tp)
+    def __init__(self, tp: int = 1, pp: int = 1, ep: int = 1, dp: int | None = None) -> None:
+        if dp is None:
+            dp = max(1, ep // tp) if type(tp) is type(ep) is int and tp > 0 else 1
+        for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)):
+            object.__setattr__(self, name, value)
 
     @property
     def expert_tp(self) -> int:
         """Ranks that share one expert."""
-        return max(1, self.tp // self.ep)
+        return max(1, self.stage_ranks // self.ep)
 
     @property
     def stage_ranks(self) -> int:
         """Ranks of one pipeline stage."""
-        return self.tp * self.replicas
+        return self.tp * self.dp
 
     @property
     def gpus(self) -> int:
@@ -68,7 +77,7 @@ class Layout:
 
     def check(self, config: LLMConfig) -> None:
         """Raise :class:`FieldError` where the model cannot be split so."""
-        for name in ("tp", "pp", "ep"):
+        for name in ("tp", "pp", "ep", "dp"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_DEGREE:
                 raise FieldError(
@@ -95,12 +104,15 @@ class Layout:
             if self.ep != 1:
                 raise FieldError(f"ep: {self.ep}, but {config.model_type} has no experts", path="ep", hint="use ep=1")
             return
-        allowed = allowed_ep(config, self.tp)
+        allowed = allowed_ep(config, self.tp, self.dp)
         if self.ep not in allowed:
+            where = f"tp={self.tp}, dp={self.dp}"
             raise FieldError(
-                f"ep: {self.ep} does not fit tp={self.tp}, {experts.count} experts of {experts.intermediate} columns",
+                f"ep: {self.ep} does not fit {where}, {experts.count} experts of {experts.intermediate} columns",
                 path="ep",
-                hint=f"allowed with tp={self.tp}: " + ", ".join(map(str, allowed)),
+                hint=(f"allowed with {where}: " + ", ".join(map(str, allowed)))
+                if allowed
+                else "other degrees of tp and dp",
             )
 
 
@@ -124,19 +136,17 @@ def allowed_tp(config: LLMConfig) -> list[int]:
     ]
 
 
-def allowed_ep(config: LLMConfig, tp: int) -> list[int]:
-    """Degrees of expert parallelism that fit a degree of tensor parallelism."""
+def allowed_ep(config: LLMConfig, tp: int, dp: int) -> list[int]:
+    """Degrees of expert parallelism that fit degrees of tensor parallelism and of replicas."""
     assert config.experts is not None
-    return [ep for ep in range(1, min(config.experts.count, MAX_DEGREE) + 1) if expert_fits(config, tp, ep)]
+    return [ep for ep in range(1, min(config.experts.count, tp * dp) + 1) if expert_fits(config, tp, ep, dp)]
 
 
-def expert_fits(config: LLMConfig, tp: int, ep: int) -> bool:
-    """Whether a degree of expert parallelism fits a degree of tensor parallelism."""
-    experts = config.experts
+def expert_fits(config: LLMConfig, tp: int, ep: int, dp: int | None = None) -> bool:
+    """Whether degrees of parallelism divide the experts."""
+    experts, ranks = config.experts, Layout(tp, 1, ep, dp).stage_ranks
     assert experts is not None
-    if experts.count % ep or (tp % ep and ep % tp):
-        return False
-    return ep >= tp or experts.intermediate % (tp // ep) == 0
+    return experts.count % ep == 0 and ranks % ep == 0 and experts.intermediate % (ranks // ep) == 0
 
 
 @dataclass(frozen=True)
@@ -152,21 +162,54 @@ class Types:
         are quantised at run time.
     scaling : str or None
         Scaling of the weights of the checkpoint; default: that of :data:`WEIGHTS`.
+    kv_dtype : str or None
+        Type of the cache, where it is narrower than ``dtype``.
+    weight_only : bool
+        Whether products widen quantised weights, as engines do for ``int4`` and where the device has no units.
     """
 
     dtype: str = "bfloat16"
     weights: str | None = None
     scaling: str | None = None
+    kv_dtype: str | None = None
+    weight_only: bool = False
 
     @classmethod
-    def of(cls, config: LLMConfig, dtype: Any = "bfloat16", weights: Any = None) -> Types:
-        """Types of a request; weights that are not stated are those of the configuration.
+    def of(
+        cls,
+        config: LLMConfig,
+        dtype: Any = "bfloat16",
+        weights: Any = None,
+        kv_dtype: Any = None,
+        device: DeviceSpec | None = None,
+    ) -> Types:
+        """Types of a request; weights and cache that are not stated are those of the configuration.
 
         Raises
         ------
         FieldError
         """
-        dtype, weights = canonical_dtype(dtype), canonical_dtype(weights)
+        dtype, weights, kv_dtype = canonical_dtype(dtype), canonical_dtype(weights), canonical_dtype(kv_dtype)
+        types = cls._of_weights(config, dtype, weights)
+        known = (*CACHE_DTYPES, types.dtype)
+        if kv_dtype is not None and (kv_dtype not in known or (types.dtype == "float32" and kv_dtype != "float32")):
+            raise FieldError(
+                f"kv_dtype: {str(kv_dtype)[:80]!r} is not allowed",
+                path="kv_dtype",
+                hint="one of: " + ", ".join(known if types.dtype != "float32" else ("float32",)),
+            )
+        if kv_dtype is None and types.dtype != "float32":
+            kv_dtype = config.kv_dtype
+        units = None if types.weights is None else _UNITS.get(types.weights)
+        lacking = device is not None and units is not None and getattr(device, units) is None
+        return replace(
+            types,
+            kv_dtype=None if kv_dtype == types.dtype else kv_dtype,
+            weight_only=types.weights in WEIGHT_ONLY or lacking,
+        )
+
+    @classmethod
+    def _of_weights(cls, config: LLMConfig, dtype: Any, weights: Any) -> Types:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise FieldError(
                 f"dtype: {str(dtype)[:80]!r} is not allowed", path="dtype", hint="one of: " + ", ".join(DTYPES)
@@ -204,7 +247,7 @@ class Types:
         scaling = self.scaling or WEIGHTS[self.weights][experts]
         if self.scaling == "channel" and experts:
             scaling = WEIGHTS[self.weights][1]
-        if self.weights in WEIGHT_ONLY:
+        if self.weight_only:
             return {"dtype": self.dtype, "weight_dtype": self.weights, "scaling": scaling}
         return {"dtype": self.weights, "scaling": scaling}
 
@@ -214,6 +257,11 @@ class Types:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def cache_bytes(self) -> float:
+        """Bytes of a cached element."""
+        return DTYPE_BYTES[self.kv_dtype or self.dtype]
+
+    @property
     def weight_bytes(self) -> float:
         """Bytes of a quantised weight with its scales; of any weight where none is quantised."""
         return self.bytes if self.weights is None else DTYPE_BYTES[self.weights] + _SCALE_BYTES.get(self.weights, 0.0)
@@ -221,4 +269,4 @@ class Types:
     @property
     def exchanged_bytes(self) -> float:
         """Bytes of an activation that is sent to an expert on another rank."""
-        return self.bytes if self.weights in (None, *WEIGHT_ONLY) else max(1.0, DTYPE_BYTES[str(self.weights)])
+        return self.bytes if self.weights is None or self.weight_only else max(1.0, DTYPE_BYTES[self.weights])

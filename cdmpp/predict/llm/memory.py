@@ -196,7 +196,7 @@ def memory_of(
     Activations: input, residual and widest intermediate result of a layer for at most :data:`ACTIVATION_TOKENS`
     tokens, and the logits in float32. The engine's own buffers and fragmentation are not included.
     """
-    sequences = -(-batch // layout.replicas)
+    sequences = -(-batch // layout.dp)
     return Memory(
         _weights(config, layout, types),
         _cache(config, layout, types, sequences, tokens),
@@ -238,7 +238,8 @@ def check_memory(
         return memory
     sizes = {"weights": memory.weights, "cache": memory.kv_cache, "activations": memory.activations}
     parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in sizes.items())
-    smallest = smallest_layout(config, layout.ep, types, batch, tokens, device_bytes)
+    dp = None if layout.dp == Layout(layout.tp, 1, layout.ep).dp else layout.dp
+    smallest = smallest_layout(config, layout.ep, types, batch, tokens, device_bytes, dp)
     if smallest is None:
         hint = f"no layout of up to {MAX_GPUS} devices holds it; reduce batch, input or output"
     else:
@@ -253,11 +254,11 @@ def check_memory(
 
 
 def smallest_layout(
-    config: LLMConfig, ep: int, types: Types, batch: int, tokens: int, device_bytes: float
+    config: LLMConfig, ep: int, types: Types, batch: int, tokens: int, device_bytes: float, dp: int | None = None
 ) -> Layout | None:
     """The layout of fewest devices that holds the model, then of fewest stages; None without one.
 
-    ``ep`` is kept where it fits ``tp``; otherwise it is the smallest degree that does.
+    ``ep`` and ``dp`` are kept where they fit ``tp``; otherwise ``ep`` is the smallest degree that does.
     """
 
     def fits(layout: Layout) -> bool:
@@ -265,16 +266,21 @@ def smallest_layout(
 
     found = []
     for tp in allowed_tp(config):
-        kept = 1 if config.experts is None else next(n for n in (ep, *range(1, tp + 1)) if expert_fits(config, tp, n))
-        most = min(config.layers, MAX_GPUS // Layout(tp, 1, kept).gpus)
-        layouts = [Layout(tp, pp, kept) for pp in range(1, most + 1)]
+        degrees = [(1, dp)]
+        if config.experts is not None:
+            choices = ((ep, dp), *((n, dp) for n in range(1, tp + 1)), *((n, None) for n in range(1, tp + 1)))
+            degrees = [(n, copies) for n, copies in choices if expert_fits(config, tp, n, copies)]
+        kept, copies = degrees[0]
+        most = min(config.layers, MAX_GPUS // Layout(tp, 1, kept, copies).gpus)
+        layouts = [Layout(tp, pp, kept, copies) for pp in range(1, most + 1)]
         # No stage needs more memory with more stages.
         found += layouts[bisect_left(layouts, True, key=fits) :][:1]
     return min(found, key=lambda layout: (layout.gpus, layout.pp), default=None)
 
 
 def _named(layout: Layout) -> str:
-    return f"tp={layout.tp}, pp={layout.pp}" + (f", ep={layout.ep}" if layout.ep > 1 else "")
+    given = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "dp": layout.dp}
+    return ", ".join(f"{name}={degree}" for name, degree in given.items() if name in ("tp", "pp") or degree > 1)
 
 
 def _held(config: LLMConfig, layout: Layout, types: Types) -> Callable[[Iterator[Tensor]], float]:
@@ -307,11 +313,11 @@ def _weights(config: LLMConfig, layout: Layout, types: Types) -> float:
 def _cache(config: LLMConfig, layout: Layout, types: Types, sequences: int, tokens: int) -> float:
     layers = -(-config.layers // layout.pp)
     if config.latent is not None:
-        return sequences * tokens * layers * (config.latent.kv_rank + config.latent.rope) * types.bytes
+        return sequences * tokens * layers * (config.latent.kv_rank + config.latent.rope) * types.cache_bytes
     columns = 2 * max(1, config.kv_heads // layout.tp) * config.head_dim
     windowed = layers * config.windowed_layers // config.layers
     kept = (layers - windowed) * tokens + windowed * min(tokens, config.window or tokens)
-    return sequences * kept * columns * types.bytes
+    return sequences * kept * columns * types.cache_bytes
 
 
 def _activations(config: LLMConfig, layout: Layout, types: Types, sequences: int, tokens: int) -> float:
@@ -326,6 +332,6 @@ def _activations(config: LLMConfig, layout: Layout, types: Types, sequences: int
     if config.experts is not None:
         # A replica's tokens go to all experts; each rank has the rows of its own.
         columns = (2 + config.gated) * config.experts.intermediate // layout.expert_tp + config.hidden
-        widest = max(widest, config.experts.topk * layout.replicas * columns // layout.ep)
+        widest = max(widest, config.experts.topk * layout.dp * columns // layout.ep)
     logits = sequences * config.vocab * 4.0
     return rows * (2 * config.hidden + widest) * types.bytes + logits

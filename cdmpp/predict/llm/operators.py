@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.llm.config import Experts, Latent, LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types
@@ -55,6 +56,8 @@ class StepBuilder:
     def __init__(self, config: LLMConfig, layout: Layout, types: Types, tokens: int) -> None:
         self.config, self.layout, self.types, self.tokens = config, layout, types, tokens
         self.parts: list[StepPart] = []
+        #: Field of attention operators for the type of the cache.
+        self.cache = {} if types.kv_dtype is None else {"kv_dtype": types.kv_dtype}
         self._count = 1
 
     @contextmanager
@@ -114,15 +117,22 @@ class StepBuilder:
         """Add the concatenation of columns over the ranks of a layer, ``cols`` in total."""
         self._collective(name, "all_gather", self.tokens * cols * self.types.bytes, self.layout.tp)
 
-    def all_to_all(self, name: str, element_bytes: float, copies: int) -> None:
+    def exchange(self, name: str, element_bytes: float, topk: int, *, back: bool = False) -> None:
         """Add the exchange of tokens between experts of several replicas of the attention.
 
-        Each rank sends its share of the replica's tokens, ``copies`` times: once for each rank that has one of a
-        token's experts.
+        Where each expert is on one rank, each rank sends its share of the replica's tokens once to each rank that has
+        one of a token's experts. Otherwise all ranks get all tokens, and add up their parts of the results.
         """
-        if self.layout.replicas > 1:
-            share = -(-self.tokens // self.layout.tp)
-            self._collective(name, "all_to_all", share * copies * self.config.hidden * element_bytes, self.layout.ep)
+        layout = self.layout
+        if layout.dp == 1:
+            return
+        row = self.config.hidden * element_bytes
+        if layout.expert_tp == 1:
+            share = -(-self.tokens // layout.tp)
+            self._collective(name, "all_to_all", share * min(topk, layout.ep) * row, layout.ep)
+        else:
+            operator = "reduce_scatter" if back else "all_gather"
+            self._collective(name, operator, self.tokens * layout.dp * row, layout.stage_ranks)
 
     def transfer(self, name: str, count: int) -> None:
         """Add transfers of the activations to the next stage."""
@@ -170,10 +180,10 @@ def latent_attention(b: StepBuilder, latent: Latent, calls: Sequence[tuple[str, 
             # Cached latents are expanded, too.
             rows = b.tokens + call["batch"] * call.get("past_len", 0)
             b.linear("kv_b_proj", heads * (latent.nope + latent.v_dim), latent.kv_rank, rows=rows)
-            b.add("attention", "mla_prefill", **call, **sizes)
+            b.add("attention", "mla_prefill", **call, **sizes, **b.cache)
         else:
             b.add("k_absorb", "bmm", batch=heads, m=b.tokens, n=latent.kv_rank, k=latent.nope)
-            b.add("attention", "mla_decode", **call, **sizes)
+            b.add("attention", "mla_decode", **call, **sizes, **b.cache)
             b.add("v_expand", "bmm", batch=heads, m=b.tokens, n=latent.v_dim, k=latent.kv_rank)
     b.linear("o_proj", hidden, heads * latent.v_dim)
 
@@ -255,13 +265,15 @@ def step_operators(
     *,
     dtype: str = "bfloat16",
     weights: str | None = None,
+    kv_dtype: str | None = None,
+    device: DeviceSpec | None = None,
     only: Only | None = None,
 ) -> list[StepPart]:
     """Operators and collectives of one step, in order, as one rank runs them.
 
     With several pipeline stages the list holds the work of all stages and the transfers between them: the sum of
     its latencies is the time of one batch from the first stage to the last. With several replicas of the attention
-    (``layout.replicas``) it is that of the replica with most sequences.
+    (``layout.dp``) it is that of the replica with most sequences.
 
     Parameters
     ----------
@@ -270,10 +282,14 @@ def step_operators(
     step : Prefill or Decode
         Of the whole batch.
     dtype : str
-        Type of activations and cache.
+        Type of activations.
     weights : str, optional
         Type of quantised weights (:class:`cdmpp.predict.llm.layout.Types`). The router, the embedding and the output
         layer are never quantised.
+    kv_dtype : str, optional
+        Type of the cache.
+    device : DeviceSpec, optional
+        Where it has no units for the type of the weights, products widen them.
     only : {"attention", "ffn"}, optional
         The attention or the feed-forward halves of all layers, without embedding, output and transfers.
 
@@ -288,7 +304,7 @@ def step_operators(
         The model cannot be split as the layout says, or has no such types.
     """
     layout.check(config)
-    types = Types.of(config, dtype, weights)
+    types = Types.of(config, dtype, weights, kv_dtype, device)
     local = replica_step(step, layout)
     b = StepBuilder(config, layout, types, local.tokens)
     if only is None:
@@ -311,11 +327,11 @@ def step_operators(
 
 def replica_step(step: Step, layout: Layout) -> Step:
     """The step of the replica of the attention that has most sequences."""
-    if layout.replicas == 1:
+    if layout.dp == 1:
         return step
     if isinstance(step, Prefill):
-        return Prefill(step.lengths[:: layout.replicas], step.past_len)
-    return Decode(-(-step.batch // layout.replicas), step.cached)
+        return Prefill(step.lengths[:: layout.dp], step.past_len)
+    return Decode(-(-step.batch // layout.dp), step.cached)
 
 
 def attention_batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
@@ -362,7 +378,7 @@ def _attention_half(b: StepBuilder, step: Step) -> None:
         ):
             with b.only(layers):
                 for operator, call in _calls(step, window):
-                    b.add(name, f"attention_{operator}", **call, **sizes)
+                    b.add(name, f"attention_{operator}", **call, **sizes, **b.cache)
         b.linear("o_proj", config.hidden, heads * config.head_dim)
     b.all_reduce("attention_all_reduce")
     if config.norms == 4:
@@ -426,7 +442,7 @@ def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
         if experts.shared_gate:
             b.linear("shared_gate", 1, config.hidden, quantised=False)
             b.vector("shared_gate_mul", "mul", config.hidden)
-    b.all_to_all("expert_dispatch", b.types.exchanged_bytes, min(experts.topk, layout.ep))
+    b.exchange("expert_dispatch", b.types.exchanged_bytes, experts.topk)
     b.add(
         "experts",
         "moe",
@@ -439,7 +455,7 @@ def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
         tp=layout.expert_tp,
         ep=layout.ep,
     )
-    b.all_to_all("expert_combine", b.types.bytes, min(experts.topk, layout.ep))
+    b.exchange("expert_combine", b.types.bytes, experts.topk, back=True)
     if experts.shared:
         b.vector("shared_add", "add", config.hidden)
     b.all_reduce("mlp_all_reduce")

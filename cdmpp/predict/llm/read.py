@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError, FieldError
+from cdmpp.predict.engines.profile import load_engine
 from cdmpp.predict.llm.config import Experts, Latent, LLMConfig
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
 
@@ -418,11 +419,19 @@ def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
     name = _model_type(config, path)
     read = FAMILIES[name](Fields({**config, "model_type": name}, path))
     weights, scaling = _quantised(quantisation, f"{path}.quantization_config")
-    return replace(read, left_out=left_out, weights=weights, weight_scaling=scaling)
+    positions = config.get("max_position_embeddings")
+    return replace(
+        read,
+        left_out=left_out,
+        weights=weights,
+        weight_scaling=scaling,
+        kv_dtype=_cache_type(quantisation),
+        context=positions if type(positions) is int and positions > 0 else None,
+    )
 
 
 def with_configs(request: Any) -> Any:
-    """A request in which every ``{"llm": {"config": path}}`` has the content of the file.
+    """A request in which every ``{"llm": {"config": path, "engine": path}}`` has the contents of the files.
 
     Parts of the request without a path are the same objects. A service is never sent paths, and reads none.
 
@@ -448,9 +457,14 @@ def _replaced(value: Any) -> Any:
 
 
 def _with_config(key: Any, value: Any) -> Any:
-    if key == "llm" and isinstance(value, Mapping) and isinstance(value.get("config"), str | PathLike):
-        return {**value, "config": config_fields(value["config"])}
-    return _replaced(value)
+    if key != "llm" or not isinstance(value, Mapping):
+        return _replaced(value)
+    read: dict[str, Any] = {}
+    if isinstance(value.get("config"), str | PathLike):
+        read["config"] = config_fields(value["config"])
+    if isinstance(engine := value.get("engine"), PathLike) or (isinstance(engine, str) and engine.endswith(".toml")):
+        read["engine"] = load_engine(engine).model_dump(mode="json", exclude_unset=True)
+    return {**value, **read} if read else value
 
 
 def _model_type(config: Mapping[str, Any], path: str) -> str:
@@ -473,6 +487,17 @@ def _model_type(config: Mapping[str, Any], path: str) -> str:
             f"{path}.model_type: {name[:80]!r} is not known{meant}", path=f"{path}.model_type", hint=f"known: {known}"
         )
     return name
+
+
+def _cache_type(quantisation: Any) -> str | None:
+    """Element type of the cache that ``quantization_config`` states: ``kv_cache_scheme`` or ``kv_cache_quant_algo``."""
+    if not isinstance(quantisation, Mapping):
+        return None
+    scheme = quantisation.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
+        return "int8" if scheme.get("type") == "int" else "float8_e4m3"
+    name = quantisation.get("kv_cache_quant_algo")
+    return {"FP8": "float8_e4m3", "INT8": "int8"}.get(name) if isinstance(name, str) else None
 
 
 def _quantised(value: Any, path: str) -> tuple[str | None, str | None]:

@@ -110,7 +110,7 @@ def test_experts_are_spread_over_the_ranks_of_a_layer() -> None:
 
 def test_replicas_of_the_attention_divide_the_batch_and_exchange_tokens() -> None:
     layout = Layout(tp=2, ep=8)
-    assert (layout.replicas, layout.gpus) == (4, 8)
+    assert (layout.dp, layout.gpus) == (4, 8)
     parts = by_name(step_operators(config("qwen3-30b-a3b"), layout, Decode(10, 100)))
     assert parts["attention"].program.sizes()["batch"] == 3
     assert parts["experts"].program.sizes()["tokens"] == 10
