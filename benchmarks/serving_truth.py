@@ -102,9 +102,9 @@ def read_cells(data: Path, configs: Path) -> list[Cell]:
         }
         if not static:
             measurement["closed_loop"] = True
-            if dp != 1 or ep > tp:
-                continue
-            measurement["ep"] = max(1, int(ep))
+            measurement |= {"ep": max(1, int(ep)), "dp": max(1, int(dp))}
+            if str(dtype).startswith(("fp8", "fp4")):
+                measurement["kv_dtype"] = "float8_e4m3"
             if weights := WEIGHTS.get(str(dtype).partition("gemm=")[2].partition(";")[0]):
                 measurement["weights"] = weights
         cells.append(

@@ -216,7 +216,8 @@ def _print(estimates: list[LLMEstimate], most: int) -> None:
     types += "" if s.kv_dtype == s.dtype else f", cache {s.kv_dtype}"
     print(
         f"{first['model_type']}, {format_si(first['parameters'], '')} parameters; tp {s.tp}, pp {s.pp}, ep {s.ep}, "
-        f"dp {s.dp}; batch {s.batch}, input {s.input}, output {s.output}; {types}; engine {s.engine}, kernels of {s.framework}"
+        f"dp {s.dp}; batch {s.batch}, input {s.input}, output {s.output}; {types}; engine {s.engine}, "
+        f"kernels of {s.framework}"
     )
     rows = [
         (

@@ -10,6 +10,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
+from cdmpp.predict.engines.profile import KERNELS_ONLY, Engine, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
@@ -63,6 +64,8 @@ class StepPricer:
         As in :func:`cdmpp.predict.llm.step_operators`.
     kv_dtype : str, optional
         Element type of the cache, where it differs from ``dtype``.
+    engine : str, path, mapping or EngineProfile
+        What the engine adds to its kernels; by default nothing but launches, for simulators that model the host.
     framework : str
     cuda_graph : bool
         Whether batches without a prefill are captured graphs.
@@ -85,12 +88,14 @@ class StepPricer:
         dtype: str = "bfloat16",
         weights: str | None = None,
         kv_dtype: str | None = None,
+        engine: Engine = KERNELS_ONLY,
         framework: str = "vllm",
         cuda_graph: bool = True,
         predictor: Predictor | None = None,
     ) -> None:
         layout.check(config)
         check_settings(DEFAULT_PROTOCOL, framework)
+        self._engine = load_engine(engine, framework)
         self._predictor = shipped_predictor() if predictor is None else predictor
         self.device = resolved_device(device, self._predictor)
         self.config, self.layout, self.framework, self._cuda_graph = config, layout, framework, cuda_graph
@@ -98,9 +103,15 @@ class StepPricer:
         self.price = lru_cache(_KEPT)(self._price)
 
     def _price(self, batch: EngineBatch) -> PricedStep:
-        captured = self._cuda_graph and not batch.prefills
-        step = StepPricing(self.parts(batch), captured)
-        return step.priced(self._predictor.predict_queries(step.queries(self.device, self.framework)))
+        step = StepPricing.of(
+            self._engine,
+            self.parts(batch),
+            decode=not batch.prefills,
+            sequences=len(batch.prefills) + len(batch.decodes),
+            ranks=self.layout.tp,
+            cuda_graph=self._cuda_graph,
+        )
+        return step.priced(self._predictor.predict_queries(step.queries(self.device)))
 
     def parts(self, batch: EngineBatch) -> list[StepPart]:
         """Operators and collectives of a batch, as one rank runs them.

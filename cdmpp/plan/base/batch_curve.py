@@ -114,9 +114,9 @@ class LanguageModelForm(Closed):
         try:
             config, layout, profile = read_config(self.config), self.layout, self.profile(framework)
             only = None if self.part == "step" else self.part
-            graph = profile.graph_decode and self.cuda_graph if self.phase == "decode" else profile.graph_prefill
             return [
-                StepPricing(
+                StepPricing.of(
+                    profile,
                     step_operators(
                         config,
                         layout,
@@ -126,10 +126,10 @@ class LanguageModelForm(Closed):
                         kv_dtype=self.kv_dtype,
                         only=only,
                     ),
-                    graph,
-                    profile,
-                    -(-batch // layout.dp),
-                    self.tp,
+                    decode=self.phase == "decode",
+                    sequences=-(-batch // layout.dp),
+                    ranks=self.tp,
+                    cuda_graph=self.cuda_graph,
                 )
                 for batch in batches
             ]
@@ -161,11 +161,10 @@ class LanguageModelForm(Closed):
         self, batches: Sequence[Count], path: str, device: DeviceForm, framework: str | None
     ) -> list[PriceRequest]:
         """Programs of all steps, those of the first batch size first."""
-        kernels = self.profile(framework).framework
         return [
             PriceRequest(path, program.canonical(), device, protocol=protocol, framework=kernels)
             for step in self.steps(batches, path, framework)
-            for program, protocol in step.programs
+            for program, protocol, kernels in step.programs
         ]
 
     def priced(

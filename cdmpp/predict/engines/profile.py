@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from os import PathLike
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -50,6 +50,10 @@ class Host(BaseModel):
         return self.step_s + self.sequence_s * sequences + self.ranks_s * (ranks > 1)
 
 
+#: Framework of a profile that names none.
+DEFAULT_FRAMEWORK: ProgramFramework = "vllm"
+
+
 class EngineProfile(BaseModel):
     """What an engine adds to its kernels.
 
@@ -60,8 +64,15 @@ class EngineProfile(BaseModel):
         Versions of the software that it stands for.
     framework : str or None
         Framework whose kernels are predicted; None: that of the request.
+    also : tuple of str
+        Further frameworks whose kernels the engine has, as far as the tables know: the fastest of each part counts.
     kernel_factor : float
         Measured over predicted time of the kernels.
+    fused, fused_ranks : tuple of str
+        Parts of a decode step, by name, that run inside of another kernel or beside it, and so take no time of their
+        own: always, and where several ranks share a layer.
+    kv_dtype : str or None
+        Type of the cache of a model with 8- or 4-bit weights, where neither its file nor the request states one.
     host : Host
     graph_decode, graph_prefill : bool
         Whether decode and prefill steps are captured graphs (or compiled without launches by the host).
@@ -78,13 +89,26 @@ class EngineProfile(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=100)]
     versions: Annotated[str, Field(max_length=200)] = ""
     framework: ProgramFramework | None = None
+    also: tuple[ProgramFramework, ...] = ()
     kernel_factor: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    fused: tuple[str, ...] = ()
+    fused_ranks: tuple[str, ...] = ()
+    kv_dtype: Literal["float8_e4m3", "int8"] | None = None
     host: Host = Host()
     graph_decode: bool = True
     graph_prefill: bool = False
     token_budget: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     residual: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     source: dict[str, str] = {}
+
+    @property
+    def frameworks(self) -> tuple[ProgramFramework, ...]:
+        """Frameworks whose kernels are predicted."""
+        return (self.framework or DEFAULT_FRAMEWORK, *self.also)
+
+    def runs(self, part: str, ranks: int) -> bool:
+        """Whether a part of a decode step takes time of its own."""
+        return part not in self.fused and (ranks == 1 or part not in self.fused_ranks)
 
     @classmethod
     def of(cls, value: Mapping[str, Any], where: str) -> Self:
@@ -183,7 +207,7 @@ def load_engine(engine: Engine | None = None, framework: str | None = None, *, f
             path="framework",
             hint="give one of the two",
         )
-    return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_ENGINE})
+    return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_FRAMEWORK})
 
 
 def _profile(engine: Engine, files: bool) -> EngineProfile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from os import PathLike
 from typing import Any
@@ -286,9 +286,10 @@ class EstimatePlan:
         assert profile.framework is not None
         check_settings(DEFAULT_PROTOCOL, profile.framework)
         layout, types = Layout(tp, pp, ep, dp), Types.of(config, dtype, weights, kv_dtype, device)
+        if kv_dtype is None and types.weights != config.weights and not types.weight_only:
+            types = replace(types, kv_dtype=types.kv_dtype or profile.kv_dtype)
         layout.check(config)
         self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
-        graph_decode = cuda_graph and profile.graph_decode
         self.settings = Settings(
             device.name,
             tp,
@@ -303,7 +304,7 @@ class EstimatePlan:
             types.kv_dtype or types.dtype,
             profile.name,
             profile.framework,
-            graph_decode,
+            cuda_graph and profile.graph_decode,
         )
         self._config, self._layout, self._engine = config, layout, profile
         self._remarks = tuple(_remarks(config, device, types, longest + output))
@@ -312,8 +313,14 @@ class EstimatePlan:
             parts = step_operators(
                 config, layout, step, dtype=types.dtype, weights=types.weights, kv_dtype=types.kv_dtype, device=device
             )
-            captured = graph_decode if isinstance(step, Decode) else profile.graph_prefill
-            return StepPricing(parts, captured, profile, -(-step.batch // layout.dp), tp)
+            return StepPricing.of(
+                profile,
+                parts,
+                decode=isinstance(step, Decode),
+                sequences=-(-step.batch // layout.dp),
+                ranks=tp,
+                cuda_graph=cuda_graph,
+            )
 
         budget = None if profile.token_budget is None else profile.token_budget * layout.dp
         chunks = prefill_steps(lengths, budget)
@@ -325,9 +332,7 @@ class EstimatePlan:
         self.decode_runs = _weights(self._steps, self._points) if output > 1 else np.zeros(0)
         cached = sum(lengths)
         self._decode = [pricing(Decode(batch, past_total=cached + batch * int(step))) for step in self._points]
-        self.queries = [
-            query for step in (*self._prefill, *self._decode) for query in step.queries(device, profile.framework)
-        ]
+        self.queries = [query for step in (*self._prefill, *self._decode) for query in step.queries(device)]
 
     def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
         """The priced steps of prefill and decode, made of the predictions of :attr:`queries`.
@@ -384,6 +389,8 @@ class EstimatePlan:
 def _remarks(config: LLMConfig, device: DeviceSpec, types: Types, tokens: int) -> Iterator[str]:
     if types.weight_only and types.weights not in WEIGHT_ONLY:
         yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
+    if types.kv_dtype is not None and types.kv_dtype != config.kv_dtype:
+        yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"
     if config.context is not None and tokens > config.context:
         yield f"input + output of {tokens:,} tokens exceed max_position_embeddings, {config.context:,}"
 

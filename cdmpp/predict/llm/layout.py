@@ -36,10 +36,10 @@ _SCALE_BYTES = {"int4": 2 / 128, "float4_e2m1": 1 / 16}
 class Layout:
     """Degrees of parallelism.
 
-    ``tp`` ranks share each layer, ``pp`` stages share the layers, and ``dp`` replicas of the attention divide the batch:
-    ``tp * pp * dp`` devices in all. The experts of a layer are shared by all its ``tp * dp`` ranks, in ``ep`` groups
-    (``ep <= tp * dp``) of ``tp * dp / ep`` ranks, which split each of the group's experts. A model without experts has
-    ``dp`` copies.
+    ``tp`` ranks share each layer, ``pp`` stages share the layers, and ``dp`` replicas of the attention divide the
+    batch: ``tp * pp * dp`` devices in all. The experts of a layer are shared by all its ``tp * dp`` ranks, in ``ep``
+    groups (``ep <= tp * dp``) of ``tp * dp / ep`` ranks, which split each of the group's experts. A model without
+    experts has ``dp`` copies.
 
     Attributes
     ----------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import Protocol
+from cdmpp.programs.query_options import ProgramFramework, Protocol
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -76,16 +76,37 @@ class StepPricing:
     sequences: int = 1
     ranks: int = 1
 
-    @property
-    def programs(self) -> list[tuple[OperatorSpec, Protocol]]:
-        """Programs of all parts with the protocols to predict, those of a part next to each other."""
-        return [(part.program, protocol) for part in self.parts for protocol in _protocols(part, self.captured)]
+    @classmethod
+    def of(
+        cls,
+        engine: EngineProfile,
+        parts: Iterable[StepPart],
+        *,
+        decode: bool,
+        sequences: int,
+        ranks: int,
+        cuda_graph: bool = True,
+    ) -> StepPricing:
+        """A step as an engine runs it: a graph or launches, without the parts of decode inside of other kernels."""
+        captured = (engine.graph_decode and cuda_graph) if decode else engine.graph_prefill
+        own = [part for part in parts if not decode or engine.runs(part.name, ranks)]
+        return cls(own, captured, engine, sequences, ranks)
 
-    def queries(self, device: DeviceSpec, framework: str) -> list[Query]:
+    @property
+    def programs(self) -> list[tuple[OperatorSpec, Protocol, ProgramFramework]]:
+        """Programs of all parts with the protocols and frameworks to predict, those of a part next to each other."""
+        return [
+            (part.program, protocol, framework)
+            for part in self.parts
+            for framework in self.engine.frameworks
+            for protocol in _protocols(part, self.captured)
+        ]
+
+    def queries(self, device: DeviceSpec) -> list[Query]:
         """Queries for :attr:`programs` on a device."""
         return [
             Query(TensorProgram.from_operator(program), device, protocol, framework)
-            for program, protocol in self.programs
+            for program, protocol, framework in self.programs
         ]
 
     def priced(self, predictions: Sequence[Prediction]) -> PricedStep:
@@ -97,10 +118,15 @@ class StepPricing:
             An operator of the model has no prediction.
         """
         remaining = iter(predictions)
-        chosen = [
-            min((next(remaining) for _ in _protocols(part, self.captured)), key=lambda p: _rank(part, p))
-            for part in self.parts
-        ]
+        chosen = []
+        for part in self.parts:
+            protocols = _protocols(part, self.captured)
+            kernels = [
+                min((next(remaining) for _ in protocols), key=lambda p: _rank(part, p)) for _ in self.engine.frameworks
+            ]
+            # A kernel of another framework counts where it is as well known as the engine's own.
+            known = [p for p in kernels if _rank(part, p) <= _rank(part, kernels[0])]
+            chosen.append(min(known, key=lambda p: p.latency_s or 0.0))
         seconds = np.array(
             [
                 [part.count * (figure or 0.0) for figure in (p.latency_s, p.lower_s, p.upper_s)]
