@@ -65,7 +65,7 @@ class EngineProfile(BaseModel):
     framework : str or None
         Framework whose kernels are predicted; None: that of the request.
     also : tuple of str
-        Further frameworks whose kernels the engine has, as far as the tables know: the fastest of each part counts.
+        Further frameworks whose kernels the engine has in decode: the fastest of each part counts.
     kernel_factor : float
         Measured over predicted time of the kernels.
     fused, fused_ranks : tuple of str

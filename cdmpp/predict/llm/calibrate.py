@@ -25,6 +25,7 @@ from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import EstimatePlan, resolved_device, shipped_predictor
 from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import weights_read
+from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
@@ -161,8 +162,12 @@ def fit_engine(
     rows = read_measurements(measurements) if isinstance(measurements, str | PathLike) else list(measurements)
     if len(rows) < MIN_ROWS:
         raise DataError(f"{len(rows)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
-    measured = _measured(rows, config, device, profile, predictor)
-    host = profile.host
+    return fit_profile(_measured(rows, config, device, profile, predictor), profile)
+
+
+def fit_profile(measured: Measured, profile: EngineProfile) -> Calibration:
+    """The profile that fits measured durations, from ``profile`` as prior."""
+    host, rows = profile.host, len(np.unique(measured.row))
     centre = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
     centre = np.log(np.where(centre > 0, centre, _CENTRE))
     fitted, covariance = fit(measured, centre, host.overlapped)
@@ -173,7 +178,7 @@ def fit_engine(
         ranks_s = host.ranks_s
     spread = errors if left_out is None else left_out
     name = profile.name if profile.name.endswith("-calibrated") else f"{profile.name}-calibrated"
-    where = f"{len(rows)} measurements, from the profile {profile.name}"
+    where = f"{rows} measurements, from the profile {profile.name}"
     new = profile.model_copy(
         update={
             "name": name,
@@ -188,7 +193,7 @@ def fit_engine(
     before = _initial(measured, profile)
     return Calibration(
         new,
-        len(rows),
+        rows,
         _mean_error(before),
         _mean_error(errors),
         None if left_out is None else _mean_error(left_out),
@@ -271,52 +276,59 @@ def _measured(
     profile: EngineProfile,
     predictor: Predictor,
 ) -> Measured:
-    bare = profile.model_copy(update={"kernel_factor": 1.0})
     plans, durations = [], []
     for number, row in enumerate(rows, 1):
         try:
-            plan, found = _plan(row, config, device, bare, predictor)
+            plan, found = _plan(row, config, device, profile, predictor)
         except CdmppError as error:
             raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
         plans.append(plan)
         durations.append(found)
     queries = [query for plan in plans for query in plan.queries]
     remaining = iter(predictor.predict_queries(queries))
-    which: list[int] = []
-    log_s: list[float] = []
-    steps = []
+    builder = MeasuredBuilder()
     for number, (plan, found) in enumerate(zip(plans, durations, strict=True), 1):
         prefill, decode = plan.priced([next(remaining) for _ in plan.queries])
-        batch, after = plan.settings.batch, plan.settings.output - 1
         closed = found.pop("closed_loop")
         for name, seconds in found.items():
-            weights = {
-                "total_s": (1.0, 1.0),
-                "ttft_s": (1.0, 0.0),
-                # In a closed loop, each of the other requests in flight is prefilled once in the meantime.
-                "tpot_s": ((1 - 1 / batch) / max(after, 1) if closed else 0.0, 1 / max(after, 1)),
-            }[name]
-            for part, runs, weight in (
-                (prefill, plan.prefill_runs, weights[0]),
-                (decode, plan.decode_runs, weights[1]),
-            ):
-                for step, often in zip(part, runs.tolist(), strict=True):
-                    pricing = step.pricing
-                    launches = 0 if pricing.captured else sum(p.count for p in pricing.parts)
-                    steps.append(
-                        (
-                            len(log_s),
-                            float(step.seconds[0].sum()),
-                            launches * bare.host.launch_s,
-                            often * weight,
-                            pricing.sequences,
-                            float(pricing.ranks > 1),
-                        )
-                    )
-            which.append(number)
-            log_s.append(math.log(seconds))
-    columns = np.array(steps, dtype=np.float64).T
-    return Measured(np.array(which), np.array(log_s), columns[0].astype(np.int64), *columns[1:])
+            weights = phase_weights(name, plan.settings.batch, plan.settings.output, closed)
+            runs = [weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs]
+            builder.add(number, seconds, [*prefill, *decode], np.concatenate(runs))
+    return builder.measured()
+
+
+def phase_weights(duration: str, batch: int, output: int, closed_loop: bool) -> tuple[float, float]:
+    """How often prefill and decode of a batch count in one of :data:`DURATIONS`.
+
+    In a closed loop, each of the other requests in flight is prefilled once between the tokens of a request.
+    """
+    after = max(output - 1, 1)
+    others = (1 - 1 / batch) / after if closed_loop else 0.0
+    return {"total_s": (1.0, 1.0), "ttft_s": (1.0, 0.0), "tpot_s": (others, 1 / after)}[duration]
+
+
+class MeasuredBuilder:
+    """Collects durations and the priced steps that make them, for :class:`Measured`."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._log_s: list[float] = []
+        self._steps: list[tuple[float, ...]] = []
+
+    def add(self, row: int, seconds: float, steps: Sequence[PricedStep], runs: Array) -> None:
+        """Add a duration; ``runs`` says how often each step counts."""
+        for step, often in zip(steps, runs.tolist(), strict=True):
+            pricing = step.pricing
+            kernels_s = float(step.seconds[0].sum()) / pricing.engine.kernel_factor
+            launched_s = pricing.launches * pricing.engine.host.launch_s
+            self._steps.append((len(self._rows), kernels_s, launched_s, often, pricing.sequences, pricing.ranks > 1))
+        self._rows.append(row)
+        self._log_s.append(math.log(seconds))
+
+    def measured(self) -> Measured:
+        """All durations."""
+        columns = np.array(self._steps, dtype=np.float64).T
+        return Measured(np.array(self._rows), np.array(self._log_s), columns[0].astype(np.int64), *columns[1:])
 
 
 def _plan(

@@ -11,7 +11,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS
-from cdmpp.predict.engines.profile import KERNELS_ONLY, EngineProfile, load_engine
+from cdmpp.predict.engines.profile import DEFAULT_FRAMEWORK, KERNELS_ONLY, EngineProfile, load_engine
 from cdmpp.predict.llm.operators import StepPart
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import Collective
@@ -68,6 +68,8 @@ class StepPricing:
         What it adds to the kernels.
     sequences, ranks : int
         Sequences of the step, and ranks that share a layer.
+    frameworks : tuple of str
+        Frameworks whose kernels are predicted; the fastest of each part counts.
     """
 
     parts: list[StepPart]
@@ -75,6 +77,7 @@ class StepPricing:
     engine: EngineProfile = field(default_factory=lambda: load_engine(KERNELS_ONLY))
     sequences: int = 1
     ranks: int = 1
+    frameworks: tuple[ProgramFramework, ...] = (DEFAULT_FRAMEWORK,)
 
     @classmethod
     def of(
@@ -90,7 +93,12 @@ class StepPricing:
         """A step as an engine runs it: a graph or launches, without the parts of decode inside of other kernels."""
         captured = (engine.graph_decode and cuda_graph) if decode else engine.graph_prefill
         own = [part for part in parts if not decode or engine.runs(part.name, ranks)]
-        return cls(own, captured, engine, sequences, ranks)
+        return cls(own, captured, engine, sequences, ranks, engine.frameworks if decode else engine.frameworks[:1])
+
+    @property
+    def launches(self) -> int:
+        """Kernels that the host launches one by one."""
+        return 0 if self.captured else sum(part.count for part in self.parts)
 
     @property
     def programs(self) -> list[tuple[OperatorSpec, Protocol, ProgramFramework]]:
@@ -98,7 +106,7 @@ class StepPricing:
         return [
             (part.program, protocol, framework)
             for part in self.parts
-            for framework in self.engine.frameworks
+            for framework in self.frameworks
             for protocol in _protocols(part, self.captured)
         ]
 
@@ -122,7 +130,7 @@ class StepPricing:
         for part in self.parts:
             protocols = _protocols(part, self.captured)
             kernels = [
-                min((next(remaining) for _ in protocols), key=lambda p: _rank(part, p)) for _ in self.engine.frameworks
+                min((next(remaining) for _ in protocols), key=lambda p: _rank(part, p)) for _ in self.frameworks
             ]
             # A kernel of another framework counts where it is as well known as the engine's own.
             known = [p for p in kernels if _rank(part, p) <= _rank(part, kernels[0])]
@@ -162,8 +170,7 @@ class PricedStep:
         """Host time that the kernels do not hide: point, lower and upper bound, ``(3,)``."""
         host, kernels_s = self.pricing.engine.host, float(self.seconds[0].sum())
         step_s = host.step(self.pricing.sequences, self.pricing.ranks)
-        launches = 0 if self.pricing.captured else sum(part.count for part in self.parts)
-        launched = launches * np.array([host.launch_s, host.launch_lower_s, host.launch_upper_s])
+        launched = self.pricing.launches * np.array([host.launch_s, host.launch_lower_s, host.launch_upper_s])
         device = np.maximum(kernels_s, launched)
         whole = np.maximum(device, step_s) if host.overlapped else device + step_s
         return np.asarray(whole - kernels_s)

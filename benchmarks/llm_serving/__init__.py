@@ -1,1 +1,0 @@
-"""Whole language models against public measurements of serving batches."""

@@ -1,0 +1,1 @@
+"""Whole serving systems against published measurements, per engine profile."""

@@ -1,0 +1,340 @@
+"""``python -m benchmarks.serving_truth --public-data DIR --configs DIR``: serving systems against measurements.
+
+Prices every cell of ``e2e_llm_serving.csv.gz`` and ``e2e_pipeweave.csv.gz`` whose model is known (``--configs``: folder
+of the models' config.json with ``aliases.csv``) with the shipped profile of its engine, with ``kernels-only``, and with
+profiles calibrated to four other rows of its device and engine (five draws), and writes
+``benchmarks/results/serving_truth.json`` and docs/serving-accuracy.md.
+
+``--fit`` prints the figures of the shipped profiles: one fit for all rows of an engine, each (device, model) with the
+same weight. Rows below the time in which the device reads the weights are counted and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report.markdown import fill_document, percent, table
+from benchmarks.report.results import write_result
+from benchmarks.serving_truth.cells import ROOT, Cell, read_cells
+from cdmpp import LatencyPredictor
+from cdmpp.data.load import public_data_dir
+from cdmpp.devices.registry import lookup
+from cdmpp.errors import CdmppError
+from cdmpp.predict.engines import EngineProfile, load_engine
+from cdmpp.predict.engines.profile import KERNELS_ONLY
+from cdmpp.predict.llm import Decode, EstimatePlan, Layout, LLMConfig, read_config, step_operators
+from cdmpp.predict.llm.calibrate import MeasuredBuilder, fit_profile, phase_weights
+from cdmpp.predict.llm.layout import Types
+from cdmpp.predict.llm.memory import weights_read
+from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
+
+OUT, DOCUMENT = ROOT / "benchmarks/results/serving_truth.json", ROOT / "docs/serving-accuracy.md"
+COMMAND = "python -m benchmarks.serving_truth --public-data DIR --configs DIR"
+#: Draws of four rows.
+DRAWS, DRAWN = 5, 4
+#: Groups of fewer rows are not calibrated.
+MIN_GROUP = 12
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Remembering:
+    """A predictor that asks each query once."""
+
+    def __init__(self, predictor: LatencyPredictor) -> None:
+        self._predictor, self.model_id, self.artifact = predictor, predictor.model_id, predictor.artifact
+        self._known: dict[Any, Any] = {}
+
+    def predict_queries(self, queries: Sequence[Any], **options: Any) -> list[Any]:
+        """Predictions in order."""
+        keys = [(q.program.operator.text(), q.device.name, q.protocol, q.framework) for q in queries]
+        new = {key: query for key, query in zip(keys, queries, strict=True) if key not in self._known}
+        self._known.update(zip(new, self._predictor.predict_queries(list(new.values()), **options), strict=True))
+        return [self._known[key] for key in keys]
+
+
+@dataclass(frozen=True)
+class PricedCell:
+    """A cell with the steps that make its duration, and how often each counts."""
+
+    cell: Cell
+    steps: list[PricedStep]
+    runs: Array
+
+    def figures(self, engine: EngineProfile) -> Array:
+        """Point, lower and upper bound with an engine's figures in place of those of the pricing."""
+        kinds = 0.0
+        for step, often in zip(self.steps, self.runs.tolist(), strict=True):
+            pricing = replace(step.pricing, engine=engine)
+            factor = engine.kernel_factor / step.pricing.engine.kernel_factor
+            kinds = kinds + often * PricedStep(pricing, step.predictions, factor * step.seconds).kinds()
+        return combined(np.asarray(kinds), engine.residual)
+
+    @property
+    def roofline_s(self) -> float:
+        """The duration at the device's data sheet."""
+        return sum(
+            often * sum(part.count * (p.roofline_s or 0.0) for part, p in zip(s.parts, s.predictions, strict=True))
+            for s, often in zip(self.steps, self.runs.tolist(), strict=True)
+        )
+
+
+def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remembering) -> PricedCell:
+    """Price a cell.
+
+    Raises
+    ------
+    CdmppError
+        It is not possible, or below the time in which the device reads the weights.
+    """
+    device, request = lookup(cell.device), cell.request
+    layout = Layout(request["tp"], 1, request.get("ep", 1), request.get("dp"))
+    if cell.step is not None:
+        parts = step_operators(config, layout, cell.step, device=device)
+        decode = isinstance(cell.step, Decode)
+        step = StepPricing.of(engine, parts, decode=decode, sequences=cell.batch, ranks=layout.tp)
+        return PricedCell(cell, [step.priced(predictor.predict_queries(step.queries(device)))], np.ones(1))
+    plan = EstimatePlan(config, device, engine=engine, lengths=cell.lengths, **request)
+    types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))
+    steps = {"total_s": request["output"], "ttft_s": 1, "tpot_s": 1}[cell.name]
+    if cell.seconds < steps * weights_read(config, layout, types, cell.batch) / device.mem_bandwidth_bytes_per_s:
+        raise CdmppError("below the time to read the weights")
+    prefill, decode_steps = plan.priced(predictor.predict_queries(plan.queries))
+    weights = phase_weights(cell.name, cell.batch, request["output"], cell.closed_loop)
+    runs = np.concatenate([weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs])
+    return PricedCell(cell, [*prefill, *decode_steps], runs)
+
+
+def price_all(
+    cells: Iterable[Cell], predictor: Remembering, engine: str | None = None
+) -> tuple[list[PricedCell], Counter[tuple[str, str, str]]]:
+    """All cells with the profile of their engine, or with one; and the reasons of those that have no price."""
+    priced, left_out = [], Counter[tuple[str, str, str]]()
+    configs: dict[str, LLMConfig | CdmppError] = {}
+    for cell in cells:
+        if cell.config not in configs:
+            try:
+                configs[cell.config] = read_config(cell.config)
+            except CdmppError as error:
+                configs[cell.config] = error
+        config = configs[cell.config]
+        shipped = load_engine(cell.engine)
+        profile = shipped if engine is None else load_engine(engine, shipped.framework)
+        try:
+            if isinstance(config, CdmppError):
+                raise config
+            priced.append(price(cell, config, profile, predictor))
+        except CdmppError as error:
+            left_out[cell.source, cell.engine, _reason(error.message)] += 1
+    return priced, left_out
+
+
+def _reason(message: str) -> str:
+    if "is not known" in message:
+        return "architecture not known"
+    return "does not fit" if " GB on each " in message else message.partition(":")[0]
+
+
+def builder_of(cells: Iterable[PricedCell]) -> MeasuredBuilder:
+    """Durations for a fit."""
+    builder = MeasuredBuilder()
+    for number, one in enumerate(cells, 1):
+        builder.add(number, one.cell.seconds, one.steps, one.runs)
+    return builder
+
+
+def errors(cells: Sequence[PricedCell], figures: Array) -> dict[str, float]:
+    """Mean and median of |predicted / measured - 1|, and the share inside the interval; ``figures`` is (cells, 3)."""
+    measured = np.array([one.cell.seconds for one in cells])
+    wrong = figures[:, 0] / measured - 1
+    inside = (figures[:, 1] <= measured) & (measured <= figures[:, 2])
+    return {
+        "mean": float(np.abs(wrong).mean()),
+        "median": float(np.median(np.abs(wrong))),
+        "bias": float(np.median(wrong)),
+        "covered": float(inside.mean()),
+    }
+
+
+def group_result(cells: list[PricedCell], bare: list[PricedCell]) -> dict[str, Any]:
+    """Errors of a group of one source, engine and device."""
+    shipped = load_engine(cells[0].cell.engine)
+    kernels = load_engine(KERNELS_ONLY, shipped.framework)
+    roofline = np.array([[one.roofline_s] * 3 for one in bare])
+    result: dict[str, Any] = {
+        "rows": len(cells),
+        "shipped": errors(cells, np.stack([one.figures(shipped) for one in cells])),
+        "kernels_only": errors(bare, np.stack([one.figures(kernels) for one in bare])),
+        "roofline": errors(bare, roofline),
+    }
+    if len(cells) < MIN_GROUP:
+        return result
+    draws = []
+    for seed in range(DRAWS):
+        chosen = set(np.random.default_rng(seed).permutation(len(cells))[:DRAWN].tolist())
+        profile = fit_profile(builder_of(cells[i] for i in sorted(chosen)).measured(), shipped).profile
+        others = [one for i, one in enumerate(cells) if i not in chosen]
+        draws.append(errors(others, np.stack([one.figures(profile) for one in others])))
+    result["four_rows"] = {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
+    return result
+
+
+def grouped(cells: Iterable[PricedCell]) -> dict[tuple[str, str, str], list[PricedCell]]:
+    """Cells by source, engine and device."""
+    groups: dict[tuple[str, str, str], list[PricedCell]] = defaultdict(list)
+    for one in cells:
+        groups[one.cell.source, one.cell.engine, one.cell.device].append(one)
+    return dict(sorted(groups.items()))
+
+
+def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
+    """All figures."""
+    priced, left_out = price_all(cells, predictor)
+    bare, _ = price_all(cells, predictor, KERNELS_ONLY)
+    keys = {id(one.cell) for one in priced} & {id(one.cell) for one in bare}
+    priced = [one for one in priced if id(one.cell) in keys]
+    bare_of = {id(one.cell): one for one in bare}
+    rows = []
+    for (source, engine, device), group in grouped(priced).items():
+        figures = group_result(group, [bare_of[id(one.cell)] for one in group])
+        rows.append({"source": source, "engine": engine, "device": device, **figures})
+    return {
+        "command": COMMAND,
+        "model_id": predictor.model_id,
+        "groups": rows,
+        "by_model": _by(priced, lambda one: one.cell.model),
+        "by_batch": _by(priced, lambda one: _batch_class(one.cell.batch)),
+        "left_out": [
+            {"source": s, "engine": e, "reason": reason, "rows": count}
+            for (s, e, reason), count in sorted(left_out.items())
+        ],
+    }
+
+
+def _batch_class(batch: int) -> str:
+    return (
+        "1"
+        if batch == 1
+        else "2-8"
+        if batch <= 8
+        else "9-32"
+        if batch <= 32
+        else "33-128"
+        if batch <= 128
+        else "129 and more"
+    )
+
+
+def _by(cells: Sequence[PricedCell], key: Any) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str, str], list[PricedCell]] = defaultdict(list)
+    for one in cells:
+        groups[one.cell.source, one.cell.engine, key(one)].append(one)
+    rows = []
+    for (source, engine, name), group in sorted(groups.items()):
+        figures = np.stack([one.figures(load_engine(engine)) for one in group])
+        rows.append({"source": source, "engine": engine, "name": name, "rows": len(group), **errors(group, figures)})
+    return rows
+
+
+def fit_shipped(cells: Sequence[Cell], predictor: Remembering) -> None:
+    """Print figures for the shipped profiles."""
+    priced, _ = price_all(cells, predictor)
+    engines: dict[str, list[PricedCell]] = defaultdict(list)
+    for one in priced:
+        engines[one.cell.engine].append(one)
+    for engine, group in sorted(engines.items()):
+        weights = Counter((one.cell.source, one.cell.device, one.cell.model) for one in group)
+        # As many rows of each (source, device, model), repeated or drawn.
+        rng, chosen = np.random.default_rng(0), []
+        for key in sorted(weights):
+            own = [one for one in group if (one.cell.source, one.cell.device, one.cell.model) == key]
+            chosen += [own[i] for i in rng.choice(len(own), 60, replace=len(own) < 60)]
+        profile = fit_profile(builder_of(chosen).measured(), load_engine(engine)).profile
+        host = profile.host
+        print(
+            f"{engine}: kernel_factor {profile.kernel_factor:.3f}, step {1e3 * host.step_s:.3f} ms, sequence "
+            f"{1e3 * host.sequence_s:.4f} ms, ranks {1e3 * host.ranks_s:.3f} ms, residual {profile.residual:.3f}"
+        )
+        for key in sorted(weights):
+            own = [one for one in group if (one.cell.source, one.cell.device, one.cell.model) == key]
+            found = errors(own, np.stack([one.figures(profile) for one in own]))
+            alone = fit_profile(builder_of(own).measured(), load_engine(engine)).profile if len(own) > 3 else profile
+            print(
+                f"    {' '.join(key)}: {len(own)} rows, {percent(found['mean'])}, bias {found['bias']:+.2f}; alone "
+                f"{alone.kernel_factor:.2f}, {1e3 * alone.host.step_s:.2f}, {1e3 * alone.host.sequence_s:.3f}, "
+                f"{1e3 * alone.host.ranks_s:.2f}"
+            )
+
+
+def pages(result: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of the page."""
+    header = ["measurement", "engine", "device", "rows", "roofline", "kernels only", "shipped profile"]
+    header += ["80 % interval covers", "four own rows", "80 % interval covers"]
+    rows = []
+    for g in result["groups"]:
+        four = g.get("four_rows")
+        rows.append(
+            [
+                *(g[name] for name in ("source", "engine", "device")),
+                f"{g['rows']:,}",
+                *(percent(g[name]["mean"]) for name in ("roofline", "kernels_only")),
+                f"**{percent(g['shipped']['mean'])}**",
+                percent(g["shipped"]["covered"], 0),
+                "-" if four is None else percent(four["mean"]),
+                "-" if four is None else percent(four["covered"], 0),
+            ]
+        )
+    parts = {"groups": table(header, rows, left=3)}
+    header = ["measurement", "engine", "", "rows", "mean error", "median", "predicted over measured, median", "covered"]
+    for part in ("by_model", "by_batch"):
+        cells = [
+            [
+                *(row[name] for name in ("source", "engine", "name")),
+                f"{row['rows']:,}",
+                percent(row["mean"]),
+                percent(row["median"]),
+                f"{100 * row['bias']:+.0f} %",
+                percent(row["covered"], 0),
+            ]
+            for row in result[part]
+        ]
+        parts[part] = table([*header[:2], part[3:], *header[3:]], cells, left=3)
+    reasons = [[row["source"], row["engine"], row["reason"], f"{row['rows']:,}"] for row in result["left_out"]]
+    parts["left_out"] = table(["measurement", "engine", "reason", "rows"], reasons, left=3)
+    return parts
+
+
+def main() -> None:
+    """Run the study."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--public-data", type=Path, help="folder of the public tables")
+    parser.add_argument("--configs", type=Path, help="folder of the models' config.json, with aliases.csv")
+    parser.add_argument("--model", type=Path, help="model folder (default: the shipped model)")
+    parser.add_argument("--fit", action="store_true", help="print figures of the shipped profiles")
+    parser.add_argument("--render", action="store_true", help="render the stored result")
+    options = parser.parse_args()
+    if not options.render:
+        if options.configs is None:
+            parser.error("--configs is needed")
+        cells = read_cells(public_data_dir(options.public_data), options.configs)
+        predictor = Remembering(LatencyPredictor.load(options.model))
+        if options.fit:
+            fit_shipped(cells, predictor)
+            return
+        write_result(OUT, run(cells, predictor))
+    result = json.loads(OUT.read_text(encoding="utf-8"))
+    parts = pages(result)
+    fill_document(DOCUMENT, parts)
+    print(parts["groups"])
+
+
+if __name__ == "__main__":
+    main()

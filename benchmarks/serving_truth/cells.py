@@ -1,0 +1,159 @@
+"""Published measurements of serving systems in our terms."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cdmpp.predict.llm import Decode, Prefill
+from cdmpp.predict.llm.operators import Step
+
+ROOT = Path(__file__).parents[2]
+#: Devices of the sources by our name. A GPU of the MI250 rows is one die: dense models take the time of one, though
+#: Mixtral's 93 GB, which no die holds, are there as well (left out, counted).
+DEVICES = {
+    "Nvidia A100 GPU": "a100-sxm4-40gb",
+    "Nvidia GH200 GPU": "gh200",
+    "AMD MI250 GPU": "mi250-gcd",
+    "b200_sxm": "b200",
+    "b300_sxm": "b300",
+    "B300 (not stated in the file)": "b300",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200",
+}
+ENGINES = {"vLLM": "vllm-2024", "TensorRT-LLM": "trtllm-2024", "vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
+WEIGHTS = {"fp8": "float8_e4m3", "fp8_block": "float8_e4m3", "nvfp4": "float4_e2m1"}
+#: Configurations of PipeWeave's models.
+_PIPEWEAVE = {"Qwen2.5-14B": "qwen2.5-14b", "Llama-3.1-70B": "llama-3.1-70b"}
+_PIPEWEAVE_FIGURES = {"ttft_s": "prefill_ms", "total_s": "total_ms"}
+_KEYS = ["source", "kind", "framework", "device", "model", "tp", "ep", "dp", "dtype", "batch", "input_tokens"]
+_KEYS += ["output_tokens", "ctx_requests", "ctx_kv", "decode_requests", "mean_decode_kv"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A measured duration.
+
+    Attributes
+    ----------
+    source : str
+        Kind of measurement, as tables name it.
+    engine : str
+        Name of the shipped profile.
+    config : str
+        Path of the model's configuration.
+    request : dict
+        Arguments of :func:`cdmpp.predict.llm.estimate`; of a single step only those of layout and types.
+    name : {"total_s", "ttft_s", "tpot_s", "step_s"}
+    seconds : float
+    closed_loop : bool
+        ``tpot_s`` between the prefills of the other requests.
+    step : Prefill or Decode, optional
+        What a ``step_s`` is the time of.
+    """
+
+    source: str
+    engine: str
+    device: str
+    model: str
+    config: str
+    request: dict[str, Any]
+    name: str
+    seconds: float
+    closed_loop: bool = False
+    step: Step | None = None
+    lengths: tuple[int, ...] | None = field(default=None)
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return self.step.batch if self.step is not None else int(self.request["batch"])
+
+
+def read_cells(data: Path, configs: Path) -> list[Cell]:
+    """Rows that our names cover, one for repeated keys (their median)."""
+    with (configs / "aliases.csv").open(encoding="utf-8") as file:
+        alias = {row["name"]: row["config"] for row in csv.DictReader(file) if row["table"] == "serving"}
+    # Single steps name the model alone.
+    alias |= {name.rpartition("/")[2]: config for name, config in alias.items()}
+    table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
+    closed = (table.kind == "closed_loop_agg") & (table.quantity == "tpot_ms")
+    # Gathered clusters have counts of GPUs that are no layout of one engine.
+    closed &= (table.tp * table.dp == table.gpus) & table.tp.isin([1, 2, 4, 8, 16])
+    steps = table.kind.isin(["engine_step_decode", "engine_step_context"]) & (table.ctx_kv.fillna(0) == 0)
+    table = table[closed | steps | (table.kind == "static_batch")]
+    table = table[table.device.isin(DEVICES) & table.model.isin(alias) & table.framework.isin(ENGINES)]
+    return [
+        _cell(dict(zip(_KEYS, key, strict=True)), float(group.value.median()) / 1e3, str(configs / alias[str(key[4])]))
+        for key, group in table.groupby(_KEYS, dropna=False)
+    ] + list(_pipeweave(data))
+
+
+def _cell(row: dict[str, Any], seconds: float, config: str) -> Cell:
+    batch, engine = int(row["batch"]), ENGINES[row["framework"]]
+    request: dict[str, Any] = {"tp": int(row["tp"])}
+    common = (engine, DEVICES[row["device"]], str(row["model"]).rpartition("/")[2], config)
+    if row["kind"] == "static_batch":
+        request |= {"batch": batch, "input": int(row["input_tokens"]), "output": int(row["output_tokens"])}
+        return Cell("static batches", *common, {**request, "dtype": "float16"}, "total_s", seconds)
+    request |= {"ep": max(1, int(row["ep"])), "dp": max(1, int(row["dp"]))}
+    if row["kind"] == "closed_loop_agg":
+        request |= {"batch": batch, "input": int(row["input_tokens"]), "output": int(row["output_tokens"])}
+        dtype = str(row["dtype"])
+        if weights := WEIGHTS.get(dtype.partition("gemm=")[2].partition(";")[0]):
+            request["weights"] = weights
+        # Recipes of vLLM and TensorRT-LLM for these types have such a cache; SGLang's do not.
+        if dtype.startswith(("fp8", "fp4")) and engine != "sglang":
+            request["kv_dtype"] = "float8_e4m3"
+        return Cell("fixed concurrency", *common, request, "tpot_s", seconds, closed_loop=True)
+    if row["kind"] == "engine_step_decode":
+        count = int(row["decode_requests"])
+        step: Step = Decode(count, past_total=round(count * row["mean_decode_kv"]))
+    else:
+        count = int(row["ctx_requests"])
+        step = Prefill(_shares(int(row["input_tokens"]), count))
+    return Cell(
+        f"single steps, {'decode' if isinstance(step, Decode) else 'prefill'}",
+        *common,
+        request,
+        "step_s",
+        seconds,
+        step=step,
+    )
+
+
+def _shares(tokens: int, count: int) -> Sequence[int]:
+    whole, more = divmod(tokens, count)
+    return [whole + (i < more) for i in range(count)]
+
+
+def _pipeweave(data: Path) -> Iterator[Cell]:
+    """Batches of prompts of unlike length (``requests.json``: the source's workload files), medians over the runs."""
+    requests = json.loads(Path(__file__).with_name("requests.json").read_text(encoding="utf-8"))
+    table = pd.read_csv(data / "e2e_pipeweave.csv.gz")
+    keys = ["device", "tp", "model", "workload", "batch_size", "output_len"]
+    for (device, tp, model, workload, batch, output), group in table.groupby(keys):
+        name = f"{workload}_{batch}"
+        if model not in _PIPEWEAVE or name not in requests:
+            continue
+        config = str(ROOT / "examples" / "llm" / f"{_PIPEWEAVE[model]}.json")
+        request = {"tp": int(tp), "batch": int(batch), "output": int(output)}
+        for figure, column in _PIPEWEAVE_FIGURES.items():
+            source = "mixed prompts, " + ("prefill" if figure == "ttft_s" else "total")
+            seconds = float(group[column].median()) / 1e3
+            common = ("sglang", _device(str(device)), str(model), config, request, figure, seconds)
+            yield Cell(source, *common, lengths=tuple(requests[name]))
+
+
+def _device(name: str) -> str:
+    from cdmpp.devices.registry import lookup
+
+    return lookup(name).name
