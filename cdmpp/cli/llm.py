@@ -185,7 +185,7 @@ def calibrate(
     result = fit_engine(dimensions, device_of(predictor.artifact, device), rows, engine, predictor)
     result.profile.write(out)
     if json:
-        print_json({**asdict(result), "profile": result.profile.model_dump(mode="json"), "out": str(out)})
+        print_json({**result.to_dict(), "out": str(out)})
         return
     host = result.profile.host
     print(

@@ -66,7 +66,8 @@ class StepPricer:
         Element type of the cache, where it differs from ``dtype``.
     engine : str, path, mapping or EngineProfile
         What the engine adds to its kernels; by default nothing but launches, for simulators that model the host.
-    framework : str
+    framework : str, optional
+        Kernels of a profile that names none. Default: vllm.
     cuda_graph : bool
         Whether batches without a prefill are captured graphs.
     predictor : Predictor, optional
@@ -89,16 +90,17 @@ class StepPricer:
         weights: str | None = None,
         kv_dtype: str | None = None,
         engine: Engine = KERNELS_ONLY,
-        framework: str = "vllm",
+        framework: str | None = None,
         cuda_graph: bool = True,
         predictor: Predictor | None = None,
     ) -> None:
         layout.check(config)
-        check_settings(DEFAULT_PROTOCOL, framework)
         self._engine = load_engine(engine, framework)
+        assert self._engine.framework is not None
+        check_settings(DEFAULT_PROTOCOL, self._engine.framework)
         self._predictor = shipped_predictor() if predictor is None else predictor
         self.device = resolved_device(device, self._predictor)
-        self.config, self.layout, self.framework, self._cuda_graph = config, layout, framework, cuda_graph
+        self.config, self.layout, self._cuda_graph = config, layout, cuda_graph
         self._types = {"dtype": dtype, "weights": weights, "kv_dtype": kv_dtype, "device": self.device}
         self.price = lru_cache(_KEPT)(self._price)
 

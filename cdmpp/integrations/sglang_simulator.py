@@ -13,6 +13,7 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.integrations.serving_batch import EngineBatch, StepPricer, attribute, whole
+from cdmpp.predict.engines.profile import Engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import Layout, LLMConfig, read_config
 
@@ -57,7 +58,10 @@ class CdmppTimePredictor:
     cuda_graph : bool
         Whether decode steps are captured graphs. Prefill steps wait for their launches where these take longer than
         the kernels.
-    framework : str
+    engine : str, path, mapping or EngineProfile
+        What the engine adds to its kernels.
+    framework : str, optional
+        Kernels of a profile that names none.
     predictor : Predictor, optional
         Default: the shipped model.
 
@@ -75,7 +79,8 @@ class CdmppTimePredictor:
         *,
         device: DeviceSpec | str | None = None,
         cuda_graph: bool = True,
-        framework: str = "sglang",
+        engine: Engine = "sglang",
+        framework: str | None = None,
         predictor: Predictor | None = None,
     ) -> None:
         self.model, self.hw, self.config = model, hw, config
@@ -92,6 +97,7 @@ class CdmppTimePredictor:
             dtype=dtype,
             weights=weights,
             kv_dtype=None if cached is None else CACHE_TYPES[cached],
+            engine=engine,
             framework=framework,
             cuda_graph=cuda_graph,
             predictor=predictor,

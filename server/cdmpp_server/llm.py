@@ -18,6 +18,7 @@ from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.engines.profile import DEFAULT_ENGINE, load_engine
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
+from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
@@ -38,6 +39,7 @@ from cdmpp_server.settings import Settings
 
 #: Fields of a configuration; published ones have fewer than a hundred.
 MAX_CONFIG_FIELDS = 1000
+MAX_MEASUREMENTS = 500
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 _ANSWER = ConfigDict(extra="forbid")
 
@@ -104,6 +106,41 @@ class LlmDevicesRequest(_Request):
     """A language model on several devices."""
 
     devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
+
+
+class CalibrateRequest(BaseModel):
+    """Measured durations of a server of one's own."""
+
+    model_config = _CLOSED
+
+    config: Annotated[dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="As of `/llm`.")]
+    device: Device
+    measurements: Annotated[
+        list[dict[str, Any]],
+        Field(
+            min_length=MIN_ROWS,
+            max_length=MAX_MEASUREMENTS,
+            description="Objects with batch, input, output; optionally tp, pp, ep, dp, dtype, weights, kv_dtype, config, "
+            "device, closed_loop; one or more of total_s, ttft_s, tpot_s.",
+        ),
+    ]
+    engine: Annotated[
+        str | dict[str, Any], Field(max_length=100, description="The profile to start from, by name or fields.")
+    ] = DEFAULT_ENGINE
+    model: ModelName = None
+
+
+class CalibrateAnswer(BaseModel):
+    """A fitted profile, and how well it fits; errors are means of abs(predicted / measured - 1)."""
+
+    model_config = _ANSWER
+
+    profile: Annotated[dict[str, Any], Field(description="An `engine` of `/llm`.")]
+    rows: int
+    before: Annotated[float, Field(description="Error with the profile at the start.")]
+    after: Annotated[float, Field(description="Error with the fitted profile.")]
+    left_out: Annotated[float | None, Field(description="Error of rows left out of the fit; null for two rows.")]
+    undetermined: Annotated[list[str], Field(description="What the measurements say little about.")]
 
 
 class LlmMemory(BaseModel):
@@ -218,7 +255,7 @@ _MEANING = {
     "(infeasible), `device` is invalid (invalid_device), or there are more predictions than items of one request "
     "(data_error).",
 }
-_EXAMPLE: dict[str, Any] = {
+_EXAMPLE_MODEL: dict[str, Any] = {
     "config": {
         "model_type": "llama",
         "hidden_size": 4096,
@@ -229,15 +266,19 @@ _EXAMPLE: dict[str, Any] = {
         "vocab_size": 128256,
     },
     "device": "h100-sxm",
-    "batch": 8,
-    "input": 1024,
-    "output": 128,
 }
+_EXAMPLE = {**_EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``/llm``."""
-    add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers)
+    add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers, CalibrateRequest, CalibrateAnswer)
+    calibration = document["paths"]["/llm/calibrate"]["post"]
+    calibration["description"] += f"\n\n{DESCRIPTION}"
+    rows = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
+    add_body(calibration, ref("CalibrateRequest"), {**_EXAMPLE_MODEL, "measurements": rows})
+    add_answer(calibration, ref("CalibrateAnswer"), "The profile and its errors.")
+    add_problems(calibration, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
     operation = document["paths"]["/llm"]["post"]
     operation["description"] += (
         f"\n\nA model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
@@ -279,6 +320,47 @@ async def llm(request: Request) -> Response:
 
         text = await state.limiter.run(render, deadline)
     return Response(text, media_type="application/json")
+
+
+@router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
+async def calibrate(request: Request) -> Response:
+    """Fit what an engine adds to its kernels to a few measured durations of a server."""
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    deadline = Deadline.of(request, state.settings)
+    with bugs_hidden("/llm/calibrate"):
+        parsed = await state.limiter.run(lambda: check(CalibrateRequest, parse_json(body)), deadline)
+        predictor = await state.service.model(parsed.model)
+        most = state.settings.max_items
+        plan = await state.limiter.run(partial(_calibration, parsed, predictor.artifact, most), deadline)
+        count_items(request, len(plan.queries))
+        predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
+
+        def render() -> bytes:
+            try:
+                return _json(plan.fit(predictions).to_dict())
+            except CdmppError as error:
+                raise _problem(error) from None
+
+        text = await state.limiter.run(render, deadline)
+    return Response(text, media_type="application/json")
+
+
+def _calibration(request: CalibrateRequest, artifact: Artifact, most: int) -> CalibrationPlan:
+    def resolve(device: Any) -> DeviceSpec:
+        return _device(device, artifact)
+
+    try:
+        for number, row in enumerate(request.measurements, 1):
+            if "config" in row and not isinstance(row["config"], dict):
+                raise DataError(f"row {number}: config is no object", hint="send the content of config.json")
+        profile = load_engine(request.engine, files=False)
+        plan = CalibrationPlan(read_config(request.config), resolve, request.device, request.measurements, profile)
+        if len(plan.queries) > most:
+            raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
+    except CdmppError as error:
+        raise _problem(error) from None
+    return plan
 
 
 def _parse(body: bytes | bytearray) -> Body:

@@ -37,7 +37,7 @@ def test_several_devices_are_a_list_and_a_table(run: Run) -> None:
     values = json.loads(run(*arguments, "--json").stdout)
     assert [value["device"] for value in values] == ["h100-sxm", "l40s"]
     table = run(*arguments).stdout
-    assert table.splitlines()[0].startswith("llama, 8.03 G parameters; tp 1, pp 1, ep 1; batch 1")
+    assert table.splitlines()[0].startswith("llama, 8.03 G parameters; tp 1, pp 1, ep 1, dp 1; batch 1")
     assert "16.3 of 80 GB" in table and "gate_up_proj" not in table
     assert "gate_up_proj" in run(*arguments, "--parts", 3).stdout
 
@@ -82,3 +82,18 @@ def test_unknown_device_beside_a_known_one_fails(run: Run) -> None:
     result = run("llm", LLAMA, "-d", "h100-sxm", "-d", "h10", "--output", 2)
     assert result.exit_code == 1
     assert "h100-sxm" in result.stdout
+
+
+def test_a_profile_is_fitted_and_used(run: Run, tmp_path: Path) -> None:
+    table, profile = tmp_path / "mine.csv", tmp_path / "mine.toml"
+    table.write_text("batch,input,output,total_s\n1,128,32,0.5\n32,128,32,0.9\n8,1024,16,0.6\n")
+    arguments = ("llm", "calibrate", table, "--config", LLAMA, "--device", "h100-sxm", "--out", profile)
+    result = run(*arguments)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("3 rows; mean error ") and f"--engine {profile}" in result.stdout
+    value = json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--engine", profile, "--output", 4, "--json").stdout)
+    assert value["engine"] == "vllm-calibrated"
+    assert json.loads(run(*arguments, "--json").stdout)["rows"] == 3
+    table.write_text("batch,input,output,total_s\n1,128,32,0.5\n1,128,32,0.0001\n")
+    refused = run(*arguments)
+    assert refused.exit_code == 1 and "row 2: total_s 0.0001 is below" in refused.stderr

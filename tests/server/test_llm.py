@@ -12,8 +12,9 @@ from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
 from cdmpp.predict.llm import EstimatePlan, estimate
+from cdmpp.predict.llm.calibrate import fit_engine
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.llm import LlmAnswer, LlmAnswers, LlmDevicesRequest, _plans
+from cdmpp_server.llm import CalibrateAnswer, LlmAnswer, LlmAnswers, LlmDevicesRequest, _plans
 from cdmpp_server.problems import ProblemError
 from tests.server.conftest import JSON, problem
 
@@ -137,3 +138,20 @@ def test_plans_take_no_path_from_a_client(client: TestClient) -> None:
     request["engines"][1]["curve"]["llm"]["config"] = str(EXAMPLES / "llama-3.1-8b.json")
     response = client.post("/application/plan", content=json.dumps(request), headers=JSON)
     assert "config" in problem(response, 422, "invalid_request")["errors"][0]["path"]
+
+
+def test_calibration_equals_the_python_result(client: TestClient, predictor: LatencyPredictor) -> None:
+    rows = [{"batch": n, "input": 128, "output": 32, "total_s": s} for n, s in ((1, 0.5), (32, 0.9))]
+    body = {"config": LLAMA, "device": "h100-sxm", "measurements": rows}
+    response = client.post("/llm/calibrate", content=json.dumps(body), headers=JSON)
+    assert response.status_code == 200, response.text
+    CalibrateAnswer.model_validate(response.json())
+    assert response.json() == fit_engine(LLAMA, "h100-sxm", rows, predictor=predictor).to_dict()
+    assert post(client, {**GOOD, "engine": response.json()["profile"]}).json()["engine"] == "vllm-calibrated"
+    for change, message, code in (
+        ({"measurements": [rows[0], {**rows[1], "total_s": 1e-6}]}, "row 2: total_s 1e-06 is below", "data_error"),
+        ({"measurements": [{**rows[0], "config": "/etc/passwd"}, rows[1]]}, "row 1: config is no object", "data_error"),
+        ({"engine": "/etc/passwd.toml"}, "no engine profile named", "data_error"),
+    ):
+        refused = client.post("/llm/calibrate", content=json.dumps({**body, **change}), headers=JSON)
+        assert message in problem(refused, 409, code)["detail"]

@@ -113,6 +113,7 @@ class LanguageModelForm(Closed):
             )
         try:
             config, layout, profile = read_config(self.config), self.layout, self.profile(framework)
+            types = Types.of(config, self.dtype, self.weights, self.kv_dtype, None, profile.kv_dtype)
             only = None if self.part == "step" else self.part
             return [
                 StepPricing.of(
@@ -123,7 +124,7 @@ class LanguageModelForm(Closed):
                         Decode(batch, self.past_len) if self.phase == "decode" else Prefill([self.input] * batch),
                         dtype=self.dtype,
                         weights=self.weights,
-                        kv_dtype=self.kv_dtype,
+                        kv_dtype=types.kv_dtype or types.dtype,
                         only=only,
                     ),
                     decode=self.phase == "decode",
@@ -154,7 +155,8 @@ class LanguageModelForm(Closed):
         if tokens is None:
             tokens = self.past_len + 1 if self.phase == "decode" else self.input
         only = None if self.part == "step" else self.part
-        types = Types.of(config, self.dtype, self.weights, self.kv_dtype)
+        usual = self.profile(self.framework).kv_dtype
+        types = Types.of(config, self.dtype, self.weights, self.kv_dtype, None, usual)
         return part_memory(config, self.layout, types, only, tokens)
 
     def price_requests(

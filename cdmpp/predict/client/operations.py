@@ -43,6 +43,8 @@ from cdmpp.predict.client.transport import Call, HttpAnswer, Steps
 from cdmpp.predict.curves import Curve
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.curves.template import Axes
+from cdmpp.predict.engines.profile import DEFAULT_ENGINE, Engine, engine_fields
+from cdmpp.predict.llm.calibrate import read_measurements
 from cdmpp.predict.llm.read import config_fields, with_configs
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
@@ -249,11 +251,14 @@ class Operations:
         tp: int = 1,
         pp: int = 1,
         ep: int = 1,
+        dp: int | None = None,
         batch: int = 1,
         input: int = 1024,
         output: int = 128,
         dtype: str = "bfloat16",
         weights: str | None = None,
+        kv_dtype: str | None = None,
+        engine: Engine | None = None,
         framework: str | None = None,
         cuda_graph: bool = True,
     ) -> Steps[Any]:
@@ -270,11 +275,14 @@ class Operations:
             "tp": tp,
             "pp": pp,
             "ep": ep,
+            "dp": dp,
             "batch": batch,
             "input": input,
             "output": output,
             "dtype": dtype,
             "weights": weights,
+            "kv_dtype": kv_dtype,
+            "engine": engine_fields(engine),
             "framework": framework,
             "cuda_graph": cuda_graph,
             "model": self.model,
@@ -284,6 +292,28 @@ class Operations:
             answers = listed(answer, "answers", len(devices)) if several else [answer]
             self._answered_by = next((item["model_id"] for item in answers if "error" not in item), self._answered_by)
         return list(answers) if several else answer
+
+    def llm_calibrate(
+        self,
+        config: Mapping[str, Any] | str | PathLike[str],
+        device: Device,
+        measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
+        *,
+        engine: Engine = DEFAULT_ENGINE,
+    ) -> Steps[Any]:
+        """Fit an engine profile to measured durations; see :func:`cdmpp.predict.llm.calibrate`.
+
+        The result is the answer of ``POST /llm/calibrate``; its ``profile`` is an ``engine`` of :meth:`llm`.
+        """
+        rows = read_measurements(measurements) if isinstance(measurements, str | PathLike) else measurements
+        body = {
+            "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
+            "device": device_fields(device),
+            "measurements": [dict(row) for row in rows],
+            "engine": engine_fields(engine),
+            "model": self.model,
+        }
+        return content((yield Call("POST", "/llm/calibrate", to_json(body).encode())))
 
     def predict_onnx(
         self,

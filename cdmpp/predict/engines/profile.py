@@ -210,6 +210,13 @@ def load_engine(engine: Engine | None = None, framework: str | None = None, *, f
     return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_FRAMEWORK})
 
 
+def engine_fields(engine: Engine | None) -> str | dict[str, Any] | None:
+    """A profile for JSON: the name of a shipped one, or its fields."""
+    if engine is None or (isinstance(engine, str) and engine in engine_names()):
+        return engine
+    return _profile(engine, True).model_dump(mode="json", exclude_unset=True)
+
+
 def _profile(engine: Engine, files: bool) -> EngineProfile:
     if isinstance(engine, EngineProfile):
         return engine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cdmpp.predict.engines import EngineProfile
+from cdmpp.predict.llm.calibrate import calibrate
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import EstimatePlan, LLMEstimate, estimate
 from cdmpp.predict.llm.layout import Layout
@@ -10,12 +12,14 @@ from cdmpp.predict.llm.read import read_config
 
 __all__ = [
     "Decode",
+    "EngineProfile",
     "EstimatePlan",
     "LLMConfig",
     "LLMEstimate",
     "Layout",
     "Prefill",
     "StepPart",
+    "calibrate",
     "estimate",
     "read_config",
     "step_operators",

@@ -10,8 +10,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from os import PathLike, fspath
 from typing import Any
 
@@ -27,6 +27,7 @@ from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.prediction import Prediction
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -113,6 +114,10 @@ class Calibration:
     left_out: float | None
     undetermined: list[str]
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "profile": self.profile.model_dump(mode="json", exclude_none=True)}
+
 
 def calibrate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
@@ -158,11 +163,9 @@ def fit_engine(
 ) -> Calibration:
     """:func:`calibrate`, with the errors of the fit."""
     predictor = shipped_predictor() if predictor is None else predictor
-    profile = load_engine(engine)
-    rows = read_measurements(measurements) if isinstance(measurements, str | PathLike) else list(measurements)
-    if len(rows) < MIN_ROWS:
-        raise DataError(f"{len(rows)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
-    return fit_profile(_measured(rows, config, device, profile, predictor), profile)
+    rows = read_measurements(measurements) if isinstance(measurements, str | PathLike) else measurements
+    plan = CalibrationPlan(config, lambda name: resolved_device(name, predictor), device, rows, load_engine(engine))
+    return plan.fit(predictor.predict_queries(plan.queries))
 
 
 def fit_profile(measured: Measured, profile: EngineProfile) -> Calibration:
@@ -269,32 +272,60 @@ def _undetermined(measured: Measured, covariance: Array) -> list[str]:
     return texts
 
 
-def _measured(
-    rows: Sequence[Mapping[str, Any]],
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
-    profile: EngineProfile,
-    predictor: Predictor,
-) -> Measured:
-    plans, durations = [], []
-    for number, row in enumerate(rows, 1):
-        try:
-            plan, found = _plan(row, config, device, profile, predictor)
-        except CdmppError as error:
-            raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
-        plans.append(plan)
-        durations.append(found)
-    queries = [query for plan in plans for query in plan.queries]
-    remaining = iter(predictor.predict_queries(queries))
-    builder = MeasuredBuilder()
-    for number, (plan, found) in enumerate(zip(plans, durations, strict=True), 1):
-        prefill, decode = plan.priced([next(remaining) for _ in plan.queries])
-        closed = found.pop("closed_loop")
-        for name, seconds in found.items():
-            weights = phase_weights(name, plan.settings.batch, plan.settings.output, closed)
-            runs = [weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs]
-            builder.add(number, seconds, [*prefill, *decode], np.concatenate(runs))
-    return builder.measured()
+class CalibrationPlan:
+    """Queries of a calibration, and the fit made of their predictions.
+
+    Parameters
+    ----------
+    config, device, measurements :
+        As of :func:`calibrate`; measurements are mappings.
+    resolve : callable
+        From a device of a request to its specification.
+    profile : EngineProfile
+        The profile to start from.
+
+    Attributes
+    ----------
+    queries : list of Query
+
+    Raises
+    ------
+    DataError
+        There are fewer than two rows, or one of them is wrong or impossible; the message has its number.
+    """
+
+    def __init__(
+        self,
+        config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+        resolve: Callable[[Any], DeviceSpec],
+        device: DeviceSpec | Mapping[str, Any] | str,
+        measurements: Iterable[Mapping[str, Any]],
+        profile: EngineProfile,
+    ) -> None:
+        self._profile = profile
+        self._plans: list[tuple[EstimatePlan, dict[str, Any]]] = []
+        for number, row in enumerate(measurements, 1):
+            try:
+                self._plans.append(_plan(row, config, device, profile, resolve))
+            except CdmppError as error:
+                raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
+        if len(self._plans) < MIN_ROWS:
+            raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
+        self.queries = [query for plan, _ in self._plans for query in plan.queries]
+
+    def fit(self, predictions: Iterable[Prediction]) -> Calibration:
+        """The fit made of the predictions of :attr:`queries`."""
+        remaining = iter(predictions)
+        builder = MeasuredBuilder()
+        for number, (plan, found) in enumerate(self._plans, 1):
+            prefill, decode = plan.priced([next(remaining) for _ in plan.queries])
+            for name in DURATIONS:
+                if name not in found:
+                    continue
+                weights = phase_weights(name, plan.settings.batch, plan.settings.output, found["closed_loop"])
+                runs = [weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs]
+                builder.add(number, found[name], [*prefill, *decode], np.concatenate(runs))
+        return fit_profile(builder.measured(), self._profile)
 
 
 def phase_weights(duration: str, batch: int, output: int, closed_loop: bool) -> tuple[float, float]:
@@ -336,7 +367,7 @@ def _plan(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     profile: EngineProfile,
-    predictor: Predictor,
+    resolve: Callable[[Any], DeviceSpec],
 ) -> tuple[EstimatePlan, dict[str, Any]]:
     """The plan of a measurement, and its durations."""
     stated = {name: value for name, value in row.items() if value not in (None, "")}
@@ -352,7 +383,7 @@ def _plan(
         raise DataError("tpot_s of a single output token", hint="leave it out")
     types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights", "kv_dtype") if name in stated}
     dimensions = read_config(stated.get("config", config))
-    spec = resolved_device(stated.get("device", device), predictor)
+    spec = resolve(stated.get("device", device))
     plan = EstimatePlan(dimensions, spec, engine=profile, **counts, **types)
     layout = Layout(counts.get("tp", 1), counts.get("pp", 1), counts.get("ep", 1), counts.get("dp"))
     read = weights_read(dimensions, layout, Types.of(dimensions, **types), counts["batch"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from os import PathLike
 from typing import Any
@@ -285,9 +285,8 @@ class EstimatePlan:
         profile = load_engine(engine, framework)
         assert profile.framework is not None
         check_settings(DEFAULT_PROTOCOL, profile.framework)
-        layout, types = Layout(tp, pp, ep, dp), Types.of(config, dtype, weights, kv_dtype, device)
-        if kv_dtype is None and types.weights != config.weights and not types.weight_only:
-            types = replace(types, kv_dtype=types.kv_dtype or profile.kv_dtype)
+        layout = Layout(tp, pp, ep, dp)
+        types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
         layout.check(config)
         self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
         self.settings = Settings(
@@ -307,11 +306,17 @@ class EstimatePlan:
             cuda_graph and profile.graph_decode,
         )
         self._config, self._layout, self._engine = config, layout, profile
-        self._remarks = tuple(_remarks(config, device, types, longest + output))
+        self._remarks = tuple(_remarks(config, device, types, longest + output, kv_dtype is None))
 
         def pricing(step: Step) -> StepPricing:
             parts = step_operators(
-                config, layout, step, dtype=types.dtype, weights=types.weights, kv_dtype=types.kv_dtype, device=device
+                config,
+                layout,
+                step,
+                dtype=types.dtype,
+                weights=types.weights,
+                kv_dtype=types.kv_dtype or types.dtype,
+                device=device,
             )
             return StepPricing.of(
                 profile,
@@ -386,10 +391,10 @@ class EstimatePlan:
         )
 
 
-def _remarks(config: LLMConfig, device: DeviceSpec, types: Types, tokens: int) -> Iterator[str]:
+def _remarks(config: LLMConfig, device: DeviceSpec, types: Types, tokens: int, usual_cache: bool) -> Iterator[str]:
     if types.weight_only and types.weights not in WEIGHT_ONLY:
         yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
-    if types.kv_dtype is not None and types.kv_dtype != config.kv_dtype:
+    if usual_cache and types.kv_dtype not in (None, config.kv_dtype):
         yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"
     if config.context is not None and tokens > config.context:
         yield f"input + output of {tokens:,} tokens exceed max_position_embeddings, {config.context:,}"

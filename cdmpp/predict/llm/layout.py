@@ -104,9 +104,10 @@ class Layout:
             if self.ep != 1:
                 raise FieldError(f"ep: {self.ep}, but {config.model_type} has no experts", path="ep", hint="use ep=1")
             return
-        allowed = allowed_ep(config, self.tp, self.dp)
-        if self.ep not in allowed:
-            where = f"tp={self.tp}, dp={self.dp}"
+        if not expert_fits(config, self.tp, self.ep, self.dp):
+            given = self.dp != Layout(self.tp, 1, self.ep).dp
+            where = f"tp={self.tp}" + (f", dp={self.dp}" if given else "")
+            allowed = allowed_ep(config, self.tp, self.dp if given else None)
             raise FieldError(
                 f"ep: {self.ep} does not fit {where}, {experts.count} experts of {experts.intermediate} columns",
                 path="ep",
@@ -136,10 +137,11 @@ def allowed_tp(config: LLMConfig) -> list[int]:
     ]
 
 
-def allowed_ep(config: LLMConfig, tp: int, dp: int) -> list[int]:
-    """Degrees of expert parallelism that fit degrees of tensor parallelism and of replicas."""
+def allowed_ep(config: LLMConfig, tp: int, dp: int | None = None) -> list[int]:
+    """Degrees of expert parallelism that fit ``tp`` ranks and ``dp`` replicas (None: as many as follow from it)."""
     assert config.experts is not None
-    return [ep for ep in range(1, min(config.experts.count, tp * dp) + 1) if expert_fits(config, tp, ep, dp)]
+    most = min(config.experts.count, MAX_DEGREE if dp is None else tp * dp)
+    return [ep for ep in range(1, most + 1) if expert_fits(config, tp, ep, dp)]
 
 
 def expert_fits(config: LLMConfig, tp: int, ep: int, dp: int | None = None) -> bool:
@@ -182,8 +184,14 @@ class Types:
         weights: Any = None,
         kv_dtype: Any = None,
         device: DeviceSpec | None = None,
+        usual_kv_dtype: str | None = None,
     ) -> Types:
         """Types of a request; weights and cache that are not stated are those of the configuration.
+
+        Parameters
+        ----------
+        usual_kv_dtype : str, optional
+            Type of the cache where weights are quantised that the configuration does not state.
 
         Raises
         ------
@@ -198,15 +206,13 @@ class Types:
                 path="kv_dtype",
                 hint="one of: " + ", ".join(known if types.dtype != "float32" else ("float32",)),
             )
-        if kv_dtype is None and types.dtype != "float32":
-            kv_dtype = config.kv_dtype
         units = None if types.weights is None else _UNITS.get(types.weights)
         lacking = device is not None and units is not None and getattr(device, units) is None
-        return replace(
-            types,
-            kv_dtype=None if kv_dtype == types.dtype else kv_dtype,
-            weight_only=types.weights in WEIGHT_ONLY or lacking,
-        )
+        weight_only = types.weights in WEIGHT_ONLY or lacking
+        if kv_dtype is None and types.dtype != "float32":
+            unstated = types.weights not in (None, config.weights) and not weight_only
+            kv_dtype = config.kv_dtype or (usual_kv_dtype if unstated else None)
+        return replace(types, kv_dtype=None if kv_dtype == types.dtype else kv_dtype, weight_only=weight_only)
 
     @classmethod
     def _of_weights(cls, config: LLMConfig, dtype: Any, weights: Any) -> Types:

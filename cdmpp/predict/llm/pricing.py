@@ -129,9 +129,7 @@ class StepPricing:
         chosen = []
         for part in self.parts:
             protocols = _protocols(part, self.captured)
-            kernels = [
-                min((next(remaining) for _ in protocols), key=lambda p: _rank(part, p)) for _ in self.frameworks
-            ]
+            kernels = [min((next(remaining) for _ in protocols), key=lambda p: _rank(part, p)) for _ in self.frameworks]
             # A kernel of another framework counts where it is as well known as the engine's own.
             known = [p for p in kernels if _rank(part, p) <= _rank(part, kernels[0])]
             chosen.append(min(known, key=lambda p: p.latency_s or 0.0))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError, FieldError
-from cdmpp.predict.engines.profile import load_engine
+from cdmpp.predict.engines.profile import engine_fields
 from cdmpp.predict.llm.config import Experts, Latent, LLMConfig
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
 
@@ -463,7 +463,7 @@ def _with_config(key: Any, value: Any) -> Any:
     if isinstance(value.get("config"), str | PathLike):
         read["config"] = config_fields(value["config"])
     if isinstance(engine := value.get("engine"), PathLike) or (isinstance(engine, str) and engine.endswith(".toml")):
-        read["engine"] = load_engine(engine).model_dump(mode="json", exclude_unset=True)
+        read["engine"] = engine_fields(engine)
     return {**value, **read} if read else value
 
 

@@ -14,6 +14,7 @@ from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.solve import predict_prices
 from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.engines import load_engine
 from cdmpp.predict.llm import Decode, Layout, estimate, read_config, step_operators
 from cdmpp.predict.llm.read import with_configs
 from cdmpp.predict.predictor import LatencyPredictor
@@ -65,13 +66,14 @@ def test_halves_of_all_layers_add_up_to_the_layers_of_a_step(predictor: LatencyP
 
 
 def test_device_and_framework_may_stand_in_the_model(predictor: LatencyPredictor) -> None:
-    inside = {"llm": {"config": LLAMA, "device": "h100-sxm", "framework": "sglang"}}
+    inside = {"llm": {"config": LLAMA, "device": "h100-sxm", "engine": "sglang", "phase": "prefill"}}
     form = BatchCurve.model_validate(inside)
     assert form.batch == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert {(one.device, one.framework) for one in form.price_requests("x")} == {("h100-sxm", "sglang")}
-    outside = {"batch": [2], "llm": {"config": LLAMA}, "device": "h100-sxm", "framework": "sglang"}
+    outside = {"batch": [2], "llm": {"config": LLAMA, "phase": "prefill"}, "device": "h100-sxm", "framework": "sglang"}
     assert costs({**inside, "batch": [2]}, predictor) == costs(outside, predictor)
-    default = BatchCurve.model_validate({"llm": {"config": LLAMA, "device": "t4"}}).price_requests("x")
+    bare = {"config": LLAMA, "device": "t4", "engine": "kernels-only"}
+    default = BatchCurve.model_validate({"llm": bare}).price_requests("x")
     assert {one.framework for one in default} == {"vllm"}
 
 
@@ -101,7 +103,10 @@ def test_a_curve_has_one_source() -> None:
 
 def test_paths_become_the_content_of_their_files(tmp_path: Path) -> None:
     request = {"engines": [{"curve": {"llm": {"config": str(LLAMA_FILE)}}}], "arrivals_s": [0.0]}
+    load_engine("sglang").write(tmp_path / "mine.toml")
+    request["engines"][0]["curve"]["llm"]["engine"] = str(tmp_path / "mine.toml")  # type: ignore[index]
     replaced = with_configs(request)
+    assert load_engine(replaced["engines"][0]["curve"]["llm"]["engine"]) == load_engine("sglang")
     assert replaced["engines"][0]["curve"]["llm"]["config"] == LLAMA
     assert replaced["arrivals_s"] is request["arrivals_s"]
     assert with_configs(replaced) is replaced

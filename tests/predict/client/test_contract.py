@@ -199,6 +199,9 @@ def test_estimate_of_a_language_model(implementation: Predictor, predictor: Late
         assert implementation.llm(LLAMA, "h100-sxm", **options) == expected.to_dict()
         mine, unknown = implementation.llm(json.loads(LLAMA.read_text()), [MINE, "no-such-gpu"], **options)
         assert (mine["device"], unknown["error"]["code"]) == ("mine", "unknown_device")
+        rows = [{"batch": n, "input": 64, "output": 8, "total_s": s} for n, s in ((1, 0.3), (16, 0.4))]
+        fitted = implementation.llm_calibrate(LLAMA, "h100-sxm", rows)["profile"]
+        assert implementation.llm(LLAMA, "h100-sxm", engine=fitted)["engine"] == fitted["name"]
         with pytest.raises(InfeasibleError, match="at least 2 devices"):
             implementation.llm(LLAMA, "t4")
         with pytest.raises(UnknownDeviceError):

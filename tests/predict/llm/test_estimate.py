@@ -11,6 +11,7 @@ import pytest
 import cdmpp
 from cdmpp.devices import lookup
 from cdmpp.errors import CdmppError, FieldError, InfeasibleError
+from cdmpp.predict.engines import EngineProfile, load_engine
 from cdmpp.predict.llm import (
     Decode,
     EstimatePlan,
@@ -24,31 +25,33 @@ from cdmpp.predict.llm import (
 )
 from cdmpp.predict.llm.layout import Types, allowed_ep, allowed_tp
 from cdmpp.predict.llm.memory import memory_of, smallest_layout
-from cdmpp.predict.llm.pricing import GRAPH, StepPricing, host_cost, step_seconds
+from cdmpp.predict.llm.pricing import StepPricing, combined
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import make_operator
 from tests.predict.llm.test_read_config import EXAMPLES, LLAMA
 
 LLAMA_8B = EXAMPLES / "llama-3.1-8b.json"
 LLAMA_70B = EXAMPLES / "llama-3.1-70b.json"
+#: Nothing but the kernels: no launches, no host.
+BARE = EngineProfile(name="bare", framework="vllm", graph_prefill=True)
 DURATIONS = ("prefill", "decode", "total", "ttft", "tpot")
 
 
 @pytest.fixture(scope="module")
 def llama(predictor: LatencyPredictor) -> LLMEstimate:
-    return estimate(LLAMA_8B, "h100-sxm", batch=8, input=512, output=64, predictor=predictor)
+    return estimate(LLAMA_8B, "h100-sxm", batch=8, input=512, output=64, engine=BARE, predictor=predictor)
 
 
 def test_prefill_is_the_sum_of_the_predictions_of_its_step(llama: LLMEstimate, predictor: LatencyPredictor) -> None:
     parts = step_operators(read_config(LLAMA_8B), Layout(), Prefill([512] * 8))
     prices = predictor.predict([part.program for part in parts], "h100-sxm", protocol="kernel", framework="vllm")
-    for figure, value in (
-        ("latency_s", llama.prefill.point),
-        ("lower_s", llama.prefill.lower),
-        ("upper_s", llama.prefill.upper),
-    ):
-        expected = sum(part.count * getattr(price, figure) for part, price in zip(parts, prices, strict=True))
-        assert value == pytest.approx(expected, rel=1e-12)
+    point, lower, upper = (
+        sum(part.count * getattr(price, figure) for part, price in zip(parts, prices, strict=True))
+        for figure in ("latency_s", "lower_s", "upper_s")
+    )
+    assert llama.prefill.point == pytest.approx(point, rel=1e-12)
+    # Errors of different kinds of kernels do not all have the same sign.
+    assert lower < llama.prefill.lower < point < llama.prefill.upper < upper
 
 
 def test_decode_lies_between_its_shortest_and_longest_step(llama: LLMEstimate, predictor: LatencyPredictor) -> None:
@@ -178,7 +181,7 @@ def test_smallest_layout_is_that_of_a_search_through_all(name: str, device_bytes
         for pp in range(1, config.layers + 1)
         for layout in (Layout(tp, pp, ep),)
         if layout.gpus <= 1024 and memory_of(config, layout, Types(), 4, 5000).total <= device_bytes
-        if config.experts is None or ep in allowed_ep(config, tp)
+        if config.experts is None or ep in allowed_ep(config, tp, layout.dp)
     ]
     best = min(fitting, key=lambda layout: (layout.gpus, layout.pp), default=None)
     assert smallest_layout(config, ep, Types(), 4, 5000, device_bytes) == best
@@ -239,19 +242,123 @@ def test_learned_positions_limit_the_length(predictor: LatencyPredictor) -> None
 def test_launches_from_the_host_bound_short_steps(predictor: LatencyPredictor) -> None:
     small = {**LLAMA, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "vocab_size": 1000}
     eager, graph = (
-        estimate(small, "h100-sxm", output=9, cuda_graph=on, predictor=predictor).to_dict() for on in (False, True)
+        estimate(small, "h100-sxm", output=9, engine="kernels-only", cuda_graph=on, predictor=predictor).to_dict()
+        for on in (False, True)
     )
     launches = sum(part.count for part in step_operators(read_config(small), Layout(), Decode(1, 1)))
-    assert eager["decode_s"] == pytest.approx(max(launches * host_cost(captured=False).launch_s[0], graph["decode_s"]))
+    launch_s = load_engine("kernels-only").host.launch_s
+    assert eager["decode_s"] == pytest.approx(max(launches * launch_s, graph["decode_s"]))
     assert sum(part["seconds"] for part in eager["parts"]) == pytest.approx(eager["total_s"], rel=1e-9)
 
 
-def test_host_time_of_a_step() -> None:
-    assert step_seconds(1.0, 100, 1e-5, 1e-3) == 1.001
-    assert step_seconds(1e-4, 100, 1e-5, 1e-3) == pytest.approx(2e-3)
-    assert host_cost(captured=True) == GRAPH
-    point, lower, upper = host_cost(captured=False).launch_s
-    assert 0 < lower < point < upper
+def test_host_time_adds_to_the_kernels_or_overlaps_them(predictor: LatencyPredictor) -> None:
+    host = {"step_s": 1e-3, "sequence_s": 1e-4, "ranks_s": 2e-3}
+    own = {"name": "mine", "framework": "vllm", "kernel_factor": 2.0, "graph_prefill": True}
+    request: dict[str, Any] = {"batch": 4, "input": 64, "output": 3, "tp": 2, "predictor": predictor}
+    bare = estimate(LLAMA_8B, "h100-sxm", engine=BARE, **request)
+    serial = estimate(LLAMA_8B, "h100-sxm", engine={**own, "host": host}, **request)
+    hidden = estimate(LLAMA_8B, "h100-sxm", engine={**own, "host": {**host, "overlapped": True}}, **request)
+    assert bare.decode is not None and serial.decode is not None and hidden.decode is not None
+    assert serial.decode.point == pytest.approx(2 * bare.decode.point + 1e-3 + 4e-4 + 2e-3)
+    assert hidden.decode.point == pytest.approx(max(2 * bare.decode.point, 3.4e-3))
+    assert serial.to_dict()["parts"][-1]["name"] == "host"
+
+
+def test_engines_differ_and_contradictions_are_errors(predictor: LatencyPredictor) -> None:
+    request: dict[str, Any] = {"tp": 2, "output": 4, "predictor": predictor}
+    default, alone, kernels = (
+        estimate(LLAMA_70B, "h200", **request, **options)
+        for options in ({}, {"framework": "vllm"}, {"engine": "kernels-only", "framework": "vllm"})
+    )
+    assert default == alone and default.settings.engine == "vllm" and default.domain_reason.startswith("engine vllm;")
+    names = [{part.name for part in value.parts if part.phase == "decode"} for value in (default, kernels)]
+    # Fused parts take no time of their own; the host does.
+    assert names[1] - names[0] == {"rotary", "kv_cache_save", "attention_norm", "mlp_norm"}
+    assert names[0] - names[1] == {"host"}
+    with pytest.raises(FieldError, match="framework: sglang, but the engine vllm has the kernels of vllm"):
+        estimate(LLAMA_8B, "h100-sxm", engine="vllm", framework="sglang", predictor=predictor)
+    with pytest.raises(CdmppError, match="no engine profile named 'tgi'"):
+        estimate(LLAMA_8B, "h100-sxm", engine="tgi", predictor=predictor)
+    with pytest.raises(FieldError, match=r"engine: host\.step_s"):
+        estimate(LLAMA_8B, "h100-sxm", engine={"name": "x", "host": {"step_s": -1}}, predictor=predictor)
+
+
+def test_long_prompts_are_prefilled_in_chunks(predictor: LatencyPredictor) -> None:
+    chunked = EngineProfile(name="chunked", framework="vllm", graph_prefill=True, token_budget=1000)
+    plan = EstimatePlan(read_config(LLAMA_8B), lookup("h100-sxm"), batch=3, input=2500, output=1, engine=chunked)
+    calls = {
+        query.program.operator.text()
+        for query in plan.queries
+        if query.program.operator.operator == "attention_prefill"
+    }
+    assert {int(name.partition("past_len=")[2].partition(",")[0] or 0) for name in calls} == {0, 1000, 2000}
+    whole, parts = (
+        estimate(LLAMA_8B, "h100-sxm", batch=3, input=2500, output=1, engine=engine, predictor=predictor).prefill.point
+        for engine in (BARE, chunked)
+    )
+    assert 0.9 * whole < parts < 1.5 * whole
+    # 1,024 prompts of a large model are many steps, and no impossible tensor.
+    assert EstimatePlan(
+        read_config(EXAMPLES / "deepseek-v3.json"), lookup("h200"), tp=8, batch=1024, input=256, output=1
+    )
+
+
+def test_bounds_of_kinds_add_up_within_a_kind_and_in_quadrature_between_kinds() -> None:
+    one = combined(np.array([[2.0, 0.0], [1.8, 0.0], [2.2, 0.0]]))
+    assert one == pytest.approx([2.0, 1.8, 2.2])
+    two = combined(np.array([[1.0, 1.0], [0.9, 0.9], [1.1, 1.1]]))
+    assert np.log(two[2] / 2) == pytest.approx(2**0.5 * np.log(1.05))
+    assert combined(np.array([[1.0], [1.0], [1.0]]), residual=0.1) == pytest.approx(
+        [1, np.exp(-0.12816), np.exp(0.12816)]
+    )
+
+
+def test_replicas_divide_the_batch_and_share_the_experts(predictor: LatencyPredictor) -> None:
+    two, one = (
+        estimate(LLAMA_8B, "h100-sxm", dp=dp, batch=batch, output=4, engine=BARE, predictor=predictor)
+        for dp, batch in ((2, 8), (1, 4))
+    )
+    assert (two.gpus, two.settings.dp, two.prefill, two.decode) == (2, 2, one.prefill, one.decode)
+    assert (Layout(2, 1, 8).dp, Layout(8, 1, 2).dp, Layout(2, 2, 4, 2).gpus) == (4, 1, 8)
+    config = read_config(EXAMPLES / "qwen3-30b-a3b.json")
+    for layout in (Layout(2, 1, 1, 2), Layout(1, 1, 4), Layout(4)):
+        assert (
+            memory_of(config, layout, Types(), 8, 1024).weights
+            < 0.3 * memory_of(config, Layout(), Types(), 8, 1024).weights + 2e9
+        )
+    with pytest.raises(FieldError, match="ep: 8 does not fit tp=2, dp=2"):
+        Layout(2, 1, 8, 2).check(config)
+
+
+def test_caches_and_weights_are_in_the_types_that_file_request_and_device_say(predictor: LatencyPredictor) -> None:
+    config = {
+        **LLAMA,
+        "quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+    }
+    stated, asked, plain = (
+        estimate(c, "h100-sxm", batch=4, output=2, predictor=predictor, **options)
+        for c, options in ((config, {}), (LLAMA, {"kv_dtype": "fp8"}), (LLAMA, {}))
+    )
+    assert (
+        stated.settings.kv_dtype == asked.settings.kv_dtype == "float8_e4m3" and plain.settings.kv_dtype == "bfloat16"
+    )
+    assert 2 * stated.memory.kv_cache == 2 * asked.memory.kv_cache == plain.memory.kv_cache
+    assert estimate(config, "h100-sxm", kv_dtype="bf16", output=2, predictor=predictor).settings.kv_dtype == "bfloat16"
+    # Weights that the file does not state: caches as published checkpoints with such weights have them.
+    usual = estimate(LLAMA, "h100-sxm", weights="fp8", output=2, predictor=predictor)
+    assert usual.settings.kv_dtype == "float8_e4m3" and "kv_dtype changes it" in usual.remarks[0]
+    ampere = estimate(LLAMA, "a100-sxm4-80gb", weights="fp8", output=2, predictor=predictor)
+    assert ampere.remarks == (
+        "a100-sxm4-80gb has no units for float8_e4m3: weights are read packed, products are in bfloat16",
+    )
+    assert ampere.memory.weights < 0.7 * estimate(LLAMA, "a100-sxm4-80gb", output=2, predictor=predictor).memory.weights
+    with pytest.raises(FieldError, match="kv_dtype: 'int4' is not allowed"):
+        estimate(LLAMA, "h100-sxm", kv_dtype="int4", predictor=predictor)
+
+
+def test_prompts_beyond_the_context_of_the_model_are_remarked(predictor: LatencyPredictor) -> None:
+    value = estimate({**LLAMA, "max_position_embeddings": 512}, "h100-sxm", input=600, output=2, predictor=predictor)
+    assert value.to_dict()["remarks"] == ["input + output of 602 tokens exceed max_position_embeddings, 512"]
 
 
 def test_decode_uses_the_protocol_that_training_covered_better(predictor: LatencyPredictor) -> None:
@@ -261,7 +368,7 @@ def test_decode_uses_the_protocol_that_training_covered_better(predictor: Latenc
     ]
     for device, protocol in (("h800", "kernel"), ("h200", "graph")):
         pricing = StepPricing(parts, captured=True)
-        step = pricing.priced(predictor.predict_queries(pricing.queries(lookup(device), "vllm")))
+        step = pricing.priced(predictor.predict_queries(pricing.queries(lookup(device))))
         assert [p.protocol for p in step.predictions] == [protocol]
 
 

@@ -90,7 +90,8 @@ def test_dense_and_expert_layers_are_counted_apart() -> None:
     parts = by_name(step_operators(config("deepseek-v3"), Layout(tp=8), Decode(2, 100)))
     assert (parts["gate_up_proj"].count, parts["experts"].count, parts["shared_gate_up_proj"].count) == (3, 58, 58)
     assert parts["experts"].program.text() == (
-        "moe:dtype=float8_e4m3,scaling=block128,tokens=2,hidden=7168,intermediate=2048,experts=256,topk=8,tp=8"
+        "moe:dtype=float8_e4m3,scaling=block128,balance=power_law_1.01,"
+        "tokens=2,hidden=7168,intermediate=2048,experts=256,topk=8,tp=8"
     )
 
 
@@ -186,7 +187,7 @@ def test_stages_transfer_the_activations() -> None:
 def test_quantised_weights(weights: str | None, fields: str, expert_fields: str) -> None:
     parts = by_name(step_operators(config("mixtral-8x7b"), Layout(), Decode(1, 1), weights=weights))
     assert parts["qkv_proj"].program.text() == f"linear:{fields},m=1,n=6144,k=4096"
-    assert parts["experts"].program.text().startswith(f"moe:{expert_fields},tokens=1")
+    assert parts["experts"].program.text().startswith(f"moe:{expert_fields},balance=power_law_1.01,tokens=1")
     assert parts["lm_head"].program.text() == "linear:dtype=bfloat16,m=1,n=32000,k=4096"
 
 

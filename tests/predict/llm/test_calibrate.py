@@ -1,0 +1,119 @@
+"""Calibration: the figures of an engine are found again from durations, and wrong rows are named."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdmpp
+from cdmpp.errors import DataError, FieldError
+from cdmpp.predict.engines import EngineProfile, load_engine
+from cdmpp.predict.llm import calibrate, estimate, read_config
+from cdmpp.predict.llm.calibrate import fit_engine, read_measurements
+from cdmpp.predict.predictor import LatencyPredictor
+from tests.predict.llm.test_read_config import EXAMPLES
+
+LLAMA = read_config(EXAMPLES / "llama-3.1-8b.json")
+HOST = {"step_s": 3e-3, "sequence_s": 1e-4, "ranks_s": 1e-3}
+MINE = EngineProfile.of(
+    {"name": "mine", "framework": "vllm", "kernel_factor": 1.2, "graph_prefill": True, "host": HOST}, "mine"
+)
+SHAPES = [
+    {"batch": batch, "input": tokens, "output": output, "tp": tp}
+    for batch, tokens, output, tp in (
+        (1, 128, 64, 1),
+        (64, 256, 64, 1),
+        (16, 1024, 32, 2),
+        (4, 2048, 16, 1),
+        (32, 64, 96, 2),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def measured(predictor: LatencyPredictor) -> list[dict[str, Any]]:
+    rows = []
+    for shape in SHAPES:
+        value = estimate(LLAMA, "h100-sxm", engine=MINE, predictor=predictor, **shape)
+        assert value.tpot is not None
+        rows.append({**shape, "total_s": value.total.point, "tpot_s": value.tpot.point})
+    return rows
+
+
+def test_figures_are_found_again(measured: list[dict[str, Any]], predictor: LatencyPredictor) -> None:
+    result = fit_engine(LLAMA, "h100-sxm", measured, "kernels-only", predictor)
+    assert result.before > 0.3 and result.after < 0.02
+    assert result.left_out is not None and result.left_out < 0.1
+    found = result.profile
+    assert found.kernel_factor == pytest.approx(1.2, rel=0.1)
+    assert found.host.step_s + 16 * found.host.sequence_s == pytest.approx(4.6e-3, rel=0.1)
+    # Two rows move it sensibly: every row is nearer than before.
+    two = calibrate(LLAMA, "h100-sxm", measured[:2], "vllm-2024", predictor)
+    for row, shape in zip(measured, SHAPES, strict=True):
+        before, after = (
+            abs(
+                estimate(LLAMA, "h100-sxm", engine=engine, predictor=predictor, **shape).total.point / row["total_s"]
+                - 1
+            )
+            for engine in (load_engine("kernels-only"), two)
+        )
+        assert after < before
+
+
+def test_wrong_rows_are_named_by_their_number(measured: list[dict[str, Any]], predictor: LatencyPredictor) -> None:
+    def refused(rows: list[dict[str, Any]]) -> str:
+        with pytest.raises(DataError) as caught:
+            calibrate(LLAMA, "h100-sxm", rows, predictor=predictor)
+        return caught.value.message
+
+    good = measured[0]
+    assert refused([good]) == "1 measurements"
+    assert refused([good, {**good, "total_s": 0.01}]).startswith("row 2: total_s 0.01 is below the ")
+    assert refused([good, {**good, "tp": 3}]).startswith("row 2: tp: 3 does not divide")
+    assert refused([good, {"batch": 1, "input": 2, "output": 3}]) == "row 2: no duration"
+    assert refused([good, {**good, "total_s": "fast"}]) == "row 2: total_s 'fast' is no duration"
+    assert refused([good, {**good, "batch": 1.5}]) == "row 2: batch '1.5' is no whole number"
+    assert refused([good, {**good, "speed": 1}]) == "row 2: unknown column 'speed'"
+    assert refused([{"input": 2, "output": 3, "total_s": 1}, good]) == "row 1: batch is missing"
+    assert refused([good, {**good, "output": 1}]) == "row 2: tpot_s of a single output token"
+
+
+def test_files_are_read(measured: list[dict[str, Any]], predictor: LatencyPredictor, tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*measured[0], "dtype"], restval="")
+        writer.writeheader()
+        writer.writerows(measured)
+    listed = tmp_path / "mine.json"
+    listed.write_text(json.dumps(measured))
+    expected = calibrate(LLAMA, "h100-sxm", measured, predictor=predictor)
+    for path in (table, listed):
+        assert cdmpp.llm.calibrate(LLAMA, "h100-sxm", path, predictor=predictor) == expected
+    # A result of vllm bench serve or sglang.bench_serving: a closed loop.
+    bench = {"completed": 100, "total_input_tokens": 51_200, "total_output_tokens": 12_800, "mean_tpot_ms": 12.5}
+    benchmark = tmp_path / "bench.jsonl"
+    benchmark.write_text(json.dumps({**bench, "max_concurrency": 16}) + "\n" + json.dumps(bench) + "\n")
+    assert read_measurements(benchmark) == [
+        {"batch": batch, "input": 512, "output": 128, "tpot_s": 0.0125, "closed_loop": True} for batch in (16, 100)
+    ]
+    benchmark.write_text(json.dumps({"mean_tpot_ms": 1.0}))
+    with pytest.raises(DataError, match="lacks a field"):
+        read_measurements(benchmark)
+    with pytest.raises(DataError, match="cannot read"):
+        read_measurements(tmp_path / "absent.csv")
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    MINE.write(path)
+    assert load_engine(path) == MINE
+    path.write_text("name = 'x'\nspeed = 3\n")
+    with pytest.raises(FieldError, match=r"mine\.toml: speed: Extra inputs"):
+        load_engine(path)
+    path.write_text("name = ")
+    with pytest.raises(DataError, match="not TOML"):
+        load_engine(path)
