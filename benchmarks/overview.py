@@ -14,7 +14,7 @@ from matplotlib.figure import SubFigure
 from cdmpp.predict.llm import LLMEstimate, estimate
 
 ROOT = Path(__file__).parents[1]
-SERVING = ROOT / "benchmarks" / "results" / "llm_serving.json"
+SERVING = ROOT / "benchmarks" / "results" / "serving_truth.json"
 CONFIG = ROOT / "examples" / "llm" / "llama-3.1-8b.json"
 #: GPUs of the left half, and their names in the picture.
 DEVICES = {
@@ -31,14 +31,14 @@ DEVICES = {
 WORKLOAD = {"batch": 8, "input": 1024, "output": 128}
 #: Colours of the domain labels.
 DOMAIN = {"in": "#1f6f8b", "near": "#d98324", "out": "#b23a48"}
-#: Its measured prefill is slower than its kernels (docs/benchmarks.md).
-THROTTLED = "rtx-6000-ada"
-#: Phases of the right half with their keys in the result file.
-PHASES = {
-    "prefill": ("prefill_s", "#5b5f97"),
-    "decode step": ("decode_s", "#8cb369"),
-    "whole batch": ("total_s", "#a23b72"),
+#: Sources of the right half by their key in the result file, with their colours.
+SOURCES = {
+    "static batches": "static batches, 2024",
+    "fixed concurrency": "per token, fixed concurrency",
+    "single steps": "single steps",
+    "mixed prompts": "mixed prompts",
 }
+COLORS = ("#5b5f97", "#d98324", "#8cb369", "#a23b72")
 
 
 def overview(path: Path) -> None:
@@ -93,29 +93,26 @@ def _bars(axis: Axes, estimates: dict[str, LLMEstimate], figure: str, label: str
 
 def _measured(axis: Axes) -> None:
     result: dict[str, Any] = json.loads(SERVING.read_text(encoding="utf-8"))
-    rows = result["rows"]
-    for name, (key, color) in PHASES.items():
-        measured = np.array([row["measured"][key] for row in rows])
-        predicted = np.array([row["predicted"][key] for row in rows])
-        bounds = np.abs(np.array([[row[end][key] for row in rows] for end in ("lower", "upper")]) - predicted)
-        points = {"fmt": "o", "markersize": 5, "elinewidth": 2, "alpha": 0.75}
-        axis.errorbar(measured, predicted, yerr=bounds, color=color, label=name, **points)
-    ends = np.array([7e-3, 3e1])
+    for (source, label), color in zip(SOURCES.items(), COLORS, strict=True):
+        measured, predicted = np.array(result["points"][source]).T
+        alpha = 0.25 if len(measured) > 300 else 0.6
+        axis.scatter(
+            measured, predicted, s=12, color=color, alpha=alpha, linewidths=0, label=f"{label} ({len(measured):,})"
+        )
+    ends = np.array([3e-3, 3e2])
     axis.plot(ends, ends, color="0.2", linewidth=1, zorder=1)
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", ylabel="predicted")
-    ticks, labels = [1e-2, 1e-1, 1, 10], ["10 ms", "100 ms", "1 s", "10 s"]
+    ticks, labels = [1e-2, 1e-1, 1, 10, 100], ["10 ms", "100 ms", "1 s", "10 s", "100 s"]
     axis.set_xticks(ticks, labels)
     axis.set_yticks(ticks, labels)
     axis.minorticks_off()
-    axis.legend(frameon=False, fontsize=9, loc="upper left")
-    throttled = [row for row in rows if row["device"] == THROTTLED]
-    place = tuple(max(row[key]["prefill_s"] for row in throttled) for key in ("measured", "predicted"))
-    axis.annotate(
-        "RTX 6000 Ada, throttled", place, xytext=(18, -52), textcoords="offset points", ha="right", fontsize=9
-    )
-    devices = len({row["device"] for row in rows})
+    legend = axis.legend(frameon=False, fontsize=9, loc="upper left", markerscale=2, handletextpad=0.2)
+    for handle in legend.legend_handles:
+        handle.set_alpha(1)
+    groups = result["groups"]
+    devices, engines = (len({row[name] for row in groups}) for name in ("device", "engine"))
     axis.set_title(
-        f"{len(rows)} measured serving batches on {devices} GPUs,\nQwen2.5-14B and Llama-3.1-70B, 1 to 8 GPUs each",
+        f"{sum(row['rows'] for row in groups):,} published measurements,\n{engines} engines on {devices} GPUs",
         fontsize=12,
     )
     _plain(axis, "both")

@@ -210,6 +210,7 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
         "command": COMMAND,
         "model_id": predictor.model_id,
         "groups": rows,
+        "points": {name: _points(group) for name, group in sorted(_sources(priced).items())},
         "by_model": _by(priced, lambda one: one.cell.model),
         "by_batch": _by(priced, lambda one: _batch_class(one.cell.batch)),
         "left_out": [
@@ -217,6 +218,20 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
             for (s, e, reason), count in sorted(left_out.items())
         ],
     }
+
+
+def _sources(cells: Iterable[PricedCell]) -> dict[str, list[PricedCell]]:
+    sources: dict[str, list[PricedCell]] = defaultdict(list)
+    for one in cells:
+        sources[one.cell.source.partition(",")[0]].append(one)
+    return sources
+
+
+def _points(cells: Sequence[PricedCell]) -> list[list[float]]:
+    """Measured and predicted seconds of each cell."""
+    return [
+        [float(f"{v:.4g}") for v in (one.cell.seconds, one.figures(load_engine(one.cell.engine))[0])] for one in cells
+    ]
 
 
 def _batch_class(batch: int) -> str:

@@ -21,7 +21,7 @@ NEED_PUBLIC_DATA = [
     "audit",
     "end_to_end.__main__",
     "leave_one_device_out",
-    "llm_serving.__main__",
+    "serving_truth.__main__",
     "planning.replay_intervals",
     "quick.__main__",
     "stacks",
