@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,16 +11,19 @@ import typer
 
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
-from cdmpp.errors import CdmppError
+from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.query_options import ProgramFramework
+from cdmpp.utils.files import read_text
 from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
-    from cdmpp.predict.llm import LLMEstimate
+    from cdmpp.predict.llm import LLMConfig, LLMEstimate, ServingResult
     from cdmpp.predict.llm.estimate import Bounded
+    from cdmpp.predict.predictor import LatencyPredictor
 
 #: Rows of the table of parts for a single device.
 _PARTS = 8
+MAX_TRACE_BYTES = 64 * 2**20
 
 
 def llm(
@@ -52,6 +56,33 @@ def llm(
         ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences of all replicas.")] = 1,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            help="Simulate serving with this many requests in flight, in place of a batch.", show_default=False
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Simulate serving with this many requests per second (Poisson).", show_default=False),
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE.csv", help="Simulate serving these: columns arrival_s, input, output.", show_default=False
+        ),
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests of --concurrency and --rate. Default: 8 for each in flight; 1,000.", show_default=False
+        ),
+    ] = None,
+    spread: Annotated[
+        float, typer.Option(help="Lengths of --concurrency and --rate vary by this share around --input and --output.")
+    ] = 0.0,
+    prefix_hit: Annotated[float, typer.Option(help="Share of each prompt that is in the cache already.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
     input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
     output: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
     dtype: Annotated[str, typer.Option(help="Type of activations: bfloat16, float16, float32.")] = "bfloat16",
@@ -103,7 +134,8 @@ def llm(
 ) -> None:
     """Estimate latency, throughput and memory of a language model on devices.
 
-    Prints prefill, median decode step and total of one batch for each device. A device on which the model does not
+    With --concurrency, --rate or --requests it simulates serving: times to first token and between tokens. Otherwise it
+    prints prefill, median decode step and total of one batch for each device. A device on which the model does not
     fit does not stop the others. The exit code is 1 if a device is unknown, or if nothing can be estimated.
     """
     from cdmpp.predict.engines import load_engine
@@ -113,6 +145,19 @@ def llm(
     dimensions = read_config(config)
     profile = load_engine(engine, framework)
     predictor = LatencyPredictor.load(model)
+    if concurrency is not None or rate is not None or requests is not None:
+        settings = {"tp": tp, "pp": pp, "ep": ep, "dp": dp, "dtype": dtype, "weights": weights, "kv_dtype": kv_dtype}
+        load = {
+            "concurrency": concurrency,
+            "rate": rate,
+            "input": input,
+            "output": output,
+            "count": count,
+            "seed": seed,
+        }
+        load |= {"spread": spread, "prefix_hit": prefix_hit, "requests": None if requests is None else _trace(requests)}
+        _serve(dimensions, device, predictor, {**settings, **load, "engine": profile}, json)
+        return
     results: list[LLMEstimate | tuple[str, CdmppError]] = []
     for name in dict.fromkeys(device):
         try:
@@ -199,6 +244,88 @@ def calibrate(
     for text in result.undetermined:
         print(f"note: {text}")
     print(f"wrote {out}: use it with --engine {out}")
+
+
+def _trace(path: Path) -> list[tuple[float, int, int]]:
+    """Requests of a CSV file.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, or a row is no request.
+    """
+    try:
+        rows = list(csv.DictReader(read_text(path, MAX_TRACE_BYTES).splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}", hint="a CSV file with arrival_s, input, output") from None
+    requests = []
+    for number, row in enumerate(rows, 1):
+        try:
+            requests.append((float(row["arrival_s"]), int(row["input"]), int(row["output"])))
+        except (KeyError, TypeError, ValueError):
+            raise DataError(f"{path}: row {number} is no request", hint="columns arrival_s, input, output") from None
+    return requests
+
+
+def _serve(
+    config: LLMConfig, devices: list[str], predictor: LatencyPredictor, options: dict[str, Any], json: bool
+) -> None:
+    from cdmpp.predict.llm import simulate
+    from cdmpp.predict.prediction import ErrorInfo
+
+    results: list[ServingResult] = []
+    values: list[dict[str, Any]] = []
+    for name in dict.fromkeys(devices):
+        try:
+            result = simulate(config, device_of(predictor.artifact, name), predictor=predictor, **options)
+        except CdmppError as error:
+            values.append({"device": name, "error": asdict(ErrorInfo.of(error))})
+            if not json or len(devices) == 1:
+                report(error.message, error.hint)
+            continue
+        results.append(result)
+        values.append(result.to_dict())
+    if json and (results or len(values) > 1):
+        print_json(values[0] if len(values) == 1 else values)
+    elif results:
+        _print_serving(results)
+    if not results:
+        raise typer.Exit(FAILED)
+
+
+def _print_serving(results: list[ServingResult]) -> None:
+    first = results[0]
+    print(f"{len(first.ttft_s):,} requests; engine {first.engine}; model {first.model_id}")
+    rows = [
+        (
+            r.device,
+            str(r.gpus),
+            *(format_latency(r.percentile("ttft_s", q)) for q in (50, 99)),
+            *((format_latency(r.percentile("tpot_s", q)) if len(r.tpot_s) else "-") for q in (50, 99)),
+            format_latency(float(r.queue_s.mean())),
+            f"{r.throughput_tokens_per_s:,.0f}",
+            f"{len(r.ttft_s) / r.duration_s:.3g}",
+            percent(r.cache_share),
+            str(r.preemptions),
+        )
+        for r in results
+    ]
+    header = (
+        "device",
+        "gpus",
+        "ttft p50",
+        "p99",
+        "tpot p50",
+        "p99",
+        "queue",
+        "tokens/s",
+        "requests/s",
+        "cache",
+        "preempted",
+    )
+    print_table(header, rows, right=tuple(range(1, len(header))))
+    bounds = ", ".join(f"{r.device} {r.relative_lower:.2f} to {r.relative_upper:.2f}" for r in results)
+    print(f"80 % interval of a step, as factors: {bounds}")
 
 
 def _json(result: LLMEstimate | tuple[str, CdmppError]) -> dict[str, Any]:

@@ -14,14 +14,12 @@ from cdmpp.predict.engines.profile import KERNELS_ONLY, Engine, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.predict.llm.operators import DECODE_PARTS, PREFILL_PARTS
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.prediction import check_settings
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 
-#: Parts of a prefill and of a decode step that only its own sequences pass.
-PREFILL_PARTS = ("attention", "window_attention", "kv_b_proj")
-DECODE_PARTS = ("attention", "window_attention", "k_absorb", "v_expand")
 #: Batches whose seconds are kept.
 _KEPT = 4096
 

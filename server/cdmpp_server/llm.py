@@ -21,6 +21,7 @@ from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
 from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
+from cdmpp.predict.llm.serving import ServingPlan
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
@@ -40,6 +41,8 @@ from cdmpp_server.settings import Settings
 #: Fields of a configuration; published ones have fewer than a hundred.
 MAX_CONFIG_FIELDS = 1000
 MAX_MEASUREMENTS = 500
+#: Requests, and tokens of prompts and answers, of one simulation.
+MAX_SIMULATED, MAX_SIMULATED_TOKENS = 20_000, 50_000_000
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 _ANSWER = ConfigDict(extra="forbid")
 
@@ -47,7 +50,10 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
 
 
-class _Request(BaseModel):
+WholeCount = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
+
+
+class _Model(BaseModel):
     model_config = _CLOSED
 
     config: Annotated[
@@ -60,9 +66,6 @@ class _Request(BaseModel):
         Degree | None,
         Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp). ep <= tp * dp."),
     ] = None
-    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
-    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"],
         BeforeValidator(canonical_dtype),
@@ -94,6 +97,12 @@ class _Request(BaseModel):
     )
     cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
     model: ModelName = None
+
+
+class _Request(_Model):
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
+    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
 
 
 class LlmRequest(_Request):
@@ -141,6 +150,65 @@ class CalibrateAnswer(BaseModel):
     after: Annotated[float, Field(description="Error with the fitted profile.")]
     left_out: Annotated[float | None, Field(description="Error of rows left out of the fit; null for two rows.")]
     undetermined: Annotated[list[str], Field(description="What the measurements say little about.")]
+
+
+class SimulateRequest(_Model):
+    """Requests to a language model that is served: one of requests, concurrency and rate."""
+
+    device: Device
+    requests: Annotated[
+        list[tuple[float, WholeCount, WholeCount]] | None,
+        Field(min_length=1, max_length=MAX_SIMULATED, description="Arrival in seconds, tokens of prompt and answer."),
+    ] = None
+    concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
+    rate: Annotated[float | None, Field(gt=0, lt=1e6, description="Requests per second, with Poisson arrivals.")] = None
+    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 1024
+    count: Annotated[
+        int | None,
+        Field(ge=1, le=MAX_SIMULATED, description="Requests; null: 8 for each in flight, 1,000 for a rate."),
+        WholeNumber,
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = 0
+    spread: Annotated[float, Field(ge=0, lt=1, description="Share by which lengths vary.")] = 0.0
+    prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = 0.0
+
+
+class Spread(BaseModel):
+    """Seconds over the requests."""
+
+    model_config = _ANSWER
+
+    mean: Annotated[float, Field(ge=0)]
+    p50: Annotated[float, Field(ge=0)]
+    p90: Annotated[float, Field(ge=0)]
+    p99: Annotated[float, Field(ge=0)]
+
+
+class SimulateAnswer(BaseModel):
+    """Requests that were served."""
+
+    model_config = _ANSWER
+
+    model_id: str
+    device: str
+    engine: str
+    gpus: int
+    requests: int
+    ttft_s: Annotated[Spread, Field(description="From arrival to the first token.")]
+    tpot_s: Annotated[Spread | None, Field(description="Between tokens; null where all requests have one token.")]
+    latency_s: Annotated[Spread, Field(description="From arrival to the last token.")]
+    queue_s: Annotated[Spread, Field(description="From arrival to the first step of the prompt.")]
+    single_token: Annotated[int, Field(description="Requests of one token, left out of tpot_s.")]
+    duration_s: float
+    requests_per_s: float
+    throughput_tokens_per_s: float
+    throughput_tokens_per_s_per_gpu: float
+    steps: int
+    preemptions: Annotated[int, Field(description="Requests that gave up their cache and were computed again.")]
+    cache_share: Annotated[float, Field(description="Largest share of the cache in use.")]
+    relative_lower: Annotated[float, Field(description="80 % interval of a step's duration, as factors of it.")]
+    relative_upper: float
 
 
 class LlmMemory(BaseModel):
@@ -273,6 +341,12 @@ _EXAMPLE = {**_EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``/llm``."""
     add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers, CalibrateRequest, CalibrateAnswer)
+    add_models(schemas, SimulateRequest, SimulateAnswer)
+    simulation = document["paths"]["/llm/simulate"]["post"]
+    simulation["description"] += f"\n\n{DESCRIPTION}"
+    add_body(simulation, ref("SimulateRequest"), {**_EXAMPLE_MODEL, "concurrency": 16, "output": 64, "count": 32})
+    add_answer(simulation, ref("SimulateAnswer"), "Times, throughput and use of the cache.")
+    add_problems(simulation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
     calibration = document["paths"]["/llm/calibrate"]["post"]
     calibration["description"] += f"\n\n{DESCRIPTION}"
     rows = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
@@ -320,6 +394,46 @@ async def llm(request: Request) -> Response:
 
         text = await state.limiter.run(render, deadline)
     return Response(text, media_type="application/json")
+
+
+@router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
+async def simulate(request: Request) -> Response:
+    """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    deadline = Deadline.of(request, state.settings)
+    with bugs_hidden("/llm/simulate"):
+        parsed = await state.limiter.run(lambda: check(SimulateRequest, parse_json(body)), deadline)
+        predictor = await state.service.model(parsed.model)
+        most = state.settings.max_items
+        plan = await state.limiter.run(partial(_simulation, parsed, predictor.artifact, most), deadline)
+        count_items(request, len(plan.queries))
+        predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
+
+        def render() -> bytes:
+            try:
+                return _json(plan.run(predictor.model_id, predictions).to_dict())
+            except CdmppError as error:
+                raise _problem(error) from None
+
+        text = await state.limiter.run(render, deadline)
+    return Response(text, media_type="application/json")
+
+
+def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> ServingPlan:
+    try:
+        options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
+        options["engine"] = load_engine(request.engine, request.framework, files=False)
+        plan = ServingPlan(read_config(request.config), _device(request.device, artifact), **options)
+        if len(plan.queries) > most:
+            raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
+        if plan.tokens > MAX_SIMULATED_TOKENS:
+            raise DataError(
+                f"{plan.tokens:,} tokens in all; at most {MAX_SIMULATED_TOKENS:,}", hint="fewer or shorter requests"
+            )
+    except CdmppError as error:
+        raise _problem(error) from None
+    return plan
 
 
 @router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)

@@ -293,6 +293,27 @@ class Operations:
             self._answered_by = next((item["model_id"] for item in answers if "error" not in item), self._answered_by)
         return list(answers) if several else answer
 
+    def llm_simulate(
+        self,
+        config: Mapping[str, Any] | str | PathLike[str],
+        device: Device,
+        *,
+        engine: Engine | None = None,
+        **options: Any,
+    ) -> Steps[Any]:
+        """Simulate serving; ``options`` are those of :func:`cdmpp.predict.llm.simulate`.
+
+        The result is the answer of ``POST /llm/simulate``.
+        """
+        body = {
+            "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
+            "device": device_fields(device),
+            "engine": engine_fields(engine),
+            **options,
+            "model": self.model,
+        }
+        return content((yield Call("POST", "/llm/simulate", to_json(body).encode())))
+
     def llm_calibrate(
         self,
         config: Mapping[str, Any] | str | PathLike[str],

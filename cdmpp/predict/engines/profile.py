@@ -78,6 +78,12 @@ class EngineProfile(BaseModel):
         Whether decode and prefill steps are captured graphs (or compiled without launches by the host).
     token_budget : int or None
         Tokens of a prefill step; longer ones are chunks. None: one step.
+    prefill_first : bool
+        Whether prompts run alone, before the other sequences decode; else both share a step.
+    max_sequences : int
+        Most sequences of a step of one replica.
+    cache_share : float
+        Part of the device's memory that weights, activations and cache may fill.
     residual : float
         Standard deviation of log(measured / predicted) that the profile leaves, besides the kernels' own interval.
     source : dict of str to str
@@ -98,6 +104,9 @@ class EngineProfile(BaseModel):
     graph_decode: bool = True
     graph_prefill: bool = False
     token_budget: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    prefill_first: bool = False
+    max_sequences: Annotated[int, Field(ge=1, le=1 << 16)] = 256
+    cache_share: Annotated[float, Field(gt=0, le=1)] = 0.9
     residual: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     source: dict[str, str] = {}
 

@@ -9,6 +9,7 @@ from cdmpp.predict.llm.estimate import EstimatePlan, LLMEstimate, estimate
 from cdmpp.predict.llm.layout import Layout
 from cdmpp.predict.llm.operators import Decode, Prefill, StepPart, step_operators
 from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.llm.serving import ServingResult, simulate
 
 __all__ = [
     "Decode",
@@ -18,9 +19,11 @@ __all__ = [
     "LLMEstimate",
     "Layout",
     "Prefill",
+    "ServingResult",
     "StepPart",
     "calibrate",
     "estimate",
     "read_config",
+    "simulate",
     "step_operators",
 ]

@@ -253,6 +253,24 @@ def check_memory(
     )
 
 
+def cache_tokens(
+    config: LLMConfig, layout: Layout, types: Types, device_bytes: float | None, share: float, tokens: int
+) -> float:
+    """Tokens that the cache of a replica holds beside weights and activations; infinite where nothing is published.
+
+    Parameters
+    ----------
+    share : float
+        Part of the device that the engine uses.
+    tokens : int
+        Of a sequence: layers with a window keep fewer of a long one.
+    """
+    if device_bytes is None:
+        return float("inf")
+    fixed = _weights(config, layout, types) + _activations(config, layout, types, 1, ACTIVATION_TOKENS)
+    return (share * device_bytes - fixed) / (_cache(config, layout, types, 1, tokens) / tokens)
+
+
 def smallest_layout(
     config: LLMConfig, ep: int, types: Types, batch: int, tokens: int, device_bytes: float, dp: int | None = None
 ) -> Layout | None:

@@ -253,6 +253,10 @@ class Decode:
         return self.past_len if self.past_total is None else round(self.past_total / self.batch)
 
 
+#: Parts of a prefill and of a decode step that only its own sequences pass, and those behind the last layer.
+PREFILL_PARTS = ("attention", "window_attention", "kv_b_proj")
+DECODE_PARTS = ("attention", "window_attention", "k_absorb", "v_expand")
+OUTPUT_PARTS = ("lm_head", "logits_all_gather", "logits_soft_cap", "sampling")
 Step = Prefill | Decode
 #: Routing of real prompts: equal loads would make 32 tokens of 8 experts each read all 256 experts, measured steps of
 #: DeepSeek-R1 read about as many as this distribution does.
