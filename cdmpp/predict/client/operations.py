@@ -299,7 +299,7 @@ class Operations:
         device: Device,
         *,
         engine: Engine | None = None,
-        **options: Any,
+        options: Mapping[str, Any],
     ) -> Steps[Any]:
         """Simulate serving; ``options`` are those of :func:`cdmpp.predict.llm.simulate`.
 
