@@ -5,102 +5,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
-
+from typing import TypeVar
 from cdmpp.errors import InfeasibleError
-from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.config import Dense, FeedForward, LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types, allowed_tp, expert_fits
-
-#: How a tensor is divided: over the ranks of a layer, by key-value heads, over the ranks of the experts, or not.
-Split = Literal["tp", "kv", "experts", "none"]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Parameters of one layer, or of the model, that are divided alike.
-
-    Attributes
-    ----------
-    elements : int
-        Number over all ranks.
-    split : str
-    part : str or None
-        Part of a layer (:data:`cdmpp.predict.llm.config.WEIGHT_PARTS`) whose type of weights they have; None: they are
-        never quantised.
-    """
-
-    elements: int
-    split: Split = "none"
-    part: str | None = None
-
-    def on_rank(self, config: LLMConfig, layout: Layout) -> float:
-        """Number of elements on one rank."""
-        if self.split == "tp":
-            return self.elements / layout.tp
-        if self.split == "kv":
-            return self.elements / min(layout.tp, config.kv_heads)
-        if self.split == "experts":
-            return self.elements / (layout.ep * layout.expert_tp)
-        return self.elements
-
-
-def attention_tensors(config: LLMConfig) -> Iterator[Tensor]:
-    """Tensors of the attention half of one layer, with its norms."""
-    hidden, heads, latent = config.hidden, config.heads, config.latent
-    yield Tensor(_norm(config) * (2 if config.norms == 4 else 1))
-    if latent is not None:
-        queries = heads * (latent.nope + latent.rope)
-        if latent.q_rank:
-            yield Tensor(hidden * latent.q_rank, part="attention")
-            yield Tensor(latent.q_rank)
-        yield Tensor((latent.q_rank or hidden) * queries, "tp", "attention")
-        yield Tensor(hidden * (latent.kv_rank + latent.rope), part="attention")
-        yield Tensor(latent.kv_rank)
-        yield Tensor(latent.kv_rank * heads * (latent.nope + latent.v_dim), "tp", "attention")
-        yield Tensor(heads * latent.v_dim * hidden, "tp", "output")
-        return
-    columns, kv_columns = heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    yield Tensor(hidden * columns, "tp", "attention")
-    yield Tensor(hidden * columns, "tp", "output")
-    yield Tensor(hidden * kv_columns, "kv", "attention")
-    yield Tensor((columns + kv_columns) * config.qkv_bias + hidden * config.o_bias)
-    if config.qk_norm:
-        yield Tensor(2 * config.head_dim)
-
-
-def dense_tensors(config: LLMConfig) -> Iterator[Tensor]:
-    """Tensors of the feed-forward half of a dense layer, with its norms."""
-    yield Tensor(_norm(config) * (2 if config.norms == 4 else 1))
-    yield Tensor(_projections(config, config.intermediate), "tp", "dense")
-    if config.mlp_bias:
-        yield Tensor(config.intermediate * (1 + config.gated) + config.hidden)
-
-
-def expert_tensors(config: LLMConfig) -> Iterator[Tensor]:
-    """Tensors of the feed-forward half of a layer with experts, with its norms; none without experts."""
-    experts = config.experts
-    if experts is None:
-        return
-    yield Tensor(_norm(config) * (2 if config.norms == 4 else 1))
-    yield Tensor(config.hidden * experts.count)
-    yield Tensor(experts.count * _projections(config, experts.intermediate), "experts", "experts")
-    if experts.shared:
-        yield Tensor(_projections(config, experts.shared), "tp", "shared")
-        yield Tensor(config.hidden * experts.shared_gate)
-
-
-def embedding_tensors(config: LLMConfig) -> Iterator[Tensor]:
-    """Tensors in front of the first layer."""
-    yield Tensor(config.vocab * config.hidden, "tp")
-    yield Tensor(config.positions * config.hidden)
-
-
-def output_tensors(config: LLMConfig) -> Iterator[Tensor]:
-    """Tensors behind the last layer; the weight of a tied output layer is that of the embedding."""
-    if config.final_norm:
-        yield Tensor(_norm(config))
-    if not config.tied:
-        yield Tensor(config.vocab * config.hidden, "tp")
+from cdmpp.predict.llm.tensors import (
+    Tensor,
+    activation_columns,
+    cache_bytes,
+    embedding_tensors,
+    feed_forward_tensors,
+    mixer_tensors,
+    output_tensors,
+)
 
 
 def parameter_count(config: LLMConfig) -> int:
@@ -109,29 +26,42 @@ def parameter_count(config: LLMConfig) -> int:
     def total(tensors: Iterator[Tensor]) -> int:
         return sum(tensor.elements for tensor in tensors)
 
-    layers = config.layers * total(attention_tensors(config)) + config.dense_layers * total(dense_tensors(config))
-    layers += config.moe_layers * total(expert_tensors(config))
-    return layers + total(embedding_tensors(config)) + total(output_tensors(config))
+    halves = sum(count * total(mixer_tensors(config, half)) for count, half in config.first_halves)
+    halves += sum(count * total(feed_forward_tensors(config, half)) for count, half in config.second_halves)
+    return halves + total(embedding_tensors(config)) + total(output_tensors(config))
+
+
+Half = TypeVar("Half")
 
 
 def weights_read(config: LLMConfig, layout: Layout, types: Types, tokens: int) -> float:
     """Bytes of the weights that a rank reads in a step at least: of the experts, no more than its tokens choose."""
-    held, layers = _held(config, layout, types), -(-config.layers // layout.pp)
-    read = layers * held(attention_tensors(config)) + held(output_tensors(config))
+    held = _held(config, layout, types)
+
+    def chosen(half: FeedForward) -> float:
+        if isinstance(half, Dense):
+            return held(feed_forward_tensors(config, half))
+        share = min(1.0, tokens * half.topk / half.count)
+        tensors = list(feed_forward_tensors(config, half))
+        routed = held(tensor for tensor in tensors if tensor.split == "experts")
+        return held(iter(tensors)) - (1 - share) * routed
+
+    read = held(output_tensors(config))
     if config.tied:
         read += held(iter([Tensor(config.vocab * config.hidden, "tp")]))
-    if config.experts is None:
-        return read + layers * held(dense_tensors(config))
-    share = min(1.0, tokens * config.experts.topk / config.experts.count)
-    return read + min(layers, config.moe_layers) * held(expert_tensors(config)) * share
+    read += _fullest(config.first_halves, layout.pp, lambda half: held(mixer_tensors(config, half)))
+    return read + _fullest(config.second_halves, layout.pp, chosen)
 
 
-def _norm(config: LLMConfig) -> int:
-    return config.hidden * (2 if config.norm == "layernorm" else 1)
-
-
-def _projections(config: LLMConfig, columns: int) -> int:
-    return (2 + config.gated) * config.hidden * columns
+def _fullest(
+    halves: tuple[tuple[int, Half], ...], stages: int, size: Callable[[Half], float]
+) -> float:
+    """Sum of the sizes of the halves of a stage that has the largest ones."""
+    left, total = -(-sum(count for count, _ in halves) // stages), 0.0
+    for largest, count in sorted(((size(half), count) for count, half in halves), reverse=True):
+        taken = min(left, count)
+        total, left = total + taken * largest, left - taken
+    return total
 
 
 #: Tokens whose activations are in memory at once: engines split a longer prefill into chunks.
@@ -219,10 +149,9 @@ def part_memory(config: LLMConfig, layout: Layout, types: Types, only: str | Non
     if only is None:
         return _weights(config, layout, types), cache
     held = _held(config, layout, types)
-    layers = -(-config.layers // layout.pp)
     if only == "attention":
-        return layers * held(attention_tensors(config)), cache
-    return _ffn_weights(config, layers, held), cache
+        return _fullest(config.first_halves, layout.pp, lambda half: held(mixer_tensors(config, half))), cache
+    return _fullest(config.second_halves, layout.pp, lambda half: held(feed_forward_tensors(config, half))), cache
 
 
 def check_memory(
@@ -312,15 +241,10 @@ def _held(config: LLMConfig, layout: Layout, types: Types) -> Callable[[Iterator
     return held
 
 
-def _ffn_weights(config: LLMConfig, layers: int, held: Callable[[Iterator[Tensor]], float]) -> float:
-    expert_layers = min(layers, config.moe_layers)
-    dense_layers = min(layers - expert_layers, config.dense_layers) if config.experts else layers
-    return expert_layers * held(expert_tensors(config)) + dense_layers * held(dense_tensors(config))
-
-
 def _weights(config: LLMConfig, layout: Layout, types: Types) -> float:
-    held, layers = _held(config, layout, types), -(-config.layers // layout.pp)
-    weights = layers * held(attention_tensors(config)) + _ffn_weights(config, layers, held)
+    held = _held(config, layout, types)
+    weights = _fullest(config.first_halves, layout.pp, lambda half: held(mixer_tensors(config, half)))
+    weights += _fullest(config.second_halves, layout.pp, lambda half: held(feed_forward_tensors(config, half)))
     first, last = held(embedding_tensors(config)), held(output_tensors(config))
     if layout.pp == 1:
         return weights + first + last
@@ -328,22 +252,18 @@ def _weights(config: LLMConfig, layout: Layout, types: Types) -> float:
 
 
 def _cache(config: LLMConfig, layout: Layout, types: Types, sequences: int, tokens: int) -> float:
-    layers = -(-config.layers // layout.pp)
-    if config.latent is not None:
-        return sequences * tokens * layers * (config.latent.kv_rank + config.latent.rope) * types.cache_bytes
-    columns = 2 * max(1, config.kv_heads // layout.tp) * config.head_dim
-    windowed = layers * config.windowed_layers // config.layers
-    kept = (layers - windowed) * tokens + windowed * min(tokens, config.window or tokens)
-    return sequences * kept * columns * types.cache_bytes
+    halves = config.first_halves
+    layers = sum(count for count, _ in halves)
+    stage = -(-layers // layout.pp)
+    counts = [stage * count // layers for count, _ in halves]
+    counts[0] += stage - sum(counts)
+    sizes = (cache_bytes(config, half, types, layout.tp, tokens) for _, half in halves)
+    return sequences * sum(count * size for count, size in zip(counts, sizes, strict=True))
 
 
 def _activations(config: LLMConfig, layout: Layout, types: Types, sequences: int, tokens: int) -> float:
     rows, tp = min(sequences * tokens, ACTIVATION_TOKENS), layout.tp
-    heads = config.heads // tp
-    if config.latent is not None:
-        widest = heads * 2 * (config.latent.nope + config.latent.rope + config.latent.v_dim)
-    else:
-        widest = (2 * heads + 2 * max(1, config.kv_heads // tp)) * config.head_dim
+    widest = max(activation_columns(config, half, tp) for _, half in config.first_halves)
     if config.dense_layers:
         widest = max(widest, (2 + config.gated) * config.intermediate // tp)
     if config.experts is not None:
@@ -351,4 +271,4 @@ def _activations(config: LLMConfig, layout: Layout, types: Types, sequences: int
         columns = (2 + config.gated) * config.experts.intermediate // layout.expert_tp + config.hidden
         widest = max(widest, config.experts.topk * layout.dp * columns // layout.ep)
     logits = sequences * config.vocab * 4.0
-    return rows * (2 * config.hidden + widest) * types.bytes + logits
+    return rows * ((1 + config.streams) * config.hidden + widest) * types.bytes + logits
