@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
+
 from cdmpp.errors import InfeasibleError
 from cdmpp.predict.llm.config import Dense, FeedForward, LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types, allowed_tp, expert_fits
@@ -53,9 +54,7 @@ def weights_read(config: LLMConfig, layout: Layout, types: Types, tokens: int) -
     return read + _fullest(config.second_halves, layout.pp, chosen)
 
 
-def _fullest(
-    halves: tuple[tuple[int, Half], ...], stages: int, size: Callable[[Half], float]
-) -> float:
+def _fullest(halves: tuple[tuple[int, Half], ...], stages: int, size: Callable[[Half], float]) -> float:
     """Sum of the sizes of the halves of a stage that has the largest ones."""
     left, total = -(-sum(count for count, _ in halves) // stages), 0.0
     for largest, count in sorted(((size(half), count) for count, half in halves), reverse=True):

@@ -115,9 +115,7 @@ def _compressed(b: StepBuilder, mixer: Compressed, step: Step) -> None:
     if mixer.ratio:
         b.linear("compressor_proj", compressor_columns(mixer, mixer.head_dim), hidden, None)
     if mixer.indexer is not None:
-        _indexer(
-            b, mixer.indexer, step, mixer.q_rank, mixer.ratio, compressor_columns(mixer, mixer.indexer.dim)
-        )
+        _indexer(b, mixer.indexer, step, mixer.q_rank, mixer.ratio, compressor_columns(mixer, mixer.indexer.dim))
     if isinstance(step, Decode):
         sizes = {"heads": heads, "latent": mixer.head_dim - mixer.rope, "rope": mixer.rope}
         b.add("attention", "mla_decode", batch=step.batch, past_len=mixer.keys(step.cached), **sizes, **b.cache)

@@ -6,21 +6,18 @@ feed-forward layer is one kernel with its product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.llm.config import Dense, Experts, LLMConfig, Mixer
 from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.mixers import SEQUENCE_PARTS, add_mixer
 from cdmpp.predict.llm.step_builder import StepBuilder, StepPart
 from cdmpp.predict.llm.steps import Decode, Prefill, Step, attention_batches
-from cdmpp.programs.elements import MAX_EXTENT
-from cdmpp.programs.operators import OperatorSpec, make_operator
+from cdmpp.programs.operators import OperatorSpec
 
+__all__ = ["Decode", "Prefill", "Step", "StepPart", "attention_batches", "step_operators"]
 
 #: Activations that are operators of the same name; any other one costs as much as gelu.
 _ACTIVATIONS = {"relu": "relu", "relu2": "relu", "silu": "silu", "tanh": "tanh"}

@@ -1,13 +1,13 @@
-"""Reading of Hugging Face's ``config.json``: its fields, and one function for each architecture.
+"""Reading of Hugging Face's ``config.json``: the file, the architecture, and what all architectures share.
 
-Defaults are those of the configuration classes of transformers: published files leave out fields at their default.
+:mod:`cdmpp.predict.llm.families` has the architectures.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -15,37 +15,19 @@ from typing import Any
 
 from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.engines.profile import engine_fields
-from cdmpp.predict.llm.config import Experts, Latent, LLMConfig
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.families import ARCHITECTURES, FAMILIES
+from cdmpp.predict.llm.families.fields import Fields
 from cdmpp.predict.llm.quantisation import quantised, with_separate_file
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
 
-#: Largest accepted size: above every published model by a factor of more than 30.
-MAX_SIZE, MAX_LAYERS = 2**24, 10_000
-
-
-#: Class names that replace a missing ``model_type``.
-_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "GPT2LMHeadModel": "gpt2",
-    "OPTForCausalLM": "opt",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-}
 #: Parts of a configuration that belong to other inputs than text.
 _OTHER_INPUTS = ("vision_config", "audio_config")
 
 
-def read_config(config: LLMConfig | Mapping[str, Any] | str | PathLike[str], path: str = "config") -> LLMConfig:
+def read_config(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str], path: str = "config", *, family: str | None = None
+) -> LLMConfig:
     """Dimensions of a language model.
 
     Parameters
@@ -55,6 +37,8 @@ def read_config(config: LLMConfig | Mapping[str, Any] | str | PathLike[str], pat
         has the language model in ``text_config``; the other parts are listed in ``left_out``.
     path : str
         Name of the configuration in error messages.
+    family : str, optional
+        Architecture in place of the configuration's ``model_type``, such as "llama".
 
     Raises
     ------
@@ -73,7 +57,7 @@ def read_config(config: LLMConfig | Mapping[str, Any] | str | PathLike[str], pat
     fields = config_fields(config) if isinstance(config, str | PathLike) else config
     if not isinstance(fields, Mapping):
         raise FieldError(f"{path}: {str(fields)[:80]!r} is not a configuration", path=path, hint="pass a JSON object")
-    return _read(fields, path)
+    return _read(fields, path, family)
 
 
 def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
@@ -115,7 +99,7 @@ def _json_object(file: Path, shown: str, hint: str) -> dict[str, Any]:
     return value
 
 
-def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
+def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LLMConfig:
     left_out = tuple(name for name in _OTHER_INPUTS if config.get(name) is not None)
     quantisation = config.get("quantization_config")
     outer = config
@@ -126,7 +110,7 @@ def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
             config = {**config, "model_type": outer.get("model_type")}
         if "tie_word_embeddings" in outer:
             config = {"tie_word_embeddings": outer["tie_word_embeddings"], **config}
-    name = _model_type(config, path)
+    name = _model_type(config if family is None else {"model_type": family}, path)
     read = FAMILIES[name](Fields({**config, "model_type": name}, path))
     read = quantised(read, quantisation, f"{path}.quantization_config", config.get("expert_dtype"))
     positions = config.get("max_position_embeddings")
@@ -175,7 +159,7 @@ def _model_type(config: Mapping[str, Any], path: str) -> str:
     if name is None:
         classes = config.get("architectures")
         first = classes[0] if isinstance(classes, list) and classes else None
-        name = _ARCHITECTURES.get(first, first) if isinstance(first, str) else None
+        name = ARCHITECTURES.get(first, first) if isinstance(first, str) else None
     known = ", ".join(FAMILIES)
     if not isinstance(name, str):
         raise FieldError(

@@ -10,7 +10,6 @@ from cdmpp.predict.llm.config import (
     Attention,
     Compressed,
     Dense,
-    Experts,
     FeedForward,
     Indexer,
     Latent,

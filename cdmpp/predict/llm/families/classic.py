@@ -22,7 +22,9 @@ def _mixtral(f: Fields) -> LLMConfig:
     experts = Experts(
         f.size("num_local_experts", 8), f.size("num_experts_per_tok", 2), intermediate, 0, False, layer_count(f)
     )
-    return common_fields(f, window=window_of(f, layer_count(f)), experts=checked_experts(f, experts, "num_local_experts"))
+    return common_fields(
+        f, window=window_of(f, layer_count(f)), experts=checked_experts(f, experts, "num_local_experts")
+    )
 
 
 def _qwen(f: Fields, *, bias: bool, qk_norm: bool, experts: Experts | None = None, **own: Any) -> LLMConfig:
@@ -30,7 +32,9 @@ def _qwen(f: Fields, *, bias: bool, qk_norm: bool, experts: Experts | None = Non
     if f.flag("use_sliding_window", False):
         window = window_of(f, max(0, layer_count(f) - f.size("max_window_layers", 28, least=0)))
     o_bias = f.flag("attention_bias", False)
-    return common_fields(f, window=window, qkv_bias=bias or o_bias, o_bias=o_bias, qk_norm=qk_norm, experts=experts, **own)
+    return common_fields(
+        f, window=window, qkv_bias=bias or o_bias, o_bias=o_bias, qk_norm=qk_norm, experts=experts, **own
+    )
 
 
 def _qwen2(f: Fields) -> LLMConfig:
@@ -140,7 +144,7 @@ def _opt(f: Fields) -> LLMConfig:
     )
 
 
-def _deepseek(f: Fields) -> LLMConfig:
+def read_deepseek(f: Fields) -> LLMConfig:
     layers = layer_count(f)
     count = f.values.get("n_routed_experts")
     experts = None
@@ -165,3 +169,54 @@ def _deepseek(f: Fields) -> LLMConfig:
     )
     heads = f.size("num_attention_heads")
     return common_fields(f, kv_heads=heads, head_dim=latent.rope + latent.nope, experts=experts, latent=latent)
+
+
+def _mimo(f: Fields) -> LLMConfig:
+    return _qwen(f, bias=True, qk_norm=False)
+
+
+def _mpt(f: Fields) -> LLMConfig:
+    names = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
+    values = {**f.values, **{name: f.size(own) for name, own in names.items()}, "num_key_value_heads": None}
+    bias = not f.flag("no_bias", False)
+    attention = f.values.get("attn_config")
+    alibi = isinstance(attention, dict) and attention.get("alibi") is True
+    return common_fields(
+        Fields({**values, "intermediate_size": f.size("expansion_ratio", 4) * f.size("d_model")}, f.path),
+        gated=False,
+        activation="gelu",
+        norm="layernorm",
+        positions=0 if alibi else f.size("max_seq_len", 2048),
+        tied=f.flag("tie_word_embeddings", True),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+#: ``model_type`` -> how its configuration is read.
+CLASSIC = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "mixtral": _mixtral,
+    "qwen2": _qwen2,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3_vl": _qwen3,
+    "qwen3_vl_text": _qwen3,
+    "qwen3_moe": _qwen3_moe,
+    "qwen3_vl_moe": _qwen3_moe,
+    "qwen3_vl_moe_text": _qwen3_moe,
+    "gemma": _gemma1,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma3_text": _gemma3,
+    "gpt2": _gpt2,
+    "opt": _opt,
+    "mpt": _mpt,
+    "mimo": _mimo,
+    "deepseek_v2": read_deepseek,
+    "deepseek_v3": read_deepseek,
+    "kimi_k2": read_deepseek,
+    "kimi_k25": read_deepseek,
+}
