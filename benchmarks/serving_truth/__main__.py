@@ -105,7 +105,7 @@ def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remem
     plan = EstimatePlan(config, device, engine=engine, lengths=cell.lengths, **request)
     types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))
     steps = {"total_s": request["output"], "ttft_s": 1, "tpot_s": 1}[cell.name]
-    if cell.seconds < steps * weights_read(config, layout, types, cell.batch) / device.mem_bandwidth_bytes_per_s:
+    if cell.seconds < steps * weights_read(config, layout, types) / device.mem_bandwidth_bytes_per_s:
         raise CdmppError("below the time to read the weights")
     prefill, decode_steps = plan.priced(predictor.predict_queries(plan.queries))
     weights = phase_weights(cell.name, cell.batch, request["output"], cell.closed_loop)

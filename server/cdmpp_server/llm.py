@@ -170,7 +170,15 @@ class SimulateRequest(_Model):
         WholeNumber,
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = 0
-    spread: Annotated[float, Field(ge=0, lt=1, description="Share by which lengths vary.")] = 0.0
+    spread: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            lt=1,
+            description="Share by which lengths vary; null: 0.02 for `concurrency` of engines that mix "
+            "prompts and decoding, else 0.",
+        ),
+    ] = None
     prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = 0.0
 
 

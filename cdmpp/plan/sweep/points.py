@@ -40,6 +40,7 @@ class SweepResult:
     tp: int
     pp: int
     ep: int
+    dp: int | None
     batch: int
     dtype: str
     weights: str | None
@@ -63,7 +64,8 @@ class SweepResult:
     @property
     def layout(self) -> str:
         """Degrees of parallelism as text."""
-        return f"tp {self.tp}" + (f", pp {self.pp}" if self.pp > 1 else "") + (f", ep {self.ep}" if self.ep > 1 else "")
+        further = {"pp": self.pp, "ep": self.ep, "dp": self.dp or 1}
+        return f"tp {self.tp}" + "".join(f", {name} {degree}" for name, degree in further.items() if degree > 1)
 
     @property
     def precision(self) -> str:
@@ -133,6 +135,7 @@ class SweepPoint:
     tp: int
     pp: int
     ep: int
+    dp: int | None
     batch: int
     precision: str
     engine: str | None
@@ -146,17 +149,27 @@ def sweep_points(sweep: Sweep, devices: dict[str, DeviceSpec]) -> Iterator[Sweep
     devices : dict of str to DeviceSpec
         Specifications of ``sweep.devices``.
     """
-    for name, engine, precision, tp, pp, ep, batch in product(
-        sweep.devices, sweep.engines or (None,), sweep.precisions, sweep.tp, sweep.pp, sweep.ep, sweep.batch
+    layouts = product(sweep.tp, sweep.pp, sweep.ep, sweep.dp or (None,))
+    for name, engine, precision, layout, batch in product(
+        sweep.devices, sweep.engines or (None,), sweep.precisions, list(layouts), sweep.batch
     ):
-        yield SweepPoint(devices[name], sweep.price_per_gpu_hour[name], tp, pp, ep, batch, precision, engine)
+        yield SweepPoint(devices[name], sweep.price_per_gpu_hour[name], *layout, batch, precision, engine)
 
 
 def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point: SweepPoint) -> SweepResult:
     """Estimate a point and compare it with the goals; a point that is impossible has the reason."""
     dtype, _, weights = point.precision.partition("/")
     result = SweepResult(
-        point.device.name, point.tp, point.pp, point.ep, point.batch, dtype, weights or None, point.engine, "infeasible"
+        point.device.name,
+        point.tp,
+        point.pp,
+        point.ep,
+        point.dp,
+        point.batch,
+        dtype,
+        weights or None,
+        point.engine,
+        "infeasible",
     )
     try:
         answer = estimate(
@@ -165,6 +178,7 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
             tp=point.tp,
             pp=point.pp,
             ep=point.ep,
+            dp=point.dp,
             batch=point.batch,
             input=sweep.input,
             output=sweep.output,
@@ -185,6 +199,7 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
     return replace(
         result,
         engine=answer.settings.engine,
+        dp=answer.settings.dp,
         status="missed" if missed else "met",
         reason="; ".join(missed) or None,
         gpus=answer.gpus,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -233,7 +234,9 @@ def _profile(engine: Engine, files: bool) -> EngineProfile:
         return EngineProfile.of(engine, "engine")
     if isinstance(engine, str) and engine in engine_names():
         return _shipped(engine)
-    if not files or (isinstance(engine, str) and not engine.endswith(".toml")):
+    if not isinstance(engine, str | PathLike):
+        raise DataError(f"engine: {str(engine)[:80]!r} is no profile", hint="a name, a path or fields")
+    if not files or (isinstance(engine, str) and not engine.endswith(".toml") and not Path(engine).is_file()):
         raise DataError(
             f"no engine profile named {str(engine)[:100]!r}",
             hint=f"one of {', '.join(engine_names())}" + (", or a .toml file of cdmpp llm calibrate" if files else ""),

@@ -112,15 +112,15 @@ def parameter_count(config: LLMConfig) -> int:
     return layers + total(embedding_tensors(config)) + total(output_tensors(config))
 
 
-def weights_read(config: LLMConfig, layout: Layout, types: Types, tokens: int) -> float:
-    """Bytes of the weights that a rank reads in a step at least: of the experts, no more than its tokens choose."""
+def weights_read(config: LLMConfig, layout: Layout, types: Types) -> float:
+    """Bytes of the weights that a rank reads in a step at least: of the experts those of one token."""
     held, layers = _held(config, layout, types), -(-config.layers // layout.pp)
     read = layers * held(attention_tensors(config)) + held(output_tensors(config))
     if config.tied:
         read += held(iter([Tensor(config.vocab * config.hidden, "tp")]))
     if config.experts is None:
         return read + layers * held(dense_tensors(config))
-    share = min(1.0, tokens * config.experts.topk / config.experts.count)
+    share = min(1.0, config.experts.topk / config.experts.count)
     return read + min(layers, config.moe_layers) * held(expert_tensors(config)) * share
 
 

@@ -7,9 +7,9 @@ feed-forward layer is one kernel with its product.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cdmpp.devices.spec import DeviceSpec
@@ -32,11 +32,14 @@ class StepPart:
         Operator or collective of one rank.
     count : int
         Runs in the step.
+    padded : tuple of OperatorSpec
+        The same of more rows, which an engine could compute instead: no step takes longer than a larger one.
     """
 
     name: str
     program: OperatorSpec
     count: int
+    padded: tuple[OperatorSpec, ...] = ()
 
 
 class StepBuilder:
@@ -330,6 +333,32 @@ def step_operators(
             b.transfer("stage_transfer", layout.pp - 1)
         _output(b, local.batch)
     return b.parts
+
+
+#: Products of up to this many sequences are compared with those of more.
+MAX_PADDED = 64
+_PADDED = ("linear", "bmm", "moe")
+
+
+def padded_decode(step: Decode, parts_of: Callable[[Decode], list[StepPart]]) -> list[StepPart]:
+    """Parts of a decode step, its products with those of slightly more sequences (:attr:`StepPart.padded`).
+
+    Parameters
+    ----------
+    parts_of : callable
+        From a step to its parts.
+    """
+    parts = parts_of(step)
+    if step.batch > MAX_PADDED:
+        return parts
+    power = 1 << step.batch.bit_length()
+    larger = [parts_of(Decode(n, step.cached)) for n in sorted({step.batch + 1, power} if step.batch < 8 else {power})]
+    return [
+        replace(part, padded=tuple(one.program for one in others if one.program != part.program))
+        if part.program.operator in _PADDED
+        else part
+        for part, *others in zip(parts, *larger, strict=True)
+    ]
 
 
 def replica_step(step: Step, layout: Layout) -> Step:
