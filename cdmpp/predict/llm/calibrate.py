@@ -530,27 +530,29 @@ def _table(text: str, name: str) -> list[dict[str, Any]]:
 
 def _of_benchmark(result: Mapping[str, Any]) -> dict[str, Any]:
     """The measurement of a result of ``vllm bench serve`` or ``sglang.bench_serving``."""
-    names = ("completed", "total_input_tokens", "total_output_tokens", "mean_tpot_ms", "mean_ttft_ms", "duration")
-    figures: dict[str, float] = {}
-    for name in names:
+
+    def figure(name: str) -> float:
         value = result.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
             raise DataError(
-                f"a benchmark's result has no {name}: {str(value)[:40]}", hint="needed: " + ", ".join(names)
+                f"a benchmark's result has no {name}: {str(value)[:40]}",
+                hint="completed, total_input_tokens, total_output_tokens, mean_tpot_ms are needed; without "
+                "max_concurrency also mean_ttft_ms and duration",
             )
-        figures[name] = float(value)
-    completed = figures["completed"]
-    output = figures["total_output_tokens"] / completed
-    # Requests in flight by Little's law, where no limit says it.
-    latency_s = (figures["mean_ttft_ms"] + figures["mean_tpot_ms"] * max(output - 1, 0)) / 1e3
-    in_flight = latency_s * completed / figures["duration"]
-    limit = result.get("max_concurrency")
-    if isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0:
-        in_flight = min(in_flight, float(limit))
+        return float(value)
+
+    completed, tpot_ms = figure("completed"), figure("mean_tpot_ms")
+    output = figure("total_output_tokens") / completed
+    if result.get("max_concurrency") is None:
+        # Requests in flight by Little's law.
+        latency_s = (figure("mean_ttft_ms") + tpot_ms * max(output - 1, 0)) / 1e3
+        in_flight = latency_s * completed / figure("duration")
+    else:
+        in_flight = min(figure("max_concurrency"), completed)
     return {
         "batch": max(1, round(in_flight)),
-        "input": max(1, round(figures["total_input_tokens"] / completed)),
+        "input": max(1, round(figure("total_input_tokens") / completed)),
         "output": max(1, round(output)),
-        "tpot_s": figures["mean_tpot_ms"] / 1e3,
+        "tpot_s": tpot_ms / 1e3,
         "closed_loop": True,
     }

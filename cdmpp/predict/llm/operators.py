@@ -348,11 +348,19 @@ def padded_decode(step: Decode, parts_of: Callable[[Decode], list[StepPart]]) ->
     parts_of : callable
         From a step to its parts.
     """
-    parts = parts_of(step)
-    if step.batch > MAX_PADDED:
-        return parts
-    power = 1 << step.batch.bit_length()
-    larger = [parts_of(Decode(n, step.cached)) for n in sorted({step.batch + 1, power} if step.batch < 8 else {power})]
+    return with_padding(parts_of(step), [parts_of(Decode(n, step.cached)) for n in padded_sizes(step.batch)])
+
+
+def padded_sizes(batch: int) -> list[int]:
+    """Numbers of sequences that the products of a decode step are compared with."""
+    if batch > MAX_PADDED:
+        return []
+    power = 1 << batch.bit_length()
+    return sorted({batch + 1, power}) if batch < 8 else [power]
+
+
+def with_padding(parts: list[StepPart], larger: Sequence[list[StepPart]]) -> list[StepPart]:
+    """Parts of a step, its products with those of larger steps."""
     return [
         replace(part, padded=tuple(one.program for one in others if one.program != part.program))
         if part.program.operator in _PADDED
