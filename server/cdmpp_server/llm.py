@@ -50,9 +50,6 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
 
 
-WholeCount = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
-
-
 class _Model(BaseModel):
     model_config = _CLOSED
 
@@ -157,7 +154,7 @@ class SimulateRequest(_Model):
 
     device: Device
     requests: Annotated[
-        list[tuple[float, WholeCount, WholeCount]] | None,
+        list[Annotated[list[float], Field(min_length=3, max_length=3)]] | None,
         Field(min_length=1, max_length=MAX_SIMULATED, description="Arrival in seconds, tokens of prompt and answer."),
     ] = None
     concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
