@@ -11,6 +11,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
 from cdmpp.model.domain.score import Label
 from cdmpp.plan.sweep.request import Goals, Sweep
+from cdmpp.predict.engines import load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import LLMConfig, LLMEstimate, estimate
 from cdmpp.utils.units import format_latency
@@ -168,7 +169,7 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
         point.batch,
         dtype,
         weights or None,
-        point.engine,
+        load_engine(point.engine, sweep.framework).name,
         "infeasible",
     )
     try:
@@ -198,7 +199,6 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
     missed = _missed(sweep.goals, answer, per_hour, per_million)
     return replace(
         result,
-        engine=answer.settings.engine,
         dp=answer.settings.dp,
         status="missed" if missed else "met",
         reason="; ".join(missed) or None,

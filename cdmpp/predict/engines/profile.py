@@ -97,7 +97,7 @@ class EngineProfile(BaseModel):
     versions: Annotated[str, Field(max_length=200)] = ""
     framework: ProgramFramework | None = None
     also: tuple[ProgramFramework, ...] = ()
-    kernel_factor: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    kernel_factor: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     fused: tuple[str, ...] = ()
     fused_ranks: tuple[str, ...] = ()
     kv_dtype: Literal["float8_e4m3", "int8"] | None = None
