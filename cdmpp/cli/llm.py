@@ -139,9 +139,9 @@ def llm(
 ) -> None:
     """Estimate latency, throughput and memory of a language model on devices.
 
-    Prints prefill, median decode step and total of one batch for each device. With --concurrency, --rate or --requests it
-    simulates serving: times to first token and between tokens. A device on which the model does not fit does not stop
-    the others. The exit code is 1 if a device is unknown, or if nothing can be estimated. cdmpp llm calibrate fits an
+    Prints prefill, median decode step and total of one batch for each device. With --concurrency, --rate or --requests
+    it simulates serving: times to first token and between tokens. A device on which the model does not fit stops no
+    others. The exit code is 1 if a device is unknown, or if nothing can be estimated. cdmpp llm calibrate fits an
     engine profile to your own server.
     """
     from cdmpp.predict.engines import load_engine
