@@ -6,6 +6,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+#: Parts of a layer whose weights a checkpoint may quantise apart: projections to and from the attention, and the three
+#: kinds of feed-forward layers.
+WEIGHT_PARTS = ("attention", "output", "dense", "shared", "experts")
+
+
+@dataclass(frozen=True)
+class PartWeights:
+    """Type of the weights of one part of all layers, where it differs from that of the others.
+
+    Attributes
+    ----------
+    part : str
+        One of :data:`WEIGHT_PARTS`.
+    weights, scaling : str or None
+        Element type and scaling; None: not quantised.
+    packed : bool
+        Whether activations keep their type.
+    """
+
+    part: str
+    weights: str | None = None
+    scaling: str | None = None
+    packed: bool = False
+
+
 @dataclass(frozen=True)
 class Experts:
     """Layers of experts.
@@ -93,12 +118,18 @@ class LLMConfig:
     latent : Latent or None
     weights, weight_scaling : str or None
         Element type and scaling of quantised weights, from ``quantization_config``.
+    packed : bool
+        Whether products widen these weights, also where the device has units for their type.
+    part_weights : tuple of PartWeights
+        Parts of a layer whose weights have another type.
     kv_dtype : str or None
         Element type of the cache, from ``quantization_config``.
     context : int or None
         Positions that the model was made for (``max_position_embeddings``).
     left_out : tuple of str
         Parts of the configuration that are no part of the decoder, such as ``vision_config``.
+    remarks : tuple of str
+        What the description of the model leaves out or simplifies.
     """
 
     model_type: str
@@ -128,9 +159,12 @@ class LLMConfig:
     latent: Latent | None = None
     weights: str | None = None
     weight_scaling: str | None = None
+    packed: bool = False
+    part_weights: tuple[PartWeights, ...] = ()
     kv_dtype: str | None = None
     context: int | None = None
     left_out: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def moe_layers(self) -> int:

@@ -409,7 +409,8 @@ class EstimatePlan:
 
 
 def _remarks(config: LLMConfig, device: DeviceSpec, types: Types, tokens: int, usual_cache: bool) -> Iterator[str]:
-    if types.weight_only and types.weights not in WEIGHT_ONLY:
+    yield from config.remarks
+    if types.weight_only and types.weights not in WEIGHT_ONLY and not config.packed:
         yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
     if usual_cache and types.kv_dtype not in (None, config.kv_dtype):
         yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"

@@ -7,7 +7,7 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
-from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.config import LLMConfig, PartWeights
 from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
 
 #: Largest degree of each kind of parallelism.
@@ -151,6 +151,13 @@ def expert_fits(config: LLMConfig, tp: int, ep: int, dp: int | None = None) -> b
     return experts.count % ep == 0 and ranks % ep == 0 and experts.intermediate % (ranks // ep) == 0
 
 
+def _widened(weights: str | None, packed: bool, device: DeviceSpec | None) -> bool:
+    """Whether products widen weights of a type: weights only, or a device without units for it."""
+    units = None if weights is None else _UNITS.get(weights)
+    lacking = device is not None and units is not None and getattr(device, units) is None
+    return packed or weights in WEIGHT_ONLY or lacking
+
+
 @dataclass(frozen=True)
 class Types:
     """Element types of a model's tensors.
@@ -168,6 +175,8 @@ class Types:
         Type of the cache, where it is narrower than ``dtype``.
     weight_only : bool
         Whether products widen quantised weights, as engines do for ``int4`` and where the device has no units.
+    parts : tuple of PartWeights
+        Parts of a layer whose weights have another type.
     """
 
     dtype: str = "bfloat16"
@@ -175,6 +184,7 @@ class Types:
     scaling: str | None = None
     kv_dtype: str | None = None
     weight_only: bool = False
+    parts: tuple[PartWeights, ...] = ()
 
     @classmethod
     def of(
@@ -208,13 +218,16 @@ class Types:
                 path="kv_dtype",
                 hint="one of: " + ", ".join(known if types.dtype != "float32" else ("float32",)),
             )
-        units = None if types.weights is None else _UNITS.get(types.weights)
-        lacking = device is not None and units is not None and getattr(device, units) is None
-        weight_only = types.weights in WEIGHT_ONLY or lacking
+        as_stated = types.weights is not None and types.weights == config.weights
+        weight_only = _widened(types.weights, config.packed and as_stated, device)
+        parts = config.part_weights if as_stated else ()
+        parts = tuple(replace(part, packed=_widened(part.weights, part.packed, device)) for part in parts)
         if kv_dtype is None and types.dtype != "float32":
             unstated = types.weights not in (None, config.weights) and not weight_only
             kv_dtype = config.kv_dtype or (usual_kv_dtype if unstated else None)
-        return replace(types, kv_dtype=None if kv_dtype == types.dtype else kv_dtype, weight_only=weight_only)
+        return replace(
+            types, kv_dtype=None if kv_dtype == types.dtype else kv_dtype, weight_only=weight_only, parts=parts
+        )
 
     @classmethod
     def _of_weights(cls, config: LLMConfig, dtype: Any, weights: Any) -> Types:
@@ -248,16 +261,22 @@ class Types:
             )
         return cls(dtype, weights, scaling)
 
-    def product(self, *, experts: bool = False) -> dict[str, str]:
-        """Fields ``dtype``, ``weight_dtype`` and ``scaling`` of a product with quantised weights."""
-        if self.weights is None:
+    def product(self, part: str = "attention") -> dict[str, str]:
+        """Fields ``dtype``, ``weight_dtype`` and ``scaling`` of a product with the weights of one part of a layer."""
+        stated = self._stated(part)
+        if stated.weights is None:
             return {"dtype": self.dtype}
-        scaling = self.scaling or WEIGHTS[self.weights][experts]
-        if self.scaling == "channel" and experts:
-            scaling = WEIGHTS[self.weights][1]
-        if self.weight_only:
-            return {"dtype": self.dtype, "weight_dtype": self.weights, "scaling": scaling}
-        return {"dtype": self.weights, "scaling": scaling}
+        usual = WEIGHTS[stated.weights][part == "experts"]
+        scaling = stated.scaling or usual
+        if stated.scaling == "channel" and part == "experts":
+            scaling = usual
+        if stated.packed:
+            return {"dtype": self.dtype, "weight_dtype": stated.weights, "scaling": scaling}
+        return {"dtype": stated.weights, "scaling": scaling}
+
+    def _stated(self, part: str) -> PartWeights:
+        own = PartWeights(part, self.weights, self.scaling, self.weight_only)
+        return next((stated for stated in self.parts if stated.part == part), own)
 
     @property
     def bytes(self) -> float:
@@ -269,12 +288,13 @@ class Types:
         """Bytes of a cached element."""
         return DTYPE_BYTES[self.kv_dtype or self.dtype]
 
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of a quantised weight with its scales; of any weight where none is quantised."""
-        return self.bytes if self.weights is None else DTYPE_BYTES[self.weights] + _SCALE_BYTES.get(self.weights, 0.0)
+    def weight_bytes(self, part: str | None) -> float:
+        """Bytes of a weight of one part of a layer, with its scales; None: of a weight that is never quantised."""
+        weights = None if part is None else self._stated(part).weights
+        return self.bytes if weights is None else DTYPE_BYTES[weights] + _SCALE_BYTES.get(weights, 0.0)
 
     @property
     def exchanged_bytes(self) -> float:
         """Bytes of an activation that is sent to an expert on another rank."""
-        return self.bytes if self.weights is None or self.weight_only else max(1.0, DTYPE_BYTES[self.weights])
+        experts = self._stated("experts")
+        return self.bytes if experts.weights is None or experts.packed else max(1.0, DTYPE_BYTES[experts.weights])

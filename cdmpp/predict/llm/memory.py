@@ -24,13 +24,14 @@ class Tensor:
     elements : int
         Number over all ranks.
     split : str
-    quantised : bool
-        Whether a quantised model stores them in the type of its weights.
+    part : str or None
+        Part of a layer (:data:`cdmpp.predict.llm.config.WEIGHT_PARTS`) whose type of weights they have; None: they are
+        never quantised.
     """
 
     elements: int
     split: Split = "none"
-    quantised: bool = False
+    part: str | None = None
 
     def on_rank(self, config: LLMConfig, layout: Layout) -> float:
         """Number of elements on one rank."""
@@ -50,17 +51,18 @@ def attention_tensors(config: LLMConfig) -> Iterator[Tensor]:
     if latent is not None:
         queries = heads * (latent.nope + latent.rope)
         if latent.q_rank:
-            yield Tensor(hidden * latent.q_rank, quantised=True)
+            yield Tensor(hidden * latent.q_rank, part="attention")
             yield Tensor(latent.q_rank)
-        yield Tensor((latent.q_rank or hidden) * queries, "tp", True)
-        yield Tensor(hidden * (latent.kv_rank + latent.rope), quantised=True)
+        yield Tensor((latent.q_rank or hidden) * queries, "tp", "attention")
+        yield Tensor(hidden * (latent.kv_rank + latent.rope), part="attention")
         yield Tensor(latent.kv_rank)
-        yield Tensor(latent.kv_rank * heads * (latent.nope + latent.v_dim), "tp", True)
-        yield Tensor(heads * latent.v_dim * hidden, "tp", True)
+        yield Tensor(latent.kv_rank * heads * (latent.nope + latent.v_dim), "tp", "attention")
+        yield Tensor(heads * latent.v_dim * hidden, "tp", "output")
         return
     columns, kv_columns = heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    yield Tensor(2 * hidden * columns, "tp", True)
-    yield Tensor(hidden * kv_columns, "kv", True)
+    yield Tensor(hidden * columns, "tp", "attention")
+    yield Tensor(hidden * columns, "tp", "output")
+    yield Tensor(hidden * kv_columns, "kv", "attention")
     yield Tensor((columns + kv_columns) * config.qkv_bias + hidden * config.o_bias)
     if config.qk_norm:
         yield Tensor(2 * config.head_dim)
@@ -69,7 +71,7 @@ def attention_tensors(config: LLMConfig) -> Iterator[Tensor]:
 def dense_tensors(config: LLMConfig) -> Iterator[Tensor]:
     """Tensors of the feed-forward half of a dense layer, with its norms."""
     yield Tensor(_norm(config) * (2 if config.norms == 4 else 1))
-    yield Tensor(_projections(config, config.intermediate), "tp", True)
+    yield Tensor(_projections(config, config.intermediate), "tp", "dense")
     if config.mlp_bias:
         yield Tensor(config.intermediate * (1 + config.gated) + config.hidden)
 
@@ -81,9 +83,9 @@ def expert_tensors(config: LLMConfig) -> Iterator[Tensor]:
         return
     yield Tensor(_norm(config) * (2 if config.norms == 4 else 1))
     yield Tensor(config.hidden * experts.count)
-    yield Tensor(experts.count * _projections(config, experts.intermediate), "experts", True)
+    yield Tensor(experts.count * _projections(config, experts.intermediate), "experts", "experts")
     if experts.shared:
-        yield Tensor(_projections(config, experts.shared), "tp", True)
+        yield Tensor(_projections(config, experts.shared), "tp", "shared")
         yield Tensor(config.hidden * experts.shared_gate)
 
 
@@ -305,10 +307,7 @@ def _held(config: LLMConfig, layout: Layout, types: Types) -> Callable[[Iterator
     """Bytes of tensors on one rank."""
 
     def held(tensors: Iterator[Tensor]) -> float:
-        return sum(
-            tensor.on_rank(config, layout) * (types.weight_bytes if tensor.quantised else types.bytes)
-            for tensor in tensors
-        )
+        return sum(tensor.on_rank(config, layout) * types.weight_bytes(tensor.part) for tensor in tensors)
 
     return held
 

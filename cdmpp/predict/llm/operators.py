@@ -107,9 +107,12 @@ class StepBuilder:
         """
         self.add(name, self.config.norm, rows=self.tokens * (1 + residual), cols=cols)
 
-    def linear(self, name: str, n: int, k: int, *, quantised: bool = True, rows: int | None = None) -> None:
-        """Add a linear layer from ``k`` to ``n`` columns, of all tokens or of ``rows``."""
-        types = self.types.product() if quantised else {}
+    def linear(self, name: str, n: int, k: int, part: str | None = "attention", *, rows: int | None = None) -> None:
+        """Add a linear layer from ``k`` to ``n`` columns, of all tokens or of ``rows``.
+
+        ``part``: part of a layer whose type its weights have; None: they are not quantised.
+        """
+        types = self.types.product(part) if part is not None else {}
         self.add(name, "linear", **types, m=self.tokens if rows is None else rows, n=n, k=k)
 
     def all_reduce(self, name: str) -> None:
@@ -188,7 +191,7 @@ def latent_attention(b: StepBuilder, latent: Latent, calls: Sequence[tuple[str, 
             b.add("k_absorb", "bmm", batch=heads, m=b.tokens, n=latent.kv_rank, k=latent.nope)
             b.add("attention", "mla_decode", **call, **sizes, **b.cache)
             b.add("v_expand", "bmm", batch=heads, m=b.tokens, n=latent.v_dim, k=latent.kv_rank)
-    b.linear("o_proj", hidden, heads * latent.v_dim)
+    b.linear("o_proj", hidden, heads * latent.v_dim, "output")
 
 
 #: Activations that are operators of the same name; any other one costs as much as gelu.
@@ -423,7 +426,7 @@ def _attention_half(b: StepBuilder, step: Step) -> None:
             with b.only(layers):
                 for operator, call in _calls(step, window):
                     b.add(name, f"attention_{operator}", **call, **sizes, **b.cache)
-        b.linear("o_proj", config.hidden, heads * config.head_dim)
+        b.linear("o_proj", config.hidden, heads * config.head_dim, "output")
     b.all_reduce("attention_all_reduce")
     if config.norms == 4:
         b.norm("attention_output_norm", config.hidden)
@@ -463,34 +466,34 @@ def _dense(b: StepBuilder) -> None:
 
 
 def _feed_forward(b: StepBuilder, prefix: str, columns: int) -> None:
-    config = b.config
+    config, part = b.config, "shared" if prefix else "dense"
     if config.gated:
-        b.linear(f"{prefix}gate_up_proj", 2 * columns, config.hidden)
+        b.linear(f"{prefix}gate_up_proj", 2 * columns, config.hidden, part)
         b.vector(f"{prefix}activation", "silu_and_mul", columns)
     else:
-        b.linear(f"{prefix}up_proj", columns, config.hidden)
+        b.linear(f"{prefix}up_proj", columns, config.hidden, part)
         b.vector(f"{prefix}activation", _ACTIVATIONS.get(config.activation, "gelu"), columns)
-    b.linear(f"{prefix}down_proj", config.hidden, columns)
+    b.linear(f"{prefix}down_proj", config.hidden, columns, part)
 
 
 def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
     """``tokens``: of all replicas of the attention."""
     config, layout = b.config, b.layout
     b.norm("mlp_norm", config.hidden, residual=True)
-    b.linear("router", experts.count, config.hidden, quantised=False)
+    b.linear("router", experts.count, config.hidden, None)
     # One kernel in serving engines. The tables hold the unfused form, softmax and top-k by PyTorch (`moe_gating`, 55 us
     # for 128 experts on the H800), so a softmax of the same size stands for it.
     b.vector("router_topk", "softmax", experts.count, dtype="float32")
     if experts.shared:
         _feed_forward(b, "shared_", -(-experts.shared // layout.tp))
         if experts.shared_gate:
-            b.linear("shared_gate", 1, config.hidden, quantised=False)
+            b.linear("shared_gate", 1, config.hidden, None)
             b.vector("shared_gate_mul", "mul", config.hidden)
     b.exchange("expert_dispatch", b.types.exchanged_bytes, experts.topk)
     b.add(
         "experts",
         "moe",
-        **b.types.product(experts=True),
+        **b.types.product("experts"),
         tokens=tokens,
         hidden=config.hidden,
         intermediate=experts.intermediate,
@@ -514,7 +517,7 @@ def _output(b: StepBuilder, batch: int) -> None:
     if config.final_norm:
         b.norm("final_norm", config.hidden, residual=True)
     b.tokens = batch
-    b.linear("lm_head", -(-config.vocab // tp), config.hidden, quantised=False)
+    b.linear("lm_head", -(-config.vocab // tp), config.hidden, None)
     b.all_gather("logits_all_gather", config.vocab)
     if config.soft_cap:
         b.vector("logits_soft_cap", "tanh", config.vocab)

@@ -16,6 +16,7 @@ from typing import Any
 from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.engines.profile import engine_fields
 from cdmpp.predict.llm.config import Experts, Latent, LLMConfig
+from cdmpp.predict.llm.quantisation import quantised, with_separate_file
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
 
 #: Largest accepted size: above every published model by a factor of more than 30.
@@ -383,19 +384,33 @@ def read_config(config: LLMConfig | Mapping[str, Any] | str | PathLike[str], pat
 def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
     """Fields of a ``config.json``; ``path`` may be the folder of the file.
 
+    ModelOpt states the types of weights in ``hf_quant_config.json`` beside it. The two files may have a prefix:
+    ``X_config.json`` and ``X_hf_quant_config.json``.
+
     Raises
     ------
     DataError
-        The file cannot be read, or is not a JSON object.
+        A file cannot be read, or is not a JSON object.
     """
     shown, hint = str(path)[:200], "pass the config.json of a model"
     try:
         file = Path(path)
-        text = read_bytes(file / "config.json" if file.is_dir() else file, MAX_CONFIG_BYTES)
+        file = file / "config.json" if file.is_dir() else file
+        fields = _json_object(file, shown, hint)
+        separate = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
+        if file.name.endswith("config.json") and separate.is_file():
+            fields = with_separate_file(fields, _json_object(separate, str(separate)[:200], hint))
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{shown} cannot be read: {error.strerror}", hint=hint) from None
     except ValueError:  # a null character in the path
         raise DataError(f"{shown!r} is not a path", hint=hint) from None
+    return fields
+
+
+def _json_object(file: Path, shown: str, hint: str) -> dict[str, Any]:
+    text = read_bytes(file, MAX_CONFIG_BYTES)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -418,16 +433,9 @@ def _read(config: Mapping[str, Any], path: str) -> LLMConfig:
             config = {"tie_word_embeddings": outer["tie_word_embeddings"], **config}
     name = _model_type(config, path)
     read = FAMILIES[name](Fields({**config, "model_type": name}, path))
-    weights, scaling = _quantised(quantisation, f"{path}.quantization_config")
+    read = quantised(read, quantisation, f"{path}.quantization_config", config.get("expert_dtype"))
     positions = config.get("max_position_embeddings")
-    return replace(
-        read,
-        left_out=left_out,
-        weights=weights,
-        weight_scaling=scaling,
-        kv_dtype=_cache_type(quantisation),
-        context=positions if type(positions) is int and positions > 0 else None,
-    )
+    return replace(read, left_out=left_out, context=positions if type(positions) is int and positions > 0 else None)
 
 
 def with_configs(request: Any) -> Any:
@@ -487,32 +495,3 @@ def _model_type(config: Mapping[str, Any], path: str) -> str:
             f"{path}.model_type: {name[:80]!r} is not known{meant}", path=f"{path}.model_type", hint=f"known: {known}"
         )
     return name
-
-
-def _cache_type(quantisation: Any) -> str | None:
-    """Element type of the cache that ``quantization_config`` states: ``kv_cache_scheme`` or ``kv_cache_quant_algo``."""
-    if not isinstance(quantisation, Mapping):
-        return None
-    scheme = quantisation.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
-        return "int8" if scheme.get("type") == "int" else "float8_e4m3"
-    name = quantisation.get("kv_cache_quant_algo")
-    return {"FP8": "float8_e4m3", "INT8": "int8"}.get(name) if isinstance(name, str) else None
-
-
-def _quantised(value: Any, path: str) -> tuple[str | None, str | None]:
-    """Element type and scaling of the weights that ``quantization_config`` states."""
-    if value is None:
-        return None, None
-    method = value.get("quant_method") if isinstance(value, Mapping) else None
-    if method == "fp8":
-        return "float8_e4m3", "block128" if value.get("weight_block_size") is not None else "channel"
-    bits = value.get("bits", value.get("w_bit", 4)) if isinstance(value, Mapping) else None
-    if method in ("gptq", "awq") and bits == 4:
-        return "int4", "block128"
-    width = f" with {str(bits)[:20]} bits" if method in ("gptq", "awq") else ""
-    raise FieldError(
-        f"{path}: quant_method={str(method)[:80]!r}{width} is not supported",
-        path=path,
-        hint="supported: fp8, gptq with 4 bits, awq with 4 bits; or remove the field and state the type of the weights",
-    )

@@ -1,0 +1,245 @@
+"""Element types of weights and cache, as ``quantization_config`` and ``hf_quant_config.json`` state them.
+
+Supported: fp8, fbgemm_fp8, gptq and awq with 4 bits, mxfp4, compressed-tensors, and ModelOpt (``quant_algo``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cdmpp.errors import FieldError
+from cdmpp.predict.llm.config import WEIGHT_PARTS, LLMConfig, PartWeights
+
+#: ``quant_algo`` of ModelOpt -> element type, scaling, and whether activations keep their type.
+_ALGORITHMS: dict[str, tuple[str, str, bool]] = {
+    "FP8": ("float8_e4m3", "tensor", False),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("float8_e4m3", "channel", False),
+    "FP8_PB_WO": ("float8_e4m3", "block128", True),
+    "MXFP8": ("float8_e4m3", "mx32", False),
+    "NVFP4": ("float4_e2m1", "nvfp4", False),
+    "NVFP4_AWQ": ("float4_e2m1", "nvfp4", False),
+    "W4A16_NVFP4": ("float4_e2m1", "nvfp4", True),
+    "W4A16_MXFP4": ("float4_e2m1", "mx32", True),
+    "W4A16_AWQ": ("int4", "block128", True),
+}
+#: Fields that list modules whose weights are not quantised.
+_EXCLUDED = ("ignore", "exclude_modules", "modules_to_not_convert")
+#: Patterns of module names, in order, and the parts of a layer that they mean. No part: weights that are never
+#: quantised in an estimate.
+_MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"indexer|norm|lm_head|embed|vision|visual|projector|mtp|eh_proj|router|gate$|gate\.|conv1d|^head", ()),
+    (r"shared_expert|share_expert", ("shared",)),
+    (r"experts", ("experts",)),
+    (r"(self_attn|attn|attention|mixer)\.(o_proj|out_proj|wo_b)", ("output",)),
+    (r"(self_attn|attn|attention|mixer)\.\w+_proj", ("attention",)),
+    (r"attn|attention", ("attention", "output")),
+    (r"mlp|ffn", ("dense", "shared")),
+)
+SUPPORTED = (
+    "fp8, fbgemm_fp8, gptq and awq with 4 bits, mxfp4, compressed-tensors with 8 or 4 bits, "
+    "modelopt (" + ", ".join(_ALGORITHMS) + ", MIXED_PRECISION)"
+)
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """Type of the weights of one part."""
+
+    weights: str
+    scaling: str | None
+    packed: bool = False
+
+
+def quantised(config: LLMConfig, value: Any, path: str, expert_dtype: Any = None) -> LLMConfig:
+    """The configuration with the types that its ``quantization_config`` states.
+
+    Parameters
+    ----------
+    value : object
+        Content of ``quantization_config``; None: weights are not quantised.
+    path : str
+        Name of the field in error messages.
+    expert_dtype : object
+        Field ``expert_dtype`` of ``config.json`` (DeepSeek V4: "fp4").
+
+    Raises
+    ------
+    FieldError
+        The method is not supported.
+    """
+    if value is None:
+        return config
+    base = _base(value, path)
+    parts: dict[str, _Weight | None] = dict.fromkeys(WEIGHT_PARTS, base)
+    remarks: tuple[str, ...] = ()
+    for part in _excluded_parts(value, config.layers):
+        parts[part] = None
+    if expert_dtype == "fp4":
+        parts["experts"] = _Weight("float4_e2m1", "mx32")
+    if value.get("quant_algo") == "MIXED_PRECISION":
+        mixed = _mixed(value, path)
+        # ModelOpt lists the layers it quantised itself; the others keep the type of a checkpoint in fp8.
+        parts = {part: mixed.get(part, base) for part in WEIGHT_PARTS}
+        remarks = ("weights of several types: each part of a layer has the type of most of its layers",)
+    order = ("experts", "dense", "attention", "shared", "output")
+    held = [part for part in order if part != "experts" or config.experts is not None]
+    main = next((weight for part in held if (weight := parts[part]) is not None), None)
+    if main is None:
+        return replace(config, kv_dtype=cache_type(value))
+    others = tuple(
+        PartWeights(part, weight.weights, weight.scaling, weight.packed) if weight else PartWeights(part)
+        for part in WEIGHT_PARTS
+        if (weight := parts[part]) != main
+    )
+    return replace(
+        config,
+        weights=main.weights,
+        weight_scaling=main.scaling,
+        packed=main.packed,
+        part_weights=others,
+        kv_dtype=cache_type(value),
+        remarks=config.remarks + remarks,
+    )
+
+
+def cache_type(value: Any) -> str | None:
+    """Element type of the cache: ``kv_cache_scheme`` or ``kv_cache_quant_algo``."""
+    if not isinstance(value, Mapping):
+        return None
+    scheme = value.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
+        return "int8" if scheme.get("type") == "int" else "float8_e4m3"
+    names = {"FP8": "float8_e4m3", "INT8": "int8"}
+    for name in (scheme, value.get("kv_cache_quant_algo")):
+        if isinstance(name, str) and name.upper() in names:
+            return names[name.upper()]
+    return None
+
+
+def with_separate_file(fields: dict[str, Any], separate: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``config.json`` with those of ModelOpt's ``hf_quant_config.json`` beside it.
+
+    ``config.json`` counts where both state the types. The type of the cache is taken from the other file where only
+    that one has it.
+    """
+    stated = separate.get("quantization")
+    if not isinstance(stated, Mapping):
+        return fields
+    text = fields.get("text_config")
+    own = fields.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
+    if own is None:
+        return {**fields, "quantization_config": {"quant_method": "modelopt", **stated}}
+    if isinstance(own, Mapping) and cache_type(own) is None and cache_type(stated) is not None:
+        return {
+            **fields,
+            "quantization_config": {**own, "kv_cache_scheme": None}
+            | {"kv_cache_quant_algo": stated["kv_cache_quant_algo"]},
+        }
+    return fields
+
+
+def _base(value: Any, path: str) -> _Weight | None:
+    """Type of the weights that no further rule of the file changes."""
+    value = value if isinstance(value, Mapping) else {}
+    method, algorithm = value.get("quant_method"), value.get("quant_algo")
+    if method == "fp8":
+        return _Weight("float8_e4m3", "block128" if value.get("weight_block_size") is not None else "channel")
+    if method == "fbgemm_fp8":
+        return _Weight("float8_e4m3", "channel")
+    if method == "mxfp4":
+        return _Weight("float4_e2m1", "mx32")
+    bits = value.get("bits", value.get("w_bit", 4))
+    if method in ("gptq", "awq") and bits == 4:
+        return _Weight("int4", "block128")
+    if method == "compressed-tensors" and (weight := _compressed(value)) is not None:
+        return weight
+    if method in (None, "modelopt", "modelopt_fp4", "modelopt_mixed") and isinstance(algorithm, str):
+        if algorithm == "MIXED_PRECISION":
+            return None
+        if algorithm in _ALGORITHMS:
+            return _Weight(*_ALGORITHMS[algorithm])
+    shown = f"quant_method={str(method)[:80]!r}"
+    if method in ("gptq", "awq"):
+        shown += f" with {str(bits)[:20]} bits"
+    elif algorithm is not None:
+        shown += f" with quant_algo={str(algorithm)[:80]!r}"
+    raise FieldError(
+        f"{path}: {shown} is not supported",
+        path=path,
+        hint=f"supported: {SUPPORTED}; or remove the field and state the type of the weights",
+    )
+
+
+def _compressed(value: Mapping[str, Any]) -> _Weight | None:
+    """Type of the weights of the first group of compressed-tensors; None where it is not supported."""
+    groups = value.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
+        return None
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type", "int"), weights.get("strategy")
+    packed = group.get("input_activations") is None
+    if bits == 8 and kind == "float":
+        return _Weight("float8_e4m3", {"tensor": "tensor", "block": "block128"}.get(str(strategy), "channel"), packed)
+    if bits == 8 and kind == "int":
+        return _Weight("int8", "channel", packed)
+    if bits == 4 and kind == "int":
+        return _Weight("int4", "block128")
+    if bits == 4 and kind == "float":
+        return _Weight("float4_e2m1", "nvfp4" if weights.get("group_size") == 16 else "mx32", packed)
+    return None
+
+
+def _parts_of(module: str) -> tuple[str, ...]:
+    """Parts of a layer that a module's name, or a pattern of names, means."""
+    module = module.removeprefix("re:").replace("\\", "").replace(".*", "*").strip("*")
+    return next((parts for pattern, parts in _MODULES if re.search(pattern, module)), ())
+
+
+def _excluded_parts(value: Mapping[str, Any], layers: int) -> Iterator[str]:
+    """Parts that are not quantised in at least half of the layers."""
+    places: dict[str, set[str]] = defaultdict(set)
+    everywhere = set()
+    for module in _names(value):
+        number = re.search(r"layers\.(\d+)", module)
+        for part in _parts_of(module):
+            if number is None:
+                everywhere.add(part)
+            else:
+                places[part].add(number[1])
+    for part in WEIGHT_PARTS:
+        if part in everywhere or 2 * len(places[part]) >= layers:
+            yield part
+
+
+def _names(value: Mapping[str, Any]) -> Iterator[str]:
+    for field in _EXCLUDED:
+        names = value.get(field)
+        if isinstance(names, list):
+            yield from (name for name in names if isinstance(name, str))
+
+
+def _mixed(value: Mapping[str, Any], path: str) -> dict[str, _Weight]:
+    """Most frequent type of each part that ``quantized_layers`` or ``moe_quant_algo`` names."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    layers = value.get("quantized_layers")
+    for module, stated in layers.items() if isinstance(layers, Mapping) else ():
+        algorithm = stated.get("quant_algo") if isinstance(stated, Mapping) else None
+        if isinstance(algorithm, str):
+            for part in _parts_of(str(module)):
+                counts[part][algorithm] += 1
+    if isinstance(experts := value.get("moe_quant_algo"), str):
+        counts["experts"] = Counter({experts: 1})
+    weights = {}
+    for part, counter in counts.items():
+        algorithm = counter.most_common(1)[0][0]
+        if algorithm not in _ALGORITHMS:
+            raise FieldError(
+                f"{path}: quant_algo={algorithm[:80]!r} is not supported", path=path, hint=f"supported: {SUPPORTED}"
+            )
+        weights[part] = _Weight(*_ALGORITHMS[algorithm])
+    return weights
