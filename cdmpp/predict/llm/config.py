@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
 #: Parts of a layer whose weights a checkpoint may quantise apart: projections to and from the attention, and the three
 #: kinds of feed-forward layers.
 WEIGHT_PARTS = ("attention", "output", "dense", "shared", "experts")
