@@ -39,8 +39,8 @@ class Study:
         return " DIR" in self.command
 
 
-#: Groups of similar devices that are left out of training together. ``t4-bx00`` and ``hopper`` are to be measured for
-#: the present model; the others' figures are those of the former one.
+#: Groups of similar devices that are left out of training together. ``t4-bx00`` and ``hopper`` are measured for the
+#: present model; the others' figures are those of the former one.
 GROUPS = {
     "a100": ("a100-pcie-40gb", "a100-pcie-80gb", "a100-sxm4-80gb"),
     "v100-l40s": ("v100-pcie-32gb", "v100-sxm2-32gb", "l40s"),

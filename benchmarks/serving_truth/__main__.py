@@ -1,4 +1,4 @@
-"""``python -m benchmarks.serving_truth --public-data DIR --configs DIR``: serving systems against measurements.
+"""``python -m benchmarks.serving_truth --public-data DIR``: serving systems against measurements.
 
 Prices every cell of ``e2e_llm_serving.csv.gz`` and ``e2e_pipeweave.csv.gz`` whose model is known (``--configs``: folder
 of the models' config.json with ``aliases.csv``) with the shipped profile of its engine, with ``kernels-only``, and with
@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
+from benchmarks.serving_truth import served
 from benchmarks.serving_truth.cells import ROOT, Cell, read_cells
 from cdmpp import LatencyPredictor
 from cdmpp.data.load import public_data_dir
@@ -37,7 +38,7 @@ from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
 
 OUT, DOCUMENT = ROOT / "benchmarks/results/serving_truth.json", ROOT / "docs/serving-accuracy.md"
-COMMAND = "python -m benchmarks.serving_truth --public-data DIR --configs DIR"
+COMMAND = "python -m benchmarks.serving_truth --public-data DIR"
 #: Draws of four rows.
 DRAWS, DRAWN = 5, 4
 #: Groups of fewer rows are not calibrated.
@@ -105,7 +106,7 @@ def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remem
     plan = EstimatePlan(config, device, engine=engine, lengths=cell.lengths, **request)
     types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))
     steps = {"total_s": request["output"], "ttft_s": 1, "tpot_s": 1}[cell.name]
-    if cell.seconds < steps * weights_read(config, layout, types, cell.batch) / device.mem_bandwidth_bytes_per_s:
+    if cell.seconds < steps * weights_read(config, layout, types) / device.mem_bandwidth_bytes_per_s:
         raise CdmppError("below the time to read the weights")
     prefill, decode_steps = plan.priced(predictor.predict_queries(plan.queries))
     weights = phase_weights(cell.name, cell.batch, request["output"], cell.closed_loop)
@@ -323,6 +324,7 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
         ]
         parts[part] = table([*header[:2], part[3:], *header[3:]], cells, left=3)
     reasons = [[row["source"], row["engine"], row["reason"], f"{row['rows']:,}"] for row in result["left_out"]]
+    parts |= served.pages(result["served"])
     parts["left_out"] = table(["measurement", "engine", "reason", "rows"], reasons, left=3)
     return parts
 
@@ -331,20 +333,24 @@ def main() -> None:
     """Run the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--public-data", type=Path, help="folder of the public tables")
-    parser.add_argument("--configs", type=Path, help="folder of the models' config.json, with aliases.csv")
+    parser.add_argument(
+        "--configs",
+        type=Path,
+        help="folder of the models' config.json, with aliases.csv (default: model_configs beside the tables)",
+    )
     parser.add_argument("--model", type=Path, help="model folder (default: the shipped model)")
     parser.add_argument("--fit", action="store_true", help="print figures of the shipped profiles")
     parser.add_argument("--render", action="store_true", help="render the stored result")
     options = parser.parse_args()
     if not options.render:
-        if options.configs is None:
-            parser.error("--configs is needed")
-        cells = read_cells(public_data_dir(options.public_data), options.configs)
+        data = public_data_dir(options.public_data)
+        configs = options.configs or data.parent / "model_configs"
+        cells = read_cells(data, configs)
         predictor = Remembering(LatencyPredictor.load(options.model))
         if options.fit:
             fit_shipped(cells, predictor)
             return
-        write_result(OUT, run(cells, predictor))
+        write_result(OUT, {**run(cells, predictor), "served": served.run(data, configs, predictor)})
     result = json.loads(OUT.read_text(encoding="utf-8"))
     parts = pages(result)
     fill_document(DOCUMENT, parts)

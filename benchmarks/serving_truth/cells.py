@@ -54,6 +54,8 @@ class Cell:
         Arguments of :func:`cdmpp.predict.llm.estimate`; of a single step only those of layout and types.
     name : {"total_s", "ttft_s", "tpot_s", "step_s"}
     seconds : float
+    row : tuple
+        Keys of the source's row at fixed concurrency.
     closed_loop : bool
         ``tpot_s`` between the prefills of the other requests.
     step : Prefill or Decode, optional
@@ -71,6 +73,7 @@ class Cell:
     closed_loop: bool = False
     step: Step | None = None
     lengths: tuple[int, ...] | None = field(default=None)
+    row: tuple[Any, ...] = ()
 
     @property
     def batch(self) -> int:
@@ -80,10 +83,7 @@ class Cell:
 
 def read_cells(data: Path, configs: Path) -> list[Cell]:
     """Rows that our names cover, one for repeated keys (their median)."""
-    with (configs / "aliases.csv").open(encoding="utf-8") as file:
-        alias = {row["name"]: row["config"] for row in csv.DictReader(file) if row["table"] == "serving"}
-    # Single steps name the model alone.
-    alias |= {name.rpartition("/")[2]: config for name, config in alias.items()}
+    alias = configs_by_name(configs)
     table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
     closed = (table.kind == "closed_loop_agg") & (table.quantity == "tpot_ms")
     # Gathered clusters have counts of GPUs that are no layout of one engine.
@@ -95,6 +95,13 @@ def read_cells(data: Path, configs: Path) -> list[Cell]:
         _cell(dict(zip(_KEYS, key, strict=True)), float(group.value.median()) / 1e3, str(configs / alias[str(key[4])]))
         for key, group in table.groupby(_KEYS, dropna=False)
     ] + list(_pipeweave(data))
+
+
+def configs_by_name(folder: Path) -> dict[str, str]:
+    """File of each model that the tables name, by its name with and without its publisher."""
+    with (folder / "aliases.csv").open(encoding="utf-8") as file:
+        alias = {row["name"]: row["config"] for row in csv.DictReader(file) if row["table"] == "serving"}
+    return alias | {name.rpartition("/")[2]: config for name, config in alias.items()}
 
 
 def _cell(row: dict[str, Any], seconds: float, config: str) -> Cell:
@@ -113,7 +120,9 @@ def _cell(row: dict[str, Any], seconds: float, config: str) -> Cell:
         # Recipes of vLLM and TensorRT-LLM for these types have such a cache; SGLang's do not.
         if dtype.startswith(("fp8", "fp4")) and engine != "sglang":
             request["kv_dtype"] = "float8_e4m3"
-        return Cell("fixed concurrency", *common, request, "tpot_s", seconds, closed_loop=True)
+        keys = ("framework", "device", "model", "tp", "ep", "dp", "dtype", "batch", "input_tokens", "output_tokens")
+        place = tuple(row[key] for key in keys)
+        return Cell("fixed concurrency", *common, request, "tpot_s", seconds, closed_loop=True, row=place)
     if row["kind"] == "engine_step_decode":
         count = int(row["decode_requests"])
         step: Step = Decode(count, past_total=round(count * row["mean_decode_kv"]))

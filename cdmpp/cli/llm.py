@@ -79,8 +79,13 @@ def llm(
         ),
     ] = None,
     spread: Annotated[
-        float, typer.Option(help="Lengths of --concurrency and --rate vary by this share around --input and --output.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Lengths vary by this share around --input and --output. Default: 0.02 for --concurrency of engines "
+            "that mix prompts and decoding, else 0.",
+            show_default=False,
+        ),
+    ] = None,
     prefix_hit: Annotated[float, typer.Option(help="Share of each prompt that is in the cache already.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
     input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
@@ -134,9 +139,10 @@ def llm(
 ) -> None:
     """Estimate latency, throughput and memory of a language model on devices.
 
-    With --concurrency, --rate or --requests it simulates serving: times to first token and between tokens. Otherwise it
-    prints prefill, median decode step and total of one batch for each device. A device on which the model does not
-    fit does not stop the others. The exit code is 1 if a device is unknown, or if nothing can be estimated.
+    Prints prefill, median decode step and total of one batch for each device. With --concurrency, --rate or --requests
+    it simulates serving: times to first token and between tokens. A device on which the model does not fit stops no
+    others. The exit code is 1 if a device is unknown, or if nothing can be estimated. cdmpp llm calibrate fits an
+    engine profile to your own server.
     """
     from cdmpp.predict.engines import load_engine
     from cdmpp.predict.llm import estimate, read_config
@@ -146,8 +152,16 @@ def llm(
     profile = load_engine(engine, framework)
     predictor = LatencyPredictor.load(model)
     if concurrency is not None or rate is not None or requests is not None:
-        settings = {"tp": tp, "pp": pp, "ep": ep, "dp": dp, "dtype": dtype, "weights": weights, "kv_dtype": kv_dtype}
-        load = {
+        settings: dict[str, Any] = {
+            "tp": tp,
+            "pp": pp,
+            "ep": ep,
+            "dp": dp,
+            "dtype": dtype,
+            "weights": weights,
+            "kv_dtype": kv_dtype,
+        }
+        load: dict[str, Any] = {
             "concurrency": concurrency,
             "rate": rate,
             "input": input,
@@ -201,8 +215,8 @@ def calibrate(
         Path,
         typer.Argument(
             metavar="MEASURED.csv",
-            help="Columns batch, input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dtype, weights, "
-            "config, device. Or a JSON result of vLLM's or SGLang's serving benchmark.",
+            help="Columns batch, input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, dtype, "
+            "weights, kv_dtype, config, device, closed_loop. Or a JSON result of vLLM's or SGLang's serving benchmark.",
             show_default=False,
         ),
     ],
@@ -212,6 +226,13 @@ def calibrate(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.", show_default=False)],
     engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = "vllm",
+    tp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
+    pp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
+    ep: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
+    dp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
+    weights: Annotated[str | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
     model: ModelOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -224,7 +245,13 @@ def calibrate(
     from cdmpp.predict.llm.read import read_config
     from cdmpp.predict.predictor import LatencyPredictor
 
-    rows = read_measurements(measured)
+    if out.suffix.lower() != ".toml":
+        raise DataError(f"{out}: a profile is a .toml file", hint=f"--out {out.with_suffix('.toml')}")
+    given = {"tp": tp, "pp": pp, "ep": ep, "dp": dp, "dtype": dtype, "weights": weights, "kv_dtype": kv_dtype}
+    rows = [
+        {**row, **{name: value for name, value in given.items() if row.get(name) in (None, "")}}
+        for row in read_measurements(measured)
+    ]
     dimensions = read_config(config)
     predictor = LatencyPredictor.load(model)
     result = fit_engine(dimensions, device_of(predictor.artifact, device), rows, engine, predictor)

@@ -14,7 +14,7 @@ from cdmpp.predict.engines.profile import KERNELS_ONLY, Engine, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
-from cdmpp.predict.llm.operators import DECODE_PARTS, PREFILL_PARTS
+from cdmpp.predict.llm.operators import DECODE_PARTS, PREFILL_PARTS, padded_sizes, with_padding
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.prediction import check_settings
 from cdmpp.programs.operators import OperatorSpec
@@ -103,9 +103,14 @@ class StepPricer:
         self.price = lru_cache(_KEPT)(self._price)
 
     def _price(self, batch: EngineBatch) -> PricedStep:
+        parts = self.parts(batch)
+        if not batch.prefills:
+            mean = round(sum(batch.decodes) / len(batch.decodes))
+            more = [n - len(batch.decodes) for n in padded_sizes(len(batch.decodes))]
+            parts = with_padding(parts, [self.parts(EngineBatch((), (*batch.decodes, *[mean] * n))) for n in more])
         step = StepPricing.of(
             self._engine,
-            self.parts(batch),
+            parts,
             decode=not batch.prefills,
             sequences=len(batch.prefills) + len(batch.decodes),
             ranks=self.layout.tp,

@@ -50,9 +50,6 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
 
 
-WholeCount = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
-
-
 class _Model(BaseModel):
     model_config = _CLOSED
 
@@ -157,7 +154,7 @@ class SimulateRequest(_Model):
 
     device: Device
     requests: Annotated[
-        list[tuple[float, WholeCount, WholeCount]] | None,
+        list[Annotated[list[float], Field(min_length=3, max_length=3)]] | None,
         Field(min_length=1, max_length=MAX_SIMULATED, description="Arrival in seconds, tokens of prompt and answer."),
     ] = None
     concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
@@ -170,7 +167,15 @@ class SimulateRequest(_Model):
         WholeNumber,
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = 0
-    spread: Annotated[float, Field(ge=0, lt=1, description="Share by which lengths vary.")] = 0.0
+    spread: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            lt=1,
+            description="Share by which lengths vary; null: 0.02 for `concurrency` of engines that mix "
+            "prompts and decoding, else 0.",
+        ),
+    ] = None
     prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = 0.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cdmpp.predict.llm import estimate
+from cdmpp.predict.llm import estimate, simulate
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import ROOT, Run
 
@@ -97,3 +97,19 @@ def test_a_profile_is_fitted_and_used(run: Run, tmp_path: Path) -> None:
     table.write_text("batch,input,output,total_s\n1,128,32,0.5\n1,128,32,0.0001\n")
     refused = run(*arguments)
     assert refused.exit_code == 1 and "row 2: total_s 0.0001 is below" in refused.stderr
+
+
+def test_load_is_simulated(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
+    options = ("--input", 256, "--output", 32, "--count", 24)
+    value = json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 8, *options, "--json").stdout)
+    expected = simulate(LLAMA, "h100-sxm", concurrency=8, input=256, output=32, count=24, predictor=predictor)
+    assert value == expected.to_dict()
+    table = run("llm", LLAMA, "-d", "h100-sxm", "-d", "t4", "--rate", 2, *options)
+    assert (
+        table.exit_code == 0 and "24 requests; engine vllm" in table.stdout and "tokens, a request has" in table.stderr
+    )
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input,output\n0,100,4\n0.5,200,8\n")
+    assert json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--requests", trace, "--json").stdout)["requests"] == 2
+    trace.write_text("arrival_s,input\n0,100\n")
+    assert "row 1 is no request" in run("llm", LLAMA, "-d", "h100-sxm", "--requests", trace).stderr

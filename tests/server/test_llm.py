@@ -11,10 +11,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
-from cdmpp.predict.llm import EstimatePlan, estimate
+from cdmpp.predict.llm import EstimatePlan, estimate, simulate
 from cdmpp.predict.llm.calibrate import fit_engine
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.llm import CalibrateAnswer, LlmAnswer, LlmAnswers, LlmDevicesRequest, _plans
+from cdmpp_server.llm import CalibrateAnswer, LlmAnswer, LlmAnswers, LlmDevicesRequest, SimulateAnswer, _plans
 from cdmpp_server.problems import ProblemError
 from tests.server.conftest import JSON, problem
 
@@ -155,3 +155,21 @@ def test_calibration_equals_the_python_result(client: TestClient, predictor: Lat
     ):
         refused = client.post("/llm/calibrate", content=json.dumps({**body, **change}), headers=JSON)
         assert message in problem(refused, 409, code)["detail"]
+
+
+def test_simulation_equals_the_python_result(client: TestClient, predictor: LatencyPredictor) -> None:
+    body = {"config": LLAMA, "device": "h100-sxm", "concurrency": 4, "input": 128, "output": 16, "count": 12}
+    response = client.post("/llm/simulate", content=json.dumps(body), headers=JSON)
+    assert response.status_code == 200, response.text
+    SimulateAnswer.model_validate(response.json())
+    expected = simulate(LLAMA, "h100-sxm", concurrency=4, input=128, output=16, count=12, predictor=predictor)
+    assert response.json() == expected.to_dict()
+    requests = [[0.0, 100, 4], [0.5, 200, 8]]
+    listed = client.post(
+        "/llm/simulate", content=json.dumps({**body, "concurrency": None, "requests": requests}), headers=JSON
+    )
+    assert listed.json()["requests"] == 2
+    both = client.post("/llm/simulate", content=json.dumps({**body, "rate": 1.0}), headers=JSON)
+    assert "exactly one" in problem(both, 409, "invalid_field")["hint"]
+    large = client.post("/llm/simulate", content=json.dumps({**body, "output": 100_000, "count": 600}), headers=JSON)
+    assert "at most 50,000,000" in problem(large, 409, "data_error")["detail"]

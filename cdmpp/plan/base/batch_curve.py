@@ -8,14 +8,17 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 
+from cdmpp.devices.loading import resolve_device
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.predict.curves.template import Grid, Template
 from cdmpp.predict.engines.profile import DEFAULT_ENGINE, EngineProfile, Host, load_engine
-from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS
+from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS, prefill_steps
 from cdmpp.predict.llm.layout import MAX_DEGREE, Layout, Types
 from cdmpp.predict.llm.memory import part_memory
-from cdmpp.predict.llm.operators import Decode, Prefill, step_operators
-from cdmpp.predict.llm.pricing import PricedStep, StepPricing
+from cdmpp.predict.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
+from cdmpp.predict.llm.pricing import StepPricing
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.collective_forms import CollectiveTemplate
@@ -97,8 +100,10 @@ class LanguageModelForm(Closed):
         profile = load_engine(self.engine, framework, files=False)
         return profile if self.part == "step" else profile.model_copy(update={"host": Host()})
 
-    def steps(self, batches: Sequence[Count], path: str, framework: str | None) -> list[StepPricing]:
-        """The step of each batch size.
+    def steps(
+        self, batches: Sequence[Count], path: str, framework: str | None, device: DeviceForm | None = None
+    ) -> list[Runs]:
+        """The steps of each batch size with how often each counts: one, or the chunks of a prefill.
 
         Raises
         ------
@@ -112,31 +117,43 @@ class LanguageModelForm(Closed):
                 hint="give fewer or smaller sizes in batch",
             )
         try:
-            config, layout, profile = read_config(self.config), self.layout, self.profile(framework)
-            types = Types.of(config, self.dtype, self.weights, self.kv_dtype, None, profile.kv_dtype)
-            only = None if self.part == "step" else self.part
-            return [
-                StepPricing.of(
-                    profile,
-                    step_operators(
-                        config,
-                        layout,
-                        Decode(batch, self.past_len) if self.phase == "decode" else Prefill([self.input] * batch),
-                        dtype=self.dtype,
-                        weights=self.weights,
-                        kv_dtype=types.kv_dtype or types.dtype,
-                        only=only,
-                    ),
-                    decode=self.phase == "decode",
-                    sequences=-(-batch // layout.dp),
-                    ranks=self.tp,
-                    cuda_graph=self.cuda_graph,
-                )
-                for batch in batches
-            ]
+            return [self._runs(batch, self.profile(framework), _known(self.device or device)) for batch in batches]
         except FieldError as error:
             where = f"{path}.{error.path}"
             raise FieldError(f"{path}.{error.message}", path=where, hint=error.hint) from None
+
+    def _runs(self, batch: int, profile: EngineProfile, device: DeviceSpec | None) -> Runs:
+        config, layout = read_config(self.config), self.layout
+        types = Types.of(config, self.dtype, self.weights, self.kv_dtype, device, profile.kv_dtype)
+
+        def parts_of(step: Step) -> list[StepPart]:
+            return step_operators(
+                config,
+                layout,
+                step,
+                dtype=self.dtype,
+                weights=self.weights,
+                kv_dtype=types.kv_dtype or types.dtype,
+                device=device,
+                only=None if self.part == "step" else self.part,
+            )
+
+        def pricing(step: Step, parts: list[StepPart]) -> StepPricing:
+            return StepPricing.of(
+                profile,
+                parts,
+                decode=isinstance(step, Decode),
+                sequences=-(-step.batch // layout.dp),
+                ranks=self.tp,
+                cuda_graph=self.cuda_graph,
+            )
+
+        if self.phase == "decode":
+            decode = Decode(batch, self.past_len)
+            return [(pricing(decode, padded_decode(decode, parts_of)), 1.0)]
+        budget = None if profile.token_budget is None else profile.token_budget * layout.dp
+        chunks = prefill_steps([self.input] * batch, budget)
+        return [(pricing(step, parts_of(step)), runs) for step, runs in chunks.items()]
 
     @property
     def layout(self) -> Layout:
@@ -165,17 +182,34 @@ class LanguageModelForm(Closed):
         """Programs of all steps, those of the first batch size first."""
         return [
             PriceRequest(path, program.canonical(), device, protocol=protocol, framework=kernels)
-            for step in self.steps(batches, path, framework)
+            for runs in self.steps(batches, path, framework, device)
+            for step, _ in runs
             for program, protocol, kernels in step.programs
         ]
 
     def priced(
-        self, batches: Sequence[Count], prices: Iterator[Prediction], framework: str | None
-    ) -> list[tuple[PricedStep, float]]:
-        """Steps with their latencies, and what their seconds are divided by: layers, for a part of a layer."""
+        self, batches: Sequence[Count], prices: Iterator[Prediction], framework: str | None, device: DeviceForm | None
+    ) -> list[Cost]:
+        """The cost of each batch size, divided by the layers for a part of a layer."""
         divisor = 1.0 if self.part == "step" else float(read_config(self.config).layers)
-        steps = self.steps(batches, "llm", framework)
-        return [(step.priced([next(prices) for _ in step.programs]), divisor) for step in steps]
+        return [
+            Cost.of_steps(
+                [(step.priced([next(prices) for _ in step.programs]), often) for step, often in runs], divisor
+            )
+            for runs in self.steps(batches, "llm", framework, device)
+        ]
+
+
+#: Steps of one batch size, and how often each counts.
+Runs = list[tuple[StepPricing, float]]
+
+
+def _known(device: DeviceForm | None) -> DeviceSpec | None:
+    """The specification of a device, where it is one or its name is known."""
+    try:
+        return None if device is None else resolve_device(device, lookup)
+    except CdmppError:
+        return None
 
 
 class TemplateWork(Closed):
@@ -238,7 +272,7 @@ class BatchCurve(Priced):
     def program_count(self) -> int:
         """Number of programs to price, at all batch sizes; raises FieldError for a wrong configuration."""
         if self.llm is not None:
-            return sum(len(step.programs) for step in self.llm.steps(self.batch, "llm", self.framework))
+            return len(self.llm.price_requests(self.batch, "llm", self.device or "", self.framework))
         return len(self.batch) * len(self.works or ())
 
     @property
@@ -293,7 +327,7 @@ class BatchCurve(Priced):
         """A copy with its costs."""
         filled = self.model_copy()
         if self.llm is not None:
-            filled._costs = [Cost.of_step(*step) for step in self.llm.priced(self.batch, prices, self.framework)]
+            filled._costs = self.llm.priced(self.batch, prices, self.framework, self.device)
         elif self.works is not None:
             counts = [work.count for work in self.works]
             filled._costs = [Cost.of(counts, [next(prices) for _ in counts]) for _ in self.batch]

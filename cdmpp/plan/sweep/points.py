@@ -11,6 +11,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
 from cdmpp.model.domain.score import Label
 from cdmpp.plan.sweep.request import Goals, Sweep
+from cdmpp.predict.engines import load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import LLMConfig, LLMEstimate, estimate
 from cdmpp.utils.units import format_latency
@@ -40,6 +41,7 @@ class SweepResult:
     tp: int
     pp: int
     ep: int
+    dp: int | None
     batch: int
     dtype: str
     weights: str | None
@@ -63,7 +65,8 @@ class SweepResult:
     @property
     def layout(self) -> str:
         """Degrees of parallelism as text."""
-        return f"tp {self.tp}" + (f", pp {self.pp}" if self.pp > 1 else "") + (f", ep {self.ep}" if self.ep > 1 else "")
+        further = {"pp": self.pp, "ep": self.ep, "dp": self.dp or 1}
+        return f"tp {self.tp}" + "".join(f", {name} {degree}" for name, degree in further.items() if degree > 1)
 
     @property
     def precision(self) -> str:
@@ -133,6 +136,7 @@ class SweepPoint:
     tp: int
     pp: int
     ep: int
+    dp: int | None
     batch: int
     precision: str
     engine: str | None
@@ -146,17 +150,27 @@ def sweep_points(sweep: Sweep, devices: dict[str, DeviceSpec]) -> Iterator[Sweep
     devices : dict of str to DeviceSpec
         Specifications of ``sweep.devices``.
     """
-    for name, engine, precision, tp, pp, ep, batch in product(
-        sweep.devices, sweep.engines or (None,), sweep.precisions, sweep.tp, sweep.pp, sweep.ep, sweep.batch
+    layouts = product(sweep.tp, sweep.pp, sweep.ep, sweep.dp or (None,))
+    for name, engine, precision, layout, batch in product(
+        sweep.devices, sweep.engines or (None,), sweep.precisions, list(layouts), sweep.batch
     ):
-        yield SweepPoint(devices[name], sweep.price_per_gpu_hour[name], tp, pp, ep, batch, precision, engine)
+        yield SweepPoint(devices[name], sweep.price_per_gpu_hour[name], *layout, batch, precision, engine)
 
 
 def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point: SweepPoint) -> SweepResult:
     """Estimate a point and compare it with the goals; a point that is impossible has the reason."""
     dtype, _, weights = point.precision.partition("/")
     result = SweepResult(
-        point.device.name, point.tp, point.pp, point.ep, point.batch, dtype, weights or None, point.engine, "infeasible"
+        point.device.name,
+        point.tp,
+        point.pp,
+        point.ep,
+        point.dp,
+        point.batch,
+        dtype,
+        weights or None,
+        load_engine(point.engine, sweep.framework).name,
+        "infeasible",
     )
     try:
         answer = estimate(
@@ -165,6 +179,7 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
             tp=point.tp,
             pp=point.pp,
             ep=point.ep,
+            dp=point.dp,
             batch=point.batch,
             input=sweep.input,
             output=sweep.output,
@@ -184,7 +199,7 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
     missed = _missed(sweep.goals, answer, per_hour, per_million)
     return replace(
         result,
-        engine=answer.settings.engine,
+        dp=answer.settings.dp,
         status="missed" if missed else "met",
         reason="; ".join(missed) or None,
         gpus=answer.gpus,

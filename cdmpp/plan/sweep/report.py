@@ -38,10 +38,23 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
     counts = {status: sum(r.status == status for r in results) for status in ("met", "missed", "infeasible")}
     out = []
     if front:
-        header = ("device", "layout", "gpus", "batch", "precision", "ttft", "tpot", "tokens/s", "price/h", "price/Mtok")
+        header = (
+            "device",
+            "engine",
+            "layout",
+            "gpus",
+            "batch",
+            "precision",
+            "ttft",
+            "tpot",
+            "tokens/s",
+            "price/h",
+            "price/Mtok",
+        )
         rows = [
             (
                 r.device,
+                r.engine or "",
                 r.layout,
                 str(r.gpus),
                 str(r.batch),
@@ -55,7 +68,7 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
             )
             for r in front
         ]
-        out.append(Table((*header, "domain"), rows, right=(2, 3, 5, 6, 7, 8, 9)))
+        out.append(Table((*header, "domain"), rows, right=(3, 4, 6, 7, 8, 9, 10)))
     out.append(
         Table.lines(
             f"{len(front)} points are on the Pareto front of {' and '.join(sweep.objectives)}",
@@ -66,8 +79,10 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
     )
     infeasible = [r for r in results if r.status == "infeasible"]
     if infeasible:
-        shown = [(r.device, r.layout, str(r.batch), r.precision, r.reason or "") for r in infeasible[:_MOST]]
-        out.append(Table(("infeasible", "layout", "batch", "precision", "reason"), shown, right=(2,)))
+        shown = [
+            (r.device, r.engine or "", r.layout, str(r.batch), r.precision, r.reason or "") for r in infeasible[:_MOST]
+        ]
+        out.append(Table(("infeasible", "engine", "layout", "batch", "precision", "reason"), shown, right=(3,)))
     if len(infeasible) > _MOST:
         out.append(Table.lines(f"and {len(infeasible) - _MOST} more (--out FILE has all)"))
     return out
@@ -80,8 +95,8 @@ def _nearest(results: Sequence[SweepResult]) -> list[str]:
         return []
     nearest = min(missed, key=lambda r: ((r.reason or "").count(";"), r.price_per_million_tokens or 0.0))
     return [
-        f"no point meets the goals; the cheapest of those that miss fewest: {nearest.device}, {nearest.layout}, "
-        f"batch {nearest.batch}, {nearest.precision}: {nearest.reason}"
+        f"no point meets the goals; the cheapest of those that miss fewest: {nearest.device}, {nearest.engine}, "
+        f"{nearest.layout}, batch {nearest.batch}, {nearest.precision}: {nearest.reason}"
     ]
 
 

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.base.solve import read_request
+from cdmpp.predict.engines import load_engine
 from cdmpp.predict.llm.layout import DTYPES, WEIGHTS
 from cdmpp.predict.requests.fields import Closed, Count, Name, PositiveSeconds
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
@@ -59,7 +60,8 @@ class Sweep(Closed):
         Path of the model's ``config.json``.
     devices : list of str
         Known devices or specifications (.toml, .json).
-    tp, pp, ep, batch : list of int
+    tp, pp, ep, dp, batch : list of int
+        An empty ``dp`` is ``max(1, ep // tp)`` (docs/llm.md).
     engines : list of str
         Engine profiles, by name or file (.toml); empty: the current one of ``framework``.
     input, output : int
@@ -78,6 +80,7 @@ class Sweep(Closed):
     tp: _Values = _ONE
     pp: _Values = _ONE
     ep: _Values = _ONE
+    dp: list[Count] = Field(default=[])
     batch: _Values = _ONE
     input: Count = 1024
     output: Count = 128
@@ -97,7 +100,7 @@ class Sweep(Closed):
         for name in self.price_per_gpu_hour:
             if name not in self.devices:
                 raise PydanticCustomError("price", "price_per_gpu_hour: {device} is not in devices", {"device": name})
-        for field in ("devices", "tp", "pp", "ep", "batch", "precisions", "engines", "objectives"):
+        for field in ("devices", "tp", "pp", "ep", "dp", "batch", "precisions", "engines", "objectives"):
             values = getattr(self, field)
             if len(set(values)) < len(values):
                 raise PydanticCustomError("repeated", "{field} repeats a value", {"field": field})
@@ -120,6 +123,7 @@ class Sweep(Closed):
             self.tp,
             self.pp,
             self.ep,
+            self.dp or (None,),
             self.batch,
             self.precisions,
             self.engines or (None,),
@@ -135,7 +139,7 @@ def read_sweep(path: Path) -> Sweep:
     DataError
         The file cannot be read, or is not TOML.
     FieldError
-        A field is missing, unknown or wrong.
+        A field is missing, unknown or wrong, or engine and framework contradict.
     """
     try:
         value = tomllib.loads(read_text(path, MAX_CONFIG_BYTES))
@@ -154,6 +158,14 @@ def read_sweep(path: Path) -> Sweep:
 
     prices = {located(name): price for name, price in sweep.price_per_gpu_hour.items()}
     devices = [located(name) for name in sweep.devices]
+    engines = [located(name) for name in sweep.engines]
+    for engine in engines or (None,):
+        load_engine(engine, sweep.framework)
     return sweep.model_copy(
-        update={"config": str(folder / sweep.config), "devices": devices, "price_per_gpu_hour": prices}
+        update={
+            "config": str(folder / sweep.config),
+            "devices": devices,
+            "price_per_gpu_hour": prices,
+            "engines": engines,
+        }
     )

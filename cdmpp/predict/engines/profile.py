@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from os import PathLike
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -96,7 +97,7 @@ class EngineProfile(BaseModel):
     versions: Annotated[str, Field(max_length=200)] = ""
     framework: ProgramFramework | None = None
     also: tuple[ProgramFramework, ...] = ()
-    kernel_factor: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 1.0
+    kernel_factor: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     fused: tuple[str, ...] = ()
     fused_ranks: tuple[str, ...] = ()
     kv_dtype: Literal["float8_e4m3", "int8"] | None = None
@@ -233,7 +234,9 @@ def _profile(engine: Engine, files: bool) -> EngineProfile:
         return EngineProfile.of(engine, "engine")
     if isinstance(engine, str) and engine in engine_names():
         return _shipped(engine)
-    if not files or (isinstance(engine, str) and not engine.endswith(".toml")):
+    if not isinstance(engine, str | PathLike):
+        raise DataError(f"engine: {str(engine)[:80]!r} is no profile", hint="a name, a path or fields")
+    if not files or (isinstance(engine, str) and not engine.endswith(".toml") and not Path(engine).is_file()):
         raise DataError(
             f"no engine profile named {str(engine)[:100]!r}",
             hint=f"one of {', '.join(engine_names())}" + (", or a .toml file of cdmpp llm calibrate" if files else ""),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, DataError
+from cdmpp.errors import CdmppError, DataError, FieldError
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
@@ -45,6 +45,10 @@ _SPREAD = np.array([0.3, 1.0, 1.0, 1.0])
 NOISE = 0.1
 #: Rows below this are left out one by one, more in this many parts.
 FOLDS = 20
+#: Rows that the starting profile's residual counts for.
+SURE = 4.0
+#: Loss that the other answer to "does the host overlap the kernels" must save.
+SWITCH = 2.0
 MIN_ROWS = 2
 
 
@@ -169,38 +173,60 @@ def fit_engine(
 
 
 def fit_profile(measured: Measured, profile: EngineProfile) -> Calibration:
-    """The profile that fits measured durations, from ``profile`` as prior."""
+    """The profile that fits measured durations, from ``profile`` as prior.
+
+    Raises
+    ------
+    DataError
+        No profile fits the rows.
+    """
     host, rows = profile.host, len(np.unique(measured.row))
     centre = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
     centre = np.log(np.where(centre > 0, centre, _CENTRE))
-    fitted, covariance = fit(measured, centre, host.overlapped)
-    errors = measured.predicted(fitted, host.overlapped) - measured.log_s
-    left_out = _left_out(measured, centre, host.overlapped)
-    factor, step_s, sequence_s, ranks_s = (float(f"{value:.4g}") for value in np.exp(fitted))
-    if not measured.ranks.any():
-        ranks_s = host.ranks_s
+    fits = {overlapped: fit(measured, centre, overlapped) for overlapped in (False, True)}
+    # Host time that overlaps the kernels, or does not, only where the rows speak for it.
+    overlapped = host.overlapped
+    if fits[not overlapped].loss < fits[overlapped].loss - SWITCH:
+        overlapped = not overlapped
+    best = fits[overlapped]
+    errors = measured.predicted(best.parameters, overlapped) - measured.log_s
+    left_out = _left_out(measured, centre, overlapped)
     spread = errors if left_out is None else left_out
-    name = profile.name if profile.name.endswith("-calibrated") else f"{profile.name}-calibrated"
-    where = f"{rows} measurements, from the profile {profile.name}"
-    new = profile.model_copy(
-        update={
-            "name": name,
-            "kernel_factor": factor,
-            "host": host.model_copy(update={"step_s": step_s, "sequence_s": sequence_s, "ranks_s": ranks_s}),
-            "residual": float(f"{max(0.02, np.sqrt(np.mean(spread**2))):.3g}"),
-            "source": {"fitted": where, "error": f"{100 * _mean_error(spread):.1f} % mean error on rows left out"}
-            if left_out is not None
-            else {"fitted": where},
-        }
-    )
-    before = _initial(measured, profile)
+    # Few rows say little about the error that is left: the starting profile's counts as SURE rows do.
+    prior = max(profile.residual, NOISE)
+    residual = float(np.sqrt((np.sum(spread**2) + SURE * prior**2) / (len(spread) + SURE)))
+    factor, step_s, sequence_s, ranks_s = (float(f"{value:.4g}") for value in np.exp(best.parameters))
+    fitted = {"step_s": step_s, "sequence_s": sequence_s, "overlapped": overlapped}
+    if measured.ranks.any():
+        fitted["ranks_s"] = ranks_s
+    source = {"fitted": f"{rows} measurements, from the profile {profile.name}"}
+    if left_out is not None:
+        source["error"] = f"{100 * _mean_error(left_out):.1f} % mean error on rows left out"
+    kept = {name: text for name, text in profile.source.items() if name not in ("kernel_factor, host", "residual")}
+    fields = profile.model_dump(exclude_none=True)
+    fields |= {
+        "name": profile.name if profile.name.endswith("-calibrated") else f"{profile.name}-calibrated",
+        "kernel_factor": factor,
+        "host": {**fields["host"], **fitted},
+        "residual": float(f"{residual:.3g}"),
+        "source": {**kept, **source},
+    }
+    try:
+        new = EngineProfile.of(fields, "the fitted profile")
+    except FieldError as error:
+        worst = int(measured.row[np.argmax(np.abs(errors))])
+        times = float(np.exp(np.abs(errors).max()))
+        raise DataError(
+            f"the rows contradict each other, or the kernels: row {worst} is {times:.3g} times off ({error.message})",
+            hint="check that row, and the device, tp, dtype and weights of all",
+        ) from None
     return Calibration(
         new,
         rows,
-        _mean_error(before),
+        _mean_error(_initial(measured, profile)),
         _mean_error(errors),
         None if left_out is None else _mean_error(left_out),
-        _undetermined(measured, covariance),
+        _undetermined(measured, best.covariance),
     )
 
 
@@ -215,23 +241,42 @@ def _mean_error(errors: Array) -> float:
     return float(np.mean(np.abs(np.expm1(errors))))
 
 
-def fit(measured: Measured, centre: Array, overlapped: bool) -> tuple[Array, Array]:
-    """Logs of :data:`PARAMETERS` and their covariance: damped Gauss-Newton steps on a robust loss (soft L1)."""
+@dataclass(frozen=True)
+class Fit:
+    """Logs of :data:`PARAMETERS`, their covariance, and the loss."""
+
+    parameters: Array
+    covariance: Array
+    loss: float
+
+
+def fit(measured: Measured, centre: Array, overlapped: bool) -> Fit:
+    """The best of fits that start from ``centre``, from a slow host and from slow kernels."""
+    slow = np.log([1.0, 30.0, 10.0, 10.0])
+    starts = (centre, centre + slow, centre - slow / 2)
+    return min((_descend(measured, centre, start, overlapped) for start in starts), key=lambda found: found.loss)
+
+
+def _descend(measured: Measured, centre: Array, start: Array, overlapped: bool) -> Fit:
+    """Damped Gauss-Newton steps on a robust loss (soft L1) of the durations and of the distance to the prior."""
 
     def residuals(at: Array) -> Array:
         return (measured.predicted(at, overlapped) - measured.log_s) / NOISE
 
-    def loss(at: Array) -> float:
-        return float((2 * (np.sqrt(1 + residuals(at) ** 2) - 1)).sum() + (((at - centre) / _SPREAD) ** 2).sum())
+    def distances(at: Array) -> Array:
+        return np.asarray((at - centre) / _SPREAD)
 
-    at, damping, count = centre.copy(), 1e-3, len(centre)
+    def loss(at: Array) -> float:
+        return float(sum((2 * (np.sqrt(1 + part**2) - 1)).sum() for part in (residuals(at), distances(at))))
+
+    at, damping, count = start.copy(), 1e-3, len(centre)
     hessian = np.diag(1 / _SPREAD**2)
     for _ in range(100):
-        here = residuals(at)
+        here, far = residuals(at), distances(at)
         jacobian = np.stack([(residuals(at + 1e-5 * unit) - here) / 1e-5 for unit in np.eye(count)], axis=1)
-        weight = 1 / np.sqrt(1 + here**2)
-        hessian = (jacobian.T * weight) @ jacobian + np.diag(1 / _SPREAD**2)
-        gradient = jacobian.T @ (weight * here) + (at - centre) / _SPREAD**2
+        weight, prior_weight = 1 / np.sqrt(1 + here**2), 1 / np.sqrt(1 + far**2)
+        hessian = (jacobian.T * weight) @ jacobian + np.diag(prior_weight / _SPREAD**2)
+        gradient = jacobian.T @ (weight * here) + prior_weight * far / _SPREAD
         step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)
         if loss(at + step) < loss(at):
             at, damping = at + step, damping / 3
@@ -241,19 +286,23 @@ def fit(measured: Measured, centre: Array, overlapped: bool) -> tuple[Array, Arr
             damping *= 4
             if damping > 1e9:
                 break
-    return at, np.asarray(np.linalg.inv(hessian))
+    return Fit(at, np.asarray(np.linalg.inv(hessian)), loss(at))
 
 
 def _left_out(measured: Measured, centre: Array, overlapped: bool) -> Array | None:
-    """Log errors of the durations of rows that the fit did not see; None for fewer than three rows."""
-    rows = np.unique(measured.row)
-    if len(rows) < 3:
+    """Log errors of durations whose settings the fit did not see; None for fewer than three settings."""
+    # Rows of one setting have the same steps, and so the same prediction.
+    at_centre = np.round(measured.predicted(centre, overlapped), 9)
+    setting_of = {row: tuple(at_centre[measured.row == row].tolist()) for row in np.unique(measured.row).tolist()}
+    settings = sorted(set(setting_of.values()))
+    if len(settings) < 3:
         return None
+    number = np.array([settings.index(setting_of[row]) for row in measured.row.tolist()])
     errors = np.empty(len(measured.row))
-    for part in np.array_split(np.random.default_rng(0).permutation(rows), min(len(rows), FOLDS)):
-        out = np.isin(measured.row, part)
-        at, _ = fit(measured.take(~out), centre, overlapped)
-        errors[out] = measured.take(out).predicted(at, overlapped) - measured.log_s[out]
+    for part in np.array_split(np.random.default_rng(0).permutation(len(settings)), min(len(settings), FOLDS)):
+        out = np.isin(number, part)
+        found = _descend(measured.take(~out), centre, centre, overlapped)
+        errors[out] = measured.take(out).predicted(found.parameters, overlapped) - measured.log_s[out]
     return errors
 
 
@@ -370,6 +419,12 @@ def _plan(
     resolve: Callable[[Any], DeviceSpec],
 ) -> tuple[EstimatePlan, dict[str, Any]]:
     """The plan of a measurement, and its durations."""
+    if not isinstance(row, Mapping):
+        raise DataError(
+            f"{str(row)[:40]!r} is no measurement", hint="a mapping with batch, input, output and a duration"
+        )
+    if None in row:
+        raise DataError("it has more cells than the header", hint="one cell for each column")
     stated = {name: value for name, value in row.items() if value not in (None, "")}
     if unknown := sorted(set(stated) - {*COUNTS, *DURATIONS, *_OTHER}):
         raise DataError(f"unknown column {unknown[0]!r}", hint="columns: " + ", ".join((*COUNTS, *_OTHER, *DURATIONS)))
@@ -386,7 +441,7 @@ def _plan(
     spec = resolve(stated.get("device", device))
     plan = EstimatePlan(dimensions, spec, engine=profile, **counts, **types)
     layout = Layout(counts.get("tp", 1), counts.get("pp", 1), counts.get("ep", 1), counts.get("dp"))
-    read = weights_read(dimensions, layout, Types.of(dimensions, **types), counts["batch"])
+    read = weights_read(dimensions, layout, Types.of(dimensions, **types))
     least = read / spec.mem_bandwidth_bytes_per_s
     steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}
     for name, seconds in found.items():
@@ -395,13 +450,21 @@ def _plan(
                 f"{name} {seconds:.4g} is below the {steps[name] * least:.4g} s in which {spec.name} reads the weights",
                 hint="check device, tp, dtype and weights of the row",
             )
-    return plan, {**found, "closed_loop": str(stated.get("closed_loop", "")).lower() in ("1", "true")}
+    return plan, {**found, "closed_loop": _flag(stated.get("closed_loop", False), "closed_loop")}
+
+
+def _flag(value: Any, name: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    try:
+        return known[str(value).strip().lower()]
+    except KeyError:
+        raise DataError(f"{name} {str(value)[:40]!r} is neither true nor false", hint="true or false") from None
 
 
 def _whole(value: Any, name: str) -> int:
     try:
         number = float(value)
-        if number != int(number):
+        if isinstance(value, bool) or number != int(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"{name} {str(value)[:40]!r} is no whole number", hint="for example 16") from None
@@ -432,7 +495,7 @@ def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {name}: {error}", hint="give a CSV or JSON file") from None
     if not name.lower().endswith((".json", ".jsonl")):
-        return list(csv.DictReader(io.StringIO(text)))
+        return _table(text, name)
     try:
         value = json.loads(text)
     except ValueError:
@@ -445,24 +508,51 @@ def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, dict) for one in values):
         raise DataError(f"{name}: not a list of measurements", hint="each is a JSON object")
-    return [_of_benchmark(one) if "mean_tpot_ms" in one else one for one in values]
+    return [_of_benchmark(one) if "completed" in one else one for one in values]
+
+
+def _table(text: str, name: str) -> list[dict[str, Any]]:
+    """Rows of a CSV file, with commas, semicolons or tabs."""
+    first = text.lstrip("\ufeff").partition("\n")[0]
+    delimiter = max(",;\t", key=first.count)
+    reader = csv.reader(io.StringIO(text.lstrip("\ufeff")), delimiter=delimiter, skipinitialspace=True)
+    lines = [[cell.strip() for cell in line] for line in reader if any(cell.strip() for cell in line)]
+    if len(lines) < 2:
+        raise DataError(f"{name} has no rows", hint="a header and a row for each measurement")
+    header = [column.lower() for column in lines[0]]
+    if len(set(header)) < len(header):
+        raise DataError(f"{name} repeats a column", hint="each column once")
+    for number, line in enumerate(lines[1:], 1):
+        if len(line) > len(header):
+            raise DataError(f"row {number}: it has more cells than the header", hint="one cell for each column")
+    return [dict(zip(header, line, strict=False)) for line in lines[1:]]
 
 
 def _of_benchmark(result: Mapping[str, Any]) -> dict[str, Any]:
     """The measurement of a result of ``vllm bench serve`` or ``sglang.bench_serving``."""
-    try:
-        completed = int(result["completed"])
-        tokens = [float(result[name]) / completed for name in ("total_input_tokens", "total_output_tokens")]
-        in_flight = result.get("max_concurrency") or completed
-        return {
-            "batch": min(int(in_flight), completed),
-            "input": round(tokens[0]),
-            "output": round(tokens[1]),
-            "tpot_s": float(result["mean_tpot_ms"]) / 1e3,
-            "closed_loop": True,
-        }
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise DataError(
-            f"a benchmark's result lacks a field: {error}",
-            hint="completed, total_input_tokens, total_output_tokens, mean_tpot_ms",
-        ) from None
+
+    def figure(name: str) -> float:
+        value = result.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+            raise DataError(
+                f"a benchmark's result has no {name}: {str(value)[:40]}",
+                hint="completed, total_input_tokens, total_output_tokens, mean_tpot_ms are needed; without "
+                "max_concurrency also mean_ttft_ms and duration",
+            )
+        return float(value)
+
+    completed, tpot_ms = figure("completed"), figure("mean_tpot_ms")
+    output = figure("total_output_tokens") / completed
+    if result.get("max_concurrency") is None:
+        # Requests in flight by Little's law.
+        latency_s = (figure("mean_ttft_ms") + tpot_ms * max(output - 1, 0)) / 1e3
+        in_flight = latency_s * completed / figure("duration")
+    else:
+        in_flight = min(figure("max_concurrency"), completed)
+    return {
+        "batch": max(1, round(in_flight)),
+        "input": max(1, round(figure("total_input_tokens") / completed)),
+        "output": max(1, round(output)),
+        "tpot_s": tpot_ms / 1e3,
+        "closed_loop": True,
+    }

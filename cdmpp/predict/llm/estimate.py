@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from os import PathLike
 from typing import Any
@@ -20,10 +20,11 @@ from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.predict.llm.memory import Memory, check_memory, parameter_count
-from cdmpp.predict.llm.operators import Decode, Prefill, Step, step_operators
+from cdmpp.predict.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.prediction import Prediction, check_settings
+from cdmpp.predict.prediction import Prediction, Query, check_settings
+from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 
 
@@ -308,8 +309,8 @@ class EstimatePlan:
         self._config, self._layout, self._engine = config, layout, profile
         self._remarks = tuple(_remarks(config, device, types, longest + output, kv_dtype is None))
 
-        def pricing(step: Step) -> StepPricing:
-            parts = step_operators(
+        def parts_of(step: Step) -> list[StepPart]:
+            return step_operators(
                 config,
                 layout,
                 step,
@@ -318,6 +319,11 @@ class EstimatePlan:
                 kv_dtype=types.kv_dtype or types.dtype,
                 device=device,
             )
+
+        def pricing(step: Step) -> StepPricing:
+            # The products of later decode steps are those of the first.
+            first = isinstance(step, Decode) and step.past_total == sum(lengths)
+            parts = padded_decode(step, parts_of) if first else parts_of(step)  # type: ignore[arg-type]
             return StepPricing.of(
                 profile,
                 parts,
@@ -337,7 +343,18 @@ class EstimatePlan:
         self.decode_runs = _weights(self._steps, self._points) if output > 1 else np.zeros(0)
         cached = sum(lengths)
         self._decode = [pricing(Decode(batch, past_total=cached + batch * int(step))) for step in self._points]
-        self.queries = [query for step in (*self._prefill, *self._decode) for query in step.queries(device)]
+        # Decode steps differ in their attention alone: the rest is asked once.
+        self._decode = [_shared(self._decode[0], step) for step in self._decode]
+        asked: dict[Any, int] = {}
+        self.queries: list[Query] = []
+        self._place: list[int] = []
+        for step in (*self._prefill, *self._decode):
+            for program, protocol, framework in step.programs:
+                key = (id(program), protocol, framework)
+                if key not in asked:
+                    asked[key] = len(self.queries)
+                    self.queries.append(Query(TensorProgram.from_operator(program), device, protocol, framework))
+                self._place.append(asked[key])
 
     def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
         """The priced steps of prefill and decode, made of the predictions of :attr:`queries`.
@@ -347,7 +364,7 @@ class EstimatePlan:
         FieldError
             An operator of the model has no prediction.
         """
-        remaining = iter(predictions)
+        remaining = iter([predictions[place] for place in self._place])
         prefill, decode = (
             [step.priced([next(remaining) for _ in step.programs]) for step in steps]
             for steps in (self._prefill, self._decode)
@@ -399,6 +416,12 @@ def _remarks(config: LLMConfig, device: DeviceSpec, types: Types, tokens: int, u
         yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"
     if config.context is not None and tokens > config.context:
         yield f"input + output of {tokens:,} tokens exceed max_position_embeddings, {config.context:,}"
+
+
+def _shared(first: StepPricing, step: StepPricing) -> StepPricing:
+    """A step with the parts of another one where their programs are equal."""
+    parts = [one if one.program == part.program else part for one, part in zip(first.parts, step.parts, strict=True)]
+    return replace(step, parts=parts)
 
 
 def _points(steps: Array) -> Array:

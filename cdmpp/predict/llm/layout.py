@@ -208,6 +208,8 @@ class Types:
         FieldError
         """
         dtype, weights, kv_dtype = canonical_dtype(dtype), canonical_dtype(weights), canonical_dtype(kv_dtype)
+        kv_dtype = canonical_dtype(kv_dtype.lower()) if isinstance(kv_dtype, str) else kv_dtype
+        kv_dtype = None if kv_dtype == "auto" else kv_dtype
         types = cls._of_weights(config, dtype, weights)
         known = (*CACHE_DTYPES, types.dtype)
         if kv_dtype is not None and (kv_dtype not in known or (types.dtype == "float32" and kv_dtype != "float32")):

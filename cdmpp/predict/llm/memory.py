@@ -35,14 +35,14 @@ def parameter_count(config: LLMConfig) -> int:
 Half = TypeVar("Half")
 
 
-def weights_read(config: LLMConfig, layout: Layout, types: Types, tokens: int) -> float:
-    """Bytes of the weights that a rank reads in a step at least: of the experts, no more than its tokens choose."""
+def weights_read(config: LLMConfig, layout: Layout, types: Types) -> float:
+    """Bytes of the weights that a rank reads in a step at least: of the experts those of one token."""
     held = _held(config, layout, types)
 
     def chosen(half: FeedForward) -> float:
         if isinstance(half, Dense):
             return held(feed_forward_tensors(config, half))
-        share = min(1.0, tokens * half.topk / half.count)
+        share = min(1.0, half.topk / half.count)
         tensors = list(feed_forward_tensors(config, half))
         routed = held(tensor for tensor in tensors if tensor.split == "experts")
         return held(iter(tensors)) - (1 - share) * routed

@@ -6,7 +6,8 @@ feed-forward layer is one kernel with its product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from cdmpp.devices.spec import DeviceSpec
@@ -110,6 +111,40 @@ def merged(parts: Sequence[StepPart]) -> list[StepPart]:
         key = part.name, part.program
         counts[key] = counts.get(key, 0) + part.count
     return [StepPart(name, program, count) for (name, program), count in counts.items()]
+
+
+#: Products of up to this many sequences are compared with those of more.
+MAX_PADDED = 64
+_PADDED = ("linear", "bmm", "moe")
+
+
+def padded_decode(step: Decode, parts_of: Callable[[Decode], list[StepPart]]) -> list[StepPart]:
+    """Parts of a decode step, its products with those of slightly more sequences (:attr:`StepPart.padded`).
+
+    Parameters
+    ----------
+    parts_of : callable
+        From a step to its parts.
+    """
+    return with_padding(parts_of(step), [parts_of(Decode(n, step.cached)) for n in padded_sizes(step.batch)])
+
+
+def padded_sizes(batch: int) -> list[int]:
+    """Numbers of sequences that the products of a decode step are compared with."""
+    if batch > MAX_PADDED:
+        return []
+    power = 1 << batch.bit_length()
+    return sorted({batch + 1, power}) if batch < 8 else [power]
+
+
+def with_padding(parts: list[StepPart], larger: Sequence[list[StepPart]]) -> list[StepPart]:
+    """Parts of a step, its products with those of larger steps."""
+    return [
+        replace(part, padded=tuple(one.program for one in others if one.program != part.program))
+        if part.program.operator in _PADDED
+        else part
+        for part, *others in zip(parts, *larger, strict=True)
+    ]
 
 
 def replica_step(step: Step, layout: Layout) -> Step:

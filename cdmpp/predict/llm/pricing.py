@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,8 +104,9 @@ class StepPricing:
     def programs(self) -> list[tuple[OperatorSpec, Protocol, ProgramFramework]]:
         """Programs of all parts with the protocols and frameworks to predict, those of a part next to each other."""
         return [
-            (part.program, protocol, framework)
+            (program, protocol, framework)
             for part in self.parts
+            for program in (part.program, *part.padded)
             for framework in self.frameworks
             for protocol in _protocols(part, self.captured)
         ]
@@ -128,11 +129,8 @@ class StepPricing:
         remaining = iter(predictions)
         chosen = []
         for part in self.parts:
-            protocols = _protocols(part, self.captured)
-            kernels = [min((next(remaining) for _ in protocols), key=lambda p: _rank(part, p)) for _ in self.frameworks]
-            # A kernel of another framework counts where it is as well known as the engine's own.
-            known = [p for p in kernels if _rank(part, p) <= _rank(part, kernels[0])]
-            chosen.append(min(known, key=lambda p: p.latency_s or 0.0))
+            sizes = [self._fastest(part, remaining) for _ in (part.program, *part.padded)]
+            chosen.append(min(sizes, key=_latency))
         seconds = np.array(
             [
                 [part.count * (figure or 0.0) for figure in (p.latency_s, p.lower_s, p.upper_s)]
@@ -140,6 +138,14 @@ class StepPricing:
             ]
         )
         return PricedStep(self, chosen, self.engine.kernel_factor * seconds.T)
+
+    def _fastest(self, part: StepPart, predictions: Iterator[Prediction]) -> Prediction:
+        """The kernel that the engine runs: of its own framework, or a faster one of the others."""
+        protocols = _protocols(part, self.captured)
+        kernels = [min((next(predictions) for _ in protocols), key=lambda p: _rank(part, p)) for _ in self.frameworks]
+        # A kernel of another framework counts where training covered it, and within the device's bounds.
+        possible = [p for p in kernels[1:] if _rank(part, p) == 0 and _latency(p) >= (p.roofline_s or 0.0)]
+        return min((kernels[0], *possible), key=_latency)
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,10 @@ def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:
     if not captured:
         return LAUNCHED
     return ("graph",) if isinstance(part.program, Collective) else CAPTURED
+
+
+def _latency(prediction: Prediction) -> float:
+    return prediction.latency_s or 0.0
 
 
 def _rank(part: StepPart, prediction: Prediction) -> int:

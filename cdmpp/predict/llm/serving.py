@@ -30,6 +30,8 @@ from cdmpp.predict.prediction import Prediction
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MAX_REQUESTS = 100_000
+#: Spread of lengths that parts requests which begin together.
+SPREAD = 0.02
 #: A request is admitted where this share of the tokens that the others will still make fits into the cache, too.
 ADMIT_AHEAD = 0.1
 
@@ -319,7 +321,7 @@ class ServingPlan:
         output: int = 1024,
         count: int | None = None,
         seed: int = 0,
-        spread: float = 0.0,
+        spread: float | None = None,
         prefix_hit: float = 0.0,
     ) -> None:
         profile = load_engine(engine)
@@ -327,6 +329,8 @@ class ServingPlan:
         layout = Layout(tp, pp, ep, dp)
         types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
         layout.check(config)
+        if spread is None:
+            spread = 0.0 if concurrency is None or profile.prefill_first else SPREAD
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
                 raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
@@ -524,7 +528,7 @@ def simulate(
     output: int = 1024,
     count: int | None = None,
     seed: int = 0,
-    spread: float = 0.0,
+    spread: float | None = None,
     prefix_hit: float = 0.0,
     predictor: Predictor | None = None,
 ) -> ServingResult:
@@ -547,9 +551,10 @@ def simulate(
         32; 1,000 for a rate.
     seed : int
         Of arrivals and lengths.
-    spread : float
-        Lengths are evenly distributed within this share around ``input`` and ``output``. With equal lengths, requests
-        that begin together stay together.
+    spread : float, optional
+        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.02 for
+        ``concurrency`` where prompts and decoding share steps, else 0. Requests of equal length that begin together
+        would stay together there; small differences part them on real servers. Where prompts run alone they stay.
     prefix_hit : float
         Share of each prompt that is in the cache already.
     predictor : Predictor, optional
@@ -571,14 +576,16 @@ def simulate(
     Notes
     -----
     Sequences that decode come first in a step; prompts fill the rest of the token budget in order of arrival (SGLang:
-    prompts run alone, before the others decode). A request is admitted where its prompt fits into the cache; where the
-    cache is full, the sequence that came last is computed again later. Each replica (``dp``) has its own requests, a new
-    one goes to the replica with fewest. With ``pp`` stages, as many batches are in flight.
+    prompts run alone, before the others decode). A request is admitted where its prompt fits into the cache beside a
+    tenth of what the others will still make; where the cache is full, the sequence that came last is computed again
+    later. Each replica (``dp``) has its own requests, a new one goes to the replica with fewest. With ``pp`` stages, as
+    many batches are in flight.
 
     Examples
     --------
-    >>> simulate("examples/llm/llama-3.1-8b.json", "h100-sxm", concurrency=64).percentile("tpot_s", 50)  # doctest: +SKIP
-    0.0104
+    >>> simulate("examples/llm/llama-3.1-8b.json", "h100-sxm", concurrency=64).percentile("tpot_s", 50)
+    ... # doctest: +SKIP
+    0.0149
     """
     predictor = shipped_predictor() if predictor is None else predictor
     plan = ServingPlan(

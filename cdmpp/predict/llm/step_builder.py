@@ -25,11 +25,14 @@ class StepPart:
         Operator or collective of one rank.
     count : int
         Runs in the step.
+    padded : tuple of OperatorSpec
+        The same of more rows, which an engine could compute instead: no step takes longer than a larger one.
     """
 
     name: str
     program: OperatorSpec
     count: int
+    padded: tuple[OperatorSpec, ...] = ()
 
 
 class StepBuilder:

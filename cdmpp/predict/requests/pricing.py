@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, TypeVar, get_args
 
+import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from cdmpp.predict.llm.pricing import PricedStep
+from cdmpp.predict.llm.pricing import PricedStep, combined
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.collective_forms import CollectiveForm
 from cdmpp.predict.requests.fields import MAX_SECONDS, Closed, DeviceForm, PriceRequest, Work, exactly_one
@@ -64,13 +65,21 @@ class Cost:
         return cls(total("latency_s"), total("lower_s"), total("upper_s"), parts)
 
     @classmethod
-    def of_step(cls, step: PricedStep, divisor: float) -> Cost:
-        """The duration of a language model's step with its host time, divided by ``divisor``."""
+    def of_steps(cls, runs: Sequence[tuple[PricedStep, float]], divisor: float) -> Cost:
+        """The duration of a language model's steps with their host time, divided by ``divisor``.
+
+        Parameters
+        ----------
+        runs : sequence of (PricedStep, float)
+            Steps of one engine, and how often each counts.
+        """
         parts = tuple(
-            PricedProgram(part.name, part.count, float(seconds) / divisor)
+            PricedProgram(part.name, part.count, often * float(seconds) / divisor)
+            for step, often in runs
             for part, seconds in zip(step.parts, step.seconds[0], strict=True)
         )
-        latency_s, lower_s, upper_s = (float(total) / divisor for total in step.totals())
+        kinds = np.sum([often * step.kinds() for step, often in runs], axis=0)
+        latency_s, lower_s, upper_s = (float(t) / divisor for t in combined(kinds, runs[0][0].pricing.engine.residual))
         return cls(latency_s, lower_s, upper_s, parts)
 
     def largest(self, most: int = 2) -> str:

@@ -305,7 +305,7 @@ class JobStore:
     def _drop_old(self, connection: Connection) -> None:
         finished = jobs.c.state.in_(FINISHED)
         connection.execute(delete(jobs).where(finished, jobs.c.updated_at < now_s() - self._keep_s))
-        newest_first = select(jobs.c.id).where(finished).order_by(jobs.c.updated_at.desc())
+        newest_first = select(jobs.c.id).where(finished).order_by(jobs.c.updated_at.desc(), jobs.c.created_at.desc())
         too_many = [row.id for row in connection.execute(newest_first.offset(self._max_kept - 1).limit(1000))]
         if too_many:
             connection.execute(delete(jobs).where(jobs.c.id.in_(too_many)))

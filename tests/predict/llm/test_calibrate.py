@@ -95,16 +95,37 @@ def test_files_are_read(measured: list[dict[str, Any]], predictor: LatencyPredic
         assert cdmpp.llm.calibrate(LLAMA, "h100-sxm", path, predictor=predictor) == expected
     # A result of vllm bench serve or sglang.bench_serving: a closed loop.
     bench = {"completed": 100, "total_input_tokens": 51_200, "total_output_tokens": 12_800, "mean_tpot_ms": 12.5}
+    free = {"max_concurrency": None, "mean_ttft_ms": 412.5, "duration": 20.0}
     benchmark = tmp_path / "bench.jsonl"
-    benchmark.write_text(json.dumps({**bench, "max_concurrency": 16}) + "\n" + json.dumps(bench) + "\n")
+    benchmark.write_text(json.dumps({**bench, "max_concurrency": 16}) + "\n" + json.dumps({**bench, **free}) + "\n")
     assert read_measurements(benchmark) == [
-        {"batch": batch, "input": 512, "output": 128, "tpot_s": 0.0125, "closed_loop": True} for batch in (16, 100)
+        {"batch": batch, "input": 512, "output": 128, "tpot_s": 0.0125, "closed_loop": True} for batch in (16, 10)
     ]
-    benchmark.write_text(json.dumps({"mean_tpot_ms": 1.0}))
-    with pytest.raises(DataError, match="lacks a field"):
+    benchmark.write_text(json.dumps({"completed": 3, "mean_tpot_ms": 1.0}))
+    with pytest.raises(DataError, match="has no total_output_tokens"):
         read_measurements(benchmark)
     with pytest.raises(DataError, match="cannot read"):
         read_measurements(tmp_path / "absent.csv")
+    # As spreadsheets write tables.
+    table.write_text("\ufeffBatch; Input; output; total_s\n1; 2; 3; 0.5\n", encoding="utf-8")
+    assert read_measurements(table) == [{"batch": "1", "input": "2", "output": "3", "total_s": "0.5"}]
+    table.write_text("batch,input\n1,2,3\n")
+    with pytest.raises(DataError, match="row 1: it has more cells than the header"):
+        read_measurements(table)
+
+
+def test_hosts_far_from_the_prior_and_contradictions(predictor: LatencyPredictor) -> None:
+    slow = MINE.model_copy(update={"kernel_factor": 1.0, "host": MINE.host.model_copy(update={"step_s": 0.03})})
+    rows = []
+    for shape in SHAPES[:4]:
+        value = estimate(LLAMA, "h100-sxm", engine=slow, predictor=predictor, **shape)
+        rows.append({**shape, "total_s": value.total.point})
+    result = fit_engine(LLAMA, "h100-sxm", rows, "vllm", predictor)
+    assert result.after < 0.05 and result.profile.host.step_s == pytest.approx(0.03, rel=0.2)
+    # Few rows do not make a profile surer than the one at the start.
+    assert result.profile.residual >= 0.05
+    with pytest.raises(DataError, match="contradict"):
+        calibrate(LLAMA, "h100-sxm", [rows[0], {**rows[0], "total_s": 1e6}], predictor=predictor)
 
 
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:

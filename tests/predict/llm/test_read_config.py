@@ -206,3 +206,46 @@ def test_unreadable_files_are_errors(tmp_path: Path) -> None:
 def test_folder_of_a_model_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert read_config(tmp_path).intermediate == 11008
+
+
+@pytest.mark.parametrize(
+    ("stated", "weights", "scaling", "kv_dtype"),
+    [
+        (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
+            "float4_e2m1",
+            "nvfp4",
+            "float8_e4m3",
+        ),
+        ({"quant_algo": "FP8", "kv_cache_scheme": "FP8"}, "float8_e4m3", "tensor", "float8_e4m3"),
+        ({"quant_method": "fbgemm_fp8"}, "float8_e4m3", "channel", None),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}, "input_activations": None}
+                },
+            },
+            "int4",
+            "block128",
+            None,
+        ),
+    ],
+)
+def test_quantisation_is_read_as_published(
+    stated: dict[str, Any], weights: str, scaling: str, kv_dtype: str | None
+) -> None:
+    config = read_config({**LLAMA, "quantization_config": stated})
+    assert (config.weights, config.weight_scaling, config.kv_dtype) == (weights, scaling, kv_dtype)
+
+
+def test_quantisation_stands_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert read_config(tmp_path).weights is None
+    text = json.dumps(
+        {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    )
+    (tmp_path / "hf_quant_config.json").write_text(text)
+    assert (read_config(tmp_path).weights, read_config(tmp_path).kv_dtype) == ("float8_e4m3", "float8_e4m3")
+    with pytest.raises(FieldError, match="quant_algo"):
+        read_config({**LLAMA, "quantization_config": {"quant_method": "modelopt", "quant_algo": "W2A2"}})

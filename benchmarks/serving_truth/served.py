@@ -1,0 +1,181 @@
+"""Serving under load, simulated, against measured times to first token and between tokens."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.report.markdown import percent, table
+from benchmarks.serving_truth.cells import Cell, configs_by_name, read_cells
+from cdmpp.devices.registry import lookup
+from cdmpp.errors import CdmppError
+from cdmpp.predict.engines import load_engine
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.llm import ServingResult, read_config
+from cdmpp.predict.llm.serving import ServingPlan
+
+#: Requests of a cell: so many for each in flight, at most.
+EACH, MOST = 6, 1500
+_OPEN_LOOP = {
+    "meta-llama/Llama-3.1-8B": {"tp": 1},
+    "Qwen/Qwen3-32B": {"tp": 2},
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": {"tp": 1, "ep": 2, "dp": 2},
+}
+
+
+def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
+    """Errors at fixed concurrency by engine, device and model, and of requests with Poisson arrivals."""
+    measured = _first_tokens(data)
+    groups: dict[tuple[str, str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    left_out = Counter[str]()
+    for cell in read_cells(data, configs):
+        if not cell.closed_loop:
+            continue
+        try:
+            result = _closed_loop(cell, predictor)
+        except CdmppError as error:
+            left_out["architecture not known" if "is not known" in error.message else "does not fit"] += 1
+            continue
+        ttft_s = measured.get(cell.row)
+        groups[cell.engine, cell.device, cell.model].append(
+            (
+                float(result.tpot_s.mean()) / cell.seconds - 1,
+                np.nan if ttft_s is None else float(result.ttft_s.mean()) / ttft_s - 1,
+                float(result.preemptions),
+            )
+        )
+    rows = []
+    for (engine, device, model), errors in sorted(groups.items()):
+        tpot, ttft, _ = np.array(errors).T
+        rows.append(
+            {
+                "engine": engine,
+                "device": device,
+                "model": model,
+                "rows": len(errors),
+                "tpot": float(np.abs(tpot).mean()),
+                "tpot_bias": float(np.median(tpot)),
+                "ttft_median": float(np.nanmedian(np.abs(ttft))),
+                "ttft_bias": float(np.nanmedian(ttft)),
+            }
+        )
+    every = np.array([error for errors in groups.values() for error in errors])
+    dense = np.array([e for (engine, _, _), errors in groups.items() if engine == "vllm" for e in errors])
+    return {
+        "groups": rows,
+        "tpot": float(np.abs(every[:, 0]).mean()),
+        "tpot_vllm": float(np.abs(dense[:, 0]).mean()),
+        "ttft_median": float(np.nanmedian(np.abs(every[:, 1]))),
+        "answered": len(every),
+        "left_out": dict(left_out),
+        "open_loop": list(_open_loop(data, configs, predictor)),
+    }
+
+
+def _closed_loop(cell: Cell, predictor: Predictor) -> ServingResult:
+    request = {name: value for name, value in cell.request.items() if name != "batch"}
+    count = min(EACH * cell.batch, max(3 * cell.batch, MOST))
+    plan = ServingPlan(
+        read_config(cell.config),
+        lookup(cell.device),
+        engine=cell.engine,
+        concurrency=cell.batch,
+        count=count,
+        **request,
+    )
+    return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))
+
+
+def _first_tokens(data: Path) -> dict[tuple[Any, ...], float]:
+    """Seconds to the first token by the cell's keys."""
+    table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
+    table = table[(table.kind == "closed_loop_agg") & (table.quantity == "ttft_ms")]
+    keys = ["framework", "device", "model", "tp", "ep", "dp", "dtype", "batch", "input_tokens", "output_tokens"]
+    return {key: float(group.value.median()) / 1e3 for key, group in table.groupby(keys)}
+
+
+def _open_loop(data: Path, configs: Path, predictor: Predictor) -> Iterator[dict[str, Any]]:
+    table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
+    table = table[table.kind == "open_loop_request"]
+    alias = configs_by_name(configs)
+    for model, layout in _OPEN_LOOP.items():
+        rows = table[table.model == model].pivot_table(
+            index=["request", "arrival_s", "input_tokens", "output_tokens"], columns="quantity", values="value"
+        )
+        rows = rows.reset_index().sort_values("arrival_s")
+        arrivals = rows.arrival_s - rows.arrival_s.min()
+        requests = list(zip(arrivals, rows.input_tokens.astype(int), rows.output_tokens.astype(int), strict=True))
+        first = table[table.model == model].iloc[0]
+        engine = load_engine("vllm").model_copy(
+            update={"token_budget": int(first.max_num_batched_tokens), "max_sequences": int(first.max_num_seqs)}
+        )
+        plan = ServingPlan(
+            read_config(configs / alias[model]),
+            lookup("rtx-pro-6000-server"),
+            engine=engine,
+            requests=requests,
+            **layout,
+        )
+        result = plan.run(predictor.model_id, predictor.predict_queries(plan.queries))
+        ttft_ms = rows.first_token_minus_scheduled_ms + rows.queue_time_ms
+        yield {
+            "model": model,
+            "requests": len(rows),
+            "tpot_s": float(rows.tpot_ms.mean()) / 1e3,
+            "predicted_tpot_s": float(result.tpot_s.mean()),
+            "ttft_s": float(ttft_ms.mean()) / 1e3,
+            "predicted_ttft_s": float(result.ttft_s.mean()),
+        }
+
+
+def pages(served: dict[str, Any]) -> dict[str, str]:
+    """Parts of the page."""
+    header = [
+        "engine",
+        "device",
+        "model",
+        "rows",
+        "time per token, mean error",
+        "bias",
+        "time to first token, median error",
+        "bias",
+    ]
+    rows = [
+        [
+            *(row[name] for name in ("engine", "device", "model")),
+            f"{row['rows']:,}",
+            f"**{percent(row['tpot'])}**",
+            f"{100 * row['tpot_bias']:+.0f} %",
+            f"**{percent(row['ttft_median'])}**",
+            f"{100 * row['ttft_bias']:+.0f} %",
+        ]
+        for row in served["groups"]
+    ]
+    total = ["all", "", "", f"{served['answered']:,}", percent(served["tpot"]), "", percent(served["ttft_median"]), ""]
+    header_open = [
+        "model",
+        "requests",
+        "time per token, measured",
+        "predicted",
+        "error",
+        "to first token, measured",
+        "predicted",
+        "error",
+    ]
+    open_rows = []
+    for row in served["open_loop"]:
+        cells = [row["model"].rpartition("/")[2], str(row["requests"])]
+        for name in ("tpot_s", "ttft_s"):
+            measured, predicted = row[name], row[f"predicted_{name}"]
+            cells += [
+                f"{1e3 * measured:,.1f} ms",
+                f"{1e3 * predicted:,.1f} ms",
+                f"{100 * (predicted / measured - 1):+.0f} %",
+            ]
+        open_rows.append(cells)
+    return {"served": table(header, [*rows, total], left=3), "open_loop": table(header_open, open_rows)}

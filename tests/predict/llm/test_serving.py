@@ -1,0 +1,135 @@
+"""Serving, simulated: against steps of the estimate, limits of queues, and the order of requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cdmpp
+from cdmpp.devices import lookup
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.predict.engines import EngineProfile, load_engine
+from cdmpp.predict.llm import ServingResult, estimate, read_config, simulate
+from cdmpp.predict.llm.layout import Layout, Types
+from cdmpp.predict.llm.memory import cache_tokens
+from cdmpp.predict.predictor import LatencyPredictor
+from tests.predict.llm.test_read_config import EXAMPLES
+
+LLAMA = read_config(EXAMPLES / "llama-3.1-8b.json")
+H100 = "h100-sxm"
+
+
+def served(predictor: LatencyPredictor, **options: Any) -> ServingResult:
+    return simulate(LLAMA, options.pop("device", H100), predictor=predictor, **options)
+
+
+def test_one_request_takes_what_the_estimate_says(predictor: LatencyPredictor) -> None:
+    result = served(predictor, requests=[(3.0, 1000, 200)])
+    expected = estimate(LLAMA, H100, input=1000, output=200, predictor=predictor)
+    assert expected.tpot is not None
+    assert result.ttft_s[0] == pytest.approx(expected.prefill.point, rel=0.03)
+    assert result.tpot_s[0] == pytest.approx(expected.tpot.point, rel=0.03)
+    assert result.latency_s[0] == pytest.approx(result.ttft_s[0] + 199 * result.tpot_s[0])
+    assert (result.steps, result.queue_s[0], result.preemptions, result.output_tokens) == (200, 0, 0, 200)
+    assert result.relative_lower < 1 < result.relative_upper
+
+
+def test_requests_that_come_together_share_their_steps(predictor: LatencyPredictor) -> None:
+    together = served(predictor, requests=[(0, 256, 100)] * 16)
+    expected = estimate(LLAMA, H100, batch=16, input=256, output=100, predictor=predictor)
+    assert expected.tpot is not None
+    assert together.ttft_s == pytest.approx(expected.prefill.point, rel=0.05)
+    assert together.tpot_s == pytest.approx(expected.tpot.point, rel=0.05)
+    apart = served(predictor, requests=[(100.0 * i, 256, 100) for i in range(16)])
+    assert apart.steps == 16 * together.steps and apart.tpot_s.max() < together.tpot_s.min()
+
+
+def test_little_and_order(predictor: LatencyPredictor) -> None:
+    closed = served(predictor, concurrency=16, input=512, output=128, count=160)
+    # Requests in flight = rate x time in the system.
+    assert 160 / closed.duration_s * closed.latency_s.mean() == pytest.approx(16, rel=0.1)
+    rates = [served(predictor, rate=rate, input=512, output=64, count=200, seed=1) for rate in (1.0, 10.0, 1000.0)]
+    assert [r.queue_s.mean() for r in rates] == sorted(r.queue_s.mean() for r in rates)
+    assert rates[0].tpot_s.mean() < rates[1].tpot_s.mean() < rates[2].tpot_s.mean()
+    assert rates[0].duration_s == pytest.approx(200, rel=0.3)
+    assert served(predictor, rate=10.0, input=512, output=64, count=200, seed=1).to_dict() == rates[1].to_dict()
+    # Arrivals in any order are answered in the order of the request.
+    mixed = served(predictor, requests=[(5.0, 2000, 3), (0.0, 10, 1), (1.0, 100, 400)])
+    assert mixed.single_token == 1 and len(mixed.tpot_s) == 2 and mixed.latency_s[1] == mixed.ttft_s[1]
+    assert mixed.ttft_s[0] > mixed.ttft_s[1]
+
+
+def test_a_full_cache_delays_and_repeats_but_loses_nothing(predictor: LatencyPredictor) -> None:
+    small = lookup(H100).model_copy(update={"name": "small", "memory_bytes": 22e9})
+    profile = load_engine("vllm")
+    tokens = cache_tokens(LLAMA, Layout(), Types(), small.memory_bytes, profile.cache_share, 1500)
+    tight = served(predictor, device=small, concurrency=32, input=500, output=1000, count=64)
+    wide = served(predictor, concurrency=32, input=500, output=1000, count=64)
+    assert 1500 < tokens < 32 * 1500
+    assert tight.preemptions > 0 and 0.9 < tight.cache_share <= 1.01 and wide.preemptions == 0
+    assert tight.duration_s > wide.duration_s and tight.output_tokens == pytest.approx(wide.output_tokens)
+    assert len(tight.ttft_s) == 64 and np.isfinite(tight.latency_s).all() and (tight.ttft_s > 0).all()
+    with pytest.raises(InfeasibleError, match=r"holds .* tokens, a request has"):
+        served(predictor, device=small, requests=[(0, 100_000, 10)])
+
+
+def test_engines_schedule_as_they_do(predictor: LatencyPredictor) -> None:
+    first = EngineProfile(name="first", framework="vllm", graph_prefill=True, token_budget=512, prefill_first=True)
+    mixed = first.model_copy(update={"name": "mixed", "prefill_first": False})
+    requests = [(0.0, 64, 400), *[(0.2 + 0.05 * i, 4000, 2) for i in range(6)]]
+    alone, beside = (served(predictor, engine=engine, requests=requests) for engine in (first, mixed))
+    # Long prompts stop the others where they run alone, and take longer where they do not.
+    assert alone.tpot_s[0] > beside.tpot_s[0]
+    assert alone.ttft_s[1:].mean() < beside.ttft_s[1:].mean()
+    few = first.model_copy(update={"max_sequences": 4})
+    assert served(predictor, engine=few, concurrency=16, count=16).queue_s.max() > 0
+    # A prompt that is in the cache already is computed no more.
+    hit, miss = (served(predictor, rate=5.0, input=4000, output=8, count=50, prefix_hit=h) for h in (0.9, 0.0))
+    assert hit.ttft_s.mean() < 0.5 * miss.ttft_s.mean()
+
+
+def test_replicas_share_the_requests(predictor: LatencyPredictor) -> None:
+    one, four = (served(predictor, rate=40.0, count=300, output=64, dp=dp) for dp in (1, 4))
+    assert (one.gpus, four.gpus) == (1, 4)
+    assert four.ttft_s.mean() < one.ttft_s.mean() and four.tpot_s.mean() < one.tpot_s.mean()
+    staged = served(predictor, concurrency=8, count=16, output=16, pp=2)
+    assert staged.gpus == 2 and np.isfinite(staged.latency_s).all()
+
+
+def test_percentiles_and_json(predictor: LatencyPredictor) -> None:
+    result = cdmpp.llm.simulate(LLAMA, H100, rate=2.0, count=50, output=8, predictor=predictor)
+    assert (
+        result.percentile("ttft_s", 0) == result.ttft_s.min()
+        and result.percentile("ttft_s", 100) == result.ttft_s.max()
+    )
+    value = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert value["ttft_s"]["p50"] == result.percentile("ttft_s", 50) and value["requests"] == 50
+    single = simulate(LLAMA, H100, requests=[(0, 10, 1)], predictor=predictor)
+    assert single.to_dict()["tpot_s"] is None
+    with pytest.raises(FieldError, match="all requests have one token"):
+        single.percentile("tpot_s", 50)
+    with pytest.raises(FieldError, match="'speed' is not known"):
+        result.percentile("speed", 50)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "none of requests, concurrency and rate"),
+        ({"rate": 1.0, "concurrency": 2}, "concurrency and rate of requests"),
+        ({"rate": 0.0}, "rate: '0.0' is not allowed"),
+        ({"concurrency": 1.5}, "concurrency: '1.5' is not allowed"),
+        ({"requests": [(0, 10, 0)]}, r"requests.0: \(0, 10, 0\) is no request"),
+        ({"requests": [(-1, 10, 1)]}, "is no request"),
+        ({"requests": [(float("nan"), 10, 1)]}, "is no request"),
+        ({"requests": []}, "requests: 0"),
+        ({"rate": 1.0, "prefix_hit": 1.0}, "prefix_hit: '1.0' is not allowed"),
+        ({"rate": 1.0, "count": 0}, "count: '0' is not allowed"),
+    ],
+)
+def test_impossible_loads_are_errors(options: dict[str, Any], message: str, predictor: LatencyPredictor) -> None:
+    with pytest.raises(FieldError, match=message):
+        served(predictor, **options)
