@@ -31,8 +31,8 @@ def llm(
         Path,
         typer.Argument(
             metavar="CONFIG.json",
-            help="config.json of a language model on Hugging Face (Llama, Qwen, Mistral, Mixtral, Gemma, GPT-2, OPT, "
-            "DeepSeek); examples/llm has eight.",
+            help="config.json of a language model on Hugging Face (Llama, Qwen, Mistral, Gemma, DeepSeek, GLM, Kimi, "
+            "MiniMax, Nemotron, gpt-oss and others); examples/llm has eight.",
             show_default=False,
         ),
     ],
@@ -45,6 +45,15 @@ def llm(
             show_default=False,
         ),
     ],
+    family: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="MODEL_TYPE",
+            help="Read the configuration as this architecture, such as llama, in place of its model_type.",
+            show_default=False,
+        ),
+    ] = None,
     tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = 1,
     pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = 1,
     ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = 1,
@@ -148,7 +157,7 @@ def llm(
     from cdmpp.predict.llm import estimate, read_config
     from cdmpp.predict.predictor import LatencyPredictor
 
-    dimensions = read_config(config)
+    dimensions = read_config(config, family=family)
     profile = load_engine(engine, framework)
     predictor = LatencyPredictor.load(model)
     if concurrency is not None or rate is not None or requests is not None:

@@ -290,8 +290,11 @@ class Types:
 
     def weight_bytes(self, part: str | None) -> float:
         """Bytes of a weight of one part of a layer, with its scales; None: of a weight that is never quantised."""
-        weights = None if part is None else self._stated(part).weights
-        return self.bytes if weights is None else DTYPE_BYTES[weights] + _SCALE_BYTES.get(weights, 0.0)
+        stated = PartWeights("") if part is None else self._stated(part)
+        if stated.weights is None:
+            return self.bytes
+        scale = 1 / 32 if stated.scaling == "mx32" else _SCALE_BYTES.get(stated.weights, 0.0)
+        return DTYPE_BYTES[stated.weights] + scale
 
     @property
     def exchanged_bytes(self) -> float:
