@@ -218,6 +218,7 @@ def _check_model(llm: LLMConfig) -> None:
         "experts": llm.experts is not None,
         "latent attention": llm.latent is not None,
         "sliding windows": llm.windowed_layers > 0,
+        "layers that differ": bool(llm.mixers or llm.feed_forwards),
         "learned positions": llm.positions > 0,
         "four norms in a layer": llm.norms != 2,
         "feed-forward layers without a gate": not llm.gated,

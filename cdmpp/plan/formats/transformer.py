@@ -199,9 +199,11 @@ class Training:
 
 
 def check_dense(model: LLMConfig) -> None:
-    """Raise FieldError for a model with experts or latent attention, whose training is not priced."""
-    if model.experts is not None or model.latent is not None:
+    """Raise FieldError for a model with experts, latent attention or layers that differ: no price for training."""
+    if model.experts is not None or model.latent is not None or model.mixers or model.feed_forwards:
         what = "layers of experts" if model.experts is not None else "latent attention"
+        if model.experts is None and model.latent is None:
+            what = "layers that differ"
         raise FieldError(
             f"model: {what} cannot be imported",
             path="model",
