@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -401,28 +401,46 @@ async def llm(request: Request) -> Response:
     return Response(text, media_type="application/json")
 
 
-@router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
-async def simulate(request: Request) -> Response:
-    """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
+Form = TypeVar("Form", SimulateRequest, CalibrateRequest)
+Plan = TypeVar("Plan", ServingPlan, CalibrationPlan)
+
+
+async def _planned(
+    request: Request,
+    form: type[Form],
+    plan_of: Callable[[Form, Artifact, int], Plan],
+    answer_of: Callable[[Plan, str, Sequence[Prediction]], dict[str, Any]],
+) -> Response:
+    """Answer a request by a plan: its queries, and what it makes of their predictions."""
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
-    with bugs_hidden("/llm/simulate"):
-        parsed = await state.limiter.run(lambda: check(SimulateRequest, parse_json(body)), deadline)
+    with bugs_hidden(request.scope["route"].path):
+        parsed = await state.limiter.run(lambda: check(form, parse_json(body)), deadline)
         predictor = await state.service.model(parsed.model)
         most = state.settings.max_items
-        plan = await state.limiter.run(partial(_simulation, parsed, predictor.artifact, most), deadline)
+        plan = await state.limiter.run(partial(plan_of, parsed, predictor.artifact, most), deadline)
         count_items(request, len(plan.queries))
         predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
 
         def render() -> bytes:
             try:
-                return _json(plan.run(predictor.model_id, predictions).to_dict())
+                return _json(answer_of(plan, predictor.model_id, predictions))
             except CdmppError as error:
                 raise _problem(error) from None
 
         text = await state.limiter.run(render, deadline)
     return Response(text, media_type="application/json")
+
+
+@router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
+async def simulate(request: Request) -> Response:
+    """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
+    return await _planned(request, SimulateRequest, _simulation, _simulated)
+
+
+def _simulated(plan: ServingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    return plan.run(model_id, predictions).to_dict()
 
 
 def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> ServingPlan:
@@ -444,25 +462,11 @@ def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> Serv
 @router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
 async def calibrate(request: Request) -> Response:
     """Fit what an engine adds to its kernels to a few measured durations of a server."""
-    state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
-    with bugs_hidden("/llm/calibrate"):
-        parsed = await state.limiter.run(lambda: check(CalibrateRequest, parse_json(body)), deadline)
-        predictor = await state.service.model(parsed.model)
-        most = state.settings.max_items
-        plan = await state.limiter.run(partial(_calibration, parsed, predictor.artifact, most), deadline)
-        count_items(request, len(plan.queries))
-        predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
+    return await _planned(request, CalibrateRequest, _calibration, _fitted)
 
-        def render() -> bytes:
-            try:
-                return _json(plan.fit(predictions).to_dict())
-            except CdmppError as error:
-                raise _problem(error) from None
 
-        text = await state.limiter.run(render, deadline)
-    return Response(text, media_type="application/json")
+def _fitted(plan: CalibrationPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    return plan.fit(predictions).to_dict()
 
 
 def _calibration(request: CalibrateRequest, artifact: Artifact, most: int) -> CalibrationPlan:

@@ -139,14 +139,7 @@ class LanguageModelForm(Closed):
             )
 
         def pricing(step: Step, parts: list[StepPart]) -> StepPricing:
-            return StepPricing.of(
-                profile,
-                parts,
-                decode=isinstance(step, Decode),
-                sequences=-(-step.batch // layout.dp),
-                ranks=self.tp,
-                cuda_graph=self.cuda_graph,
-            )
+            return StepPricing.of_step(profile, step, layout, parts, self.cuda_graph)
 
         if self.phase == "decode":
             decode = Decode(batch, self.past_len)

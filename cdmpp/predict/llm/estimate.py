@@ -324,14 +324,7 @@ class EstimatePlan:
             # The products of later decode steps are those of the first.
             first = isinstance(step, Decode) and step.past_total == sum(lengths)
             parts = padded_decode(step, parts_of) if first else parts_of(step)  # type: ignore[arg-type]
-            return StepPricing.of(
-                profile,
-                parts,
-                decode=isinstance(step, Decode),
-                sequences=-(-step.batch // layout.dp),
-                ranks=tp,
-                cuda_graph=cuda_graph,
-            )
+            return StepPricing.of_step(profile, step, layout, parts, cuda_graph)
 
         budget = None if profile.token_budget is None else profile.token_budget * layout.dp
         chunks = prefill_steps(lengths, budget)

@@ -12,7 +12,8 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS
 from cdmpp.predict.engines.profile import DEFAULT_FRAMEWORK, KERNELS_ONLY, EngineProfile, load_engine
-from cdmpp.predict.llm.operators import StepPart
+from cdmpp.predict.llm.layout import Layout
+from cdmpp.predict.llm.operators import Decode, Step, StepPart
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.operators import OperatorSpec, operator_family
@@ -94,6 +95,20 @@ class StepPricing:
         captured = (engine.graph_decode and cuda_graph) if decode else engine.graph_prefill
         own = [part for part in parts if not decode or engine.runs(part.name, ranks)]
         return cls(own, captured, engine, sequences, ranks, engine.frameworks if decode else engine.frameworks[:1])
+
+    @classmethod
+    def of_step(
+        cls, engine: EngineProfile, step: Step, layout: Layout, parts: Iterable[StepPart], cuda_graph: bool = True
+    ) -> StepPricing:
+        """:meth:`of` for a step of all replicas, with its parts."""
+        return cls.of(
+            engine,
+            parts,
+            decode=isinstance(step, Decode),
+            sequences=-(-step.batch // layout.dp),
+            ranks=layout.tp,
+            cuda_graph=cuda_graph,
+        )
 
     @property
     def launches(self) -> int:

@@ -171,7 +171,6 @@ class _Lane:
     waiting: deque[_Request] = field(default_factory=deque)
     filling: list[_Request] = field(default_factory=list)
     running: list[_Request] = field(default_factory=list)
-    done: list[_Request] = field(default_factory=list)
     cached: int = 0
     steps: int = 0
     preemptions: int = 0
@@ -277,7 +276,6 @@ class _Lane:
             request.done_s = self.now_s
             self.cached -= request.cached
             self.running.remove(request)
-        self.done += ended
         return ended
 
     def _evict(self) -> None:
@@ -325,7 +323,7 @@ class ServingPlan:
         prefix_hit: float = 0.0,
     ) -> None:
         profile = load_engine(engine)
-        self._profile, self._device, self._seed = profile, device, seed
+        self._profile, self._device = profile, device
         layout = Layout(tp, pp, ep, dp)
         types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
         layout.check(config)

@@ -7,7 +7,7 @@ together; each phase has attention kernels of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -66,21 +66,13 @@ class StepCosts:
         sequences: int,
         tokens: int,
         cached: int,
-        cuda_graph: bool = True,
     ) -> None:
         self._engine, self._ranks = engine, layout.tp
         options = {"dtype": types.dtype, "weights": types.weights, "kv_dtype": types.kv_dtype or types.dtype}
 
         def pricing(step: Step) -> StepPricing:
             parts = step_operators(config, layout, step, device=device, **options)  # type: ignore[arg-type]
-            return StepPricing.of(
-                engine,
-                parts,
-                decode=isinstance(step, Decode),
-                sequences=-(-step.batch // layout.dp),
-                ranks=layout.tp,
-                cuda_graph=cuda_graph,
-            )
+            return StepPricing.of_step(engine, step, layout, parts)
 
         dp = layout.dp
         self._batches = np.array(_powers(sequences, half=True), dtype=np.float64)
@@ -114,10 +106,7 @@ class StepCosts:
         def wanted(name: str) -> bool:
             return name not in excluded and (chosen is None or name in chosen)
 
-        p = point.pricing
-        return StepPricing(
-            [part for part in p.parts if wanted(part.name)], p.captured, p.engine, p.sequences, p.ranks, p.frameworks
-        )
+        return replace(point.pricing, parts=[part for part in point.pricing.parts if wanted(part.name)])
 
     def tables(self, predictions: Iterable[Prediction]) -> StepTables:
         """The tables made of the predictions of :attr:`queries`."""
