@@ -127,16 +127,8 @@ class LanguageModelForm(Closed):
         types = Types.of(config, self.dtype, self.weights, self.kv_dtype, device, profile.kv_dtype)
 
         def parts_of(step: Step) -> list[StepPart]:
-            return step_operators(
-                config,
-                layout,
-                step,
-                dtype=self.dtype,
-                weights=self.weights,
-                kv_dtype=types.kv_dtype or types.dtype,
-                device=device,
-                only=None if self.part == "step" else self.part,
-            )
+            only = None if self.part == "step" else self.part
+            return step_operators(config, layout, step, **types.stated(), device=device, only=only)
 
         def pricing(step: Step, parts: list[StepPart]) -> StepPricing:
             return StepPricing.of_step(profile, step, layout, parts, self.cuda_graph)

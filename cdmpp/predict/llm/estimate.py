@@ -310,15 +310,7 @@ class EstimatePlan:
         self._remarks = tuple(_remarks(config, device, types, longest + output, kv_dtype is None))
 
         def parts_of(step: Step) -> list[StepPart]:
-            return step_operators(
-                config,
-                layout,
-                step,
-                dtype=types.dtype,
-                weights=types.weights,
-                kv_dtype=types.kv_dtype or types.dtype,
-                device=device,
-            )
+            return step_operators(config, layout, step, **types.stated(), device=device)
 
         def pricing(step: Step) -> StepPricing:
             # The products of later decode steps are those of the first.

@@ -106,11 +106,11 @@ def step_operators(
 
 def merged(parts: Sequence[StepPart]) -> list[StepPart]:
     """The parts with those of the same name and program added up, in order of their first appearance."""
-    counts: dict[tuple[str, OperatorSpec], int] = {}
+    found: dict[tuple[str, OperatorSpec], StepPart] = {}
     for part in parts:
         key = part.name, part.program
-        counts[key] = counts.get(key, 0) + part.count
-    return [StepPart(name, program, count) for (name, program), count in counts.items()]
+        found[key] = replace(part, count=found[key].count + part.count) if key in found else part
+    return list(found.values())
 
 
 #: Products of up to this many sequences are compared with those of more.

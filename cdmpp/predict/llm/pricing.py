@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ CAPTURED: tuple[Protocol, ...] = ("kernel", "graph")
 LAUNCHED: tuple[Protocol, ...] = ("kernel",)
 
 
+#: Width of the log interval of a kernel for which another one stands: that of "near" predictions over that of "in".
+STAND_IN_WIDTH = 2.3
 #: Standard deviations of a normal distribution from its median to its 90 % quantile.
 _TO_BOUND = 1.2816
 #: Kinds of kernels by family of their operator; "host" comes last.
@@ -145,7 +147,8 @@ class StepPricing:
         chosen = []
         for part in self.parts:
             sizes = [self._fastest(part, remaining) for _ in (part.program, *part.padded)]
-            chosen.append(min(sizes, key=_latency))
+            fastest = min(sizes, key=_latency)
+            chosen.append(_of_stand_in(fastest) if part.stand_in else fastest)
         seconds = np.array(
             [
                 [part.count * (figure or 0.0) for figure in (p.latency_s, p.lower_s, p.upper_s)]
@@ -211,6 +214,19 @@ def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:
     if not captured:
         return LAUNCHED
     return ("graph",) if isinstance(part.program, Collective) else CAPTURED
+
+
+def _of_stand_in(prediction: Prediction) -> Prediction:
+    """The prediction of another kernel of about this cost: at best "near", with a wider interval."""
+    if prediction.domain != "in" or prediction.latency_s is None:
+        return prediction
+    lower, upper = prediction.lower_s or prediction.latency_s, prediction.upper_s or prediction.latency_s
+    return replace(
+        prediction,
+        domain="near",
+        lower_s=prediction.latency_s * (lower / prediction.latency_s) ** STAND_IN_WIDTH,
+        upper_s=prediction.latency_s * (upper / prediction.latency_s) ** STAND_IN_WIDTH,
+    )
 
 
 def _latency(prediction: Prediction) -> float:

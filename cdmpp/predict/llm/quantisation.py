@@ -39,6 +39,7 @@ _MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"attn|attention", ("attention", "output")),
     (r"mlp|ffn", ("dense", "shared")),
 )
+_SEVERAL = "weights of several types: each part of a layer has the type of most of its layers"
 SUPPORTED = (
     "fp8, fbgemm_fp8, gptq and awq with 4 bits, mxfp4, compressed-tensors with 8 or 4 bits, "
     "modelopt (" + ", ".join(_ALGORITHMS) + ", MIXED_PRECISION)"
@@ -75,16 +76,16 @@ def quantised(config: LLMConfig, value: Any, path: str, expert_dtype: Any = None
         return config
     base = _base(value, path)
     parts: dict[str, _Weight | None] = dict.fromkeys(WEIGHT_PARTS, base)
-    remarks: tuple[str, ...] = ()
-    for part in _excluded_parts(value, config.layers):
-        parts[part] = None
+    excluded = _excluded_layers(value, config.layers)
+    parts.update({part: None for part, layers in excluded.items() if 2 * layers >= config.layers})
+    partly = any(0 < layers < config.layers for layers in excluded.values())
     if expert_dtype == "fp4":
         parts["experts"] = _Weight("float4_e2m1", "mx32")
     if value.get("quant_algo") == "MIXED_PRECISION":
         mixed = _mixed(value, path)
         # ModelOpt lists the layers it quantised itself; the others keep the type of a checkpoint in fp8.
         parts = {part: mixed.get(part, base) for part in WEIGHT_PARTS}
-        remarks = ("weights of several types: each part of a layer has the type of most of its layers",)
+    remarks = (_SEVERAL,) if partly or value.get("quant_algo") == "MIXED_PRECISION" else ()
     order = ("experts", "dense", "attention", "shared", "output")
     held = [part for part in order if part != "experts" or config.experts is not None]
     main = next((weight for part in held if (weight := parts[part]) is not None), None)
@@ -200,10 +201,10 @@ def _parts_of(module: str) -> tuple[str, ...]:
     return next((parts for pattern, parts in _MODULES if re.search(pattern, module)), ())
 
 
-def _excluded_parts(value: Mapping[str, Any], layers: int) -> Iterator[str]:
-    """Parts that are not quantised in at least half of the layers."""
+def _excluded_layers(value: Mapping[str, Any], layers: int) -> dict[str, int]:
+    """Layers of each part that are not quantised."""
     places: dict[str, set[str]] = defaultdict(set)
-    everywhere = set()
+    everywhere: set[str] = set()
     for module in _names(value):
         number = re.search(r"layers\.(\d+)", module)
         for part in _parts_of(module):
@@ -211,9 +212,7 @@ def _excluded_parts(value: Mapping[str, Any], layers: int) -> Iterator[str]:
                 everywhere.add(part)
             else:
                 places[part].add(number[1])
-    for part in WEIGHT_PARTS:
-        if part in everywhere or 2 * len(places[part]) >= layers:
-            yield part
+    return {part: layers if part in everywhere else len(places[part]) for part in WEIGHT_PARTS}
 
 
 def _names(value: Mapping[str, Any]) -> Iterator[str]:

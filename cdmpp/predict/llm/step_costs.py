@@ -68,10 +68,9 @@ class StepCosts:
         cached: int,
     ) -> None:
         self._engine, self._ranks = engine, layout.tp
-        options = {"dtype": types.dtype, "weights": types.weights, "kv_dtype": types.kv_dtype or types.dtype}
 
         def pricing(step: Step) -> StepPricing:
-            parts = step_operators(config, layout, step, device=device, **options)  # type: ignore[arg-type]
+            parts = step_operators(config, layout, step, **types.stated(), device=device)
             return StepPricing.of_step(engine, step, layout, parts)
 
         dp = layout.dp

@@ -344,6 +344,9 @@ def test_caches_and_weights_are_in_the_types_that_file_request_and_device_say(pr
     )
     assert 2 * stated.memory.kv_cache == 2 * asked.memory.kv_cache == plain.memory.kv_cache
     assert estimate(config, "h100-sxm", kv_dtype="bf16", output=2, predictor=predictor).settings.kv_dtype == "bfloat16"
+    # The type of a request counts, for the products too.
+    options = {"weights": "bfloat16", "kv_dtype": "bfloat16", "batch": 4, "output": 2}
+    assert estimate(config, "h100-sxm", predictor=predictor, **options).total == plain.total
     # Weights that the file does not state: caches as published checkpoints with such weights have them.
     usual = estimate(LLAMA, "h100-sxm", weights="fp8", output=2, predictor=predictor)
     assert usual.settings.kv_dtype == "float8_e4m3" and "kv_dtype changes it" in usual.remarks[0]

@@ -8,6 +8,7 @@ from cdmpp.predict.llm.config import Attention, Compressed, Experts, Indexer, LL
 from cdmpp.predict.llm.families.classic import read_deepseek
 from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, layer_count
 
+_INDEXER = "indexers are approximated by a product of all index keys, and a softmax for the choice"
 _COMPRESSED = "compressed attention and mixed residuals are approximated by known operators"
 
 
@@ -21,7 +22,7 @@ def read_sparse_latent(f: Fields) -> LLMConfig:
     mixers: list[tuple[int, Mixer]] = [(config.layers - shared, replace(config.latent, indexer=own))]
     if shared:
         mixers.append((shared, replace(config.latent, indexer=replace(own, own=False))))
-    return replace(config, mixers=tuple(mixers))
+    return replace(config, mixers=tuple(mixers), remarks=(_INDEXER,))
 
 
 def read_deepseek_v4(f: Fields) -> LLMConfig:
@@ -65,7 +66,7 @@ def read_deepseek_v4(f: Fields) -> LLMConfig:
         experts=checked_experts(f, experts, "n_routed_experts"),
         streams=f.size("hc_mult", 1),
         mixers=mixers,
-        remarks=(_COMPRESSED,),
+        remarks=(_COMPRESSED, _INDEXER),
     )
 
 
@@ -103,7 +104,7 @@ def read_minimax_m3(f: Fields) -> LLMConfig:
     frequency = s.sizes("sparse_attention_freq")
     sparse = sum(map(bool, frequency)) if len(frequency) == layers else layers
     halves = ((layers - sparse, full), (sparse, replace(full, indexer=indexer)))
-    return replace(config, mixers=tuple(half for half in halves if half[0]))
+    return replace(config, mixers=tuple(half for half in halves if half[0]), remarks=(_INDEXER,))
 
 
 SPARSE = {
