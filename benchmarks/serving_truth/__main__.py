@@ -100,8 +100,8 @@ def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remem
     layout = Layout(request["tp"], 1, request.get("ep", 1), request.get("dp"))
     if cell.step is not None:
         parts = step_operators(config, layout, cell.step, device=device)
-        decode = isinstance(cell.step, Decode)
-        step = StepPricing.of(engine, parts, decode=decode, sequences=cell.batch, ranks=layout.tp)
+        own = {"sequences": -(-cell.batch // layout.dp), "ranks": layout.tp, "replicas": layout.dp}
+        step = StepPricing.of(engine, parts, decode=isinstance(cell.step, Decode), **own)
         return PricedCell(cell, [step.priced(predictor.predict_queries(step.queries(device)))], np.ones(1))
     plan = EstimatePlan(config, device, engine=engine, lengths=cell.lengths, **request)
     types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))

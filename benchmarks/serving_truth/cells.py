@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ import pandas as pd
 from cdmpp.predict.llm import Decode, Prefill
 from cdmpp.predict.llm.operators import Step
 
+#: Single steps of one model and layout: compositions differ by a token, and neighbours say the same.
+MAX_STEPS = 100
 ROOT = Path(__file__).parents[2]
 #: Devices of the sources by our name. A GPU of the MI250 rows is one die: dense models take the time of one, though
 #: Mixtral's 93 GB, which no die holds, are there as well (left out, counted).
@@ -91,10 +94,21 @@ def read_cells(data: Path, configs: Path) -> list[Cell]:
     steps = table.kind.isin(["engine_step_decode", "engine_step_context"]) & (table.ctx_kv.fillna(0) == 0)
     table = table[closed | steps | (table.kind == "static_batch")]
     table = table[table.device.isin(DEVICES) & table.model.isin(alias) & table.framework.isin(ENGINES)]
-    return [
+    cells = [
         _cell(dict(zip(_KEYS, key, strict=True)), float(group.value.median()) / 1e3, str(configs / alias[str(key[4])]))
         for key, group in table.groupby(_KEYS, dropna=False)
-    ] + list(_pipeweave(data))
+    ]
+    return [*_thinned(cells), *_pipeweave(data)]
+
+
+def _thinned(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """At most :data:`MAX_STEPS` single steps of each model and layout, evenly chosen; all other cells."""
+    groups: dict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        key = () if cell.step is None else (cell.source, cell.model, *cell.request.values())
+        groups[key].append(cell)
+    for key, group in groups.items():
+        yield from group[:: 1 if not key else -(-len(group) // MAX_STEPS)]
 
 
 def configs_by_name(folder: Path) -> dict[str, str]:

@@ -27,8 +27,9 @@ class Host(BaseModel):
 
     Attributes
     ----------
-    step_s, sequence_s, ranks_s : float
-        Of a step: always, for each of its sequences, and where several ranks share a layer.
+    step_s, sequence_s, ranks_s, replicas_s : float
+        Of a step: always, for each of its sequences, where several ranks share a layer, and where several replicas of
+        the attention run their steps together.
     launch_s, launch_lower_s, launch_upper_s : float
         Of a kernel outside of a graph, with bounds. The host runs ahead of the device: the longer of kernels and
         launches counts.
@@ -41,14 +42,16 @@ class Host(BaseModel):
     step_s: Seconds = 0.0
     sequence_s: Seconds = 0.0
     ranks_s: Seconds = 0.0
+    replicas_s: Seconds = 0.0
     launch_s: Seconds = 0.0
     launch_lower_s: Seconds = 0.0
     launch_upper_s: Seconds = 0.0
     overlapped: bool = False
 
-    def step(self, sequences: int, ranks: int) -> float:
+    def step(self, sequences: int, ranks: int, replicas: int) -> float:
         """Seconds of a step, without launches."""
-        return self.step_s + self.sequence_s * sequences + self.ranks_s * (ranks > 1)
+        together = self.ranks_s * (ranks > 1) + self.replicas_s * (replicas > 1)
+        return self.step_s + self.sequence_s * sequences + together
 
 
 #: Framework of a profile that names none.

@@ -67,6 +67,8 @@ class Measured:
         Predicted seconds of the kernels and of the launches; how often the step counts.
     sequences, ranks : (steps,)
         Sequences of the step; 1 where several ranks share a layer.
+    fixed_s : (steps,)
+        Host time that is not fitted: that of several replicas.
     """
 
     row: Indices
@@ -77,19 +79,21 @@ class Measured:
     runs: Array
     sequences: Array
     ranks: Array
+    fixed_s: Array
 
     def take(self, keep: Indices) -> Measured:
         """The durations where ``keep`` holds."""
         steps = keep[self.duration]
         number = np.cumsum(keep) - 1
-        parts = (getattr(self, name)[steps] for name in ("kernels_s", "launched_s", "runs", "sequences", "ranks"))
+        names = ("kernels_s", "launched_s", "runs", "sequences", "ranks", "fixed_s")
+        parts = (getattr(self, name)[steps] for name in names)
         return Measured(self.row[keep], self.log_s[keep], number[self.duration[steps]], *parts)
 
     def predicted(self, parameters: Array, overlapped: bool) -> Array:
         """Log seconds of the durations from the logs of :data:`PARAMETERS`."""
         factor, step_s, sequence_s, ranks_s = np.exp(parameters)
         device = np.maximum(factor * self.kernels_s, self.launched_s)
-        host = step_s + sequence_s * self.sequences + ranks_s * self.ranks
+        host = step_s + sequence_s * self.sequences + ranks_s * self.ranks + self.fixed_s
         step = np.maximum(device, host) if overlapped else device + host
         return np.log(np.bincount(self.duration, self.runs * step, len(self.row)))
 
@@ -400,8 +404,10 @@ class MeasuredBuilder:
         for step, often in zip(steps, runs.tolist(), strict=True):
             pricing = step.pricing
             kernels_s = float(step.seconds[0].sum()) / pricing.engine.kernel_factor
-            launched_s = pricing.launches * pricing.engine.host.launch_s
-            self._steps.append((len(self._rows), kernels_s, launched_s, often, pricing.sequences, pricing.ranks > 1))
+            host = pricing.engine.host
+            launched_s = pricing.launches * host.launch_s
+            ranks, fixed_s = pricing.ranks > 1, host.replicas_s * (pricing.replicas > 1)
+            self._steps.append((len(self._rows), kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s))
         self._rows.append(row)
         self._log_s.append(math.log(seconds))
 

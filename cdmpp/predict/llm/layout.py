@@ -186,7 +186,7 @@ class Types:
     weight_only: bool = False
     parts: tuple[PartWeights, ...] = ()
 
-    def stated(self) -> dict[str, str]:
+    def stated(self) -> dict[str, Any]:
         """``dtype``, ``weights`` and ``kv_dtype`` of a request for these types, whatever the configuration says."""
         return {"dtype": self.dtype, "weights": self.weights or self.dtype, "kv_dtype": self.kv_dtype or self.dtype}
 

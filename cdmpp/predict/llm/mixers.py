@@ -7,17 +7,8 @@ from cdmpp.predict.llm.step_builder import StepBuilder
 from cdmpp.predict.llm.steps import Decode, Prefill, Step, attention_calls
 from cdmpp.predict.llm.tensors import compressor_columns, projected_columns
 
-#: Parts that only the sequences of a prefill, or only those of a decode step pass, besides the attention itself.
-SEQUENCE_PARTS = (
-    "index_scores",
-    "index_topk",
-    "conv1d",
-    "scan",
-    "scan_scores",
-    "scan_values",
-    "scan_state",
-    "scan_output",
-)
+#: Parts for which no operator exists: one of about their cost stands for them. They belong to the sequences of a phase.
+STAND_INS = ("index_scores", "index_topk", "conv1d", "scan", "scan_scores", "scan_values", "scan_state", "scan_output")
 
 
 def add_mixer(b: StepBuilder, mixer: Mixer, step: Step) -> None:
@@ -151,14 +142,14 @@ def _indexer(
     b.linear("index_k_proj", (key_columns or indexer.dim) + indexer.heads, hidden, None)
     if isinstance(step, Decode):
         keys = max(1, (step.cached + 1) // ratio)
-        b.add("index_scores", "bmm", stand_in=True, batch=step.batch, m=indexer.heads, n=keys, k=indexer.dim)
+        b.add("index_scores", "bmm", batch=step.batch, m=indexer.heads, n=keys, k=indexer.dim)
     else:
         for _, call in attention_calls(step, None):
             # Half of the new tokens lie before a query, on average.
             keys = max(1, (call.get("past_len", 0) + -(-call["q_len"] // 2)) // ratio)
             rows = indexer.heads * call["q_len"]
-            b.add("index_scores", "bmm", stand_in=True, batch=call["batch"], m=rows, n=keys, k=indexer.dim)
-    b.vector("index_topk", "softmax", keys, stand_in=True, dtype="float32")
+            b.add("index_scores", "bmm", batch=call["batch"], m=rows, n=keys, k=indexer.dim)
+    b.vector("index_topk", "softmax", keys, dtype="float32")
 
 
 def _recurrent(b: StepBuilder, mixer: Recurrent, step: Step) -> None:
@@ -175,11 +166,10 @@ def _recurrent(b: StepBuilder, mixer: Recurrent, step: Step) -> None:
         b.linear("decay_b_proj", heads * mixer.key_dim, mixer.decay_rank, None)
     if isinstance(step, Decode):
         # The tokens of the convolution are read and written.
-        b.add("conv1d", "silu", stand_in=True, rows=b.tokens * mixer.conv, cols=convolved)
-        state = mixer.key_dim * mixer.value_dim
-        b.add("scan", "silu", stand_in=True, dtype="float32", rows=b.tokens * heads, cols=state)
+        b.add("conv1d", "silu", rows=b.tokens * mixer.conv, cols=convolved)
+        b.add("scan", "silu", dtype="float32", rows=b.tokens * heads, cols=mixer.key_dim * mixer.value_dim)
     else:
-        b.vector("conv1d", "silu", convolved, stand_in=True)
+        b.vector("conv1d", "silu", convolved)
         chunks = heads * sum(-(-length // mixer.chunk) for length in step.lengths)
         products = {
             "scan_scores": (mixer.chunk, mixer.chunk, mixer.key_dim),
@@ -188,7 +178,7 @@ def _recurrent(b: StepBuilder, mixer: Recurrent, step: Step) -> None:
             "scan_output": (mixer.chunk, mixer.value_dim, mixer.key_dim),
         }
         for name, (m, n, k) in products.items():
-            b.add(name, "bmm", stand_in=True, batch=chunks, m=m, n=n, k=k)
+            b.add(name, "bmm", batch=chunks, m=m, n=n, k=k)
     b.norm("scan_norm", inner)
     b.vector("scan_gate", "mul", inner)
     b.linear("o_proj", hidden, inner, "output")

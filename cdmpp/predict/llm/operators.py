@@ -13,7 +13,7 @@ from typing import Literal
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.predict.llm.config import Dense, Experts, LLMConfig, Mixer
 from cdmpp.predict.llm.layout import Layout, Types
-from cdmpp.predict.llm.mixers import SEQUENCE_PARTS, add_mixer
+from cdmpp.predict.llm.mixers import STAND_INS, add_mixer
 from cdmpp.predict.llm.step_builder import StepBuilder, StepPart
 from cdmpp.predict.llm.steps import Decode, Prefill, Step, attention_batches
 from cdmpp.programs.operators import OperatorSpec
@@ -25,8 +25,8 @@ _ACTIVATIONS = {"relu": "relu", "relu2": "relu", "silu": "silu", "tanh": "tanh"}
 
 
 #: Parts of a prefill and of a decode step that only its own sequences pass, and those behind the last layer.
-PREFILL_PARTS = ("attention", "window_attention", "kv_b_proj", *SEQUENCE_PARTS)
-DECODE_PARTS = ("attention", "window_attention", "k_absorb", "v_expand", *SEQUENCE_PARTS)
+PREFILL_PARTS = ("attention", "window_attention", "kv_b_proj", *STAND_INS)
+DECODE_PARTS = ("attention", "window_attention", "k_absorb", "v_expand", *STAND_INS)
 OUTPUT_PARTS = ("lm_head", "logits_all_gather", "logits_soft_cap", "sampling")
 #: Routing of real prompts: equal loads would make 32 tokens of 8 experts each read all 256 experts, measured steps of
 #: DeepSeek-R1 read about as many as this distribution does.

@@ -13,6 +13,7 @@ from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS
 from cdmpp.predict.engines.profile import DEFAULT_FRAMEWORK, KERNELS_ONLY, EngineProfile, load_engine
 from cdmpp.predict.llm.layout import Layout
+from cdmpp.predict.llm.mixers import STAND_INS
 from cdmpp.predict.llm.operators import Decode, Step, StepPart
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import Collective
@@ -69,8 +70,8 @@ class StepPricing:
         Whether the step is a CUDA graph.
     engine : EngineProfile
         What it adds to the kernels.
-    sequences, ranks : int
-        Sequences of the step, and ranks that share a layer.
+    sequences, ranks, replicas : int
+        Sequences of a replica, ranks that share a layer, and replicas of the attention.
     frameworks : tuple of str
         Frameworks whose kernels are predicted; the fastest of each part counts.
     """
@@ -80,6 +81,7 @@ class StepPricing:
     engine: EngineProfile = field(default_factory=lambda: load_engine(KERNELS_ONLY))
     sequences: int = 1
     ranks: int = 1
+    replicas: int = 1
     frameworks: tuple[ProgramFramework, ...] = (DEFAULT_FRAMEWORK,)
 
     @classmethod
@@ -91,12 +93,14 @@ class StepPricing:
         decode: bool,
         sequences: int,
         ranks: int,
+        replicas: int = 1,
         cuda_graph: bool = True,
     ) -> StepPricing:
         """A step as an engine runs it: a graph or launches, without the parts of decode inside of other kernels."""
         captured = (engine.graph_decode and cuda_graph) if decode else engine.graph_prefill
         own = [part for part in parts if not decode or engine.runs(part.name, ranks)]
-        return cls(own, captured, engine, sequences, ranks, engine.frameworks if decode else engine.frameworks[:1])
+        frameworks = engine.frameworks if decode else engine.frameworks[:1]
+        return cls(own, captured, engine, sequences, ranks, replicas, frameworks)
 
     @classmethod
     def of_step(
@@ -109,6 +113,7 @@ class StepPricing:
             decode=isinstance(step, Decode),
             sequences=-(-step.batch // layout.dp),
             ranks=layout.tp,
+            replicas=layout.dp,
             cuda_graph=cuda_graph,
         )
 
@@ -148,7 +153,7 @@ class StepPricing:
         for part in self.parts:
             sizes = [self._fastest(part, remaining) for _ in (part.program, *part.padded)]
             fastest = min(sizes, key=_latency)
-            chosen.append(_of_stand_in(fastest) if part.stand_in else fastest)
+            chosen.append(_of_stand_in(fastest) if part.name in STAND_INS else fastest)
         seconds = np.array(
             [
                 [part.count * (figure or 0.0) for figure in (p.latency_s, p.lower_s, p.upper_s)]
@@ -191,7 +196,7 @@ class PricedStep:
     def host(self) -> Array:
         """Host time that the kernels do not hide: point, lower and upper bound, ``(3,)``."""
         host, kernels_s = self.pricing.engine.host, float(self.seconds[0].sum())
-        step_s = host.step(self.pricing.sequences, self.pricing.ranks)
+        step_s = host.step(self.pricing.sequences, self.pricing.ranks, self.pricing.replicas)
         launched = self.pricing.launches * np.array([host.launch_s, host.launch_lower_s, host.launch_upper_s])
         device = np.maximum(kernels_s, launched)
         whole = np.maximum(device, step_s) if host.overlapped else device + step_s

@@ -27,15 +27,12 @@ class StepPart:
         Runs in the step.
     padded : tuple of OperatorSpec
         The same of more rows, which an engine could compute instead: no step takes longer than a larger one.
-    stand_in : bool
-        Whether the program stands for another kernel, for which there is no operator.
     """
 
     name: str
     program: OperatorSpec
     count: int
     padded: tuple[OperatorSpec, ...] = ()
-    stand_in: bool = False
 
 
 class StepBuilder:
@@ -68,7 +65,7 @@ class StepBuilder:
         finally:
             self._count = before
 
-    def add(self, name: str, operator: str, *, stand_in: bool = False, **fields: Any) -> None:
+    def add(self, name: str, operator: str, **fields: Any) -> None:
         """Add an operator; its ``dtype`` is that of the activations if not given.
 
         Raises
@@ -86,7 +83,7 @@ class StepBuilder:
                 path="config",
                 hint=f"{error.hint}. These sizes follow from the batch, the input length and config.json",
             ) from None
-        self.parts.append(StepPart(name, program, self._count, stand_in=stand_in))
+        self.parts.append(StepPart(name, program, self._count))
 
     def vector(self, name: str, operator: str, cols: int, **fields: Any) -> None:
         """Add an operator on ``[tokens, cols]``."""

@@ -67,7 +67,7 @@ class StepCosts:
         tokens: int,
         cached: int,
     ) -> None:
-        self._engine, self._ranks = engine, layout.tp
+        self._engine, self._layout = engine, layout
 
         def pricing(step: Step) -> StepPricing:
             parts = step_operators(config, layout, step, **types.stated(), device=device)
@@ -121,7 +121,7 @@ class StepCosts:
         kinds = found["rest"][middle].kinds() + found["attention"][middle * len(self._cached)].kinds()
         return StepTables(
             self._engine,
-            self._ranks,
+            self._layout,
             self._batches,
             self._tokens,
             self._chunks,
@@ -149,7 +149,7 @@ class StepTables:
     def __init__(
         self,
         engine: EngineProfile,
-        ranks: int,
+        layout: Layout,
         batches: Array,
         tokens: Array,
         chunks: Array,
@@ -162,7 +162,7 @@ class StepTables:
         launches: float,
         kinds: Array,
     ) -> None:
-        self._engine, self._ranks = engine, ranks
+        self._engine, self._layout = engine, layout
         self._batches, self._tokens, self._chunks, self._cached = batches, tokens, chunks, cached
         # A small step takes no longer than a larger one, to whose size an engine could pad it.
         self._rest, self._prefill, self._output, self._attention, self._chunk = map(
@@ -225,5 +225,5 @@ class StepTables:
 
     def _with_host(self, device_s: Array, sequences: int) -> Array:
         host = self._engine.host
-        host_s = host.step(sequences, self._ranks)
+        host_s = host.step(sequences, self._layout.tp, self._layout.dp)
         return np.asarray(np.maximum(device_s, host_s) if host.overlapped else device_s + host_s)

@@ -12,7 +12,7 @@ from cdmpp.errors import FieldError
 from cdmpp.predict.llm import Decode, Layout, Prefill, estimate, read_config, step_operators
 from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.memory import memory_of, parameter_count, part_memory, weights_read
-from cdmpp.predict.llm.mixers import SEQUENCE_PARTS
+from cdmpp.predict.llm.mixers import STAND_INS
 from cdmpp.programs.operators import resident_bytes
 
 
@@ -185,7 +185,7 @@ def test_state_of_a_recurrent_layer_does_not_grow_with_the_context() -> None:
 @pytest.mark.parametrize("fields", [NEMOTRON_NANO, GLM5])
 def test_kernels_without_an_operator_are_near_at_best(fields: dict[str, Any]) -> None:
     whole = estimate(fields, "h100-sxm", tp=2, weights="float8_e4m3", dp=8, batch=16, output=8)
-    stood_for = [part for part in whole.parts if part.name in SEQUENCE_PARTS]
+    stood_for = [part for part in whole.parts if part.name in STAND_INS]
     assert stood_for
     assert "in" not in {part.domain for part in stood_for}
     assert any("approximated" in remark for remark in whole.remarks)
