@@ -1,15 +1,13 @@
-"""Requests to a language model that is served: a loop over the predicted steps of an engine.
+"""Requests to a language model that is served.
 
-Each replica runs one step after another. Sequences that decode add a token; what is left of the token budget goes to
-prompts, in the order of their arrival. A step's duration comes from :mod:`cdmpp.predict.llm.step_costs`.
+The loop is in :mod:`cdmpp.predict.llm.serving_loop`, a step's duration comes from :mod:`cdmpp.predict.llm.step_costs`.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from os import PathLike
 from typing import Any
 
@@ -17,14 +15,15 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.predict.engines.profile import Engine, load_engine
+from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS, resolved_device, shipped_predictor
 from cdmpp.predict.llm.layout import Layout, Types
-from cdmpp.predict.llm.memory import cache_tokens
+from cdmpp.predict.llm.memory import cache_tokens, part_memory
 from cdmpp.predict.llm.pricing import combined
 from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.llm.serving_loop import Lane, ServedRequest, closed_loop, open_loop, two_pools
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
 
@@ -32,33 +31,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 MAX_REQUESTS = 100_000
 #: Spread of lengths that parts requests which begin together.
 SPREAD = 0.02
-#: A request is admitted where this share of the tokens that the others will still make fits into the cache, too.
-ADMIT_AHEAD = 0.1
-
-
-@dataclass
-class _Request:
-    """A request and its times.
-
-    ``computed`` tokens of ``prompt`` are in the cache; ``made`` tokens of the answer exist, ``first_made`` of them when
-    the prompt was finished. A request that gave up its cache has its answer so far in ``prompt``.
-    """
-
-    number: int
-    arrival_s: float
-    prompt: int
-    output: int
-    computed: int = 0
-    made: int = 0
-    first_made: int = 0
-    scheduled_s: float = -1.0
-    first_s: float = -1.0
-    done_s: float = -1.0
-
-    @property
-    def cached(self) -> int:
-        """Tokens in the cache while it decodes."""
-        return self.prompt + self.made - self.first_made
+#: Bytes per second and device between two pools, where nothing is stated: 400 Gbit/s.
+NETWORK_BYTES_PER_S = 50e9
 
 
 @dataclass(frozen=True)
@@ -157,136 +131,112 @@ class ServingResult:
 SEQUENCES = ("ttft_s", "tpot_s", "latency_s", "queue_s")
 
 
-@dataclass
-class _Lane:
-    """One replica (or one of the batches that pass pipeline stages in turn)."""
+@dataclass(frozen=True)
+class PrefillPool:
+    """Devices that compute the prompts, beside those that decode (disaggregated serving).
 
-    tables: StepTables
-    budget: int
+    Attributes
+    ----------
+    layout : Layout
+    device : DeviceSpec or None
+        None: the device that decodes.
+    bytes_per_s : float
+        Rate at which a device sends its part of a cache.
+    """
+
+    layout: Layout
+    device: DeviceSpec | None = None
+    bytes_per_s: float = NETWORK_BYTES_PER_S
+
+    @classmethod
+    def of(cls, value: PrefillPool | Mapping[str, Any]) -> PrefillPool:
+        """From the fields ``tp``, ``pp``, ``ep``, ``dp``, ``device`` (a specification) and ``bytes_per_s``.
+
+        Raises
+        ------
+        FieldError
+        """
+        if isinstance(value, PrefillPool):
+            return value
+        known = ("tp", "pp", "ep", "dp", "device", "bytes_per_s")
+        unknown = sorted(set(value) - set(known)) if isinstance(value, Mapping) else [str(value)[:40]]
+        if unknown:
+            raise FieldError(
+                f"prefill_pool: {unknown[0]!r} is not known", path="prefill_pool", hint="fields: " + ", ".join(known)
+            )
+        speed = value.get("bytes_per_s", NETWORK_BYTES_PER_S)
+        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e6 <= speed <= 1e14:
+            raise FieldError(
+                f"prefill_pool.bytes_per_s: {str(speed)[:40]!r} is not allowed",
+                path="prefill_pool.bytes_per_s",
+                hint="bytes per second of each device, such as 50e9",
+            )
+        degrees = {name: value.get(name, 1) for name in ("tp", "pp", "ep")}
+        return cls(Layout(**degrees, dp=value.get("dp")), value.get("device"), float(speed))
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Replicas of one layout that share the requests.
+
+    Attributes
+    ----------
+    most, budget : int
+        Sequences and new tokens of a step of a replica.
+    capacity : float
+        Tokens of the cache of a replica.
+    cache_bytes : float
+        Of a token, on the fullest device.
+    """
+
+    layout: Layout
+    profile: EngineProfile
+    costs: StepCosts
     most: int
+    budget: int
     capacity: float
-    prefill_first: bool
-    hit: float
-    now_s: float = 0.0
-    waiting: deque[_Request] = field(default_factory=deque)
-    filling: list[_Request] = field(default_factory=list)
-    running: list[_Request] = field(default_factory=list)
-    cached: int = 0
-    steps: int = 0
-    preemptions: int = 0
-    peak: float = 0.0
+    cache_bytes: float
 
-    @property
-    def load(self) -> int:
-        """Requests at this replica."""
-        return len(self.waiting) + len(self.filling) + len(self.running)
+    @classmethod
+    def of(
+        cls,
+        config: LLMConfig,
+        layout: Layout,
+        types: Types,
+        device: DeviceSpec,
+        profile: EngineProfile,
+        in_flight: int,
+        prompts: int,
+        tokens: int,
+    ) -> _Pool:
+        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all.
 
-    def add(self, request: _Request) -> None:
-        """A request arrives."""
-        if not self.load:
-            self.now_s = max(self.now_s, request.arrival_s)
-        self.waiting.append(request)
+        Raises
+        ------
+        InfeasibleError
+        """
+        layout.check(config)
+        capacity = cache_tokens(config, layout, types, device.memory_bytes, profile.cache_share, tokens) / layout.pp
+        if capacity < tokens:
+            raise InfeasibleError(
+                f"the cache of a replica holds {max(0, int(capacity)):,} tokens, a request has {tokens:,}",
+                path="tp",
+                hint="more ranks, or shorter requests",
+            )
+        most = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
+        budget = profile.token_budget or prompts
+        costs = StepCosts(
+            config, layout, types, device, profile, sequences=most, tokens=max(budget, most + 1), cached=tokens
+        )
+        cache_bytes = part_memory(config, layout, types, None, tokens)[1] / tokens
+        return cls(layout, profile, costs, most, budget, capacity, cache_bytes)
 
-    def advance(self, until_s: float) -> list[_Request]:
-        """Run steps until the clock passes ``until_s``, a request ends, or none is left; the requests that ended."""
-        while self.load and self.now_s < until_s:
-            if ended := self._step(until_s):
-                return ended
-        return []
-
-    def _step(self, until_s: float) -> list[_Request]:
-        chunks = self._chunks()
-        if not chunks:
-            return self._decode(until_s)
-        decoding = [] if self.prefill_first else self.running
-        count = len(decoding)
-        sizes = [(new, request.computed) for request, new in chunks]
-        mean = self.cached / count if count else 0.0
-        self.now_s += self.tables.mixed_s(sizes, count, mean)
-        self.steps += 1
-        for request in decoding:
-            request.made += 1
-        if count:
-            self.cached += count
-        ended = self._end(decoding)
-        for request, new in chunks:
-            request.computed += new
-            if request.computed < request.prompt:
-                continue
-            self.filling.remove(request)
-            if request.first_s < 0:
-                request.first_s = self.now_s
-            request.made += 1
-            request.first_made = request.made
-            self.cached += request.prompt
-            self.running.append(request)
-            ended += self._end([request])
-        self._evict()
-        return ended
-
-    def _decode(self, until_s: float) -> list[_Request]:
-        """Decode steps of the same sequences: until one ends, another request arrives, or the cache is full."""
-        count = len(self.running)
-        steps = min(request.output - request.made for request in self.running)
-        if (room := int((self.capacity - self.cached) // count)) < steps and count > 1:
-            steps = max(1, room)
-        ends = np.cumsum(self.tables.decode_s(count, self.cached / count + np.arange(steps, dtype=np.float64)))
-        if (late := int(np.searchsorted(ends, until_s - self.now_s))) < steps - 1:
-            steps = late + 1
-        self.now_s += float(ends[steps - 1])
-        self.steps += steps
-        self.cached += count * steps
-        for request in self.running:
-            request.made += steps
-        ended = self._end(self.running)
-        self._evict()
-        return ended
-
-    def _chunks(self) -> list[tuple[_Request, int]]:
-        """Prompts of the next step with the tokens that it computes; admits requests."""
-        left = self.budget - (0 if self.prefill_first else len(self.running))
-        chunks: list[tuple[_Request, int]] = []
-        for request in self.filling:
-            if left <= 0:
-                return chunks
-            new = min(left, request.prompt - request.computed)
-            chunks.append((request, new))
-            left -= new
-        reserved = self.cached + sum(request.prompt for request in self.filling)
-        ahead = ADMIT_AHEAD * sum(request.output - request.made for request in (*self.running, *self.filling))
-        while self.waiting and left > 0 and len(self.running) + len(self.filling) < self.most:
-            request = self.waiting[0]
-            busy = self.running or self.filling
-            if request.arrival_s > self.now_s or (busy and reserved + ahead + request.prompt + 1 > self.capacity):
-                break
-            self.waiting.popleft()
-            if request.scheduled_s < 0:
-                request.scheduled_s = self.now_s
-                request.computed = min(request.prompt - 1, int(self.hit * request.prompt))
-            self.filling.append(request)
-            reserved += request.prompt
-            new = min(left, request.prompt - request.computed)
-            chunks.append((request, new))
-            left -= new
-        return chunks
-
-    def _end(self, requests: Sequence[_Request]) -> list[_Request]:
-        ended = [request for request in requests if request.made >= request.output]
-        for request in ended:
-            request.done_s = self.now_s
-            self.cached -= request.cached
-            self.running.remove(request)
-        return ended
-
-    def _evict(self) -> None:
-        """Give up the sequences that came last, where the cache is full; they are computed again."""
-        self.peak = max(self.peak, self.cached / self.capacity)
-        while self.cached + len(self.running) > self.capacity and len(self.running) > 1:
-            request = self.running.pop()
-            self.cached -= request.cached
-            self.preemptions += 1
-            request.prompt, request.computed = request.cached + 1, 0
-            self.waiting.appendleft(request)
+    def replicas(self, tables: StepTables, hit: float) -> list[Lane]:
+        """A lane for each replica, and for each batch that passes its stages."""
+        return [
+            Lane(tables, self.budget, self.most, self.capacity, self.profile.prefill_first, hit)
+            for _ in range(self.layout.dp * self.layout.pp)
+        ]
 
 
 class ServingPlan:
@@ -321,65 +271,70 @@ class ServingPlan:
         seed: int = 0,
         spread: float | None = None,
         prefix_hit: float = 0.0,
+        prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     ) -> None:
         profile = load_engine(engine)
         self._profile, self._device = profile, device
-        layout = Layout(tp, pp, ep, dp)
-        types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
-        layout.check(config)
         if spread is None:
             spread = 0.0 if concurrency is None or profile.prefill_first else SPREAD
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
                 raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
-        self._hit, self.gpus = prefix_hit, layout.gpus
-        self._lanes = layout.dp * layout.pp
-        self._clients = concurrency
+        self._hit, self._clients, self._rate = prefix_hit, concurrency, rate
         self._requests = _requests(requests, concurrency, rate, input, output, count, seed, spread)
         #: Tokens of all prompts and answers.
         self.tokens = sum(prompt + answer for _, prompt, answer in self._requests)
+        prompts = max(prompt for _, prompt, _ in self._requests)
         longest = max(prompt + answer for _, prompt, answer in self._requests)
-        self._capacity = (
-            cache_tokens(config, layout, types, device.memory_bytes, profile.cache_share, longest) / layout.pp
-        )
-        if self._capacity < longest:
-            raise InfeasibleError(
-                f"the cache of a replica holds {max(0, int(self._capacity)):,} tokens, a request has {longest:,}",
-                path="tp",
-                hint="more ranks, or shorter requests",
-            )
         in_flight = len(self._requests) if concurrency is None else concurrency
-        self._most = max(1, min(profile.max_sequences, -(-in_flight // self._lanes)))
-        self._budget = profile.token_budget or max(prompt for _, prompt, _ in self._requests)
-        self._costs = StepCosts(
-            config,
-            layout,
-            types,
-            device,
-            profile,
-            sequences=self._most,
-            tokens=max(self._budget, self._most + 1),
-            cached=longest,
-        )
-        self.queries = self._costs.queries
+
+        def pool(layout: Layout, device: DeviceSpec, tokens: int) -> _Pool:
+            types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
+            return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens)
+
+        layout = Layout(tp, pp, ep, dp)
+        self._pools = [pool(layout, device, longest)]
+        self._token_s = 0.0
+        if prefill_pool is not None:
+            other = PrefillPool.of(prefill_pool)
+            self._pools.insert(0, pool(other.layout, other.device or device, prompts + 1))
+            # Each rank of the fuller side sends or receives its part.
+            self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
+        self.gpus = sum(one.layout.gpus for one in self._pools)
+        self.queries = [query for one in self._pools for query in one.costs.queries]
 
     def run(self, model_id: str, predictions: Iterable[Prediction]) -> ServingResult:
         """Simulate with the predictions of :attr:`queries`."""
-        tables = self._costs.tables(predictions)
-        lanes = [
-            _Lane(tables, self._budget, self._most, self._capacity, self._profile.prefill_first, self._hit)
-            for _ in range(self._lanes)
-        ]
-        requests = [_Request(i, *request) for i, request in enumerate(self._requests)]
-        if self._clients is None:
-            _open_loop(lanes, requests)
+        return self.serve(model_id, self.tables(predictions))
+
+    def tables(self, predictions: Iterable[Prediction]) -> list[StepTables]:
+        """Step costs of the pools, made of the predictions of :attr:`queries`."""
+        remaining = iter(predictions)
+        return [one.costs.tables(islice(remaining, len(one.costs.queries))) for one in self._pools]
+
+    def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
+        """Simulate with step costs.
+
+        Parameters
+        ----------
+        rate : float, optional
+            Requests per second, in place of the plan's; infinite: all arrive together.
+        """
+        pools = [one.replicas(own, self._hit) for one, own in zip(self._pools, tables, strict=True)]
+        scale = 1.0 if rate is None or self._rate is None else self._rate / rate
+        requests = [ServedRequest(i, scale * at, *sizes) for i, (at, *sizes) in enumerate(self._requests)]
+        if len(pools) == 2:
+            two_pools(pools[0], pools[1], requests, self._clients, self._token_s)
+        elif self._clients is None:
+            open_loop(pools[0], requests)
         else:
-            _closed_loop(lanes, requests, self._clients)
+            closed_loop(pools[0], requests, self._clients)
         first = np.array([r.first_s - r.arrival_s for r in requests])
         latency = np.array([r.done_s - r.arrival_s for r in requests])
         several = np.array([r.output > 1 for r in requests])
         after = np.array([r.output - 1 for r in requests])[several]
-        point, lower, upper = combined(tables.kinds, self._profile.residual)
+        point, lower, upper = combined(tables[-1].kinds, self._profile.residual)
+        lanes = [lane for own in pools for lane in own]
         return ServingResult(
             ttft_s=first,
             tpot_s=(latency - first)[several] / after,
@@ -390,7 +345,7 @@ class ServingPlan:
             output_tokens=sum(r.output for r in requests),
             steps=sum(lane.steps for lane in lanes),
             preemptions=sum(lane.preemptions for lane in lanes),
-            cache_share=max(lane.peak for lane in lanes),
+            cache_share=max(lane.peak for lane in pools[-1]),
             gpus=self.gpus,
             relative_lower=float(lower / point),
             relative_upper=float(upper / point),
@@ -400,35 +355,13 @@ class ServingPlan:
         )
 
 
-def _open_loop(lanes: list[_Lane], requests: list[_Request]) -> None:
-    """Requests arrive at their times; each goes to the replica with fewest."""
-    for request in sorted(requests, key=lambda r: (r.arrival_s, r.number)):
-        for lane in lanes:
-            while lane.load and lane.now_s < request.arrival_s:
-                lane.advance(request.arrival_s)
-        min(lanes, key=lambda lane: lane.load).add(request)
-    for lane in lanes:
-        while lane.load:
-            lane.advance(np.inf)
-
-
-def _closed_loop(lanes: list[_Lane], requests: list[_Request], clients: int) -> None:
-    """Each client sends its next request when one ends; clients are spread over the replicas."""
-    pending = deque(requests)
-    for i in range(min(clients, len(requests))):
-        lanes[i % len(lanes)].add(pending.popleft())
-    # The replica that is furthest behind goes on, so that requests are sent in order of time.
-    clocks = [(0.0, i) for i, lane in enumerate(lanes) if lane.load]
-    while clocks:
-        _, i = heapq.heappop(clocks)
-        lane = lanes[i]
-        for ended in lane.advance(np.inf):
-            if pending:
-                request = pending.popleft()
-                request.arrival_s = ended.done_s
-                lane.add(request)
-        if lane.load:
-            heapq.heappush(clocks, (lane.now_s, i))
+def resolved_pool(
+    value: PrefillPool | Mapping[str, Any] | None, resolve: Callable[[Any], DeviceSpec]
+) -> PrefillPool | Mapping[str, Any] | None:
+    """The fields of a pool with the specification of its device."""
+    if isinstance(value, Mapping) and value.get("device") is not None:
+        return {**value, "device": resolve(value["device"])}
+    return value
 
 
 def _requests(
@@ -528,6 +461,7 @@ def simulate(
     seed: int = 0,
     spread: float | None = None,
     prefix_hit: float = 0.0,
+    prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     predictor: Predictor | None = None,
 ) -> ServingResult:
     """Serve requests in a simulation of an engine, over predicted steps.
@@ -555,6 +489,10 @@ def simulate(
         would stay together there; small differences part them on real servers. Where prompts run alone they stay.
     prefix_hit : float
         Share of each prompt that is in the cache already.
+    prefill_pool : mapping, optional
+        Devices that compute the prompts, while those of the layout above decode: ``tp``, ``pp``, ``ep``, ``dp``,
+        ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device sends its part
+        of the cache.
     predictor : Predictor, optional
         Default: the shipped model, loaded once.
 
@@ -577,7 +515,8 @@ def simulate(
     prompts run alone, before the others decode). A request is admitted where its prompt fits into the cache beside a
     tenth of what the others will still make; where the cache is full, the sequence that came last is computed again
     later. Each replica (``dp``) has its own requests, a new one goes to the replica with fewest. With ``pp`` stages, as
-    many batches are in flight.
+    many batches are in flight. With ``prefill_pool`` the first token comes from there, and the cache is sent whole
+    behind it, before the second token.
 
     Examples
     --------
@@ -606,5 +545,6 @@ def simulate(
         seed=seed,
         spread=spread,
         prefix_hit=prefix_hit,
+        prefill_pool=resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor)),
     )
     return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))

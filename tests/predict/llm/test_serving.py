@@ -99,6 +99,29 @@ def test_replicas_share_the_requests(predictor: LatencyPredictor) -> None:
     assert staged.gpus == 2 and np.isfinite(staged.latency_s).all()
 
 
+def test_prompts_in_a_pool_of_their_own(predictor: LatencyPredictor) -> None:
+    load: dict[str, Any] = {"requests": [(0.3 * i, 4000, 100) for i in range(20)]}
+    pool = {"tp": 2, "dp": 2, "bytes_per_s": 25e9}
+    apart, slow, together = (
+        served(predictor, **load, **options)
+        for options in ({"prefill_pool": pool}, {"prefill_pool": {**pool, "bytes_per_s": 1e9}}, {"dp": 5})
+    )
+    assert apart.gpus == together.gpus == 5
+    # Nothing interrupts decoding: a token takes what it takes in an estimate, beside the transfer before the second.
+    alone = estimate(LLAMA, H100, batch=1, input=4000, output=100, predictor=predictor)
+    assert alone.tpot is not None
+    cache_bytes = 4000 * 2 * 32 * 8 * 128 * 2
+    assert apart.tpot_s[0] * 99 == pytest.approx(alone.tpot.point * 99 + cache_bytes / 25e9, rel=0.03)
+    assert (slow.latency_s - apart.latency_s)[0] == pytest.approx(cache_bytes * (1 / 1e9 - 1 / 25e9), rel=0.05)
+    assert slow.ttft_s == pytest.approx(apart.ttft_s)
+    prompts = served(predictor, tp=2, dp=2, requests=[(at, tokens, 1) for at, tokens, _ in load["requests"]])
+    assert apart.ttft_s == pytest.approx(prompts.ttft_s)
+    closed = served(predictor, concurrency=8, input=2000, output=50, count=40, prefill_pool=pool)
+    assert 40 / closed.duration_s * closed.latency_s.mean() == pytest.approx(8, rel=0.15)
+    with pytest.raises(FieldError, match="prefill_pool: 'tq' is not known"):
+        served(predictor, concurrency=8, prefill_pool={"tq": 2})
+
+
 def test_percentiles_and_json(predictor: LatencyPredictor) -> None:
     result = cdmpp.llm.simulate(LLAMA, H100, rate=2.0, count=50, output=8, predictor=predictor)
     assert (

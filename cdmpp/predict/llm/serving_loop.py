@@ -1,0 +1,262 @@
+"""The loop of an engine over requests: batches of steps, prompts in chunks, a full cache, replicas, two pools."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cdmpp.predict.llm.step_costs import StepTables
+
+#: A request is admitted where this share of the tokens that the others will still make fits into the cache, too.
+ADMIT_AHEAD = 0.1
+
+
+@dataclass
+class ServedRequest:
+    """A request and its times.
+
+    It may run from ``ready_s`` on: its arrival, or the arrival of its cache. ``computed`` tokens of ``prompt`` are in
+    the cache; ``made`` tokens of the answer exist, ``first_made`` of them when the prompt was finished. A request that
+    gave up its cache has its answer so far in ``prompt``.
+    """
+
+    number: int
+    arrival_s: float
+    prompt: int
+    output: int
+    computed: int = 0
+    made: int = 0
+    first_made: int = 0
+    ready_s: float = -1.0
+    scheduled_s: float = -1.0
+    first_s: float = -1.0
+    done_s: float = -1.0
+
+    def __post_init__(self) -> None:
+        self.ready_s = max(self.ready_s, self.arrival_s)
+
+    @property
+    def cached(self) -> int:
+        """Tokens in the cache while it decodes."""
+        return self.prompt + self.made - self.first_made
+
+
+@dataclass
+class Lane:
+    """One replica (or one of the batches that pass pipeline stages in turn)."""
+
+    tables: StepTables
+    budget: int
+    most: int
+    capacity: float
+    prefill_first: bool
+    hit: float
+    now_s: float = 0.0
+    waiting: deque[ServedRequest] = field(default_factory=deque)
+    filling: list[ServedRequest] = field(default_factory=list)
+    running: list[ServedRequest] = field(default_factory=list)
+    cached: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    peak: float = 0.0
+
+    @property
+    def load(self) -> int:
+        """Requests at this replica."""
+        return len(self.waiting) + len(self.filling) + len(self.running)
+
+    def add(self, request: ServedRequest) -> None:
+        """A request arrives."""
+        if not self.load:
+            self.now_s = max(self.now_s, request.ready_s)
+        self.waiting.append(request)
+
+    def advance(self, until_s: float) -> list[ServedRequest]:
+        """Run steps until the clock passes ``until_s``, a request ends, or none is left; the requests that ended."""
+        while self.load and self.now_s < until_s:
+            if ended := self._step(until_s):
+                return ended
+        return []
+
+    def _step(self, until_s: float) -> list[ServedRequest]:
+        chunks = self._chunks()
+        if not chunks:
+            return self._decode(until_s)
+        decoding = [] if self.prefill_first else self.running
+        count = len(decoding)
+        sizes = [(new, request.computed) for request, new in chunks]
+        mean = self.cached / count if count else 0.0
+        self.now_s += self.tables.mixed_s(sizes, count, mean)
+        self.steps += 1
+        for request in decoding:
+            request.made += 1
+        if count:
+            self.cached += count
+        ended = self._end(decoding)
+        for request, new in chunks:
+            request.computed += new
+            if request.computed < request.prompt:
+                continue
+            self.filling.remove(request)
+            if request.first_s < 0:
+                request.first_s = self.now_s
+            request.made += 1
+            request.first_made = request.made
+            self.cached += request.prompt
+            self.running.append(request)
+            ended += self._end([request])
+        self._evict()
+        return ended
+
+    def _decode(self, until_s: float) -> list[ServedRequest]:
+        """Decode steps of the same sequences: until one ends, another request arrives, or the cache is full."""
+        count = len(self.running)
+        steps = min(request.output - request.made for request in self.running)
+        if (room := int((self.capacity - self.cached) // count)) < steps and count > 1:
+            steps = max(1, room)
+        ends = np.cumsum(self.tables.decode_s(count, self.cached / count + np.arange(steps, dtype=np.float64)))
+        if (late := int(np.searchsorted(ends, until_s - self.now_s))) < steps - 1:
+            steps = late + 1
+        self.now_s += float(ends[steps - 1])
+        self.steps += steps
+        self.cached += count * steps
+        for request in self.running:
+            request.made += steps
+        ended = self._end(self.running)
+        self._evict()
+        return ended
+
+    def _chunks(self) -> list[tuple[ServedRequest, int]]:
+        """Prompts of the next step with the tokens that it computes; admits requests."""
+        left = self.budget - (0 if self.prefill_first else len(self.running))
+        chunks: list[tuple[ServedRequest, int]] = []
+        for request in self.filling:
+            if left <= 0:
+                return chunks
+            new = min(left, request.prompt - request.computed)
+            chunks.append((request, new))
+            left -= new
+        reserved = self.cached + sum(request.prompt for request in self.filling)
+        ahead = ADMIT_AHEAD * sum(request.output - request.made for request in (*self.running, *self.filling))
+        while self.waiting and left > 0 and len(self.running) + len(self.filling) < self.most:
+            request = self.waiting[0]
+            busy = self.running or self.filling
+            if request.ready_s > self.now_s or (busy and reserved + ahead + request.prompt + 1 > self.capacity):
+                break
+            self.waiting.popleft()
+            if request.computed == request.prompt:  # its cache has come from another pool
+                self.cached += request.prompt
+                self.running.append(request)
+                reserved += request.prompt
+                continue
+            if request.scheduled_s < 0:
+                request.scheduled_s = self.now_s
+                request.computed = min(request.prompt - 1, int(self.hit * request.prompt))
+            self.filling.append(request)
+            reserved += request.prompt
+            new = min(left, request.prompt - request.computed)
+            chunks.append((request, new))
+            left -= new
+        return chunks
+
+    def _end(self, requests: Sequence[ServedRequest]) -> list[ServedRequest]:
+        ended = [request for request in requests if request.made >= request.output]
+        for request in ended:
+            request.done_s = self.now_s
+            self.cached -= request.cached
+            self.running.remove(request)
+        return ended
+
+    def _evict(self) -> None:
+        """Give up the sequences that came last, where the cache is full; they are computed again."""
+        self.peak = max(self.peak, self.cached / self.capacity)
+        while self.cached + len(self.running) > self.capacity and len(self.running) > 1:
+            request = self.running.pop()
+            self.cached -= request.cached
+            self.preemptions += 1
+            request.prompt, request.computed = request.cached + 1, 0
+            self.waiting.appendleft(request)
+
+
+def open_loop(lanes: list[Lane], requests: list[ServedRequest]) -> None:
+    """Requests arrive at their times; each goes to the replica with fewest."""
+    for request in sorted(requests, key=lambda r: (r.arrival_s, r.number)):
+        for lane in lanes:
+            while lane.load and lane.now_s < request.arrival_s:
+                lane.advance(request.arrival_s)
+        min(lanes, key=lambda lane: lane.load).add(request)
+    for lane in lanes:
+        while lane.load:
+            lane.advance(np.inf)
+
+
+def closed_loop(lanes: list[Lane], requests: list[ServedRequest], clients: int) -> None:
+    """Each client sends its next request when one ends; clients are spread over the replicas."""
+    pending = deque(requests)
+    for i in range(min(clients, len(requests))):
+        lanes[i % len(lanes)].add(pending.popleft())
+    # The replica that is furthest behind goes on, so that requests are sent in order of time.
+    clocks = [(0.0, i) for i, lane in enumerate(lanes) if lane.load]
+    while clocks:
+        _, i = heapq.heappop(clocks)
+        lane = lanes[i]
+        for ended in lane.advance(np.inf):
+            if pending:
+                request = pending.popleft()
+                request.arrival_s = request.ready_s = ended.done_s
+                lane.add(request)
+        if lane.load:
+            heapq.heappush(clocks, (lane.now_s, i))
+
+
+def two_pools(
+    first: list[Lane], second: list[Lane], requests: list[ServedRequest], clients: int | None, token_s: float
+) -> None:
+    """Prompts are computed by the first pool; their caches go to the second one, which makes all further tokens.
+
+    Parameters
+    ----------
+    clients : int or None
+        Requests in flight; None: they arrive at their times.
+    token_s : float
+        Seconds in which the cache of one token is sent.
+    """
+    pending = deque(sorted(requests, key=lambda r: (r.arrival_s, r.number)))
+    arrivals = [pending.popleft() for _ in range(len(pending) if clients is None else min(clients, len(pending)))]
+    # Events in order of time: requests that arrive, then prompts whose cache does.
+    events = [(r.arrival_s, 0, r.number) for r in arrivals]
+    heapq.heapify(events)
+    while True:
+        clocks = sorted((lane.now_s, i) for i, lane in enumerate((*first, *second)) if lane.load)
+        if events and (not clocks or events[0][0] <= clocks[0][0]):
+            now_s, pool, number = heapq.heappop(events)
+            request = requests[number]
+            request.ready_s = now_s
+            if pool == 0:
+                request.arrival_s = now_s
+                request = ServedRequest(number, now_s, request.prompt, 1)
+            min((first, second)[pool], key=lambda lane: lane.load).add(request)
+            continue
+        if not clocks:
+            return
+        # No other replica can send anything before this time.
+        limits = [time_s for time_s, _ in clocks[1:2]] + [event[0] for event in events[:1]]
+        now_s, i = clocks[0]
+        lane = (*first, *second)[i]
+        until_s = max(min(limits, default=np.inf), float(np.nextafter(now_s, np.inf)))
+        for ended in lane.advance(until_s):
+            request = requests[ended.number]
+            if i < len(first):
+                request.scheduled_s, request.first_s = ended.scheduled_s, ended.done_s
+                request.computed = request.prompt
+                request.made = request.first_made = 1
+                request.done_s = ended.done_s
+                if request.output > 1:
+                    heapq.heappush(events, (ended.done_s + token_s * request.prompt, 1, request.number))
+                    continue
+            if clients is not None and pending:
+                heapq.heappush(events, (ended.done_s, 0, pending.popleft().number))
