@@ -11,13 +11,14 @@ import typer
 
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
+from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.utils.files import read_text
 from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
-    from cdmpp.predict.llm import LLMConfig, LLMEstimate, ServingResult
+    from cdmpp.predict.llm import Goodput, LLMConfig, LLMEstimate, ServingResult
     from cdmpp.predict.llm.estimate import Bounded
     from cdmpp.predict.predictor import LatencyPredictor
 
@@ -96,6 +97,34 @@ def llm(
         ),
     ] = None,
     prefix_hit: Annotated[float, typer.Option(help="Share of each prompt that is in the cache already.")] = 0.0,
+    prefill_pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tp=N,dp=N,...",
+            help="Simulate serving with further devices that compute the prompts: tp, pp, ep, dp, device, bytes_per_s.",
+            show_default=False,
+        ),
+    ] = None,
+    ttft_goal: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Find the largest rate at which 90 % of the requests keep it.", show_default=False
+        ),
+    ] = None,
+    tpot_goal: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Find the largest rate at which 90 % of the requests keep it.", show_default=False
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PNG",
+            help="Draw latency against throughput for 1, 2, 4, ... up to --concurrency requests (extra `plan`).",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
     input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
     output: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
@@ -149,9 +178,9 @@ def llm(
     """Estimate latency, throughput and memory of a language model on devices.
 
     Prints prefill, median decode step and total of one batch for each device. With --concurrency, --rate or --requests
-    it simulates serving: times to first token and between tokens. A device on which the model does not fit stops no
-    others. The exit code is 1 if a device is unknown, or if nothing can be estimated. cdmpp llm calibrate fits an
-    engine profile to your own server.
+    it simulates serving: times to first token and between tokens; with goals, the largest rate that keeps them. A
+    device on which the model does not fit stops no others. The exit code is 1 if a device is unknown, or if nothing can
+    be estimated. cdmpp llm calibrate fits an engine profile to your own server.
     """
     from cdmpp.predict.engines import load_engine
     from cdmpp.predict.llm import estimate, read_config
@@ -160,8 +189,12 @@ def llm(
     dimensions = read_config(config, family=family)
     profile = load_engine(engine, framework)
     predictor = LatencyPredictor.load(model)
-    if concurrency is not None or rate is not None or requests is not None:
+    goals = {name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None}
+    if plot is not None and concurrency is None:
+        raise DataError("--plot draws curves up to a concurrency", hint="add --concurrency 64")
+    if (concurrency, rate, requests, prefill_pool) != (None,) * 4 or goals:
         settings: dict[str, Any] = {
+            "engine": profile,
             "tp": tp,
             "pp": pp,
             "ep": ep,
@@ -169,17 +202,17 @@ def llm(
             "dtype": dtype,
             "weights": weights,
             "kv_dtype": kv_dtype,
-        }
-        load: dict[str, Any] = {
-            "concurrency": concurrency,
-            "rate": rate,
             "input": input,
             "output": output,
             "count": count,
             "seed": seed,
+            "spread": spread,
+            "prefix_hit": prefix_hit,
+            "prefill_pool": None if prefill_pool is None else _pool(prefill_pool),
         }
-        load |= {"spread": spread, "prefix_hit": prefix_hit, "requests": None if requests is None else _trace(requests)}
-        _serve(dimensions, device, predictor, {**settings, **load, "engine": profile}, json)
+        load = {"concurrency": concurrency, "rate": rate, "requests": None if requests is None else _trace(requests)}
+        load = {name: value for name, value in load.items() if value is not None}
+        _serve(dimensions, device, predictor, settings, load, goals, plot, json)
         return
     results: list[LLMEstimate | tuple[str, CdmppError]] = []
     for name in dict.fromkeys(device):
@@ -303,30 +336,97 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
     return requests
 
 
+def _pool(text: str) -> dict[str, Any]:
+    """Fields of a prefill pool, as "tp=4,dp=2".
+
+    Raises
+    ------
+    DataError
+        A part has no value, or a number is none.
+    """
+    pool: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        try:
+            pool[name] = value if name == "device" else float(value) if name == "bytes_per_s" else int(value)
+        except ValueError:
+            raise DataError(f"--prefill-pool: {part[:40]!r} is not allowed", hint="such as tp=4,dp=2") from None
+    return pool
+
+
 def _serve(
-    config: LLMConfig, devices: list[str], predictor: LatencyPredictor, options: dict[str, Any], json: bool
+    config: LLMConfig,
+    devices: list[str],
+    predictor: LatencyPredictor,
+    settings: dict[str, Any],
+    load: dict[str, Any],
+    goals: dict[str, float],
+    plot: Path | None,
+    json: bool,
 ) -> None:
-    from cdmpp.predict.llm import simulate
+    """Simulate each device under the load, and find the largest rate that keeps the goals."""
+    from cdmpp.predict.llm import goodput, load_curve, simulate
+    from cdmpp.predict.llm.load import powers_to
     from cdmpp.predict.prediction import ErrorInfo
 
+    if plot is not None:
+        check_figure(plot)
     results: list[ServingResult] = []
+    limits: list[tuple[str, Goodput]] = []
+    curves: dict[str, list[ServingResult]] = {}
     values: list[dict[str, Any]] = []
     for name in dict.fromkeys(devices):
         try:
-            result = simulate(config, device_of(predictor.artifact, name), predictor=predictor, **options)
+            device = device_of(predictor.artifact, name)
+            value: dict[str, Any] = {"device": device.name}
+            if load:
+                result = simulate(config, device, predictor=predictor, **settings, **load)
+                results.append(result)
+                value = result.to_dict()
+            if plot is not None:
+                several = powers_to(load["concurrency"])[:-1]
+                curve = load_curve(config, device, several, predictor=predictor, **settings)
+                curves[device.name] = [*curve, results[-1]]
+                value["curve"] = [one.to_dict() for one in curves[device.name]]
+            if goals:
+                limit = goodput(config, device, predictor=predictor, **settings, **goals)
+                limits.append((device.name, limit))
+                value["goodput"] = limit.to_dict()
+            values.append(value)
         except CdmppError as error:
             values.append({"device": name, "error": asdict(ErrorInfo.of(error))})
             if not json or len(devices) == 1:
                 report(error.message, error.hint)
-            continue
-        results.append(result)
-        values.append(result.to_dict())
-    if json and (results or len(values) > 1):
+    answered = bool(results or limits)
+    if plot is not None and curves:
+        from cdmpp.predict.requests.load_plot import draw_load
+
+        save_figure(draw_load(curves, goals), plot)
+    if json and (answered or len(values) > 1):
         print_json(values[0] if len(values) == 1 else values)
-    elif results:
-        _print_serving(results)
-    if not results:
+    else:
+        if results:
+            _print_serving(results)
+        if limits:
+            _print_limits(limits, goals)
+    if not answered:
         raise typer.Exit(FAILED)
+
+
+def _print_limits(limits: list[tuple[str, Goodput]], goals: dict[str, float]) -> None:
+    names = {"ttft_s": "first token", "tpot_s": "between tokens"}
+    wanted = " and ".join(f"{names[name]} within {format_latency(goal)}" for name, goal in goals.items())
+    print(f"goodput: largest rate at which {percent(limits[0][1].share)} of the requests keep {wanted}")
+    rows = [
+        (
+            name,
+            f"{limit.requests_per_s:.3g}",
+            f"{limit.saturation_requests_per_s:.3g}",
+            "-" if limit.result is None else f"{limit.result.throughput_tokens_per_s:,.0f}",
+        )
+        for name, limit in limits
+    ]
+    print_table(("device", "goodput, requests/s", "saturation, requests/s", "tokens/s"), rows, right=(1, 2, 3))
 
 
 def _print_serving(results: list[ServingResult]) -> None:

@@ -13,7 +13,7 @@ from cdmpp.model.domain.score import Label
 from cdmpp.plan.sweep.request import Goals, Sweep
 from cdmpp.predict.engines import load_engine
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import LLMConfig, LLMEstimate, estimate
+from cdmpp.predict.llm import Goodput, LLMConfig, LLMEstimate, estimate, goodput
 from cdmpp.utils.units import format_latency
 
 
@@ -35,6 +35,11 @@ class SweepResult:
         Of all GPUs; of output tokens, while the GPUs serve one batch after the other.
     memory_bytes : float or None
         Of the fullest GPU.
+    goodput_requests_per_s, saturation_requests_per_s : float or None
+        Largest rate that keeps the goals of latency, and rate beyond which the queue grows (:func:`cdmpp.llm.goodput`);
+        they do not depend on ``batch``. None without ``load``.
+    goodput_price_per_million_tokens : float or None
+        Of output tokens at the goodput; None where it is 0.
     """
 
     device: str
@@ -59,6 +64,9 @@ class SweepResult:
     price_per_hour: float | None = None
     price_per_million_tokens: float | None = None
     memory_bytes: float | None = None
+    goodput_requests_per_s: float | None = None
+    saturation_requests_per_s: float | None = None
+    goodput_price_per_million_tokens: float | None = None
     domain: Label | None = None
     model_id: str | None = None
 
@@ -115,6 +123,9 @@ def pareto_front(points: Sequence[tuple[float, ...] | None]) -> list[int]:
 
 
 _HOUR_S, _MILLION = 3600.0, 1e6
+#: Goodputs found so far, of one process.
+_LIMITS: dict[tuple[Any, ...], Goodput] = {}
+_MOST_LIMITS = 1000
 
 
 @dataclass(frozen=True)
@@ -197,8 +208,18 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
     per_hour = answer.gpus * point.price_per_gpu_hour
     per_million = per_hour / _HOUR_S / tokens_per_s * _MILLION
     missed = _missed(sweep.goals, answer, per_hour, per_million)
+    limit = None
+    if sweep.load is not None:
+        limit = _goodput(sweep, config, predictor, replace(point, batch=1))
+        if not limit.requests_per_s:
+            missed.append("the goals are missed without any load")
+        else:
+            tokens_per_s = limit.requests_per_s * sweep.output
+            result = replace(result, goodput_price_per_million_tokens=per_hour / _HOUR_S / tokens_per_s * _MILLION)
     return replace(
         result,
+        goodput_requests_per_s=None if limit is None else limit.requests_per_s,
+        saturation_requests_per_s=None if limit is None else limit.saturation_requests_per_s,
         dp=answer.settings.dp,
         status="missed" if missed else "met",
         reason="; ".join(missed) or None,
@@ -208,13 +229,43 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
         tpot_s=None if answer.tpot is None else answer.tpot.point,
         tpot_upper_s=None if answer.tpot is None else answer.tpot.upper,
         total_s=answer.total.point,
-        throughput_tokens_per_s=tokens_per_s,
+        throughput_tokens_per_s=answer.tokens / answer.total.point,
         price_per_hour=per_hour,
         price_per_million_tokens=per_million,
         memory_bytes=answer.memory.total,
         domain=answer.domain,
         model_id=answer.model_id,
     )
+
+
+def _goodput(sweep: Sweep, config: LLMConfig, predictor: Predictor, point: SweepPoint) -> Goodput:
+    """The largest rates of a point; points that differ in their batch alone share them."""
+    key = (id(sweep), id(config), id(predictor), point)
+    if key not in _LIMITS:
+        if len(_LIMITS) >= _MOST_LIMITS:
+            _LIMITS.clear()
+        assert sweep.load is not None
+        dtype, _, weights = point.precision.partition("/")
+        _LIMITS[key] = goodput(
+            config,
+            point.device,
+            ttft_s=sweep.goals.ttft_s,
+            tpot_s=sweep.goals.tpot_s,
+            share=sweep.load.share,
+            count=sweep.load.count,
+            engine=load_engine(point.engine, sweep.framework),
+            tp=point.tp,
+            pp=point.pp,
+            ep=point.ep,
+            dp=point.dp,
+            dtype=dtype,
+            weights=weights or None,
+            kv_dtype=sweep.kv_dtype,
+            input=sweep.input,
+            output=sweep.output,
+            predictor=predictor,
+        )
+    return _LIMITS[key]
 
 
 def _missed(goals: Goals, answer: LLMEstimate, per_hour: float, per_million: float) -> list[str]:

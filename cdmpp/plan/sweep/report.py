@@ -28,6 +28,7 @@ _LABELS = {
     "ttft_s": "time to first token (ms)",
     "total_s": "time of a batch (ms)",
     "gpus": "GPUs",
+    "goodput_price_per_million_tokens": "price per million output tokens at the goodput",
 }
 _FORMATS = (".csv", ".parquet", ".json")
 
@@ -50,6 +51,7 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
             "tokens/s",
             "price/h",
             "price/Mtok",
+            *(("goodput/s", "saturation/s") if sweep.load is not None else ()),
         )
         rows = [
             (
@@ -64,11 +66,12 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
                 f"{r.throughput_tokens_per_s:,.0f}",
                 f"{r.price_per_hour:.2f}",
                 f"{r.price_per_million_tokens:.3f}",
+                *_rates(r),
                 r.domain or "",
             )
             for r in front
         ]
-        out.append(Table((*header, "domain"), rows, right=(3, 4, 6, 7, 8, 9, 10)))
+        out.append(Table((*header, "domain"), rows, right=(3, 4, *range(6, len(header)))))
     out.append(
         Table.lines(
             f"{len(front)} points are on the Pareto front of {' and '.join(sweep.objectives)}",
@@ -176,6 +179,11 @@ def draw(sweep: Sweep, results: Sequence[SweepResult]) -> Figure:
     axes.set_ylabel(_LABELS[up])
     draw_legend(figure, {**colours, "misses a goal": PALE_GREY})
     return figure
+
+
+def _rates(result: SweepResult) -> list[str]:
+    rates = (result.goodput_requests_per_s, result.saturation_requests_per_s)
+    return [f"{rate:.3g}" for rate in rates if rate is not None]
 
 
 def _latency(seconds: float | None) -> str:

@@ -19,7 +19,15 @@ from cdmpp.predict.requests.fields import Closed, Count, Name, PositiveSeconds
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
 #: Figures of a point that a sweep can minimise.
-Objective = Literal["price_per_million_tokens", "price_per_hour", "tpot_s", "ttft_s", "total_s", "gpus"]
+Objective = Literal[
+    "price_per_million_tokens",
+    "price_per_hour",
+    "tpot_s",
+    "ttft_s",
+    "total_s",
+    "gpus",
+    "goodput_price_per_million_tokens",
+]
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 #: A larger product is refused.
 MAX_POINTS = 100_000
@@ -51,6 +59,21 @@ class Goals(Closed):
     figure: Literal["point", "upper"] = "point"
 
 
+class Load(Closed):
+    """Requests that arrive one by one, for the largest rate that keeps the goals of latency.
+
+    Attributes
+    ----------
+    share : float
+        Share of the requests that keep them.
+    count : int or None
+        Requests of each simulation; None: as :func:`cdmpp.llm.goodput` chooses.
+    """
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    count: Annotated[int, Field(ge=20, le=20_000)] | None = None
+
+
 class Sweep(Closed):
     """A product of settings of one model.
 
@@ -70,6 +93,8 @@ class Sweep(Closed):
         ``dtype``, or ``dtype/weights`` with quantised weights.
     price_per_gpu_hour : dict of str to float
         By device, in any currency.
+    load : Load, optional
+        Adds the goodput and the saturation rate to each point.
     objectives : list of str
         Two or more figures that the Pareto front minimises; the plot has the first two.
     """
@@ -90,6 +115,7 @@ class Sweep(Closed):
     framework: Name | None = None
     cuda_graph: bool = True
     goals: Goals = Goals()
+    load: Load | None = None
     objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
 
     @model_validator(mode="after")
@@ -110,6 +136,10 @@ class Sweep(Closed):
                 message = "precisions: {precision} is not DTYPE or DTYPE/WEIGHTS (DTYPE: {dtypes}; WEIGHTS: {w})"
                 known = {"precision": precision, "dtypes": ", ".join(DTYPES), "w": ", ".join(WEIGHTS)}
                 raise PydanticCustomError("precision", message, known)
+        if self.load is not None and self.goals.ttft_s is None and self.goals.tpot_s is None:
+            raise PydanticCustomError("load", "load needs goals.ttft_s or goals.tpot_s")
+        if self.load is None and "goodput_price_per_million_tokens" in self.objectives:
+            raise PydanticCustomError("load", "objectives: goodput_price_per_million_tokens needs load")
         if self.size > MAX_POINTS:
             message = "the product has {size} points; at most {most} are evaluated"
             raise PydanticCustomError("too_large", message, {"size": self.size, "most": MAX_POINTS})

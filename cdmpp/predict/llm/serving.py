@@ -45,8 +45,10 @@ class ServingResult:
         From arrival to the first token, to the last one, and to the first step that works on the prompt.
     tpot_s : (requests with two or more tokens,)
         Mean time between tokens; requests of one token are left out.
+    output : (requests,)
+        Tokens of each answer.
     single_token : int
-        Number of those left out.
+        Number of requests of one token.
     duration_s : float
         From the first arrival to the last token.
     output_tokens, steps, preemptions : int
@@ -62,6 +64,7 @@ class ServingResult:
     tpot_s: Array
     latency_s: Array
     queue_s: Array
+    output: Array
     single_token: int
     duration_s: float
     output_tokens: int
@@ -231,6 +234,11 @@ class _Pool:
         cache_bytes = part_memory(config, layout, types, None, tokens)[1] / tokens
         return cls(layout, profile, costs, most, budget, capacity, cache_bytes)
 
+    def slots(self, tokens: int) -> int:
+        """Requests of ``tokens`` that run at once."""
+        most = min(float(self.profile.max_sequences), self.capacity // tokens)
+        return int(most) * self.layout.dp * self.layout.pp
+
     def replicas(self, tables: StepTables, hit: float) -> list[Lane]:
         """A lane for each replica, and for each batch that passes its stages."""
         return [
@@ -300,6 +308,8 @@ class ServingPlan:
             self._pools.insert(0, pool(other.layout, other.device or device, prompts + 1))
             # Each rank of the fuller side sends or receives its part.
             self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
+        #: Requests that decode at once, at most.
+        self.slots = self._pools[-1].slots(longest)
         self.gpus = sum(one.layout.gpus for one in self._pools)
         self.queries = [query for one in self._pools for query in one.costs.queries]
 
@@ -340,6 +350,7 @@ class ServingPlan:
             tpot_s=(latency - first)[several] / after,
             latency_s=latency,
             queue_s=np.array([r.scheduled_s - r.arrival_s for r in requests]),
+            output=np.array([r.output for r in requests], dtype=np.float64),
             single_token=int((~several).sum()),
             duration_s=max(r.done_s for r in requests) - min(r.arrival_s for r in requests),
             output_tokens=sum(r.output for r in requests),
