@@ -58,6 +58,12 @@ class TrainingLoop(BaseModel):
     ----------
     communication_factor : float
         Measured over predicted time of collectives.
+    products : str
+        Framework whose matrix products are predicted; the profile's framework is that of all other kernels.
+    attention_factor, expert_factor : float
+        Time of the attention, and of the kernels of experts, over that of the predicted kernels.
+    exposed_tp, exposed_ep : float
+        Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
     gradient_bytes : float
         Bytes of a gradient where it is accumulated and reduced.
     loss_bytes : float
@@ -71,6 +77,11 @@ class TrainingLoop(BaseModel):
     model_config = _CLOSED
 
     communication_factor: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    products: ProgramFramework = "trtllm"
+    attention_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    expert_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    exposed_tp: Annotated[float, Field(ge=0, le=1)] = 0.3
+    exposed_ep: Annotated[float, Field(ge=0, le=1)] = 1.0
     gradient_bytes: Annotated[float, Field(ge=1, le=8)] = 4.0
     loss_bytes: Annotated[float, Field(ge=2, le=100)] = 12.0
     overlap: Literal["none", "gradients", "all"] = "gradients"

@@ -13,13 +13,15 @@ from cdmpp.predict.llm.layout import Layout, Types, allowed_tp
 Sharding = Literal["none", "optimizer", "fsdp"]
 Recompute = Literal["none", "selective", "full"]
 Overlap = Literal["none", "gradients", "all"]
-#: Types of the products -> element type of their operands, and scaling.
+#: Types of the products -> element type of their operands, and scaling. Products of MXFP8 are predicted as those with
+#: one scale for each tensor: the units have one rate for both, and only the latter were measured.
 PRODUCTS: dict[str, tuple[str, str]] = {
     "float8_e4m3": ("float8_e4m3", "tensor"),
-    "mxfp8": ("float8_e4m3", "mx32"),
+    "mxfp8": ("float8_e4m3", "tensor"),
     "nvfp4": ("float4_e2m1", "nvfp4"),
 }
-#: Figure of a device that says whether it has units for a type, and for which architectures there are block scales.
+BLOCK_SCALED = ("mxfp8", "nvfp4")
+#: Figure of a device that says whether it has units for a type.
 _UNITS = {"float8_e4m3": "peak_flops_fp8_matrix", "float4_e2m1": "peak_flops_fp4_matrix"}
 MAX_RANKS = 65_536
 MAX_SEQUENCE, MAX_BATCH = 1 << 20, 1 << 24

@@ -55,6 +55,11 @@ def network_bandwidth(network: float | str | None) -> float:
     )
 
 
+def distinct(places: int, topk: int) -> float:
+    """Mean number of places among ``places`` that ``topk`` experts of a token are in."""
+    return places * (1 - (1 - 1 / places) ** topk)
+
+
 @dataclass(frozen=True)
 class Links:
     """Connections of the ranks.
@@ -123,3 +128,15 @@ class Links:
             )
         rate = _EFFICIENCY * min(inside, self.network * per_node)
         return start + size * traffic_factor(operator, ranks) / rate
+
+    def exchange_s(self, size: float, topk: int, ranks: int) -> float:
+        """Seconds in which tokens of ``size`` bytes reach the experts on ``ranks`` ranks of several nodes.
+
+        A token crosses the network once for each other node of its experts, and is spread inside of it.
+        """
+        inside = link_of_device(self.device).bandwidth_bytes_per_s
+        nodes = max(2, -(-ranks // self.together))
+        over = size * distinct(nodes, topk) * (nodes - 1) / nodes
+        within = size * distinct(ranks, topk)
+        start = _START_S + _HOP_S * math.log2(nodes)
+        return start + max(over / (_EFFICIENCY * self.network), within / (_EFFICIENCY * inside))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cdmpp.errors import CdmppError, FieldError
+from cdmpp.predict.engines.profile import TrainingLoop
 from cdmpp.predict.llm.config import Dense, Experts, FeedForward, LLMConfig, Mixer
 from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.mixers import add_mixer
@@ -39,6 +40,9 @@ BACKWARD: dict[str, float] = {
     "softmax": 3 / 2,
     "bmm": 2.0,
 }
+#: Products of gradients over forward products of the same sizes, which read their operands in another order: the median
+#: of 33 sizes on an H100.
+_GRADIENT = 1.06
 #: Forward parts that selective recomputation runs again: attention, norms and activation functions.
 SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "activation", "shared_activation")
 #: Operators over the pairs of a sequence's tokens, which context parallelism divides.
@@ -47,11 +51,16 @@ _PER_PAIR = tuple(name for name in PREFILL_PARTS if name != "kv_b_proj")
 
 @dataclass(frozen=True)
 class Message:
-    """A collective of one rank: its larger buffer in bytes, and the ranks that take part."""
+    """A collective of one rank: its larger buffer in bytes, and the ranks that take part.
+
+    ``topk``: of an exchange of tokens, the experts of each token; ``bytes`` are those of the tokens then. Each token
+    is sent once to each rank that has one of its experts, and over the network once to each node.
+    """
 
     operator: str
     bytes: float
     group: Group
+    topk: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,17 +98,17 @@ class LayerBuilder:
 
     Parameters
     ----------
-    gradient_bytes : float
-        Bytes of an accumulated gradient of a weight.
-    loss_bytes : float
-        Bytes that the loss and its gradient move for each logit.
+    loop : TrainingLoop
+    twice : bool
+        Operands are quantised by rows and by columns, each from the 16-bit tensor (block scales).
     """
 
     def __init__(
-        self, config: LLMConfig, layout: TrainingLayout, types: Types, gradient_bytes: float, loss_bytes: float
+        self, config: LLMConfig, layout: TrainingLayout, types: Types, loop: TrainingLoop, *, twice: bool = False
     ) -> None:
         self.config, self.layout, self.types = config, layout, types
-        self._gradient_bytes, self._loss_bytes = gradient_bytes, loss_bytes
+        self._gradient_bytes, self._loss_bytes = loop.gradient_bytes, loop.loss_bytes
+        self._casts = 2 if twice else 1
         #: Rows that a rank holds between the halves of a layer (sequence parallelism divides them by tp).
         self._rows = -(-layout.tokens // layout.tp)
 
@@ -188,15 +197,14 @@ class LayerBuilder:
     def _products(self, name: str, fields: dict[str, Any], runs: float) -> Iterator[Item]:
         """Gradients of input and weight, with the casts of quantised operands."""
         m, n, k = fields["m"], fields["n"], fields["k"]
-        yield Item(name, True, self._linear(fields, m=m, n=k, k=n), runs=runs)
-        yield Item(name, True, self._linear(fields, m=n, n=k, k=m), runs=runs)
+        yield Item(name, True, self._linear(fields, m=m, n=k, k=n), runs=_GRADIENT * runs)
+        yield Item(name, True, self._linear(fields, m=n, n=k, k=m), runs=_GRADIENT * runs)
         # The product writes 16 bits; accumulation reads and writes the gradient.
         more = max(0.0, 2 * self._gradient_bytes - self.types.bytes) if self._gradient_bytes > 2 else 0.0
         yield Item(name, True, traffic=runs * n * k * more, launches=0)
         if DTYPE_BYTES[fields["dtype"]] < self.types.bytes:
             own = DTYPE_BYTES[fields["dtype"]]
-            yield Item("quantisation", traffic=runs * m * k * (self.types.bytes + own), launches=1)
-            yield Item("quantisation", True, traffic=runs * m * n * (self.types.bytes + 2 * own), launches=1)
+            yield from self._quantisation(runs * m * k, runs * m * n, own)
 
     def _linear(self, fields: dict[str, Any], **sizes: int) -> OperatorSpec:
         try:
@@ -282,8 +290,8 @@ class LayerBuilder:
         for backward in (False, True):
             yield Item("expert_permutation", backward, traffic=moved * tensors, launches=4)
             if layout.ep > 1:
-                size = moved * min(experts.topk, layout.ep)
-                yield Item("expert_exchange", backward, message=Message("all_to_all", size, "ep"), runs=2)
+                message = Message("all_to_all", moved, "ep", experts.topk)
+                yield Item("expert_exchange", backward, message=message, runs=2)
 
     def _grouped(self, name: str, rows: int, groups: int, n: int, k: int) -> Iterator[Item]:
         """Products of each expert's rows with its weight: as one product of all rows, and the weights' traffic."""
@@ -295,16 +303,24 @@ class LayerBuilder:
         weights = (groups - 1) * n * k * DTYPE_BYTES[spec["dtype"]]
         yield Item(name, program=forward, launches=groups, stated=True)
         yield Item(name, traffic=weights, launches=0)
-        yield Item(name, True, self._linear(fields, m=rows, n=k, k=n), launches=groups, stated=True)
+        yield Item(
+            name, True, self._linear(fields, m=rows, n=k, k=n), runs=_GRADIENT, launches=groups, stated=True
+        )
         yield Item(name, True, traffic=weights, launches=0)
         each = max(1, rows // groups)
-        yield Item(name, True, self._linear(fields, m=n, n=k, k=each), runs=groups, launches=groups, stated=True)
+        weight = self._linear(fields, m=n, n=k, k=each)
+        yield Item(name, True, weight, runs=_GRADIENT * groups, launches=groups, stated=True)
         more = 2 * self._gradient_bytes - self.types.bytes if self._gradient_bytes > 2 else 0.0
         yield Item(name, True, traffic=groups * n * k * more, launches=0)
         if DTYPE_BYTES[spec["dtype"]] < self.types.bytes:
             own = DTYPE_BYTES[spec["dtype"]]
-            yield Item("quantisation", traffic=rows * k * (self.types.bytes + own))
-            yield Item("quantisation", True, traffic=rows * n * (self.types.bytes + 2 * own))
+            yield from self._quantisation(rows * k, rows * n, own)
+
+    def _quantisation(self, inputs: float, results: float, own: float) -> Iterator[Item]:
+        """Casts of the input of a product and of its result's gradient, each in both orders."""
+        each = self._casts * self.types.bytes + 2 * own
+        yield Item("quantisation", traffic=inputs * each, launches=self._casts)
+        yield Item("quantisation", True, traffic=results * each, launches=self._casts)
 
 
 def replace_tokens(b: StepBuilder, tokens: int) -> StepBuilder:

@@ -19,25 +19,31 @@ from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.pricing import KINDS, combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training.layout import Overlap, Recompute, Sharding, TrainingLayout, training_types
-from cdmpp.predict.llm.training.links import BOUNDS, Links
+from cdmpp.predict.llm.training.layout import (
+    BLOCK_SCALED,
+    Overlap,
+    Recompute,
+    Sharding,
+    TrainingLayout,
+    training_types,
+)
+from cdmpp.predict.llm.training.links import BOUNDS, Links, distinct
 from cdmpp.predict.llm.training.memory import RankParameters, TrainingMemory, model_flops, training_memory
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import ProgramFramework
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 #: Sustained over nominal bandwidth of the memory for large passes, and its bounds over the point.
 _STREAM, _STREAM_BOUNDS = 0.85, (0.9, 1.15)
 _PASS_S = 3e-6
-#: Bytes that a step of Adam reads and writes for each parameter: gradient, master weight and two moments are read,
-#: the last three and the 16-bit weight are written; the norm of the gradients reads them once more.
-_ADAM_BYTES = 34
-#: Share of tensor- and expert-parallel communication that stays exposed where it runs beside computation in pieces.
-_EXPOSED = 0.3
+#: Bytes that a step of Adam reads and writes for each parameter: 30 for gradient, master weight, two moments and the
+#: 16-bit weight, and 12 for the norm of the gradients and their scaling. An H100 takes 30.4 and 13.2 at this rate.
+_ADAM_BYTES = 42
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
 _PIECE = 0.05
 _GB = 1e9
@@ -195,7 +201,7 @@ class TrainingPlan:
         self.links = Links.of(device, ranks_per_node, network)
         self.loop = engine.training
         self._assumed_network = network is None
-        builder = LayerBuilder(config, layout, self.types, self.loop.gradient_bytes, self.loop.loss_bytes)
+        builder = LayerBuilder(config, layout, self.types, self.loop, twice=products in BLOCK_SCALED)
         layer: list[Item] = []
         for count, mixer in config.first_halves:
             layer += merged_items(builder.attention_half(mixer), count / config.layers)
@@ -209,7 +215,7 @@ class TrainingPlan:
         )
         if check_memory:
             self.check_memory()
-        self._places: dict[tuple[OperatorSpec, str], int] = {}
+        self._places: dict[OperatorSpec, int] = {}
         self.queries: list[Query] = []
         for program in self._programs():
             self._ask(program)
@@ -249,7 +255,7 @@ class TrainingPlan:
                 if item.program is not None:
                     yield item.program
                 elif item.message is not None:
-                    own = self._collective(item.message.operator, item.message.bytes, *self._group(item.message.group))
+                    own = self._message_program(item.message)
                     if own is not None:
                         yield own
         for operator, size, ranks, span in self._step_messages():
@@ -257,12 +263,14 @@ class TrainingPlan:
             if own is not None:
                 yield own
 
+    def _framework(self, program: OperatorSpec) -> ProgramFramework:
+        return self.loop.products if program.operator == "linear" else self.engine.frameworks[0]
+
     def _ask(self, program: OperatorSpec) -> None:
-        frameworks = (self.engine.frameworks[0],) if is_collective(program.operator) else self.engine.frameworks
-        for framework in frameworks:
-            if (program, framework) not in self._places:
-                self._places[program, framework] = len(self.queries)
-                self.queries.append(Query(TensorProgram.from_operator(program), self.device, "kernel", framework))
+        if program not in self._places:
+            self._places[program] = len(self.queries)
+            query = Query(TensorProgram.from_operator(program), self.device, "kernel", self._framework(program))
+            self.queries.append(query)
 
     def _group(self, group: str) -> tuple[int, int]:
         """Ranks of a group, and the devices over which they are spread."""
@@ -334,19 +342,14 @@ class TrainingPlan:
         return self._assembled(model_id, layer, first, last)
 
     def _predicted(self, program: OperatorSpec) -> tuple[Array, Label]:
-        """Seconds of a program by the fastest framework of those whose domain is best; and the domain."""
-        if is_collective(program.operator):
-            found = [self._predictions[self._places[program, self.engine.frameworks[0]]]]
-        else:
-            found = [self._predictions[self._places[program, framework]] for framework in self.engine.frameworks]
-        for prediction in found:
-            if prediction.error is not None:
-                raise FieldError(
-                    f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint
-                )
-        best = min(found, key=lambda p: (LABELS.index(p.domain or "out"), p.latency_s or 0.0))
-        figures = [best.latency_s or 0.0, best.lower_s or 0.0, best.upper_s or 0.0]
-        return np.array(figures), best.domain or "out"
+        """Seconds of a program with bounds, and its domain."""
+        prediction = self._predictions[self._places[program]]
+        if prediction.error is not None:
+            raise FieldError(
+                f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint
+            )
+        figures = [prediction.latency_s or 0.0, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
+        return np.array(figures), prediction.domain or "out"
 
     def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Label]:
         factor = self.loop.communication_factor
@@ -357,16 +360,35 @@ class TrainingPlan:
         seconds, domain = self._predicted(own)
         return factor * seconds, domain
 
+    def _message_program(self, message: Message) -> OperatorSpec | None:
+        """The program of an item's message inside a domain; None over the network."""
+        ranks, span = self._group(message.group)
+        size = message.bytes * (distinct(ranks, message.topk) if message.topk else 1.0)
+        return self._collective(message.operator, size, ranks, span)
+
+    def _item_message_s(self, message: Message) -> tuple[Array, Label]:
+        own, (ranks, span) = self._message_program(message), self._group(message.group)
+        if own is not None:
+            seconds, domain = self._predicted(own)
+            return self.loop.communication_factor * seconds, domain
+        if not message.topk:
+            return self._message_s(message.operator, message.bytes, ranks, span)
+        point = self.links.exchange_s(message.bytes, message.topk, ranks)
+        return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
+
     def _traffic_s(self, size: float) -> Array:
         return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
+
+    def _factor(self, name: str) -> float:
+        if name in ("attention", "window_attention"):
+            return self.loop.attention_factor
+        return self.loop.expert_factor if name.startswith("expert") else 1.0
 
     def _unit(self, items: Iterable[Item]) -> _Unit:
         unit = _Unit()
         for item in items:
             if item.message is not None:
-                seconds, domain = self._message_s(
-                    item.message.operator, item.message.bytes, *self._group(item.message.group)
-                )
+                seconds, domain = self._item_message_s(item.message)
                 key = (item.message.group, item.backward)
                 unit.groups[key] = unit.message(*key) + item.runs * seconds
                 unit.domains[domain] += item.runs * float(seconds[0])
@@ -379,7 +401,7 @@ class TrainingPlan:
             else:
                 seconds, domain, kind = self._traffic_s(item.traffic), "near", "vector"
                 seconds = seconds + _PASS_S * min(item.launches, 1) * (item.traffic > 0)
-            seconds = self.engine.kernel_factor * seconds
+            seconds = self.engine.kernel_factor * self._factor(item.name) * seconds
             unit.kinds[item.backward][:, KINDS.index(kind)] += seconds
             name = (item.name, item.backward)
             unit.names[name] = unit.names.get(name, np.zeros(3)) + seconds
@@ -479,7 +501,10 @@ class TrainingPlan:
                 (v for (name, _), v in unit.names.items() if name.endswith("attention")), np.zeros(3)
             )
             return np.asarray(np.maximum(both / layout.cp, both - attention))
-        return np.asarray(_EXPOSED * both if layout.overlap == "all" else both)
+        share = 1.0
+        if layout.overlap == "all":
+            share = self.loop.exposed_tp if group == "tp" else self.loop.exposed_ep
+        return np.asarray(share * both)
 
     def _data_parallel(self, layer: _Unit, compute: float) -> tuple[float, float, Array]:
         """Exposed and hidden seconds of gradients and weights in a step, and bounds of all of them."""
