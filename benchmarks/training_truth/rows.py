@@ -133,3 +133,29 @@ def _row(record: dict[str, str], names: dict[str, Path], configs: Path) -> Row |
     device = DEVICES[record["device"]]
     tokens = float(record["value"])
     return Row(record["source"], model, device, config, options, tokens, engine, foundry, release)
+
+
+def read_rl_steps(public_data: Path) -> list[dict[str, Any]]:
+    """Measured steps of reinforcement learning, with what is doubtful about a row."""
+    text = gzip.decompress((public_data / TABLE).read_bytes()).decode()
+    records = [r for r in csv.DictReader(io.StringIO(text)) if r["quantity"] == "rl_step_time"]
+    seconds: dict[tuple[str, ...], set[float]] = {}
+    for r in records:
+        seconds.setdefault((r["model"], r["gpus"], r["parallelism"], r["note"]), set()).add(float(r["value"]))
+    steps = []
+    for r in records:
+        several = seconds[r["model"], r["gpus"], r["parallelism"], r["note"]]
+        doubt = "" if len(several) == 1 else f"; the same key has {' and '.join(f'{s:g}' for s in sorted(several))} s"
+        names = r["parallelism"].count("[1,1,1,1,1,")
+        doubt += "; the layout has one number more than names" if names else ""
+        steps.append(
+            {
+                "model": r["model"],
+                "device": r["device"],
+                "gpus": int(r["gpus"]),
+                "layout": r["parallelism"],
+                "step_s": float(r["value"]),
+                "note": f"{r['note']}; mean length {r['output_tokens']}{doubt}",
+            }
+        )
+    return steps

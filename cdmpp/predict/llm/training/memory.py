@@ -18,6 +18,8 @@ from cdmpp.predict.llm.tensors import (
 )
 from cdmpp.predict.llm.training.layout import TrainingLayout
 
+#: Share of the published capacity that a step may need: boards hold up to 7 % more than their nominal GB.
+CAPACITY = 1.06
 #: Bytes of master weight and two moments of Adam.
 OPTIMIZER_BYTES = 12
 
@@ -102,6 +104,11 @@ class TrainingMemory:
         """Sum of the parts."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
+    @property
+    def fits(self) -> bool:
+        """Whether the rank fits its device; true where the capacity is not published."""
+        return self.device is None or self.total <= CAPACITY * self.device
+
     def to_dict(self) -> dict[str, float | None]:
         """Bytes by part, as whole numbers."""
         names = ("weights", "gradients", "optimizer", "activations")
@@ -134,7 +141,10 @@ def training_memory(
     copies, expert_copies = layout.dp * layout.cp, layout.expert_copies
     weights, found = types.bytes, []
     logits = layout.tokens * config.vocab / layout.tp * (4.0 + types.bytes)
-    whole, kept = _layer_activations(config, layout, types, "none"), _layer_activations(config, layout, types, layout.recompute)
+    whole, kept = (
+        _layer_activations(config, layout, types, "none"),
+        _layer_activations(config, layout, types, layout.recompute),
+    )
     for stage, count in enumerate(layers):
         last = stage == layout.pp - 1
         p = own.stage(count, first=stage == 0, last=last)
@@ -181,13 +191,7 @@ def _layer_activations(config: LLMConfig, layout: TrainingLayout, types: Types, 
 
 
 def _mixer_activations(
-    config: LLMConfig,
-    layout: TrainingLayout,
-    mixer: Mixer,
-    stream: float,
-    wide: float,
-    narrow: float,
-    recompute: str,
+    config: LLMConfig, layout: TrainingLayout, mixer: Mixer, stream: float, wide: float, narrow: float, recompute: str
 ) -> float:
     rows, tp = layout.tokens, layout.tp
     heads = config.heads // tp

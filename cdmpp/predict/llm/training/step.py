@@ -19,19 +19,12 @@ from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.pricing import KINDS, combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training.layout import (
-    BLOCK_SCALED,
-    Overlap,
-    Recompute,
-    Sharding,
-    TrainingLayout,
-    training_types,
-)
+from cdmpp.predict.llm.training.fitting import layout_fits, smallest_layouts
+from cdmpp.predict.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
 from cdmpp.predict.llm.training.links import BOUNDS, Links, distinct
 from cdmpp.predict.llm.training.memory import RankParameters, TrainingMemory, model_flops, training_memory
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
 from cdmpp.predict.prediction import Prediction, Query
-from cdmpp.programs.collectives import is_collective
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import ProgramFramework
@@ -175,6 +168,13 @@ class TrainingPlan:
 
     Parameters and errors are those of :func:`training_step`; ``config`` and ``device`` are read already.
 
+    Parameters
+    ----------
+    check_memory : bool
+        Whether a step that does not fit is an error.
+    shared : dict, optional
+        Items of plans that differ in stages, batch and sharding only; filled by the first of them.
+
     Attributes
     ----------
     queries : list of Query
@@ -193,6 +193,7 @@ class TrainingPlan:
         network: float | str | None = None,
         engine: EngineProfile,
         check_memory: bool = True,
+        shared: dict[Any, Any] | None = None,
     ) -> None:
         assert engine.training is not None
         layout.check(config)
@@ -201,13 +202,12 @@ class TrainingPlan:
         self.links = Links.of(device, ranks_per_node, network)
         self.loop = engine.training
         self._assumed_network = network is None
-        builder = LayerBuilder(config, layout, self.types, self.loop, twice=products in BLOCK_SCALED)
-        layer: list[Item] = []
-        for count, mixer in config.first_halves:
-            layer += merged_items(builder.attention_half(mixer), count / config.layers)
-        for count, half in config.second_halves:
-            layer += merged_items(builder.feed_forward_half(half), count / config.layers)
-        self._units = [merged_items(items) for items in (layer, builder.first(), builder.last())]
+        #: Items of a mean layer, of the embedding and of the output layer.
+        shared = {} if shared is None else shared
+        key = (layout.tp, layout.cp, layout.ep, layout.micro_batch)
+        if key not in shared:
+            shared[key] = self._items()
+        self._units: list[list[Item]] = shared[key]
         self.parameters = RankParameters.of(config, layout)
         self._layers = stage_layers(config.layers, layout, *self._rough())
         self.memory = training_memory(
@@ -220,17 +220,29 @@ class TrainingPlan:
         for program in self._programs():
             self._ask(program)
 
+    def _items(self) -> list[list[Item]]:
+        config = self.config
+        builder = LayerBuilder(config, self.layout, self.types, self.loop, twice=self.products in BLOCK_SCALED)
+        layer: list[Item] = []
+        for count, mixer in config.first_halves:
+            layer += merged_items(builder.attention_half(mixer), count / config.layers)
+        for count, half in config.second_halves:
+            layer += merged_items(builder.feed_forward_half(half), count / config.layers)
+        return [merged_items(items) for items in (layer, builder.first(), builder.last())]
+
     def check_memory(self) -> None:
         """Raise :class:`InfeasibleError` where the fullest rank exceeds the device."""
-        memory, capacity = self.memory, self.device.memory_bytes
-        if capacity is None or memory.total <= capacity:
+        memory, capacity = self.memory, self.device.memory_bytes or float("inf")
+        if memory.fits:
             return
         parts = ", ".join(
             f"{name} {getattr(memory, name) / _GB:.1f}" for name in ("weights", "gradients", "optimizer", "activations")
         )
-        from cdmpp.predict.llm.training.search import smallest_layouts
 
-        fitting = smallest_layouts(self)
+        def hold(layout: TrainingLayout) -> bool:
+            return layout_fits(self.config, self.device.memory_bytes, self.types, layout, self.loop.gradient_bytes)
+
+        fitting = smallest_layouts(self.config, self.layout, hold, self.links.together)
         hint = "no layout of up to 1024 devices was found; use a shorter sequence or recompute"
         if fitting:
             hint = "the smallest layouts that fit: " + "; ".join(f"{one.gpus} GPUs: {one.named()}" for one in fitting)
@@ -291,9 +303,7 @@ class TrainingPlan:
         return max(range(self.layout.pp), key=lambda s: self._stage(s).total)
 
     def _stage(self, stage: int) -> Any:
-        return self.parameters.stage(
-            self._layers[stage], first=stage == 0, last=stage == self.layout.pp - 1
-        )
+        return self.parameters.stage(self._layers[stage], first=stage == 0, last=stage == self.layout.pp - 1)
 
     def _step_messages(self) -> Iterator[tuple[str, float, int, int]]:
         """Collectives of gradients and weights, and transfers between stages: operator, bytes, ranks, span."""
@@ -329,8 +339,15 @@ class TrainingPlan:
         return found
 
     # ------------------------------------------------------------------------------------------------------- prices
-    def result(self, model_id: str, predictions: Sequence[Prediction]) -> TrainingStep:
+    def result(
+        self, model_id: str, predictions: Sequence[Prediction], engine: EngineProfile | None = None
+    ) -> TrainingStep:
         """The step made of the predictions of :attr:`queries`.
+
+        Parameters
+        ----------
+        engine : EngineProfile, optional
+            In place of the plan's, with the same frameworks and bytes.
 
         Raises
         ------
@@ -338,6 +355,9 @@ class TrainingPlan:
             An operator of the model has no prediction.
         """
         self._predictions = predictions
+        if engine is not None:
+            assert engine.training is not None
+            self.engine, self.loop = engine, engine.training
         layer, first, last = (self._unit(items) for items in self._units)
         return self._assembled(model_id, layer, first, last)
 
@@ -345,9 +365,7 @@ class TrainingPlan:
         """Seconds of a program with bounds, and its domain."""
         prediction = self._predictions[self._places[program]]
         if prediction.error is not None:
-            raise FieldError(
-                f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint
-            )
+            raise FieldError(f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint)
         figures = [prediction.latency_s or 0.0, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
         return np.array(figures), prediction.domain or "out"
 
@@ -461,7 +479,7 @@ class TrainingPlan:
         }
         whole = sum(shares.values())
         flops = model_flops(self.config, layout.sequence) * layout.global_batch * layout.sequence
-        peak = self._peak()
+        peak = self.peak_flops
         return TrainingStep(
             model_id=model_id,
             device=self.device.name,
@@ -497,9 +515,7 @@ class TrainingPlan:
         both = forward + backward
         if group == "cp":
             # Keys and values of the next rank arrive while attention computes with those at hand.
-            attention = sum(
-                (v for (name, _), v in unit.names.items() if name.endswith("attention")), np.zeros(3)
-            )
+            attention = sum((v for (name, _), v in unit.names.items() if name.endswith("attention")), np.zeros(3))
             return np.asarray(np.maximum(both / layout.cp, both - attention))
         share = 1.0
         if layout.overlap == "all":
@@ -530,9 +546,7 @@ class TrainingPlan:
         layout = self.layout
         if layout.pp == 1:
             return 0.0
-        seconds, _ = self._message_s(
-            "send_recv", self._transfer_bytes(), 2, min(layout.gpus, layout.stage_ranks + 1)
-        )
+        seconds, _ = self._message_s("send_recv", self._transfer_bytes(), 2, min(layout.gpus, layout.stage_ranks + 1))
         filling = 2 * (layout.pp - 1)
         if layout.overlap != "none" and layout.virtual_pp > 1:
             return filling * float(seconds[0])
@@ -570,9 +584,15 @@ class TrainingPlan:
                 total = total + unit.kinds[False] + unit.kinds[True]
         return np.asarray(m * total * (1 + bubble / max(1e-12, compute)))
 
-    def _peak(self) -> float | None:
+    @property
+    def peak_flops(self) -> float | None:
+        """Peak of the device for the type of the products, in flop/s."""
         names = {"float8_e4m3": "peak_flops_fp8_matrix", "float4_e2m1": "peak_flops_fp4_matrix"}
-        types = {"bfloat16": "peak_flops_bf16_matrix", "float16": "peak_flops_fp16_matrix", "float32": "peak_flops_fp32"}
+        types = {
+            "bfloat16": "peak_flops_bf16_matrix",
+            "float16": "peak_flops_fp16_matrix",
+            "float32": "peak_flops_fp32",
+        }
         name = names[self.types.weights] if self.types.weights else types[self.types.dtype]
         value: float | None = getattr(self.device, name, None)
         # 16-bit types have the same rate; some data sheets print it once.
