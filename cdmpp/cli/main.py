@@ -20,8 +20,8 @@ from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
 from cdmpp.cli.llm import calibrate, llm
 from cdmpp.cli.measure import measure
-from cdmpp.cli.plan import plan
 from cdmpp.cli.plan_check import check
+from cdmpp.cli.plan_rl import plan
 from cdmpp.cli.predict import predict
 from cdmpp.cli.probe import probe
 from cdmpp.cli.ray_option import RayCommand

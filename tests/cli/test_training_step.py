@@ -63,3 +63,16 @@ def test_infeasible_layout_is_an_error_with_a_hint(run: Run) -> None:
     result = run("training-step", LLAMA, "-d", "t4", "--gpus", 8, "--global-batch", 16, "--sequence", 2048)
     assert result.exit_code == 1
     assert "needs" in result.stderr and "hint:" in result.stderr
+
+
+def test_rl_plan_from_a_configuration(run: Run, tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("tokens\n" + "\n".join(str(200 + 13 * i % 900) for i in range(64)), encoding="utf-8")
+    options = ("plan", "rl", "--config", LLAMA, "--device", "h100-sxm", "--gpus", 8, "--samples", 64)
+    request = json.loads(run(*options, "--lengths", lengths, "--print-request").stdout)
+    assert request["training"]["curve"]["llm"]["phase"] == "train"
+    result = run(*options, "--lengths", lengths)
+    assert result.exit_code == 0, result.stderr
+    assert "colocated" in result.stdout and "not streamed" in result.stdout
+    assert "--lengths" in run(*options).stderr
+    assert "either" in run("plan", "rl").stderr

@@ -361,6 +361,42 @@ class TrainingPlan:
         layer, first, last = (self._unit(items) for items in self._units)
         return self._assembled(model_id, layer, first, last)
 
+    def layer_pass(self, predictions: Sequence[Prediction], *, backward: bool) -> tuple[Array, dict[str, float]]:
+        """Seconds of one pass of a mean layer over a micro-batch, with its exposed messages; and those of its parts.
+
+        The backward pass has what is computed again.
+
+        Returns
+        -------
+        seconds : (3,)
+            Point, lower and upper bound.
+        parts : dict of str to float
+        """
+        self._predictions = predictions
+        layer = self._unit(self._units[0])
+        kinds, names = layer.kinds[backward].copy(), {}
+        for (name, back), value in layer.names.items():
+            if back == backward:
+                names[name] = float(value[0])
+        if backward and (again := self._again(layer)):
+            kinds += layer.kinds[False] * again / layer.compute(False)
+            names["recomputation"] = again
+        for group in ("tp", "cp", "ep"):
+            both = layer.message(group, False) + layer.message(group, True)
+            if both[0] > 0:
+                own = self._exposed(layer, group) * layer.message(group, backward)[0] / both[0]
+                kinds[:, KINDS.index("collective")] += own
+                names[f"{group} communication"] = float(own[0])
+        return combined(kinds, self.engine.residual), names
+
+    def _again(self, layer: _Unit) -> float:
+        """Seconds of a layer's forward pass that the backward pass computes again."""
+        if self.layout.recompute == "full":
+            return layer.compute(False)
+        if self.layout.recompute == "none":
+            return 0.0
+        return sum(float(v[0]) for (name, back), v in layer.names.items() if name in SELECTIVE and not back)
+
     def _predicted(self, program: OperatorSpec) -> tuple[Array, Label]:
         """Seconds of a program with bounds, and its domain."""
         prediction = self._predictions[self._places[program]]
@@ -429,9 +465,7 @@ class TrainingPlan:
 
     def _assembled(self, model_id: str, layer: _Unit, first: _Unit, last: _Unit) -> TrainingStep:
         layout, m = self.layout, self.layout.micro_batches
-        again = {"none": 0.0, "selective": 0.0, "full": layer.compute(False)}[layout.recompute]
-        if layout.recompute == "selective":
-            again = sum(float(v[0]) for (name, back), v in layer.names.items() if name in SELECTIVE and not back)
+        again = self._again(layer)
         # One pass of a layer on a rank: kernels, exposed messages, and what the host needs to launch it.
         exposed = {group: self._exposed(layer, group) for group in ("tp", "cp", "ep")}
         edge = {unit: self._exposed(unit, "tp") for unit in (first, last)}
