@@ -23,7 +23,7 @@ from cdmpp.predict.llm.training.step import TrainingPlan, TrainingStep
 from cdmpp.predict.prediction import Query
 
 #: Layouts that are priced.
-MAX_PRICED = 240
+MAX_PRICED = 1000
 
 
 @dataclass(frozen=True)
