@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
+from benchmarks.training_truth.reinforcement import predict_steps
 from benchmarks.training_truth.rows import Row, read_rl_steps, read_rows
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.data.load import public_data_dir
@@ -214,7 +215,7 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
         "by_model": by_model,
         "left_out": [{"source": s, "reason": reason, "rows": n} for (s, reason), n in sorted(left_out.items())],
         "refused": [{"source": s, "device": d, "reason": r, "rows": n} for (s, d, r), n in sorted(refused.items())],
-        "reinforcement": read_rl_steps(public_data),
+        "reinforcement": predict_steps(read_rl_steps(public_data), configs, predictor),
     }
 
 
@@ -257,7 +258,14 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
     ]
     left = [[r["source"], r["reason"], f"{r['rows']}"] for r in (*result["left_out"], *result["refused"])]
     steps = [
-        [r["model"], r["device"], f"{r['gpus']}", r["layout"], f"{r['step_s']:g} s", r["note"]]
+        [
+            r["model"],
+            r["layout"],
+            f"{r['gpus']}",
+            f"{r['step_s']:g} s",
+            "-" if r["predicted_s"] is None else f"{r['predicted_s']:.3g} s",
+            r["note"],
+        ]
         for r in result["reinforcement"]
     ]
     answered = sum(g["shipped"]["rows"] for g in result["groups"])
@@ -266,7 +274,7 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
         + f"\n\nAnswered: {answered} of {result['answerable']} rows. Model {result['model_id']}.",
         "models": table(header_model, models, left=3),
         "left-out": table(["source", "reason", "rows"], left, left=2),
-        "reinforcement": table(["model", "device", "GPUs", "layout", "step", "note"], steps, left=2),
+        "reinforcement": table(["model", "layout", "GPUs", "measured", "planned", "note"], steps, left=2),
     }
 
 

@@ -35,6 +35,9 @@ def rl(
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="With --config: samples of a step.")] = 512,
     prompt: Annotated[int, typer.Option(min=0, help="With --config: tokens of each prompt.")] = 512,
+    forwards: Annotated[
+        int, typer.Option(min=0, help="With --config: passes of reference, reward or old policy over each sample.")
+    ] = 0,
     products: Annotated[
         Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
         typer.Option(help="With --config: type of the training's products.", show_default=False),
@@ -81,6 +84,7 @@ def rl(
             lengths=read_lengths(lengths),
             samples=samples,
             prompt=prompt,
+            forwards=forwards,
             products=products,
             engine=engine,
             train_engine=train_engine,

@@ -52,6 +52,7 @@ def request_from_config(
     lengths: Sequence[int],
     samples: int = 512,
     prompt: int = 512,
+    forwards: int = 0,
     products: str | None = None,
     engine: str | None = None,
     train_engine: str = "megatron",
@@ -69,6 +70,9 @@ def request_from_config(
         Response lengths in tokens.
     samples, prompt : int
         Samples of a step, and tokens of each prompt.
+    forwards : int
+        Passes of reward, reference or old policy over each sample, models of the same size: each costs a third of its
+        training.
     products : str, optional
         Type of the training's products.
     engine, train_engine : str
@@ -136,6 +140,7 @@ def request_from_config(
             "curve": {"batch": [first, max(2 * first, batch)], "device": device, "llm": form},
             "curve_units": units,
         },
+        "inference": forwards * best.step_s / batch * units / 3,
         "kv": {"bytes_per_token": _cache_bytes(fields, tp, ep, mean)},
         "pools": [{"name": spec.name, "units": units, "device": device}],
         "weights": {
