@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
@@ -297,7 +298,6 @@ class TrainingPlan:
         """The program of a collective inside a domain; None over the network."""
         return None if self.links.crosses(span) else self.links.program(operator, size, ranks, span)
 
-    # ---------------------------------------------------------------------------------------------- messages of a step
     def _fullest(self) -> int:
         """The stage with most parameters."""
         return max(range(self.layout.pp), key=lambda s: self._stage(s).total)
@@ -338,7 +338,6 @@ class TrainingPlan:
                 found.append(("backward", "all_gather", count * self.types.bytes, ranks, span, runs))
         return found
 
-    # ------------------------------------------------------------------------------------------------------- prices
     def result(
         self, model_id: str, predictions: Sequence[Prediction], engine: EngineProfile | None = None
     ) -> TrainingStep:
@@ -354,10 +353,12 @@ class TrainingPlan:
         FieldError
             An operator of the model has no prediction.
         """
-        self._predictions = predictions
         if engine is not None:
             assert engine.training is not None
-            self.engine, self.loop = engine, engine.training
+            other = copy(self)
+            other.engine, other.loop = engine, engine.training
+            return other.result(model_id, predictions)
+        self._predictions = predictions
         layer, first, last = (self._unit(items) for items in self._units)
         return self._assembled(model_id, layer, first, last)
 
@@ -755,6 +756,3 @@ def training_step(
         engine=profile,
     )
     return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))
-
-
-__all__ = ["Message", "TrainingPlan", "TrainingStep", "training_step"]
