@@ -1,4 +1,4 @@
-"""A training profile from measured steps: one factor on the kernels and one on the communication."""
+"""A training profile from measured steps: factors on all kernels, on those of experts, and on the communication."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ COUNTS = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_b
 TEXTS = ("sharding", "dtype", "products", "recompute", "overlap", "network", "config", "device")
 DURATIONS = ("step_s", "tokens_per_s_per_gpu")
 _LAYOUT = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence")
-#: Standard deviations in logs of the two factors around those of the profile.
-SPREAD = np.array([0.1, 0.3])
+#: Standard deviations in logs of the factors on kernels, experts and communication around those of the profile.
+SPREAD = np.array([0.07, 0.2, 0.2])
 #: Smallest standard deviation of a measured step around the fit; otherwise the residual of the profile.
 NOISE = 0.03
 #: Steps that the residual of the starting profile counts for.
@@ -115,7 +115,9 @@ class TrainingCalibrationPlan:
         seen = after if left_out is None else left_out
         residual = (SURE * self._engine.residual**2 + float((seen**2).sum())) / (SURE + len(seen))
         profile = self._with(fitted, min(2.0, residual**0.5))
-        source = dict(profile.source) | {"kernel_factor, communication_factor": f"{len(self._plans)} measured steps"}
+        source = dict(profile.source) | {
+            "kernel_factor, expert_factor, communication_factor": f"{len(self._plans)} measured steps"
+        }
         mean = [None if e is None else float(np.abs(np.expm1(e)).mean()) for e in (before, after, left_out)]
         return TrainingCalibration(
             profile.model_copy(update={"name": f"{self._engine.name}-calibrated", "source": source}),
@@ -127,13 +129,15 @@ class TrainingCalibrationPlan:
 
     @staticmethod
     def _factors(engine: EngineProfile) -> Array:
-        assert engine.training is not None
-        return np.asarray(np.log(np.array([engine.kernel_factor, engine.training.communication_factor])))
+        loop = engine.training
+        assert loop is not None
+        return np.asarray(np.log(np.array([engine.kernel_factor, loop.expert_factor, loop.communication_factor])))
 
     def _with(self, factors: Array, residual: float | None = None) -> EngineProfile:
         assert self._engine.training is not None
-        kernel, communication = (float(f) for f in np.exp(np.clip(factors, -3, 2.2)))
-        loop = self._engine.training.model_copy(update={"communication_factor": communication})
+        kernel, expert, communication = (float(f) for f in np.exp(np.clip(factors, -2.2, 2.2)))
+        update = {"expert_factor": expert, "communication_factor": communication}
+        loop = self._engine.training.model_copy(update=update)
         more = {} if residual is None else {"residual": residual}
         return self._engine.model_copy(update={"kernel_factor": kernel, "training": loop, **more})
 
@@ -149,9 +153,7 @@ class TrainingCalibrationPlan:
         noise = max(NOISE, self._engine.residual)
         for _ in range(3):
             errors = self._errors(factors, rows)
-            slopes = np.stack(
-                [(self._errors(factors + step, rows) - errors) / 0.01 for step in 0.01 * np.eye(2)], axis=1
-            )
+            slopes = np.stack([(self._errors(factors + step, rows) - errors) / 0.01 for step in 0.01 * np.eye(3)], 1)
             left = slopes.T @ slopes / noise**2 + np.diag(SPREAD**-2.0)
             right = -slopes.T @ errors / noise**2 + (prior - factors) / SPREAD**2
             factors = factors + np.linalg.solve(left, right)
@@ -281,7 +283,8 @@ def calibrate_training(
     Returns
     -------
     EngineProfile
-        With ``kernel_factor`` and ``communication_factor`` fitted, for ``engine`` of :func:`cdmpp.llm.training_step`.
+        With ``kernel_factor``, ``expert_factor`` and ``communication_factor`` fitted, for ``engine`` of
+        :func:`cdmpp.llm.training_step`.
 
     Raises
     ------
