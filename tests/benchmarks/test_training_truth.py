@@ -12,115 +12,28 @@ import pytest
 from benchmarks.training_truth.rows import read_rl_steps, read_rows
 
 FIELDS = "source model device gpus parallelism dtype framework batch sequence output_tokens quantity unit value note"
-BRIDGE = "train_tokens_per_s_per_gpu (Pre-Training Performance)"
-ROWS = [
-    [
-        "megatron-bridge",
-        "A (w/o MTP)",
-        "DGX-GB200",
-        "64",
-        "fsdp=0;tp=2;pp=4;cp=1;vp=5;ep=n/a",
-        "MXFP8",
-        "x",
-        "256",
-        "8192",
-        "",
-        BRIDGE,
-        "tokens/s/GPU",
-        "2048",
-        "mbs=1;model_tflops=1",
-    ],
-    [
-        "megatron-bridge",
-        "A",
-        "DGX-H100",
-        "8",
-        "fsdp=8;tp=1;pp=1;cp=1;vp=n/a;ep=1",
-        "FP8-CS",
-        "x",
-        "128",
-        "8192",
-        "",
-        BRIDGE,
-        "tokens/s/GPU",
-        "1000",
-        "mbs=2;model_tflops=5[^note]",
-    ],
-    [
-        "llm-foundry",
-        "small",
-        "a100_40gb",
-        "8",
-        "fsdp=8;FULL_SHARD;PURE;act_ckpt=True;offload=False",
-        "bf16",
-        "x",
-        "32",
-        "512",
-        "",
-        "train_tokens_per_s_per_gpu",
-        "tokens/s/GPU",
-        "64",
-        "micro_batch=4;grad_accum=1",
-    ],
-    ["megatron-bridge", "A", "DGX-H100", "8", "tp=1 (2);pp=1", "FP8", "x", "8", "8", "", BRIDGE, "u", "1", "mbs=1"],
-    ["megatron-bridge", "A", "DGX-H100", "8", "tp=1;pp=1", "NVFP4", "x", "8", "8", "", BRIDGE, "u", "1", "mbs=1"],
-    ["megatron-bridge", "A", "DGX-H100", "8", "tp=1;pp=1", "", "x", "8", "8", "", BRIDGE, "u", "1", "mbs=1"],
-    ["megatron-bridge", "B", "DGX-H100", "8", "tp=1;pp=1", "BF16", "x", "8", "8", "", BRIDGE, "u", "1", "mbs=1"],
-    [
-        "megatron-bridge",
-        "A",
-        "DGX-H100",
-        "8",
-        "tp=1",
-        "FP8",
-        "x",
-        "8",
-        "8",
-        "",
-        BRIDGE.replace("Pre-Training", "LoRA"),
-        "u",
-        "1",
-        "mbs=1",
-    ],
-    [
-        "nemo-rl",
-        "A",
-        "H100 BF16",
-        "16",
-        "gen[tp,pp]=[1,1]",
-        "BF16",
-        "x",
-        "G-GBS=2,048;T-GBS=512",
-        "",
-        "1,019",
-        "rl_step_time",
-        "s",
-        "92.8",
-        "GRPO; On policy; max_seq=4,096",
-    ],
-    [
-        "nemo-rl",
-        "A",
-        "H100 BF16",
-        "16",
-        "gen[tp,pp]=[1,1]",
-        "BF16",
-        "x",
-        "G-GBS=2,048;T-GBS=512",
-        "",
-        "1,019",
-        "rl_step_time",
-        "s",
-        "80",
-        "GRPO; On policy; max_seq=4,096",
-    ],
-]
+PRE = "train_tokens_per_s_per_gpu (Pre-Training Performance)|tokens/s/GPU"
+LORA = "train_tokens_per_s_per_gpu (LoRA Performance)|tokens/s/GPU"
+NEMO = "nemo-rl|A|H100 BF16|16|gen[tp,pp]=[1,1]|BF16|x|G-GBS=2,048;T-GBS=512||1,019|rl_step_time|s"
+ROWS = (
+    f"bridge|A (w/o MTP)|DGX-GB200|64|fsdp=0;tp=2;pp=4;cp=1;vp=5;ep=n/a|MXFP8|x|256|8192||{PRE}|2048|mbs=1",
+    f"bridge|A|DGX-H100|8|fsdp=8;tp=1;pp=1;cp=1;vp=n/a;ep=1|FP8-CS|x|128|8192||{PRE}|1000|mbs=2;tflops=5[^note]",
+    "llm-foundry|small|a100_40gb|8|fsdp=8;FULL_SHARD;act_ckpt=True|bf16|x|32|512||train_tokens_per_s_per_gpu|u|64|"
+    "micro_batch=4;grad_accum=1",
+    f"bridge|A|DGX-H100|8|tp=1 (2);pp=1|FP8|x|8|8||{PRE}|1|mbs=1",
+    f"bridge|A|DGX-H100|8|tp=1;pp=1|NVFP4|x|8|8||{PRE}|1|mbs=1",
+    f"bridge|A|DGX-H100|8|tp=1;pp=1||x|8|8||{PRE}|1|mbs=1",
+    f"bridge|B|DGX-H100|8|tp=1;pp=1|BF16|x|8|8||{PRE}|1|mbs=1",
+    f"bridge|A|DGX-H100|8|tp=1|FP8|x|8|8||{LORA}|1|mbs=1",
+    f"{NEMO}|92.8|GRPO; On policy; max_seq=4,096",
+    f"{NEMO}|80|GRPO; On policy; max_seq=4,096",
+)
 
 
 @pytest.fixture
 def tables(tmp_path: Path) -> tuple[Path, Path]:
     text = io.StringIO()
-    csv.writer(text).writerows([FIELDS.split(), *ROWS])
+    csv.writer(text).writerows([FIELDS.split(), *(row.split("|") for row in ROWS)])
     (tmp_path / "e2e_llm_training.csv.gz").write_bytes(gzip.compress(text.getvalue().encode()))
     configs = tmp_path / "configs"
     (configs / "more").mkdir(parents=True)
