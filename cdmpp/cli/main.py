@@ -20,8 +20,8 @@ from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
 from cdmpp.cli.llm import calibrate, llm
 from cdmpp.cli.measure import measure
-from cdmpp.cli.plan import plan
 from cdmpp.cli.plan_check import check
+from cdmpp.cli.plan_rl import plan
 from cdmpp.cli.predict import predict
 from cdmpp.cli.probe import probe
 from cdmpp.cli.ray_option import RayCommand
@@ -32,6 +32,7 @@ from cdmpp.cli.streams import protect_streams
 from cdmpp.cli.support import support
 from cdmpp.cli.sweep import sweep
 from cdmpp.cli.train import train
+from cdmpp.cli.training_step import training_step
 from cdmpp.errors import CdmppError
 
 app = typer.Typer(
@@ -79,6 +80,11 @@ app.command(epilog="example: cdmpp llm examples/llm/llama-3.1-8b.json --device h
 app.command(
     "llm calibrate", epilog="example: cdmpp llm calibrate mine.csv --config config.json -d h100-sxm --out mine.toml"
 )(calibrate)
+app.command(
+    "training-step",
+    epilog="example: cdmpp training-step examples/llm/llama-3.1-70b.json -d h100-sxm --gpus 64 --tp 4 --pp 4 "
+    "--sharding optimizer --recompute full --global-batch 128 --sequence 8192",
+)(training_step)
 app.command(epilog="example: cdmpp inspect softmax:rows=4096,cols=1024")(inspect)
 app.command("eval", epilog="example: cdmpp eval --records ops_vidur_fp16.parquet --devices a40")(evaluate)
 app.command(epilog="example: cdmpp train --config configs/base.toml --public-data DIR --out mymodel")(train)

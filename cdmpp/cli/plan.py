@@ -227,6 +227,40 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(aside, dpi=120, bbox_inches="tight", format=path.suffix[1:])
 
 
+#: JSON output, figure, model folder, address of a service, whether it searches, address of a Ray cluster, its seeds.
+RunOptions = tuple[bool, Path | None, Path | None, str | None, bool, str | None, int | None]
+
+
+def run_request(
+    spec: PlannerSpec,
+    name: Path | str,
+    value_of: Callable[[], Any],
+    files: PlanFiles,
+    options: RunOptions,
+    *,
+    print_request: bool = False,
+    ignore_memory: bool = False,
+) -> None:
+    """Solve a request, write its files and print the plan; ``name`` stands in messages."""
+    json, figure, model, url, remote, ray, seeds = options
+    check_figure(figure)
+    try:
+        value = value_of()
+        if ignore_memory and isinstance(value, dict):
+            value["ignore_memory"] = True
+        if print_request:
+            print_json(value)
+            return
+        request, answer = solve(spec, value, model, url, remote, ray, seeds)
+    except FieldError as error:
+        prefix_with_file(name, error)
+        raise
+    try:
+        files.write(request, answer)
+    finally:  # the plan is printed although the format cannot express it
+        show(request, answer, json, figure)
+
+
 def _command(spec: PlannerSpec) -> None:
     def run(
         file: FileArgument,
@@ -245,28 +279,18 @@ def _command(spec: PlannerSpec) -> None:
         print_request: PrintOption = False,
         ignore_memory: IgnoreMemoryOption = False,
     ) -> None:
-        check_figure(figure)
         files = PlanFiles.of(spec.name, export, out, read, fields, settings or [])
-        try:
-            value = files.request(file)
-            if ignore_memory and isinstance(value, dict):
-                value["ignore_memory"] = True
-            if print_request:
-                print_json(value)
-                return
-            request, answer = solve(spec, value, model, url, remote, ray, seeds)
-        except FieldError as error:
-            prefix_with_file(file, error)
-            raise
-        try:
-            files.write(request, answer)
-        finally:  # the plan is printed although the format cannot express it
-            show(request, answer, json, figure)
+
+        def value() -> Any:
+            return files.request(file)
+
+        options = (json, figure, model, url, remote, ray, seeds)
+        run_request(spec, file, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
 
     run.__doc__ = spec.summary
     plan.command(spec.name, cls=RayCommand, epilog=f"example: cdmpp plan {spec.name} request.json --json")(run)
 
 
 for _spec in PLANNERS.values():
-    if _spec.path != "/replay":  # `cdmpp replay`
+    if _spec.path != "/replay" and _spec.name != "rl":  # `cdmpp replay`, cdmpp/cli/plan_rl.py
         _command(_spec)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from cdmpp import __version__
-from cdmpp_server import curve, drift, llm, onnx, page, problems, reload, routes
+from cdmpp_server import curve, drift, llm, onnx, page, problems, reload, routes, training
 from cdmpp_server.adapt import routes as adapt
 from cdmpp_server.jobs import routes as jobs
 from cdmpp_server.observe import routes as observe
@@ -42,6 +42,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(adapt.router, adapt.describe, lifespan=adapt.lifespan),
     Feature(curve.router, curve.describe),
     Feature(llm.router, llm.describe),
+    Feature(training.router, training.describe),
     Feature(onnx.router, onnx.describe),
     Feature(plan.router, plan.describe, lifespan=plan.lifespan),
     # Before the runners of jobs, which execute them.

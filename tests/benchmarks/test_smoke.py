@@ -22,6 +22,7 @@ NEED_PUBLIC_DATA = [
     "end_to_end.__main__",
     "leave_one_device_out",
     "serving_truth.__main__",
+    "training_truth.__main__",
     "planning.replay_intervals",
     "quick.__main__",
     "stacks",

@@ -12,14 +12,16 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
+from cdmpp.plan.base.training_curve import TrainForm, needs_device, training_cost, training_plan, training_requests
 from cdmpp.predict.curves.template import Grid, Template
 from cdmpp.predict.engines.profile import DEFAULT_ENGINE, EngineProfile, Host, load_engine
 from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS, prefill_steps
 from cdmpp.predict.llm.layout import MAX_DEGREE, Layout, Types
-from cdmpp.predict.llm.memory import part_memory
+from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count, part_memory
 from cdmpp.predict.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
 from cdmpp.predict.llm.pricing import StepPricing
 from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.llm.training import TrainingPlan
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.collective_forms import CollectiveTemplate
 from cdmpp.predict.requests.fields import (
@@ -55,8 +57,8 @@ class LanguageModelForm(Closed):
         ),
     ]
     phase: Annotated[
-        Literal["decode", "prefill"],
-        Field(description="A step that adds a token to each sequence, or one over prompts."),
+        Literal["decode", "prefill", "train"],
+        Field(description="A step that adds a token to each sequence, one over prompts, or a training step."),
     ] = "decode"
     part: Annotated[
         Literal["step", "attention", "ffn"],
@@ -65,7 +67,12 @@ class LanguageModelForm(Closed):
     past_len: Annotated[
         int, Field(ge=0, le=MAX_TOKENS, description="decode: cached tokens of each sequence."), WholeNumber
     ] = 1024
-    input: Annotated[int, Field(ge=1, le=MAX_TOKENS, description="prefill: tokens of each prompt."), WholeNumber] = 1024
+    input: Annotated[
+        int, Field(ge=1, le=MAX_TOKENS, description="prefill, train: tokens of each sequence."), WholeNumber
+    ] = 1024
+    train: Annotated[TrainForm, Field(description="train: passes, recomputation, sharding and further degrees.")] = (
+        TrainForm()
+    )
     tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
     pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
     ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
@@ -94,6 +101,31 @@ class LanguageModelForm(Closed):
     framework: Annotated[
         ProgramFramework | None, Field(description="In place of the curve's `framework`; null: that of `engine`.")
     ] = None
+
+    @model_validator(mode="after")
+    def _of_phase(self) -> Self:
+        if self.phase == "train" and self.part != "step":
+            raise ValueError("a training step has no part: use train.passes for one layer")
+        if self.phase != "train" and "train" in self.model_fields_set:
+            raise ValueError('train is for "phase": "train"')
+        return self
+
+    def training_plan(self, batch: int, path: str, device: DeviceForm | None) -> TrainingPlan:
+        """The training step, or pass of a layer, over ``batch`` sequences.
+
+        Raises
+        ------
+        FieldError
+        """
+        spec = _known(self.device or device)
+        if spec is None:
+            raise needs_device(f"{path}.device")
+        names = ("tp", "pp", "ep", "dtype", "engine")
+        layout = {name: getattr(self, name) for name in names} | {"sequence": self.input, "dp": self.dp or 1}
+        try:
+            return training_plan(self.config, spec, self.train, batch, layout=layout)
+        except FieldError as error:
+            raise FieldError(f"{path}.{error.message}", path=f"{path}.{error.path}", hint=error.hint) from None
 
     def profile(self, framework: str | None) -> EngineProfile:
         """The engine; ``framework`` is that of the curve. The half of a layer has no host time of its own."""
@@ -154,6 +186,8 @@ class LanguageModelForm(Closed):
             Tokens of the sequence; default: those of the step.
         """
         config = read_config(self.config)
+        if self.phase == "train":
+            return TRAINING_BYTES * parameter_count(config) / self.layout.gpus, 0.0
         if tokens is None:
             tokens = self.past_len + 1 if self.phase == "decode" else self.input
         only = None if self.part == "step" else self.part
@@ -165,6 +199,9 @@ class LanguageModelForm(Closed):
         self, batches: Sequence[Count], path: str, device: DeviceForm, framework: str | None
     ) -> list[PriceRequest]:
         """Programs of all steps, those of the first batch size first."""
+        if self.phase == "train":
+            plans = [self.training_plan(batch, path, device) for batch in batches]
+            return [request for plan in plans for request in training_requests(plan, path, self.device or device)]
         return [
             PriceRequest(path, program.canonical(), device, protocol=protocol, framework=kernels)
             for runs in self.steps(batches, path, framework, device)
@@ -176,6 +213,8 @@ class LanguageModelForm(Closed):
         self, batches: Sequence[Count], prices: Iterator[Prediction], framework: str | None, device: DeviceForm | None
     ) -> list[Cost]:
         """The cost of each batch size, divided by the layers for a part of a layer."""
+        if self.phase == "train":
+            return [training_cost(self.training_plan(batch, "llm", device), self.train, prices) for batch in batches]
         divisor = 1.0 if self.part == "step" else float(read_config(self.config).layers)
         return [
             Cost.of_steps(

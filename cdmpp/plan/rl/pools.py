@@ -76,7 +76,7 @@ class PipelineForm(Closed):
 
 
 class TrainingForm(Closed):
-    """Cost of training on one unit; the given costs are added. At least one of the first five."""
+    """Cost of training on one unit; the given costs are added. At least one of the first six."""
 
     step_s: Annotated[PositiveSeconds | None, Field(description="For all samples of a step.")] = None
     seconds_per_sample: PositiveSeconds | None = None
@@ -85,6 +85,15 @@ class TrainingForm(Closed):
     ] = None
     sample: Annotated[PredictedCost | None, Field(description="Predicted, for each sample.")] = None
     pipeline: Annotated[PipelineForm | None, Field(description="Training by a pipeline schedule.")] = None
+    curve: Annotated[
+        BatchCurve | None,
+        Field(
+            description='Steps of a language model by sequences: {"llm": {"config", "phase": "train", "input", ...}}. '
+            "Between its first and last batch, each token of prompt and response costs the same; the rest is once per "
+            "step."
+        ),
+    ] = None
+    curve_units: Annotated[Count, Field(description="Units on which the steps of `curve` run.")] = 1
     fixed_s: Annotated[Seconds, Field(description="Once per step, for any number of units: optimizer.")] = 0.0
     efficiency: Annotated[
         float, Field(gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units.")
@@ -100,10 +109,23 @@ class TrainingForm(Closed):
 
     @model_validator(mode="after")
     def _some(self) -> Self:
-        given = (self.step_s, self.seconds_per_sample, self.seconds_per_token, self.sample, self.pipeline)
+        given = (self.step_s, self.seconds_per_sample, self.seconds_per_token, self.sample, self.pipeline, self.curve)
         if all(cost is None for cost in given):
-            raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample or pipeline")
+            raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample, pipeline or curve")
+        curve = self.curve
+        if curve is not None and (curve.llm is None or curve.llm.phase != "train" or len(curve.batch) < 2):
+            raise ValueError('curve: give two or more batch sizes and "llm" with "phase": "train"')
         return self
+
+    def of_curve(self, figure: str) -> tuple[float, float]:
+        """Seconds of a token on one unit, and those once per step, of the priced curve; 0 without one."""
+        if self.curve is None:
+            return 0.0, 0.0
+        assert self.curve.llm is not None
+        sizes, costs = self.curve.points()
+        first, last = (float(getattr(cost, figure)) for cost in (costs[0], costs[-1]))
+        sample_s = max(0.0, last - first) / float(sizes[-1] - sizes[0])
+        return sample_s / self.curve.llm.input * self.curve_units, max(0.0, first - sample_s * float(sizes[0]))
 
 
 class DecodeLine(Closed):

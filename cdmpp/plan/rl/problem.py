@@ -235,6 +235,8 @@ def pool_costs(pool: PoolForm) -> list[Cost]:
     """All costs of a pool with resolved costs."""
     fields = [pool.prefill, pool.inference, None if pool.training is None else pool.training.sample]
     costs = [cost_of(field) for field in fields if field is not None]
+    if pool.training is not None and pool.training.curve is not None:
+        costs += pool.training.curve.points()[1]
     return costs if pool.decode is None else costs + pool.decode.points()[1]
 
 
@@ -259,10 +261,11 @@ def _pool(
     if form.training is not None:
         cost = form.training
         predicted_s = 0.0 if cost.sample is None else getattr(cost.sample.cost, figure)
+        token_s, once_s = cost.of_curve(figure)
         training = TrainingCost(
             predicted_s + (cost.seconds_per_sample or 0.0) + (cost.step_s or 0.0) / request.samples_per_step,
-            cost.seconds_per_token or 0.0,
-            cost.fixed_s,
+            token_s + (cost.seconds_per_token or 0.0),
+            once_s + cost.fixed_s,
             cost.efficiency,
             cost.batch_overhead_s,
             memory_units=least_training_units(form, request.pools, request.ignore_memory),

@@ -329,7 +329,7 @@ def _programs(holder: RlRequest | PoolForm) -> int:
     count = 0
     for name in COST_FIELDS:
         cost = getattr(holder, name)
-        for part in (cost,) if not isinstance(cost, TrainingForm) else (cost.sample,):
+        for part in (cost,) if not isinstance(cost, TrainingForm) else (cost.sample, cost.curve):
             if isinstance(part, PredictedCost):
                 count += len(part.programs or (part.collective,))
             elif isinstance(part, BatchCurve):

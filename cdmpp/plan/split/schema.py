@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.batch_curve import LanguageModelForm
 from cdmpp.plan.split.search import Goal
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.pricing import Cost, PredictedCost, collect, fill
@@ -41,13 +42,44 @@ PASSES: tuple[PassName, ...] = ("forward", "backward")
 DeviceValue = str | dict[str, Any]
 
 
-class LayerPrograms(Closed):
-    """Programs that run one after the other, on the device of the layer's stage."""
+class LanguageModelCurve(Closed):
+    """A language model's step or pass over one micro-batch."""
 
-    programs: Annotated[list[Work], Field(min_length=1)]
+    batch: Annotated[Count, Field(description="Sequences of a micro-batch.")] = 1
+    llm: LanguageModelForm
+
+
+class LayerPrograms(Closed):
+    """Programs that run one after the other, on the device of the layer's stage; or a layer of a language model."""
+
+    programs: Annotated[list[Work] | None, Field(min_length=1)] = None
+    curve: Annotated[
+        LanguageModelCurve | None, Field(description="Instead of programs: a pass of a language model's layer.")
+    ] = None
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        return exactly_one(self, "programs", "curve")
+
+    def price_requests(self, path: str, device: DeviceForm) -> list[PriceRequest]:
+        """Programs on a device."""
+        if self.curve is not None:
+            curve = self.curve
+            return curve.llm.price_requests([curve.batch], f"{path}.curve.llm", device, self.framework)
+        return [
+            PriceRequest(f"{path}.programs.{i}", work.program, device, self.backend, self.protocol, self.framework)
+            for i, work in enumerate(self.programs or ())
+        ]
+
+    def cost(self, prices: Iterator[Prediction], device: DeviceForm | None) -> Cost:
+        """The cost on a device; takes as many prices as :meth:`price_requests` lists programs."""
+        if self.curve is not None:
+            return self.curve.llm.priced([self.curve.batch], prices, self.framework, device)[0]
+        works = self.programs or []
+        return Cost.of([work.count for work in works], [next(prices) for _ in works])
 
 
 class SplitLayerForm(Closed):
@@ -224,17 +256,10 @@ class SplitRequest(Request[SplitPlan]):
     def price_requests(self) -> list[PriceRequest]:
         """The programs of all layers on every kind of device, device after device within a pass; then the transfers."""
         passes = [
-            PriceRequest(
-                f"layers.{number}.{name}.programs.{i}",
-                work.program,
-                device,
-                programs.backend,
-                programs.protocol,
-                programs.framework,
-            )
+            request
             for number, name, programs in self._predicted_passes()
             for device in self._devices_for(f"layers.{number}.{name}")
-            for i, work in enumerate(programs.programs)
+            for request in programs.price_requests(f"layers.{number}.{name}", device)
         ]
         return passes + collect(self)
 
@@ -246,10 +271,7 @@ class SplitRequest(Request[SplitPlan]):
             filled = self.model_copy()
         remaining = iter(prices[: len(prices) - transfers])
         filled._predicted = {
-            (number, name): [
-                Cost.of([work.count for work in programs.programs], [next(remaining) for _ in programs.programs])
-                for _ in self.devices
-            ]
+            (number, name): [programs.cost(remaining, device) for device in self.devices]
             for number, name, programs in self._predicted_passes()
         }
         return filled

@@ -314,6 +314,28 @@ class Operations:
         }
         return content((yield Call("POST", "/llm/simulate", to_json(body).encode())))
 
+    def training_step(
+        self,
+        /,
+        config: Mapping[str, Any] | str | PathLike[str],
+        device: Device,
+        *,
+        engine: Engine = "megatron",
+        **options: Any,
+    ) -> Steps[Any]:
+        """Predict a training step; ``options`` are those of :func:`cdmpp.predict.llm.training_step`.
+
+        The result is the answer of ``POST /training-step``.
+        """
+        body = {
+            "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
+            "device": device_fields(device),
+            "engine": engine_fields(engine),
+            **options,
+            "model": self.model,
+        }
+        return content((yield Call("POST", "/training-step", to_json(body).encode())))
+
     def llm_calibrate(
         self,
         config: Mapping[str, Any] | str | PathLike[str],

@@ -54,6 +54,43 @@ class Host(BaseModel):
         return self.step_s + self.sequence_s * sequences + together
 
 
+class TrainingLoop(BaseModel):
+    """What a training framework adds to the kernels of a training step.
+
+    Attributes
+    ----------
+    communication_factor : float
+        Measured over predicted time of collectives.
+    products : str
+        Framework whose matrix products are predicted; the profile's framework is that of all other kernels.
+    attention_factor, expert_factor : float
+        Time of the attention, and of the kernels of experts, over that of the predicted kernels.
+    exposed_tp, exposed_ep : float
+        Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
+    gradient_bytes : float
+        Bytes of a gradient where it is accumulated and reduced.
+    loss_bytes : float
+        Bytes that the loss and its gradient read and write for each logit.
+    overlap : {"none", "gradients", "all"}
+        Communication that runs beside computation where the request does not say.
+    contention : float
+        Share of hidden communication by which the computation beside it takes longer.
+    """
+
+    model_config = _CLOSED
+
+    communication_factor: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    products: ProgramFramework = "trtllm"
+    attention_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    expert_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    exposed_tp: Annotated[float, Field(ge=0, le=1)] = 0.3
+    exposed_ep: Annotated[float, Field(ge=0, le=1)] = 1.0
+    gradient_bytes: Annotated[float, Field(ge=1, le=8)] = 4.0
+    loss_bytes: Annotated[float, Field(ge=2, le=100)] = 12.0
+    overlap: Literal["none", "gradients", "all"] = "gradients"
+    contention: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
 #: Framework of a profile that names none.
 DEFAULT_FRAMEWORK: ProgramFramework = "vllm"
 
@@ -90,6 +127,8 @@ class EngineProfile(BaseModel):
         Part of the device's memory that weights, activations and cache may fill.
     residual : float
         Standard deviation of log(measured / predicted) that the profile leaves, besides the kernels' own interval.
+    training : TrainingLoop or None
+        Of a training framework; None: a serving engine.
     source : dict of str to str
         Where each figure comes from.
     """
@@ -112,6 +151,7 @@ class EngineProfile(BaseModel):
     max_sequences: Annotated[int, Field(ge=1, le=1 << 16)] = 256
     cache_share: Annotated[float, Field(gt=0, le=1)] = 0.9
     residual: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    training: TrainingLoop | None = None
     source: dict[str, str] = {}
 
     @property
@@ -168,9 +208,10 @@ _SHIPPED = resources.files(__package__)
 
 
 @cache
-def engine_names() -> tuple[str, ...]:
-    """Names of the shipped profiles."""
-    return tuple(sorted(f.name.removesuffix(".toml") for f in _SHIPPED.iterdir() if f.name.endswith(".toml")))
+def engine_names(*, training: bool = False) -> tuple[str, ...]:
+    """Names of the shipped profiles of serving engines, or of training frameworks."""
+    names = sorted(f.name.removesuffix(".toml") for f in _SHIPPED.iterdir() if f.name.endswith(".toml"))
+    return tuple(name for name in names if (_shipped(name).training is not None) == training)
 
 
 @cache
@@ -214,6 +255,12 @@ def load_engine(engine: Engine | None = None, framework: str | None = None, *, f
     if engine is None:
         engine = DEFAULT_ENGINE if framework is None else framework if framework in engine_names() else KERNELS_ONLY
     profile = _profile(engine, files)
+    if profile.training is not None:
+        raise FieldError(
+            f"engine: {profile.name} is a training framework",
+            path="engine",
+            hint="use training_step, or one of " + ", ".join(engine_names()),
+        )
     if framework is not None and profile.framework not in (None, framework):
         raise FieldError(
             f"framework: {framework}, but the engine {profile.name} has the kernels of {profile.framework}",
@@ -223,26 +270,43 @@ def load_engine(engine: Engine | None = None, framework: str | None = None, *, f
     return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_FRAMEWORK})
 
 
+def load_training_engine(engine: Engine, *, files: bool = True) -> EngineProfile:
+    """The profile of a training framework; parameters and errors are those of :func:`load_engine`."""
+    profile = _profile(engine, files, training=True)
+    if profile.training is None:
+        raise FieldError(
+            f"engine: {profile.name} is a serving engine",
+            path="engine",
+            hint="one of " + ", ".join(engine_names(training=True)) + ", or a profile with a table [training]",
+        )
+    return profile
+
+
 def engine_fields(engine: Engine | None) -> str | dict[str, Any] | None:
     """A profile for JSON: the name of a shipped one, or its fields."""
-    if engine is None or (isinstance(engine, str) and engine in engine_names()):
+    if engine is None or (isinstance(engine, str) and engine in _all_names()):
         return engine
     return _profile(engine, True).model_dump(mode="json", exclude_unset=True)
 
 
-def _profile(engine: Engine, files: bool) -> EngineProfile:
+def _all_names() -> tuple[str, ...]:
+    return engine_names() + engine_names(training=True)
+
+
+def _profile(engine: Engine, files: bool, *, training: bool = False) -> EngineProfile:
     if isinstance(engine, EngineProfile):
         return engine
     if isinstance(engine, Mapping):
         return EngineProfile.of(engine, "engine")
-    if isinstance(engine, str) and engine in engine_names():
+    if isinstance(engine, str) and engine in _all_names():
         return _shipped(engine)
     if not isinstance(engine, str | PathLike):
         raise DataError(f"engine: {str(engine)[:80]!r} is no profile", hint="a name, a path or fields")
     if not files or (isinstance(engine, str) and not engine.endswith(".toml") and not Path(engine).is_file()):
         raise DataError(
             f"no engine profile named {str(engine)[:100]!r}",
-            hint=f"one of {', '.join(engine_names())}" + (", or a .toml file of cdmpp llm calibrate" if files else ""),
+            hint=f"one of {', '.join(engine_names(training=training))}"
+            + (", or a .toml file of a calibration" if files else ""),
         )
     try:
         return EngineProfile.of(tomllib.loads(read_text(engine, MAX_CONFIG_BYTES)), str(engine))

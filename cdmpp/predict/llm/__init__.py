@@ -11,6 +11,15 @@ from cdmpp.predict.llm.load import Goodput, goodput, load_curve
 from cdmpp.predict.llm.operators import Decode, Prefill, StepPart, step_operators
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.serving import ServingResult, simulate
+from cdmpp.predict.llm.training import (
+    SearchResult,
+    TrainingLayout,
+    TrainingPlan,
+    TrainingStep,
+    calibrate_training,
+    search_layouts,
+    training_step,
+)
 
 __all__ = [
     "Decode",
@@ -21,13 +30,20 @@ __all__ = [
     "LLMEstimate",
     "Layout",
     "Prefill",
+    "SearchResult",
     "ServingResult",
     "StepPart",
+    "TrainingLayout",
+    "TrainingPlan",
+    "TrainingStep",
     "calibrate",
+    "calibrate_training",
     "estimate",
     "goodput",
     "load_curve",
     "read_config",
+    "search_layouts",
     "simulate",
     "step_operators",
+    "training_step",
 ]

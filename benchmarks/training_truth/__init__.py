@@ -1,0 +1,1 @@
+"""Training steps of language models against published measurements."""

@@ -1,0 +1,303 @@
+"""``python -m benchmarks.training_truth --public-data DIR``: training steps against measurements.
+
+Predicts every step of ``e2e_llm_training.csv.gz`` that names one layout and one type (``--configs``: folder of the
+models' config.json with ``aliases.csv``), and writes ``benchmarks/results/training_truth.json`` and
+docs/training-steps.md. Beside it: six operations per parameter and token at the device's peak, and
+``cdmpp plan simulate --from megatron`` where it reads the model.
+
+Calibrated: each layout in turn is the one measured step of its source and device (the median of its releases); the
+error is that of all other rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report.markdown import fill_document, percent, table
+from benchmarks.report.results import write_result
+from benchmarks.training_truth.reinforcement import predict_steps
+from benchmarks.training_truth.rows import Row, read_rl_steps, read_rows
+from cdmpp import LatencyPredictor, make_plan
+from cdmpp.data.load import public_data_dir
+from cdmpp.devices.registry import lookup
+from cdmpp.errors import CdmppError
+from cdmpp.plan.formats import import_request
+from cdmpp.predict.engines.profile import EngineProfile, load_training_engine
+from cdmpp.predict.llm import TrainingLayout, TrainingPlan, read_config
+from cdmpp.predict.llm.training.calibrate import TrainingCalibrationPlan
+from cdmpp.predict.llm.training.memory import active_parameters
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT, DOCUMENT = ROOT / "benchmarks/results/training_truth.json", ROOT / "docs/training-steps.md"
+COMMAND = "python -m benchmarks.training_truth --public-data DIR"
+#: Releases of Megatron-Bridge that the profile megatron-26.06 stands for.
+NEW = ("26.06", "26.08")
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measured layout of one model: its plan and predictions, and its rows."""
+
+    rows: list[Row]
+    plan: TrainingPlan
+    predictions: Any
+    recompute: str
+
+    def figures(self, engine: EngineProfile) -> Array:
+        """Point, lower and upper bound in seconds."""
+        step = self.plan.result("", self.predictions, engine)
+        return np.array([step.step_s, step.lower_s, step.upper_s])
+
+    def measurement(self) -> dict[str, Any]:
+        """The median of its rows, for a calibration."""
+        first = self.rows[0]
+        seconds = float(np.median([row.seconds for row in self.rows]))
+        options = {name: value for name, value in first.options.items() if value is not None}
+        return {**options, "recompute": self.recompute, "config": str(first.config), "step_s": seconds}
+
+
+def price(rows: Sequence[Row], predictor: LatencyPredictor) -> Step:
+    """A layout with its predictions; recomputation that no row states is the least that fits.
+
+    Raises
+    ------
+    CdmppError
+    """
+    first, engine = rows[0], load_training_engine(rows[0].engine)
+    assert engine.training is not None
+    options = dict(first.options)
+    products = options.pop("products")
+    choices = [options.pop("recompute")] if first.recompute_known else ["none", "selective", "full"]
+    config, device = read_config(first.config), lookup(first.device)
+    for recompute in choices:
+        layout = TrainingLayout(overlap=engine.training.overlap, recompute=recompute, **options)
+        plan = TrainingPlan(config, device, layout, products=products, engine=engine, check_memory=False)
+        if plan.memory.fits:
+            return Step(list(rows), plan, predictor.predict_queries(plan.queries), recompute)
+    plan.check_memory()
+    raise AssertionError
+
+
+def six_nd(step: Step) -> float:
+    """Seconds of six operations per parameter and token at the device's peak."""
+    layout, plan = step.plan.layout, step.plan
+    peak = plan.peak_flops or 1e15
+    return 6 * active_parameters(plan.config) * layout.global_batch * layout.sequence / (peak * layout.gpus)
+
+
+def from_megatron(step: Step, predictor: LatencyPredictor) -> float | None:
+    """Seconds by ``cdmpp plan simulate --from megatron``; None where it does not read the model or layout."""
+    c, x = step.plan.config, step.plan.layout
+    if c.experts is not None or c.latent is not None or c.norm != "rmsnorm" or x.cp > 1:
+        return None
+    arguments = {
+        "num-layers": c.layers,
+        "hidden-size": c.hidden,
+        "num-attention-heads": c.heads,
+        "ffn-hidden-size": c.intermediate,
+        "num-query-groups": c.kv_heads,
+        "vocab-size": c.vocab,
+        "seq-length": x.sequence,
+        "micro-batch-size": x.micro_batch,
+        "global-batch-size": x.global_batch,
+        "tensor-model-parallel-size": x.tp,
+        "pipeline-model-parallel-size": x.pp,
+    }
+    if x.virtual_pp > 1 and c.layers % (x.pp * x.virtual_pp) == 0:
+        arguments["num-layers-per-virtual-pipeline-stage"] = c.layers // (x.pp * x.virtual_pp)
+    flags = "--group-query-attention --swiglu --bf16 --sequence-parallel"
+    if step.plan.products is not None:
+        flags += " --fp8-format hybrid --fp8-recipe " + ("mxfp8" if step.plan.products == "mxfp8" else "tensorwise")
+    text = " ".join([*(f"--{name} {value}" for name, value in arguments.items()), flags])
+    try:
+        value = import_request("megatron", text, "simulate", device=step.plan.device.name, dp=x.dp).request
+        # The memory of a step is another question.
+        answer = make_plan("simulate", {**value, "memory_bytes": 1e15}, predictor)
+    except CdmppError:
+        return None
+    return float(answer["step_s"])
+
+
+def errors(rows: Sequence[Row], figures: Array) -> dict[str, float]:
+    """Mean of |predicted / measured - 1|, median ratio, and the share inside the interval; figures (rows, 3)."""
+    measured = np.array([row.seconds for row in rows])
+    ratio = figures[:, 0] / measured
+    inside = (figures[:, 1] <= measured) & (measured <= figures[:, 2])
+    return {
+        "rows": len(rows),
+        "mean": float(np.abs(ratio - 1).mean()),
+        "bias": float(np.median(ratio)),
+        "covered": float(inside.mean()),
+    }
+
+
+def profile_of(row: Row) -> str:
+    """The profile of a row's release."""
+    return "megatron-26.06" if row.engine == "megatron" and row.release.startswith(NEW) else row.engine
+
+
+def group_result(steps: list[Step], predictor: LatencyPredictor) -> dict[str, Any]:
+    """Errors of the steps of one source and device."""
+    rows = [row for step in steps for row in step.rows]
+    shipped = load_training_engine(rows[0].engine)
+
+    def expanded(values: Sequence[Array]) -> Array:
+        return np.stack([value for step, value in zip(steps, values, strict=True) for _ in step.rows])
+
+    figures = expanded([step.figures(shipped) for step in steps])
+    result: dict[str, Any] = {"layouts": len(steps), "shipped": errors(rows, figures)}
+    release = [step.figures(load_training_engine(profile_of(row))) for step in steps for row in step.rows]
+    result["by_release"] = errors(rows, np.stack(release))
+    result["six_nd"] = errors(rows, expanded([np.full(3, six_nd(step)) for step in steps]))
+    imported = [from_megatron(step, predictor) for step in steps]
+    answered = [(step, value) for step, value in zip(steps, imported, strict=True) if value is not None]
+    if answered:
+        result["from_megatron"] = errors(
+            [row for step, _ in answered for row in step.rows],
+            np.stack([np.full(3, value) for step, value in answered for _ in step.rows]),
+        )
+    if len(steps) > 2:
+        left_out = []
+        for own in steps:
+            calibration = TrainingCalibrationPlan(own.plan.config, own.plan.device, [own.measurement()], shipped)
+            fitted = calibration.calibration(predictor.predict_queries(calibration.queries)).profile
+            others = [step for step in steps if step is not own]
+            left_out.append(
+                errors(
+                    [row for step in others for row in step.rows],
+                    np.stack([f for step in others for f in [step.figures(fitted)] * len(step.rows)]),
+                )
+            )
+        result["calibrated"] = {name: float(np.mean([e[name] for e in left_out])) for name in ("mean", "covered")}
+    return result
+
+
+def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[str, Any]:
+    """All figures."""
+    rows, left_out = read_rows(public_data, configs)
+    layouts: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        layouts[row.source, row.device, row.model, str(row.options)].append(row)
+    groups: dict[tuple[str, str], list[Step]] = defaultdict(list)
+    refused = Counter[tuple[str, str, str]]()
+    for (source, device, _, _), own in sorted(layouts.items()):
+        try:
+            groups[source, device].append(price(own, predictor))
+        except CdmppError as error:
+            refused[source, device, error.message[:160]] += len(own)
+    found, by_model = [], []
+    for (source, device), steps in sorted(groups.items()):
+        found.append({"source": source, "device": device, **group_result(steps, predictor)})
+        models: dict[tuple[str, str], list[Step]] = defaultdict(list)
+        for step in steps:
+            models[step.rows[0].model, step.plan.products or "bfloat16"].append(step)
+        for (model, products), own_steps in sorted(models.items()):
+            own_rows = [row for step in own_steps for row in step.rows]
+            shipped = load_training_engine(own_rows[0].engine)
+            figures = np.stack([f for step in own_steps for f in [step.figures(shipped)] * len(step.rows)])
+            named = {"source": source, "device": device, "model": model, "products": products}
+            by_model.append({**named, **errors(own_rows, figures)})
+    return {
+        "command": COMMAND,
+        "model_id": predictor.model_id,
+        "answerable": len(rows),
+        "groups": found,
+        "by_model": by_model,
+        "left_out": [{"source": s, "reason": reason, "rows": n} for (s, reason), n in sorted(left_out.items())],
+        "refused": [{"source": s, "device": d, "reason": r, "rows": n} for (s, d, r), n in sorted(refused.items())],
+        "reinforcement": predict_steps(read_rl_steps(public_data), configs, predictor),
+    }
+
+
+def pages(result: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of the page."""
+    header = ["source", "device", "rows", "layouts", "6 N D at peak", "`--from megatron` (rows)"]
+    header += ["`training-step`", "predicted over measured, median", "80 % interval covers", "profile by release"]
+    header += ["one measured step", "80 % interval covers"]
+    rows = []
+    for g in result["groups"]:
+        own, imported, calibrated = g["shipped"], g.get("from_megatron"), g.get("calibrated")
+        rows.append(
+            [
+                g["source"],
+                g["device"],
+                f"{own['rows']}",
+                f"{g['layouts']}",
+                percent(g["six_nd"]["mean"]),
+                "-" if imported is None else f"{percent(imported['mean'])} ({imported['rows']})",
+                f"**{percent(own['mean'])}**",
+                f"{own['bias']:.2f}",
+                percent(own["covered"], 0),
+                percent(g["by_release"]["mean"]),
+                "-" if calibrated is None else percent(calibrated["mean"]),
+                "-" if calibrated is None else percent(calibrated["covered"], 0),
+            ]
+        )
+    header_model = ["device", "model", "products", "rows", "error", "predicted over measured, median", "covered"]
+    models = [
+        [
+            r["device"],
+            r["model"],
+            r["products"],
+            f"{r['rows']}",
+            percent(r["mean"]),
+            f"{r['bias']:.2f}",
+            percent(r["covered"], 0),
+        ]
+        for r in result["by_model"]
+    ]
+    left = [[r["source"], r["reason"], f"{r['rows']}"] for r in (*result["left_out"], *result["refused"])]
+    steps = [
+        [
+            r["model"],
+            r["layout"],
+            f"{r['gpus']}",
+            f"{r['step_s']:g} s",
+            "-" if r["predicted_s"] is None else f"{r['predicted_s']:.3g} s",
+            r["note"],
+        ]
+        for r in result["reinforcement"]
+    ]
+    answered = sum(g["shipped"]["rows"] for g in result["groups"])
+    return {
+        "groups": table(header, rows, left=2)
+        + f"\n\nAnswered: {answered} of {result['answerable']} rows. Model {result['model_id']}.",
+        "models": table(header_model, models, left=3),
+        "left-out": table(["source", "reason", "rows"], left, left=2),
+        "reinforcement": table(["model", "layout", "GPUs", "measured", "planned", "note"], steps, left=2),
+    }
+
+
+def main() -> None:
+    """Run the study."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--public-data", type=Path, help="folder of the public tables")
+    parser.add_argument(
+        "--configs",
+        type=Path,
+        help="folder of the models' config.json, with aliases.csv (default: model_configs beside the tables)",
+    )
+    parser.add_argument("--model", type=Path, help="model folder (default: the shipped model)")
+    parser.add_argument("--render", action="store_true", help="render the stored result")
+    options = parser.parse_args()
+    if not options.render:
+        data = public_data_dir(options.public_data)
+        configs = options.configs or data.parent / "model_configs"
+        write_result(OUT, run(data, configs, LatencyPredictor.load(options.model)))
+    parts = pages(json.loads(OUT.read_text(encoding="utf-8")))
+    fill_document(DOCUMENT, parts)
+    print(parts["groups"])
+
+
+if __name__ == "__main__":
+    main()

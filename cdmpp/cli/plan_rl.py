@@ -1,0 +1,103 @@
+"""``cdmpp plan rl``: a request from a file, or from a model's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cdmpp.cli.output import JsonOption, ModelOption
+from cdmpp.cli.plan import FigureOption, IgnoreMemoryOption, RemoteOption, SeedsOption, UrlOption, plan, run_request
+from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
+from cdmpp.cli.ray_option import RayCommand, RayOption
+from cdmpp.errors import DataError
+from cdmpp.plan.registry import PLANNERS
+
+__all__ = ["plan", "rl"]
+
+
+def rl(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE.json", help="The request; - for stdin.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CONFIG.json", help="In place of FILE: a language model, with the next three.", show_default=False
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", "-d", help="A known device.", show_default=False)] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Devices for both stages.", show_default=False)] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(metavar="LENGTHS.csv", help="Response lengths in tokens: the first column.", show_default=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="With --config: samples of a step.")] = 512,
+    prompt: Annotated[int, typer.Option(min=0, help="With --config: tokens of each prompt.")] = 512,
+    forwards: Annotated[
+        int, typer.Option(min=0, help="With --config: passes of reference, reward or old policy over each sample.")
+    ] = 0,
+    products: Annotated[
+        Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
+        typer.Option(help="With --config: type of the training's products.", show_default=False),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="With --config: profile of generation. Default: vllm.", show_default=False)
+    ] = None,
+    train_engine: Annotated[str, typer.Option(help="With --config: profile of training.")] = "megatron",
+    json: JsonOption = False,
+    figure: FigureOption = None,
+    model: ModelOption = None,
+    url: UrlOption = None,
+    remote: RemoteOption = False,
+    ray: RayOption = None,
+    seeds: SeedsOption = None,
+    export: ExportOption = None,
+    out: OutOption = None,
+    read: FromOption = None,
+    fields: WithOption = None,
+    settings: SetOption = None,
+    print_request: PrintOption = False,
+    ignore_memory: IgnoreMemoryOption = False,
+) -> None:
+    """Pools, dispatch and streaming of an RL post-training step (StreamRL, RLHFuse).
+
+    With --config, costs, memory limits, weights and cache come from the model, and the training's layout is searched.
+    """
+    files = PlanFiles.of("rl", export, out, read, fields, settings or [])
+    if (file is None) == (config is None):
+        raise DataError("give either a request or --config", hint="cdmpp plan rl --help shows both")
+
+    def value() -> Any:
+        if file is not None:
+            return files.request(file)
+        if config is None or device is None or gpus is None or lengths is None:
+            raise DataError("--config needs --device, --gpus and --lengths", hint="give all of them")
+        from cdmpp.plan.rl.from_config import read_lengths, request_from_config
+        from cdmpp.predict.predictor import LatencyPredictor
+
+        return request_from_config(
+            config,
+            device,
+            gpus=gpus,
+            lengths=read_lengths(lengths),
+            samples=samples,
+            prompt=prompt,
+            forwards=forwards,
+            products=products,
+            engine=engine,
+            train_engine=train_engine,
+            predictor=LatencyPredictor.load(model),
+        )
+
+    options = (json, figure, model, url, remote, ray, seeds)
+    name = file or config or Path("-")
+    run_request(PLANNERS["rl"], name, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
+
+
+plan.command(
+    "rl",
+    cls=RayCommand,
+    epilog="example: cdmpp plan rl --config examples/llm/llama-3.1-8b.json -d h100-sxm --gpus 32 --lengths lengths.csv",
+)(rl)

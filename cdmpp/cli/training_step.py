@@ -1,0 +1,228 @@
+"""``cdmpp training-step``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
+from cdmpp.errors import DataError
+from cdmpp.utils.units import format_latency, format_si
+
+if TYPE_CHECKING:
+    from cdmpp.predict.llm import SearchResult, TrainingStep
+
+#: Operators of the table of parts.
+_PARTS = 8
+
+
+def training_step(
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG.json",
+            help="config.json of a language model on Hugging Face; examples/llm has eight.",
+            show_default=False,
+        ),
+    ],
+    device: Annotated[
+        str, typer.Option("--device", "-d", help="A known device, or a .json/.toml specification.", show_default=False)
+    ],
+    gpus: Annotated[int, typer.Option(help="Devices of the job.", show_default=False)],
+    global_batch: Annotated[int, typer.Option(help="Sequences of a step.", show_default=False)],
+    sequence: Annotated[int, typer.Option(help="Tokens of a sequence.", show_default=False)],
+    tp: Annotated[int, typer.Option(help="Ranks that share each layer.")] = 1,
+    pp: Annotated[int, typer.Option(help="Stages that share the layers.")] = 1,
+    virtual_pp: Annotated[int, typer.Option(help="Parts of the model on each stage (interleaving).")] = 1,
+    cp: Annotated[int, typer.Option(help="Ranks that share each sequence.")] = 1,
+    ep: Annotated[int, typer.Option(help="Ranks that share the experts.")] = 1,
+    sharding: Annotated[
+        Literal["none", "optimizer", "fsdp"] | None,
+        typer.Option(
+            help="What data-parallel copies divide. Default: none; with --search: optimizer, and fsdp without stages.",
+            show_default=False,
+        ),
+    ] = None,
+    micro_batch: Annotated[int, typer.Option(help="Sequences of one pass of a copy.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Type of weights and activations: bfloat16, float16, float32.")] = (
+        "bfloat16"
+    ),
+    products: Annotated[
+        Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
+        typer.Option(help="Type of the layers' products. Default: --dtype.", show_default=False),
+    ] = None,
+    recompute: Annotated[
+        Literal["none", "selective", "full"], typer.Option(help="Activations that the backward pass computes again.")
+    ] = "none",
+    overlap: Annotated[
+        Literal["none", "gradients", "all"] | None,
+        typer.Option(help="Communication beside computation. Default: as the engine does.", show_default=False),
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Devices of a node. Default: the device's.", show_default=False)
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes per second of one GPU between nodes, or a name such as infiniband-ndr, roce-200 or efa-400. "
+            "Default: 400 Gbit/s, assumed.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE", help="megatron, megatron-26.06, torchtitan, llm-foundry, or a calibrated profile."
+        ),
+    ] = "megatron",
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measured steps (CSV or JSON) that calibrate the engine first: columns as these options, and step_s "
+            "or tokens_per_s_per_gpu.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="Write the calibrated profile.", show_default=False)
+    ] = None,
+    search: Annotated[bool, typer.Option("--search", help="Rank layouts that fit, in place of the given one.")] = False,
+    most: Annotated[int, typer.Option(min=1, max=100, help="Layouts of --search.")] = 10,
+    export: Annotated[
+        Literal["megatron", "torchtitan"] | None,
+        typer.Option(help="Print the layout, or the best one, for this framework.", show_default=False),
+    ] = None,
+    model: ModelOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict how long one training step of a language model takes on a cluster.
+
+    Prints duration, throughput, memory and a breakdown that adds up to the step. --search ranks layouts.
+    """
+    from cdmpp.predict.engines.profile import load_training_engine
+    from cdmpp.predict.llm import read_config, search_layouts
+    from cdmpp.predict.llm import training_step as predict_step
+    from cdmpp.predict.llm.training.calibrate import fit_training
+    from cdmpp.predict.llm.training.export import export_layout
+    from cdmpp.predict.predictor import LatencyPredictor
+
+    if out is not None and measured is None:
+        raise DataError("--out needs measured steps", hint="give --measured FILE")
+    dimensions, predictor = read_config(config), LatencyPredictor.load(model)
+    spec, profile = device_of(predictor.artifact, device), load_training_engine(engine)
+    if measured is not None:
+        found = fit_training(dimensions, spec, measured, profile, predictor)
+        profile = found.profile
+        left_out = "" if found.left_out is None else f", {percent(found.left_out)} for steps left out of the fit"
+        print(
+            f"calibrated to {found.rows} steps: error {percent(found.before)} before, {percent(found.after)} after"
+            f"{left_out}",
+            file=sys.stderr,
+        )
+        if out is not None:
+            profile.write(out)
+    rate: float | str | None = network
+    if network is not None:
+        try:
+            rate = float(network)
+        except ValueError:
+            rate = network
+    options: dict[str, Any] = {
+        "gpus": gpus,
+        "global_batch": global_batch,
+        "sequence": sequence,
+        "dtype": dtype,
+        "products": products,
+        "overlap": overlap,
+        "ranks_per_node": ranks_per_node,
+        "network": rate,
+        "engine": profile,
+        "predictor": predictor,
+    }
+    if search:
+        result = search_layouts(dimensions, spec, sharding=sharding, most=most, **options)
+        if export is not None:
+            print(export_layout(result.steps[0], export), end="")
+        elif json:
+            print_json(result.to_dict())
+        else:
+            _print_search(result)
+        return
+    step = predict_step(
+        dimensions,
+        spec,
+        tp=tp,
+        pp=pp,
+        virtual_pp=virtual_pp,
+        cp=cp,
+        ep=ep,
+        sharding=sharding or "none",
+        micro_batch=micro_batch,
+        recompute=recompute,
+        **options,
+    )
+    if export is not None:
+        print(export_layout(step, export), end="")
+    elif json:
+        print_json(step.to_dict())
+    else:
+        _print(step)
+
+
+def _print(step: TrainingStep) -> None:
+    from cdmpp.predict.llm.memory import parameter_count
+
+    memory = step.memory
+    print(
+        f"{step.config.model_type}, {format_si(parameter_count(step.config), '')} parameters on {step.layout.gpus} "
+        f"{step.device}; {step.layout.named()}; dp {step.layout.dp}, {step.layout.micro_batches} micro-batches; "
+        f"{step.products or step.dtype}; engine {step.engine}"
+    )
+    bounds = f"{format_latency(step.lower_s)} – {format_latency(step.upper_s)}"
+    print(f"step {format_latency(step.step_s)} ({bounds}), {step.domain}")
+    share = "" if step.model_flops_utilization is None else f", {percent(step.model_flops_utilization)} of the peak"
+    print(f"{step.tokens_per_s_per_gpu:,.0f} tokens/s for each GPU{share}")
+    capacity = "" if memory.device is None else f" of {memory.device / 1e9:.0f}"
+    print(
+        f"memory {memory.total / 1e9:.1f}{capacity} GB: weights {memory.weights / 1e9:.1f}, gradients "
+        f"{memory.gradients / 1e9:.1f}, optimizer {memory.optimizer / 1e9:.1f}, activations "
+        f"{memory.activations / 1e9:.1f}"
+    )
+    b = step.breakdown
+    operators = sorted(b["compute"].items(), key=lambda item: -item[1])
+    rows = [*operators[:_PARTS]]
+    if operators[_PARTS:]:
+        rows.append((f"{len(operators) - _PARTS} more", sum(seconds for _, seconds in operators[_PARTS:])))
+    rows += [(f"{name} communication", seconds) for name, seconds in b["exposed"].items() if seconds]
+    rows += [(name, b[name]) for name in ("bubble", "optimizer", "host") if b[name]]
+    print_table(
+        ["part", "seconds", "share"],
+        [[name, format_latency(seconds), percent(seconds / step.step_s)] for name, seconds in rows],
+        right=(1, 2),
+    )
+    for remark in step.remarks:
+        print(f"note: {remark}")
+
+
+def _print_search(result: SearchResult) -> None:
+    from cdmpp.predict.llm.training.search import binding
+
+    header = ["tp", "pp", "vp", "cp", "ep", "micro", "sharding", "recompute", "step", "tokens/s", "memory GB", "binds"]
+    rows = [
+        [
+            *(str(getattr(s.layout, name)) for name in ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch")),
+            s.layout.sharding,
+            s.layout.recompute,
+            format_latency(s.step_s),
+            f"{s.tokens_per_s_per_gpu:,.0f}",
+            f"{s.memory.total / 1e9:.0f}",
+            binding(s),
+        ]
+        for s in result.steps
+    ]
+    print_table(header, rows, right=(0, 1, 2, 3, 4, 5, 8, 9, 10))
+    print(f"{result.fitting:,} layouts fit the memory, {result.priced:,} were priced")

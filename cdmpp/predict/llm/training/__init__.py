@@ -1,0 +1,19 @@
+"""Training steps of language models: duration, memory, calibration and search of layouts."""
+
+from __future__ import annotations
+
+from cdmpp.predict.llm.training.calibrate import calibrate_training, fit_training
+from cdmpp.predict.llm.training.layout import TrainingLayout
+from cdmpp.predict.llm.training.search import SearchResult, search_layouts
+from cdmpp.predict.llm.training.step import TrainingPlan, TrainingStep, training_step
+
+__all__ = [
+    "SearchResult",
+    "TrainingLayout",
+    "TrainingPlan",
+    "TrainingStep",
+    "calibrate_training",
+    "fit_training",
+    "search_layouts",
+    "training_step",
+]

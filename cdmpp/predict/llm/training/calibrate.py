@@ -1,0 +1,294 @@
+"""A training profile from measured steps: factors on all kernels, on those of experts, and on the communication."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import DataError, FieldError
+from cdmpp.predict.engines.profile import Engine, EngineProfile, load_training_engine
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.llm.training.layout import TrainingLayout
+from cdmpp.predict.llm.training.step import TrainingPlan
+from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Indices = np.ndarray[Any, np.dtype[Any]]
+
+#: Columns of a measurement: whole numbers, text, and the duration.
+COUNTS = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence", "ranks_per_node")
+TEXTS = ("sharding", "dtype", "products", "recompute", "overlap", "network", "config", "device")
+DURATIONS = ("step_s", "tokens_per_s_per_gpu")
+_LAYOUT = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence")
+#: Standard deviations in logs of the factors on kernels, experts and communication around those of the profile.
+SPREAD = np.array([0.07, 0.2, 0.2])
+#: Smallest standard deviation of a measured step around the fit; otherwise the residual of the profile.
+NOISE = 0.03
+#: Steps that the residual of the starting profile counts for.
+SURE = 4.0
+MAX_ROWS = 500
+
+
+@dataclass(frozen=True)
+class TrainingCalibration:
+    """A fitted profile, and how well it fits.
+
+    Attributes
+    ----------
+    profile : EngineProfile
+    rows : int
+    before, after : float
+        Mean of |predicted / measured - 1| with the first profile and with the fitted one.
+    left_out : float or None
+        The same for each step with the profile of the others; None for one step.
+    """
+
+    profile: EngineProfile
+    rows: int
+    before: float
+    after: float
+    left_out: float | None
+
+
+class TrainingCalibrationPlan:
+    """Queries of measured steps, and the calibration made of their predictions; see :func:`fit_training`.
+
+    Attributes
+    ----------
+    queries : list of Query
+    """
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        device: DeviceSpec,
+        measurements: Sequence[Mapping[str, Any]],
+        engine: EngineProfile,
+        predictor: Predictor | None = None,
+    ) -> None:
+        if not 1 <= len(measurements) <= MAX_ROWS:
+            raise FieldError(
+                f"measurements: {len(measurements)} steps", path="measurements", hint=f"1 to {MAX_ROWS} measured steps"
+            )
+        self._engine, self._plans, seconds = engine, [], []
+        for number, row in enumerate(measurements, 1):
+            plan, duration = _plan(number, row, config, device, engine, predictor)
+            self._plans.append(plan)
+            seconds.append(duration)
+        self._log_s = np.log(np.array(seconds))
+        self.queries: list[Query] = [query for plan in self._plans for query in plan.queries]
+
+    def calibration(self, predictions: Sequence[Prediction]) -> TrainingCalibration:
+        """The calibration made of the predictions of :attr:`queries`.
+
+        Raises
+        ------
+        FieldError
+            An operator of the model has no prediction.
+        """
+        self._predictions, start = [], 0
+        for plan in self._plans:
+            self._predictions.append(predictions[start : start + len(plan.queries)])
+            start += len(plan.queries)
+        everything = np.arange(len(self._plans))
+        own = self._factors(self._engine)
+        before = self._errors(own, everything)
+        fitted = self._fit(everything)
+        after = self._errors(fitted, everything)
+        left_out = None
+        if len(self._plans) > 1:
+            left_out = np.array(
+                [float(self._errors(self._fit(everything[everything != i]), np.array([i]))[0]) for i in everything]
+            )
+        seen = after if left_out is None else left_out
+        residual = (SURE * self._engine.residual**2 + float((seen**2).sum())) / (SURE + len(seen))
+        profile = self._with(fitted, min(2.0, residual**0.5))
+        source = dict(profile.source) | {
+            "kernel_factor, expert_factor, communication_factor": f"{len(self._plans)} measured steps"
+        }
+        mean = [None if e is None else float(np.abs(np.expm1(e)).mean()) for e in (before, after, left_out)]
+        return TrainingCalibration(
+            profile.model_copy(update={"name": f"{self._engine.name}-calibrated", "source": source}),
+            len(self._plans),
+            mean[0] or 0.0,
+            mean[1] or 0.0,
+            mean[2],
+        )
+
+    @staticmethod
+    def _factors(engine: EngineProfile) -> Array:
+        loop = engine.training
+        assert loop is not None
+        return np.asarray(np.log(np.array([engine.kernel_factor, loop.expert_factor, loop.communication_factor])))
+
+    def _with(self, factors: Array, residual: float | None = None) -> EngineProfile:
+        assert self._engine.training is not None
+        kernel, expert, communication = (float(f) for f in np.exp(np.clip(factors, -2.2, 2.2)))
+        update = {"expert_factor": expert, "communication_factor": communication}
+        loop = self._engine.training.model_copy(update=update)
+        more = {} if residual is None else {"residual": residual}
+        return self._engine.model_copy(update={"kernel_factor": kernel, "training": loop, **more})
+
+    def _errors(self, factors: Array, rows: Indices) -> Array:
+        """Log of predicted over measured."""
+        engine = self._with(factors)
+        steps = [self._plans[i].result("", self._predictions[i], engine).step_s for i in rows]
+        return np.asarray(np.log(np.array(steps)) - self._log_s[rows])
+
+    def _fit(self, rows: Indices) -> Array:
+        """Logs of the factors that explain steps best, with the profile as prior; three Gauss-Newton steps."""
+        prior = factors = self._factors(self._engine)
+        noise = max(NOISE, self._engine.residual)
+        for _ in range(3):
+            errors = self._errors(factors, rows)
+            slopes = np.stack([(self._errors(factors + step, rows) - errors) / 0.01 for step in 0.01 * np.eye(3)], 1)
+            left = slopes.T @ slopes / noise**2 + np.diag(SPREAD**-2.0)
+            right = -slopes.T @ errors / noise**2 + (prior - factors) / SPREAD**2
+            factors = factors + np.linalg.solve(left, right)
+        return np.asarray(factors)
+
+
+def _plan(
+    number: int,
+    row: Mapping[str, Any],
+    config: LLMConfig,
+    device: DeviceSpec,
+    engine: EngineProfile,
+    predictor: Predictor | None,
+) -> tuple[TrainingPlan, float]:
+    """The plan of a measured step, and its seconds."""
+    assert engine.training is not None
+    known = {*COUNTS, *TEXTS, *DURATIONS}
+    values = {name: value for name, value in row.items() if value not in (None, "")}
+    if set(values) - known:
+        raise FieldError(
+            f"measurement {number}: {min(set(values) - known)!r} is not known",
+            path="measurements",
+            hint="known are " + ", ".join((*COUNTS, *TEXTS, *DURATIONS)),
+        )
+    given = [name for name in DURATIONS if name in values]
+    if len(given) != 1:
+        raise FieldError(
+            f"measurement {number}: one of {' and '.join(DURATIONS)} is needed", path="measurements", hint="give one"
+        )
+    try:
+        whole = {name: int(values[name]) for name in COUNTS if name in values}
+        figure = float(values[given[0]])
+        layout: dict[str, Any] = {name: value for name, value in whole.items() if name in _LAYOUT}
+        layout |= {name: values[name] for name in ("sharding", "recompute") if name in values}
+        own = TrainingLayout(overlap=values.get("overlap", engine.training.overlap), **layout)
+    except (TypeError, ValueError) as error:
+        raise FieldError(
+            f"measurement {number}: {error}",
+            path="measurements",
+            hint="gpus, micro_batch, global_batch and sequence are needed",
+        ) from None
+    if not 1e-6 < figure < 1e9:
+        raise FieldError(f"measurement {number}: {given[0]} is {figure}", path="measurements", hint="a positive number")
+    network: Any = values.get("network")
+    if isinstance(network, str) and network.replace(".", "").replace("e", "").isdecimal():
+        network = float(network)
+    if "config" in values:
+        config = read_config(values["config"])
+    if "device" in values:
+        device = resolved_device(values["device"], predictor or shipped_predictor())
+    plan = TrainingPlan(
+        config,
+        device,
+        own,
+        dtype=values.get("dtype", "bfloat16"),
+        products=values.get("products"),
+        ranks_per_node=whole.get("ranks_per_node"),
+        network=network,
+        engine=engine,
+        check_memory=False,
+    )
+    seconds = figure
+    if given[0] == "tokens_per_s_per_gpu":
+        seconds = own.global_batch * own.sequence / figure / own.gpus
+    return plan, seconds
+
+
+def read_training_measurements(source: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Measured steps of a CSV file, or of a JSON list of objects.
+
+    Raises
+    ------
+    DataError
+    """
+    try:
+        text = read_text(source, MAX_CONFIG_BYTES)
+    except OSError as error:
+        raise DataError(f"cannot read {fspath(source)}: {error.strerror}", hint="give the path of a file") from None
+    if text.lstrip().startswith(("[", "{")):
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"{fspath(source)}: not JSON: {error}", hint="a list of objects") from None
+        rows = found if isinstance(found, list) else [found]
+        if not all(isinstance(row, dict) for row in rows):
+            raise DataError(f"{fspath(source)}: not a list of objects", hint="one object for each measured step")
+        return rows
+    return [{str(name): value for name, value in row.items()} for row in csv.DictReader(io.StringIO(text))]
+
+
+def fit_training(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    measurements: Sequence[Mapping[str, Any]] | str | PathLike[str],
+    engine: Engine = "megatron",
+    predictor: Predictor | None = None,
+) -> TrainingCalibration:
+    """:func:`calibrate_training` with its errors."""
+    predictor = shipped_predictor() if predictor is None else predictor
+    rows = read_training_measurements(measurements) if isinstance(measurements, str | PathLike) else measurements
+    plan = TrainingCalibrationPlan(
+        read_config(config), resolved_device(device, predictor), rows, load_training_engine(engine), predictor
+    )
+    return plan.calibration(predictor.predict_queries(plan.queries))
+
+
+def calibrate_training(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    measurements: Sequence[Mapping[str, Any]] | str | PathLike[str],
+    engine: Engine = "megatron",
+    predictor: Predictor | None = None,
+) -> EngineProfile:
+    """Fit the factors of a training profile to measured steps.
+
+    Parameters
+    ----------
+    config : path, mapping or LLMConfig
+        Model of steps that name no other.
+    device : str, DeviceSpec or mapping
+        Device of steps that name no other.
+    measurements : sequence of mappings, or path
+        Options of :func:`cdmpp.llm.training_step` with ``step_s`` or ``tokens_per_s_per_gpu``; one step is enough.
+    engine : str, path, mapping or EngineProfile
+        The profile to start from. Its factors are the prior.
+
+    Returns
+    -------
+    EngineProfile
+        With ``kernel_factor``, ``expert_factor`` and ``communication_factor`` fitted, for ``engine`` of
+        :func:`cdmpp.llm.training_step`.
+
+    Raises
+    ------
+    FieldError, DataError
+        A measurement cannot be read, or its layout does not fit the model.
+    """
+    return fit_training(config, device, measurements, engine, predictor).profile

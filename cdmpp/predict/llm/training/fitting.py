@@ -1,0 +1,137 @@
+"""Layouts that fit a device's memory: the smallest for a model, and all for a number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from cdmpp.errors import FieldError
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.layout import Types
+from cdmpp.predict.llm.training.layout import Overlap, Recompute, Sharding, TrainingLayout
+from cdmpp.predict.llm.training.memory import training_memory
+
+#: Layouts of more devices are not proposed.
+MAX_PROPOSED_GPUS = 1024
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << i for i in range(max(1, most).bit_length()) if 1 << i <= most]
+
+
+def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
+    try:
+        layout.check(config)
+    except FieldError:
+        return False
+    return True
+
+
+def smallest_layouts(
+    config: LLMConfig, own: TrainingLayout, hold: Callable[[TrainingLayout], bool], together: int, most: int = 3
+) -> list[TrainingLayout]:
+    """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
+
+    The micro-batch is one sequence, and the batch is rounded to a multiple of the copies.
+
+    Parameters
+    ----------
+    own : TrainingLayout
+        The layout that does not fit; sharding and overlap are kept.
+    hold : callable
+        Whether a layout fits the device.
+    together : int
+        Most tensor-parallel ranks.
+    """
+    experts = 1 if config.experts is None else config.experts.count
+    for gpus in _powers(MAX_PROPOSED_GPUS):
+        found = []
+        for tp in _powers(min(gpus, together, 16)):
+            for pp in _powers(min(gpus // tp, config.layers)):
+                for ep in _powers(min(gpus // pp, experts)):
+                    copies = max(1, gpus // (tp * pp))
+                    batch = -(-own.global_batch // copies) * copies
+                    for recompute in RECOMPUTE:
+                        layout = replace(
+                            own,
+                            gpus=gpus,
+                            tp=tp,
+                            pp=pp,
+                            virtual_pp=1,
+                            cp=1,
+                            ep=ep,
+                            micro_batch=1,
+                            global_batch=batch,
+                            recompute=recompute,
+                        )
+                        if _valid(layout, config) and hold(layout):
+                            found.append(layout)
+                            break
+        if found:
+            found.sort(key=lambda one: (RECOMPUTE.index(one.recompute), one.pp, one.tp, one.ep))
+            return found[:most]
+    return []
+
+
+def layout_fits(
+    config: LLMConfig, device_bytes: float | None, types: Types, layout: TrainingLayout, gradient_bytes: float
+) -> bool:
+    """Whether a layout with equal stages fits a device."""
+    layers = [-(-config.layers // layout.pp)] * layout.pp
+    return training_memory(config, layout, types, layers, gradient_bytes, device_bytes).fits
+
+
+def _divisors(value: int, most: int) -> list[int]:
+    return [n for n in range(1, most + 1) if value % n == 0]
+
+
+def candidates(
+    config: LLMConfig,
+    hold: Callable[[TrainingLayout], bool],
+    together: int,
+    *,
+    gpus: int,
+    global_batch: int,
+    sequence: int,
+    sharding: Sequence[Sharding],
+    overlap: Overlap,
+) -> list[TrainingLayout]:
+    """Layouts that fit the memory, each with the least recomputation that does."""
+    found = []
+    experts = 1 if config.experts is None else config.experts.count
+    for tp in _powers(min(gpus, together, 16)):
+        for pp in _divisors(gpus // tp, min(gpus // tp, config.layers, 64)):
+            for cp in _powers(min(gpus // (tp * pp), max(1, sequence // 4096), 16)):
+                if gpus % (tp * pp * cp):
+                    continue
+                parts = config.layers // pp if config.layers % pp == 0 else 1
+                virtual = [1] if pp == 1 else [n for n in _divisors(parts, min(parts, 10)) if n in (1, 2, 3, 4, 5, 8)]
+                copies = gpus // (tp * pp * cp)
+                for ep in [n for n in _powers(min(gpus // pp, experts)) if experts % n == 0]:
+                    for micro in [n for n in (1, 2, 4, 8) if global_batch % (copies * n) == 0]:
+                        for vp in virtual:
+                            for kind in sharding:
+                                if kind == "fsdp" and pp > 1:
+                                    continue
+                                layout = TrainingLayout(
+                                    gpus, micro, global_batch, sequence, tp, pp, vp, cp, ep, kind, "none", overlap
+                                )
+                                if not _valid(layout, config):
+                                    continue
+                                for recompute in RECOMPUTE:
+                                    own = replace(layout, recompute=recompute)
+                                    if hold(own):
+                                        found.append(own)
+                                        break
+    return found
+
+
+def rough_cost(layout: TrainingLayout) -> float:
+    """Relative duration by the bubble, recomputation and the ranks that communicate in each layer."""
+    bubble = 1 + (layout.pp - 1) / (layout.virtual_pp * layout.micro_batches)
+    again = {"none": 1.0, "selective": 1.04, "full": 1.28}[layout.recompute]
+    shared = 1 + 0.05 * (layout.tp.bit_length() - 1) + 0.03 * (layout.cp.bit_length() - 1)
+    exchanged = 1 + 0.05 * (layout.ep.bit_length() - 1)
+    gathered = 1 + (0.1 / layout.micro_batch if layout.sharding == "fsdp" else 0.0)
+    return bubble * again * shared * exchanged * gathered

@@ -1,0 +1,142 @@
+"""Duration of messages between the ranks of a training job: inside an NVLink domain or a node, and over the network."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cdmpp.devices.links import LINKS
+from cdmpp.devices.paths import devices_together, link_of_device
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import FieldError
+from cdmpp.programs.collectives import traffic_factor
+from cdmpp.programs.operators import OperatorSpec, make_operator
+
+#: Bytes per second of a rank's network adapter where a request states none: 400 Gbit/s.
+ASSUMED_NETWORK = 50e9
+#: Bandwidth of large messages over that of the adapter. The measured nodes of H100 and A100 reach 0.72 and 0.7.
+_EFFICIENCY = 0.72
+#: Seconds of a message's start between nodes, and of each doubling of the nodes.
+_START_S, _HOP_S = 25e-6, 8e-6
+#: Lower and upper bound over the point, between nodes: few systems were measured.
+BOUNDS = (0.7, 1.6)
+#: Names of networks -> Gbit/s of an adapter where the name has no number.
+_FABRICS = {"infiniband": 400, "roce": 400, "efa": 400, "ethernet": 100}
+
+
+def network_bandwidth(network: float | str | None) -> float:
+    """Bytes per second of one rank's adapter.
+
+    Parameters
+    ----------
+    network : float, str or None
+        Bytes per second; or a name such as "infiniband-400", "roce-200", "efa-400", "infiniband-ndr"; None: 400 Gbit/s.
+
+    Raises
+    ------
+    FieldError
+    """
+    if network is None:
+        return ASSUMED_NETWORK
+    if isinstance(network, int | float) and not isinstance(network, bool) and 1e6 <= network <= 1e14:
+        return float(network)
+    if isinstance(network, str):
+        link = LINKS.get(network)
+        if link is not None and link.kind == "network":
+            return link.bandwidth_bytes_per_s
+        name, _, rate = network.lower().partition("-")
+        rate = rate.removesuffix("gbps").removesuffix("g")
+        if name in _FABRICS and (not rate or (rate.isdecimal() and 1 <= int(rate) <= 3200)):
+            return (int(rate) if rate else _FABRICS[name]) * 1e9 / 8
+    raise FieldError(
+        f"network: {str(network)[:80]!r} is not known",
+        path="network",
+        hint="bytes per second for each GPU, or infiniband, roce, efa or ethernet with Gbit/s, such as roce-200",
+    )
+
+
+def distinct(places: int, topk: int) -> float:
+    """Mean number of places among ``places`` that ``topk`` experts of a token are in."""
+    return places * (1 - (1 - 1 / places) ** topk)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Connections of the ranks.
+
+    Attributes
+    ----------
+    device : DeviceSpec
+    together : int
+        Ranks of a node, or of an NVLink domain, which reach each other without the network.
+    network : float
+        Bytes per second of a rank's adapter.
+    """
+
+    device: DeviceSpec
+    together: int
+    network: float
+
+    @classmethod
+    def of(cls, device: DeviceSpec, ranks_per_node: int | None, network: float | str | None) -> Links:
+        """Connections of a device; ``ranks_per_node`` does not divide an NVLink domain.
+
+        Raises
+        ------
+        FieldError
+        """
+        if ranks_per_node is not None and (type(ranks_per_node) is not int or not 1 <= ranks_per_node <= 1024):
+            raise FieldError(
+                f"ranks_per_node: {str(ranks_per_node)[:80]!r} is not allowed",
+                path="ranks_per_node",
+                hint="a whole number from 1 to 1024",
+            )
+        inside = link_of_device(device)
+        together = int(min(devices_together(device, inside), 1 << 16))
+        if ranks_per_node is not None:
+            domain = device.nvlink_domain if inside.kind == "switched" else None
+            together = max(ranks_per_node, domain or 0)
+        return cls(device, together, network_bandwidth(network))
+
+    def crosses(self, span: int) -> bool:
+        """Whether ranks spread over ``span`` consecutive devices use the network."""
+        return span > self.together
+
+    def program(self, operator: str, size: float, ranks: int, span: int) -> OperatorSpec:
+        """A collective inside a domain, for the predictor."""
+        fields = {"operator": operator, "bytes": max(1, round(size)), "ranks": ranks, "ranks_per_node": ranks}
+        if span > ranks:
+            fields["span"] = span
+        return make_operator(fields)
+
+    def network_s(self, operator: str, size: float, ranks: int, span: int) -> float:
+        """Seconds of a collective whose ranks are on several nodes.
+
+        Rings and trees send each byte between two nodes once, so that the adapters of a node share it. In an
+        all-to-all each rank sends over its own adapter what is for other nodes.
+        """
+        inside = link_of_device(self.device).bandwidth_bytes_per_s
+        per_node = max(1, ranks * self.together // max(span, ranks))
+        nodes = -(-ranks // per_node)
+        start = _START_S + _HOP_S * math.log2(max(2, nodes))
+        if operator == "send_recv":
+            return start + size / (_EFFICIENCY * self.network)
+        if operator == "all_to_all":
+            outside = 1 - per_node / ranks
+            return start + max(
+                size * outside / (_EFFICIENCY * self.network), size * (per_node - 1) / ranks / (_EFFICIENCY * inside)
+            )
+        rate = _EFFICIENCY * min(inside, self.network * per_node)
+        return start + size * traffic_factor(operator, ranks) / rate
+
+    def exchange_s(self, size: float, topk: int, ranks: int) -> float:
+        """Seconds in which tokens of ``size`` bytes reach the experts on ``ranks`` ranks of several nodes.
+
+        A token crosses the network once for each other node of its experts, and is spread inside of it.
+        """
+        inside = link_of_device(self.device).bandwidth_bytes_per_s
+        nodes = max(2, -(-ranks // self.together))
+        over = size * distinct(nodes, topk) * (nodes - 1) / nodes
+        within = size * distinct(ranks, topk)
+        start = _START_S + _HOP_S * math.log2(nodes)
+        return start + max(over / (_EFFICIENCY * self.network), within / (_EFFICIENCY * inside))

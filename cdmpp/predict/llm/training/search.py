@@ -1,0 +1,140 @@
+"""The fastest layouts of a training step for a number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.predict.engines.profile import Engine, load_training_engine
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.predict.llm.layout import Types
+from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.llm.training.fitting import candidates, layout_fits, rough_cost
+from cdmpp.predict.llm.training.layout import Overlap, Sharding, TrainingLayout, training_types
+from cdmpp.predict.llm.training.links import Links
+from cdmpp.predict.llm.training.step import TrainingPlan, TrainingStep
+from cdmpp.predict.prediction import Query
+
+#: Layouts that are priced.
+MAX_PRICED = 1000
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Layouts in the order of their predicted duration.
+
+    Attributes
+    ----------
+    steps : list of TrainingStep
+    fitting, priced : int
+        Layouts that fit the memory, and those of them that were priced.
+    """
+
+    steps: list[TrainingStep]
+    fitting: int
+    priced: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        steps = [{**step.to_dict(), "binds": binding(step)} for step in self.steps]
+        return {"fitting": self.fitting, "priced": self.priced, "layouts": steps}
+
+
+def binding(step: TrainingStep) -> str:
+    """What limits a layout: the largest share besides computation, or the memory where the rest is small."""
+    b = step.breakdown
+    shares = {f"{name} communication": seconds for name, seconds in b["exposed"].items()}
+    shares |= {"bubble": b["bubble"], "optimizer": b["optimizer"], "host": b["host"]}
+    shares["recomputation"] = b["compute"].get("recomputation", 0.0)
+    name, seconds = max(shares.items(), key=lambda item: item[1])
+    share = seconds / step.step_s
+    return f"{name} {100 * share:.0f} %" if share >= 0.05 else "computation"
+
+
+def _holds(config: LLMConfig, device: DeviceSpec, types: Types, gradient_bytes: float, layout: TrainingLayout) -> bool:
+    return layout_fits(config, device.memory_bytes, types, layout, gradient_bytes)
+
+
+def search_layouts(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    *,
+    gpus: int,
+    global_batch: int,
+    sequence: int,
+    dtype: str = "bfloat16",
+    products: str | None = None,
+    sharding: Sharding | None = None,
+    overlap: Overlap | None = None,
+    ranks_per_node: int | None = None,
+    network: float | str | None = None,
+    engine: Engine = "megatron",
+    predictor: Predictor | None = None,
+    most: int = 10,
+) -> SearchResult:
+    """Find the fastest layouts of a training step: tp, pp, virtual_pp, cp, ep, micro-batch and recomputation.
+
+    Layouts that do not fit the memory are left out. Of many, those of the lowest rough cost are priced.
+
+    Parameters
+    ----------
+    sharding : {"none", "optimizer", "fsdp"}, optional
+        Default: optimizer, and fsdp without stages.
+    most : int
+        Layouts of the result.
+
+    Other parameters and errors are those of :func:`cdmpp.llm.training_step`.
+    """
+    predictor = shipped_predictor() if predictor is None else predictor
+    model, spec = read_config(config), resolved_device(device, predictor)
+    profile = load_training_engine(engine)
+    assert profile.training is not None
+    for name, value in (("gpus", gpus), ("global_batch", global_batch), ("sequence", sequence)):
+        if type(value) is not int or not 1 <= value <= 1 << 24:
+            raise FieldError(f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint="a positive whole number")
+    types, links = training_types(dtype, products, spec), Links.of(spec, ranks_per_node, network)
+    fitting = candidates(
+        model,
+        partial(_holds, model, spec, types, profile.training.gradient_bytes),
+        links.together,
+        gpus=gpus,
+        global_batch=global_batch,
+        sequence=sequence,
+        sharding=("optimizer", "fsdp") if sharding is None else (sharding,),
+        overlap=overlap or profile.training.overlap,
+    )
+    if not fitting:
+        raise InfeasibleError(
+            f"no layout of {gpus} {spec.name} with a batch of {global_batch} holds the model",
+            path="gpus",
+            hint="use more devices, or a batch that the copies divide",
+        )
+    chosen = sorted(fitting, key=rough_cost)[:MAX_PRICED]
+    shared: dict[Any, Any] = {}
+    options: dict[str, Any] = {"dtype": dtype, "products": products, "ranks_per_node": ranks_per_node}
+    plans = [
+        TrainingPlan(model, spec, layout, network=network, engine=profile, check_memory=False, shared=shared, **options)
+        for layout in chosen
+    ]
+    plans = [plan for plan in plans if plan.memory.fits]
+    places: dict[Any, int] = {}
+    queries: list[Query] = []
+    for plan in plans:
+        for query in plan.queries:
+            if query.program.operator not in places:
+                places[query.program.operator] = len(queries)
+                queries.append(query)
+    predictions = predictor.predict_queries(queries)
+    steps = [
+        plan.result(predictor.model_id, [predictions[places[query.program.operator]] for query in plan.queries])
+        for plan in plans
+    ]
+    steps.sort(key=lambda step: step.step_s)
+    return SearchResult(steps[:most], len(fitting), len(plans))

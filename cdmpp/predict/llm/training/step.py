@@ -1,0 +1,758 @@
+"""Duration and memory of one training step of a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.model.domain.score import LABELS, Label, label_of_total
+from cdmpp.predict.engines.profile import Engine, EngineProfile, load_training_engine
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.predict.llm.memory import parameter_count
+from cdmpp.predict.llm.pricing import KINDS, combined
+from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.llm.training.fitting import layout_fits, smallest_layouts
+from cdmpp.predict.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
+from cdmpp.predict.llm.training.links import BOUNDS, Links, distinct
+from cdmpp.predict.llm.training.memory import RankParameters, TrainingMemory, model_flops, training_memory
+from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
+from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.programs.operators import OperatorSpec, operator_family
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import ProgramFramework
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+#: Sustained over nominal bandwidth of the memory for large passes, and its bounds over the point.
+_STREAM, _STREAM_BOUNDS = 0.85, (0.9, 1.15)
+_PASS_S = 3e-6
+#: Bytes that a step of Adam reads and writes for each parameter: 30 for gradient, master weight, two moments and the
+#: 16-bit weight, and 12 for the norm of the gradients and their scaling. An H100 takes 30.4 and 13.2 at this rate.
+_ADAM_BYTES = 42
+#: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
+_PIECE = 0.05
+_GB = 1e9
+#: Kinds of a breakdown besides computation, in order.
+EXPOSED = ("tp", "cp", "ep", "dp", "pp")
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """Duration, memory and breakdown of a training step.
+
+    Attributes
+    ----------
+    step_s, lower_s, upper_s : float
+        Seconds, with an 80 % interval.
+    memory : TrainingMemory
+        Of the rank that holds most.
+    breakdown : dict
+        Seconds of ``compute`` (by operator), ``exposed`` communication (tp, cp, ep, dp, pp), ``bubble``, ``optimizer``
+        and ``host`` on the slowest rank; they add up to ``step_s``.
+    domain_shares : dict
+        Share of the predicted time by domain.
+    """
+
+    model_id: str
+    device: str
+    engine: str
+    config: LLMConfig
+    layout: TrainingLayout
+    dtype: str
+    products: str | None
+    network_bytes_per_s: float
+    layers: tuple[int, ...]
+    step_s: float
+    lower_s: float
+    upper_s: float
+    model_flops_utilization: float | None
+    memory: TrainingMemory
+    breakdown: dict[str, Any]
+    domain_shares: dict[Label, float]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def memory_bytes(self) -> dict[str, float | None]:
+        """Bytes of the rank that holds most, by part."""
+        return self.memory.to_dict()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step."""
+        return self.layout.global_batch * self.layout.sequence
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Throughput of one device."""
+        return self.tokens / self.step_s / self.layout.gpus
+
+    @property
+    def domain(self) -> Label:
+        """Domain by share of the time; at most ``near``, because backward passes are partly stated ratios."""
+        return max("near", label_of_total(self.domain_shares), key=LABELS.index)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON values."""
+        return {
+            "model_id": self.model_id,
+            "model_type": self.config.model_type,
+            "parameters": parameter_count(self.config),
+            "device": self.device,
+            "engine": self.engine,
+            **asdict(self.layout),
+            "dp": self.layout.dp,
+            "micro_batches": self.layout.micro_batches,
+            "layers": list(self.layers),
+            "dtype": self.dtype,
+            "products": self.products,
+            "network_bytes_per_s": self.network_bytes_per_s,
+            "step_s": self.step_s,
+            "lower_s": self.lower_s,
+            "upper_s": self.upper_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "model_flops_utilization": self.model_flops_utilization,
+            "memory_bytes": self.memory_bytes,
+            "breakdown": self.breakdown,
+            "domain": self.domain,
+            "domain_shares": self.domain_shares,
+            "remarks": list(self.remarks),
+        }
+
+
+def stage_layers(layers: int, layout: TrainingLayout, layer_s: float, first_s: float, last_s: float) -> list[int]:
+    """Layers of each stage.
+
+    Equal numbers where they divide; otherwise each layer goes to the stage with the least work, as layouts that count
+    embedding and loss as layers do.
+    """
+    stages = layout.pp
+    if layers % (stages * layout.virtual_pp) == 0:
+        return [layers // stages] * stages
+    counts = [0] * stages
+    load = [first_s * (s == 0) + last_s * (s == stages - 1) for s in range(stages)]
+    for _ in range(layers):
+        least = min(range(stages), key=lambda s: load[s])
+        counts[least], load[least] = counts[least] + 1, load[least] + layer_s
+    return counts
+
+
+class _Unit:
+    """Seconds of one pass of a part of the model: by kind of kernel, by name, and by group of ranks."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[str, bool], Array] = {}
+        self.kinds: dict[bool, Array] = {False: np.zeros((3, len(KINDS))), True: np.zeros((3, len(KINDS)))}
+        self.groups: dict[tuple[str, bool], Array] = {}
+        self.launches = {False: 0, True: 0}
+        self.domains: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
+
+    def compute(self, backward: bool) -> float:
+        """Seconds of the kernels in one direction."""
+        return float(self.kinds[backward][0].sum())
+
+    def message(self, group: str, backward: bool) -> Array:
+        """Seconds of the messages of a group: point, lower and upper bound."""
+        return self.groups.get((group, backward), np.zeros(3))
+
+
+class TrainingPlan:
+    """Queries of a training step, and the step made of their predictions.
+
+    Parameters and errors are those of :func:`training_step`; ``config`` and ``device`` are read already.
+
+    Parameters
+    ----------
+    check_memory : bool
+        Whether a step that does not fit is an error.
+    shared : dict, optional
+        Items of plans that differ in stages, batch and sharding only; filled by the first of them.
+
+    Attributes
+    ----------
+    queries : list of Query
+        Queries for a predictor; pass their predictions to :meth:`result`.
+    """
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        device: DeviceSpec,
+        layout: TrainingLayout,
+        *,
+        dtype: str = "bfloat16",
+        products: str | None = None,
+        ranks_per_node: int | None = None,
+        network: float | str | None = None,
+        engine: EngineProfile,
+        check_memory: bool = True,
+        shared: dict[Any, Any] | None = None,
+    ) -> None:
+        assert engine.training is not None
+        layout.check(config)
+        self.config, self.device, self.layout, self.engine = config, device, layout, engine
+        self.types, self.products = training_types(dtype, products, device), products
+        self.links = Links.of(device, ranks_per_node, network)
+        self.loop = engine.training
+        self._assumed_network = network is None
+        #: Items of a mean layer, of the embedding and of the output layer.
+        shared = {} if shared is None else shared
+        key = (layout.tp, layout.cp, layout.ep, layout.micro_batch)
+        if key not in shared:
+            shared[key] = self._items()
+        self._units: list[list[Item]] = shared[key]
+        self.parameters = RankParameters.of(config, layout)
+        self._layers = stage_layers(config.layers, layout, *self._rough())
+        self.memory = training_memory(
+            config, layout, self.types, self._layers, self.loop.gradient_bytes, device.memory_bytes
+        )
+        if check_memory:
+            self.check_memory()
+        self._places: dict[OperatorSpec, int] = {}
+        self.queries: list[Query] = []
+        for program in self._programs():
+            self._ask(program)
+
+    def _items(self) -> list[list[Item]]:
+        config = self.config
+        builder = LayerBuilder(config, self.layout, self.types, self.loop, twice=self.products in BLOCK_SCALED)
+        layer: list[Item] = []
+        for count, mixer in config.first_halves:
+            layer += merged_items(builder.attention_half(mixer), count / config.layers)
+        for count, half in config.second_halves:
+            layer += merged_items(builder.feed_forward_half(half), count / config.layers)
+        return [merged_items(items) for items in (layer, builder.first(), builder.last())]
+
+    def check_memory(self) -> None:
+        """Raise :class:`InfeasibleError` where the fullest rank exceeds the device."""
+        memory, capacity = self.memory, self.device.memory_bytes or float("inf")
+        if memory.fits:
+            return
+        parts = ", ".join(
+            f"{name} {getattr(memory, name) / _GB:.1f}" for name in ("weights", "gradients", "optimizer", "activations")
+        )
+
+        def hold(layout: TrainingLayout) -> bool:
+            return layout_fits(self.config, self.device.memory_bytes, self.types, layout, self.loop.gradient_bytes)
+
+        fitting = smallest_layouts(self.config, self.layout, hold, self.links.together)
+        hint = "no layout of up to 1024 devices was found; use a shorter sequence or recompute"
+        if fitting:
+            hint = "the smallest layouts that fit: " + "; ".join(f"{one.gpus} GPUs: {one.named()}" for one in fitting)
+        raise InfeasibleError(
+            f"the step needs {memory.total / _GB:.1f} GB on a {self.device.name} with {self.layout.named()} ({parts}); "
+            f"the device has {capacity / _GB:.1f} GB",
+            path="gpus",
+            hint=hint,
+        )
+
+    def _rough(self) -> tuple[float, float, float]:
+        """Work of a layer, of the embedding and of the output layer, by their parameters."""
+        own = self.parameters
+        head = self.config.vocab * self.config.hidden / self.layout.tp
+        experts = self.config.experts
+        share = 1.0 if experts is None else experts.topk * self.layout.ep / experts.count
+        return own.layer.dense + own.layer.experts * share, 0.05 * head, head
+
+    def _programs(self) -> Iterator[OperatorSpec]:
+        for unit in self._units:
+            for item in unit:
+                if item.program is not None:
+                    yield item.program
+                elif item.message is not None:
+                    own = self._message_program(item.message)
+                    if own is not None:
+                        yield own
+        for operator, size, ranks, span in self._step_messages():
+            own = self._collective(operator, size, ranks, span)
+            if own is not None:
+                yield own
+
+    def _framework(self, program: OperatorSpec) -> ProgramFramework:
+        return self.loop.products if program.operator == "linear" else self.engine.frameworks[0]
+
+    def _ask(self, program: OperatorSpec) -> None:
+        if program not in self._places:
+            self._places[program] = len(self.queries)
+            query = Query(TensorProgram.from_operator(program), self.device, "kernel", self._framework(program))
+            self.queries.append(query)
+
+    def _group(self, group: str) -> tuple[int, int]:
+        """Ranks of a group, and the devices over which they are spread."""
+        layout = self.layout
+        if group == "tp":
+            return layout.tp, layout.tp
+        if group == "cp":
+            return layout.cp, layout.cp * layout.tp
+        return layout.ep, layout.ep
+
+    def _collective(self, operator: str, size: float, ranks: int, span: int) -> OperatorSpec | None:
+        """The program of a collective inside a domain; None over the network."""
+        return None if self.links.crosses(span) else self.links.program(operator, size, ranks, span)
+
+    def _fullest(self) -> int:
+        """The stage with most parameters."""
+        return max(range(self.layout.pp), key=lambda s: self._stage(s).total)
+
+    def _stage(self, stage: int) -> Any:
+        return self.parameters.stage(self._layers[stage], first=stage == 0, last=stage == self.layout.pp - 1)
+
+    def _step_messages(self) -> Iterator[tuple[str, float, int, int]]:
+        """Collectives of gradients and weights, and transfers between stages: operator, bytes, ranks, span."""
+        layout = self.layout
+        for _, operator, size, ranks, span, _ in self._reductions():
+            yield operator, size, ranks, span
+        if layout.pp > 1:
+            yield "send_recv", self._transfer_bytes(), 2, min(layout.gpus, layout.stage_ranks + 1)
+
+    def _transfer_bytes(self) -> float:
+        return self.layout.tokens / self.layout.tp * self.config.hidden * self.types.bytes
+
+    def _reductions(self) -> list[tuple[str, str, float, int, int, float]]:
+        """Pass they hide behind ("forward", "backward"), operator, bytes, ranks, span and runs in a step."""
+        layout, wide = self.layout, self.loop.gradient_bytes
+        found: list[tuple[str, str, float, int, int, float]] = []
+        fsdp = layout.sharding == "fsdp"
+        stage = self._fullest()
+        p = self.parameters.layer if fsdp else self._stage(stage)
+        runs = float(layout.micro_batches * self._layers[stage]) if fsdp else 1.0
+        groups = ((p.dense, layout.dp * layout.cp), (p.experts, layout.expert_copies))
+        for count, ranks in groups:
+            if ranks == 1 or not count:
+                continue
+            span = layout.stage_ranks
+            if layout.sharding == "none":
+                found.append(("backward", "all_reduce", count * wide, ranks, span, runs))
+                continue
+            found.append(("backward", "reduce_scatter", count * wide, ranks, span, runs))
+            found.append(("forward", "all_gather", count * self.types.bytes, ranks, span, runs))
+            if fsdp:
+                found.append(("backward", "all_gather", count * self.types.bytes, ranks, span, runs))
+        return found
+
+    def result(
+        self, model_id: str, predictions: Sequence[Prediction], engine: EngineProfile | None = None
+    ) -> TrainingStep:
+        """The step made of the predictions of :attr:`queries`.
+
+        Parameters
+        ----------
+        engine : EngineProfile, optional
+            In place of the plan's, with the same frameworks and bytes.
+
+        Raises
+        ------
+        FieldError
+            An operator of the model has no prediction.
+        """
+        if engine is not None:
+            assert engine.training is not None
+            other = copy(self)
+            other.engine, other.loop = engine, engine.training
+            return other.result(model_id, predictions)
+        self._predictions = predictions
+        layer, first, last = (self._unit(items) for items in self._units)
+        return self._assembled(model_id, layer, first, last)
+
+    def layer_pass(self, predictions: Sequence[Prediction], *, backward: bool) -> tuple[Array, dict[str, float]]:
+        """Seconds of one pass of a mean layer over a micro-batch, with its exposed messages; and those of its parts.
+
+        The backward pass has what is computed again.
+
+        Returns
+        -------
+        seconds : (3,)
+            Point, lower and upper bound.
+        parts : dict of str to float
+        """
+        self._predictions = predictions
+        layer = self._unit(self._units[0])
+        kinds, names = layer.kinds[backward].copy(), {}
+        for (name, back), value in layer.names.items():
+            if back == backward:
+                names[name] = float(value[0])
+        if backward and (again := self._again(layer)):
+            kinds += layer.kinds[False] * again / layer.compute(False)
+            names["recomputation"] = again
+        for group in ("tp", "cp", "ep"):
+            both = layer.message(group, False) + layer.message(group, True)
+            if both[0] > 0:
+                own = self._exposed(layer, group) * layer.message(group, backward)[0] / both[0]
+                kinds[:, KINDS.index("collective")] += own
+                names[f"{group} communication"] = float(own[0])
+        return combined(kinds, self.engine.residual), names
+
+    def _again(self, layer: _Unit) -> float:
+        """Seconds of a layer's forward pass that the backward pass computes again."""
+        if self.layout.recompute == "full":
+            return layer.compute(False)
+        if self.layout.recompute == "none":
+            return 0.0
+        return sum(float(v[0]) for (name, back), v in layer.names.items() if name in SELECTIVE and not back)
+
+    def _predicted(self, program: OperatorSpec) -> tuple[Array, Label]:
+        """Seconds of a program with bounds, and its domain."""
+        prediction = self._predictions[self._places[program]]
+        if prediction.error is not None:
+            raise FieldError(f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint)
+        figures = [prediction.latency_s or 0.0, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
+        return np.array(figures), prediction.domain or "out"
+
+    def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Label]:
+        factor = self.loop.communication_factor
+        own = self._collective(operator, size, ranks, span)
+        if own is None:
+            point = self.links.network_s(operator, size, ranks, span)
+            return factor * point * np.array([1.0, *BOUNDS]), "near"
+        seconds, domain = self._predicted(own)
+        return factor * seconds, domain
+
+    def _message_program(self, message: Message) -> OperatorSpec | None:
+        """The program of an item's message inside a domain; None over the network."""
+        ranks, span = self._group(message.group)
+        size = message.bytes * (distinct(ranks, message.topk) if message.topk else 1.0)
+        return self._collective(message.operator, size, ranks, span)
+
+    def _item_message_s(self, message: Message) -> tuple[Array, Label]:
+        own, (ranks, span) = self._message_program(message), self._group(message.group)
+        if own is not None:
+            seconds, domain = self._predicted(own)
+            return self.loop.communication_factor * seconds, domain
+        if not message.topk:
+            return self._message_s(message.operator, message.bytes, ranks, span)
+        point = self.links.exchange_s(message.bytes, message.topk, ranks)
+        return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
+
+    def _traffic_s(self, size: float) -> Array:
+        return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
+
+    def _factor(self, name: str) -> float:
+        if name in ("attention", "window_attention"):
+            return self.loop.attention_factor
+        return self.loop.expert_factor if name.startswith("expert") else 1.0
+
+    def _unit(self, items: Iterable[Item]) -> _Unit:
+        unit = _Unit()
+        for item in items:
+            if item.message is not None:
+                seconds, domain = self._item_message_s(item.message)
+                key = (item.message.group, item.backward)
+                unit.groups[key] = unit.message(*key) + item.runs * seconds
+                unit.domains[domain] += item.runs * float(seconds[0])
+                continue
+            if item.program is not None:
+                seconds, domain = self._predicted(item.program)
+                seconds = item.runs * seconds
+                kind = operator_family(item.program.operator)
+                domain = max(domain, "near", key=LABELS.index) if item.stated else domain
+            else:
+                seconds, domain, kind = self._traffic_s(item.traffic), "near", "vector"
+                seconds = seconds + _PASS_S * min(item.launches, 1) * (item.traffic > 0)
+            seconds = self.engine.kernel_factor * self._factor(item.name) * seconds
+            unit.kinds[item.backward][:, KINDS.index(kind)] += seconds
+            name = (item.name, item.backward)
+            unit.names[name] = unit.names.get(name, np.zeros(3)) + seconds
+            unit.launches[item.backward] += item.launches
+            unit.domains[domain] += float(seconds[0])
+        return unit
+
+    def _assembled(self, model_id: str, layer: _Unit, first: _Unit, last: _Unit) -> TrainingStep:
+        layout, m = self.layout, self.layout.micro_batches
+        again = self._again(layer)
+        # One pass of a layer on a rank: kernels, exposed messages, and what the host needs to launch it.
+        exposed = {group: self._exposed(layer, group) for group in ("tp", "cp", "ep")}
+        edge = {unit: self._exposed(unit, "tp") for unit in (first, last)}
+        device_layer = layer.compute(False) + layer.compute(True) + again
+        passes = []
+        for stage, count in enumerate(self._layers):
+            compute = count * device_layer
+            messages = {group: count * float(value[0]) for group, value in exposed.items()}
+            launches = count * (layer.launches[False] * (1 + (layout.recompute == "full")) + layer.launches[True])
+            for unit, here in ((first, stage == 0), (last, stage == layout.pp - 1)):
+                if here:
+                    compute += unit.compute(False) + unit.compute(True)
+                    messages["tp"] += float(edge[unit][0])
+                    launches += unit.launches[False] + unit.launches[True]
+            device = compute + sum(messages.values())
+            host = max(0.0, launches * self.engine.host.launch_s - device)
+            passes.append((device + host, compute, messages, host))
+        slowest = max(range(layout.pp), key=lambda s: passes[s][0])
+        _, compute, messages, host = passes[slowest]
+        mean = sum(one[0] for one in passes) / layout.pp
+        bubble = (layout.pp - 1) / layout.virtual_pp * mean
+        dp, hidden_dp, dp_bounds = self._data_parallel(layer, passes[slowest][1])
+        pp = self._stages_s(m)
+        own = self._stage(slowest)
+        optimizer = self._optimizer_s(own)
+        host_s = m * host + self.engine.host.step_s
+        exposed_s = {group: m * messages[group] for group in ("tp", "cp", "ep")} | {
+            "dp": dp + self.loop.contention * hidden_dp,
+            "pp": pp,
+        }
+        operators = self._by_operator(layer, first, last, slowest, again)
+        step_s = m * compute + sum(exposed_s.values()) + bubble + float(optimizer[0]) + host_s
+        kinds = self._kinds(layer, first, last, slowest, again, m, bubble, m * compute)
+        names = ("tp", "cp", "ep")
+        wide = sum((m * self._layers[slowest] * exposed[g] for g in names), np.zeros(3)) + dp_bounds
+        wide = wide * (sum(exposed_s.values()) / wide[0]) if wide[0] > 0 else np.ones(3) * sum(exposed_s.values())
+        kinds[:, KINDS.index("collective")] += wide
+        kinds[:, KINDS.index("vector")] += optimizer
+        kinds[:, -1] += np.array([host_s, 0.5 * host_s, 2.0 * host_s])
+        kinds[0, -1] += step_s - kinds[0].sum()
+        point, lower, upper = (float(v) for v in combined(kinds, self.engine.residual))
+        shares: dict[Label, float] = {
+            label: self._layers[slowest] * layer.domains[label] + first.domains[label] + last.domains[label]
+            for label in LABELS
+        }
+        whole = sum(shares.values())
+        flops = model_flops(self.config, layout.sequence) * layout.global_batch * layout.sequence
+        peak = self.peak_flops
+        return TrainingStep(
+            model_id=model_id,
+            device=self.device.name,
+            engine=self.engine.name,
+            config=self.config,
+            layout=layout,
+            dtype=self.types.dtype,
+            products=self.products,
+            network_bytes_per_s=self.links.network,
+            layers=tuple(self._layers),
+            step_s=point,
+            lower_s=lower,
+            upper_s=upper,
+            model_flops_utilization=None if peak is None else flops / (peak * layout.gpus * point),
+            memory=self.memory,
+            breakdown={
+                "compute": {name: m * seconds for name, seconds in operators.items()},
+                "exposed": exposed_s,
+                "bubble": bubble,
+                "optimizer": float(optimizer[0]),
+                "host": host_s,
+            },
+            domain_shares={label: value / whole for label, value in shares.items()},
+            remarks=tuple(self._remarks()),
+        )
+
+    def _exposed(self, unit: _Unit, group: str) -> Array:
+        """Seconds of messages in one pass that computation does not hide."""
+        layout = self.layout
+        forward, backward = unit.message(group, False), unit.message(group, True)
+        if layout.recompute == "full":
+            backward = backward + forward
+        both = forward + backward
+        if group == "cp":
+            # Keys and values of the next rank arrive while attention computes with those at hand.
+            attention = sum((v for (name, _), v in unit.names.items() if name.endswith("attention")), np.zeros(3))
+            return np.asarray(np.maximum(both / layout.cp, both - attention))
+        share = 1.0
+        if layout.overlap == "all":
+            share = self.loop.exposed_tp if group == "tp" else self.loop.exposed_ep
+        return np.asarray(share * both)
+
+    def _data_parallel(self, layer: _Unit, compute: float) -> tuple[float, float, Array]:
+        """Exposed and hidden seconds of gradients and weights in a step, and bounds of all of them."""
+        layout, total = self.layout, np.zeros(3)
+        by_pass = {"forward": 0.0, "backward": 0.0}
+        found = self._reductions()
+        for where, operator, size, ranks, span, runs in found:
+            seconds, _ = self._message_s(operator, size, ranks, span)
+            by_pass[where] += runs * float(seconds[0])
+            total = total + runs * seconds
+        if layout.overlap == "none" or not found:
+            return float(total[0]), 0.0, total
+        forward = layer.compute(False) / max(1e-12, layer.compute(False) + layer.compute(True))
+        passes = layout.micro_batches if layout.sharding == "fsdp" else 1
+        exposed = 0.0
+        for where, share in (("forward", forward), ("backward", 1 - forward)):
+            room = passes * share * compute
+            exposed += max(by_pass[where] - room, _PIECE * by_pass[where])
+        return exposed, float(total[0]) - exposed, total
+
+    def _stages_s(self, m: int) -> float:
+        """Exposed seconds of the transfers between stages."""
+        layout = self.layout
+        if layout.pp == 1:
+            return 0.0
+        seconds, _ = self._message_s("send_recv", self._transfer_bytes(), 2, min(layout.gpus, layout.stage_ranks + 1))
+        filling = 2 * (layout.pp - 1)
+        if layout.overlap != "none" and layout.virtual_pp > 1:
+            return filling * float(seconds[0])
+        return (filling + 2 * m * layout.virtual_pp) * float(seconds[0])
+
+    def _optimizer_s(self, own: Any) -> Array:
+        layout = self.layout
+        if layout.sharding == "none":
+            return self._traffic_s(_ADAM_BYTES * own.total)
+        share = own.dense / (layout.dp * layout.cp) + own.experts / layout.expert_copies
+        # The sum and the norm of gradients read those of the rank.
+        return self._traffic_s(_ADAM_BYTES * share)
+
+    def _by_operator(self, layer: _Unit, first: _Unit, last: _Unit, stage: int, again: float) -> dict[str, float]:
+        """Seconds of a micro-batch's kernels on a stage, by name."""
+        found: dict[str, float] = {}
+        units = [(layer, self._layers[stage]), (first, stage == 0), (last, stage == self.layout.pp - 1)]
+        for unit, times in units:
+            for (name, _), seconds in unit.names.items():
+                if times:
+                    found[name] = found.get(name, 0.0) + times * float(seconds[0])
+        if again:
+            found["recomputation"] = self._layers[stage] * again
+        return found
+
+    def _kinds(
+        self, layer: _Unit, first: _Unit, last: _Unit, stage: int, again: float, m: int, bubble: float, compute: float
+    ) -> Array:
+        """Seconds by kind of kernel in a step, with the bubble, (3, kinds)."""
+        both = layer.kinds[False] + layer.kinds[True]
+        both = both * (1 + again / max(1e-12, float(both[0].sum())))
+        total = self._layers[stage] * both
+        for unit, here in ((first, stage == 0), (last, stage == self.layout.pp - 1)):
+            if here:
+                total = total + unit.kinds[False] + unit.kinds[True]
+        return np.asarray(m * total * (1 + bubble / max(1e-12, compute)))
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Peak of the device for the type of the products, in flop/s."""
+        names = {"float8_e4m3": "peak_flops_fp8_matrix", "float4_e2m1": "peak_flops_fp4_matrix"}
+        types = {
+            "bfloat16": "peak_flops_bf16_matrix",
+            "float16": "peak_flops_fp16_matrix",
+            "float32": "peak_flops_fp32",
+        }
+        name = names[self.types.weights] if self.types.weights else types[self.types.dtype]
+        value: float | None = getattr(self.device, name, None)
+        # 16-bit types have the same rate; some data sheets print it once.
+        return value or (self.device.peak_flops_fp16_matrix if self.types.dtype == "bfloat16" else None)
+
+    def _remarks(self) -> Iterator[str]:
+        layout = self.layout
+        yield from self.config.remarks
+        crosses = [layout.tp, layout.tp * layout.cp, layout.ep, layout.stage_ranks if layout.dp > 1 else 1, layout.gpus]
+        if any(self.links.crosses(span) for span in crosses):
+            rate = self.links.network * 8 / _GB
+            yield (
+                f"network of {rate:.0f} Gbit/s for each GPU{' assumed' if self._assumed_network else ''}; few systems "
+                "with several nodes were measured"
+            )
+        if self.config.experts is not None:
+            yield "tokens are spread evenly over the experts, and none is dropped"
+        if layout.tp > 1:
+            yield "sequence parallelism: norms and residuals are divided by tp"
+        if self.types.weights is not None:
+            yield "embedding, router, output layer and attention stay in 16 bits"
+        if self.config.context is not None and layout.sequence > self.config.context:
+            yield f"{layout.sequence:,} tokens exceed max_position_embeddings, {self.config.context:,}"
+
+
+def training_step(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    *,
+    gpus: int,
+    tp: int = 1,
+    pp: int = 1,
+    virtual_pp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    sharding: Sharding = "none",
+    micro_batch: int,
+    global_batch: int,
+    sequence: int,
+    dtype: str = "bfloat16",
+    products: str | None = None,
+    recompute: Recompute = "none",
+    overlap: Overlap | None = None,
+    ranks_per_node: int | None = None,
+    network: float | str | None = None,
+    engine: Engine = "megatron",
+    predictor: Predictor | None = None,
+) -> TrainingStep:
+    """Predict how long one training step of a language model takes on a cluster.
+
+    Parameters
+    ----------
+    config : path, mapping or LLMConfig
+        A ``config.json`` of Hugging Face.
+    device : str, DeviceSpec or mapping
+    gpus : int
+        Devices of the job. ``gpus / (tp * pp * cp)`` copies divide the batch.
+    tp, pp, virtual_pp, cp, ep : int
+        Ranks that share a layer, stages, parts of the model on a stage, ranks that share a sequence, ranks that share
+        the experts.
+    sharding : {"none", "optimizer", "fsdp"}
+        What the copies divide: nothing, the optimizer's state, or weights and gradients, too.
+    micro_batch, global_batch, sequence : int
+        Sequences of a pass of one copy, sequences of the step, tokens of a sequence.
+    dtype : {"bfloat16", "float16", "float32"}
+        Type of weights and activations.
+    products : {"float8_e4m3", "mxfp8", "nvfp4"}, optional
+        Type of the products of the layers: one scale for a tensor, or one for each 32 or 16 elements.
+    recompute : {"none", "selective", "full"}
+        Activations that the backward pass computes again: none; attention, norms and activation functions; layers.
+    overlap : {"none", "gradients", "all"}, optional
+        Communication beside computation. Default: as the engine's profile says.
+    ranks_per_node : int, optional
+        Devices of a node; default: the device's. An NVLink domain of several nodes is never divided.
+    network : float or str, optional
+        Bytes per second of one GPU between nodes, or a name such as "roce-200". Default: 400 Gbit/s.
+    engine : str, path, mapping or EngineProfile
+        The training framework: megatron, torchtitan, llm-foundry, or a calibrated profile.
+    predictor : Predictor, optional
+        Default: the shipped model, loaded once.
+
+    Returns
+    -------
+    TrainingStep
+
+    Raises
+    ------
+    DataError, UnknownDeviceError
+        A file cannot be read, or the engine or device is not known.
+    FieldError
+        The architecture is not known, or the layout divides neither the model nor the batch.
+    InfeasibleError
+        The step does not fit; the hint has the smallest layouts that do.
+
+    Examples
+    --------
+    >>> training_step("examples/llm/llama-3.1-8b.json", "h100-sxm", gpus=8, sharding="fsdp", micro_batch=1,
+    ...               global_batch=128, sequence=8192).step_s                                  # doctest: +SKIP
+    9.1
+    """
+    predictor = shipped_predictor() if predictor is None else predictor
+    profile = load_training_engine(engine)
+    assert profile.training is not None
+    layout = TrainingLayout(
+        gpus=gpus,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        sequence=sequence,
+        tp=tp,
+        pp=pp,
+        virtual_pp=virtual_pp,
+        cp=cp,
+        ep=ep,
+        sharding=sharding,
+        recompute=recompute,
+        overlap=profile.training.overlap if overlap is None else overlap,
+    )
+    plan = TrainingPlan(
+        read_config(config),
+        resolved_device(device, predictor),
+        layout,
+        dtype=dtype,
+        products=products,
+        ranks_per_node=ranks_per_node,
+        network=network,
+        engine=profile,
+    )
+    return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))

@@ -1,0 +1,247 @@
+"""``POST /training-step``: one training step of a language model. Its queries use the queue of ``/predict``."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from cdmpp.devices.loading import resolve_device
+from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
+from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict.engines.profile import load_training_engine
+from cdmpp.predict.llm import TrainingLayout, TrainingPlan, read_config
+from cdmpp.predict.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
+from cdmpp.predict.requests.request import WholeNumber
+from cdmpp.programs.elements import canonical_dtype
+from cdmpp_server.body import check, parse_json, read_json_body
+from cdmpp_server.concurrency import DESCRIPTION, Deadline
+from cdmpp_server.fields import Device
+from cdmpp_server.llm import MAX_CONFIG_FIELDS
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
+from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.predict.schema import ModelName
+from cdmpp_server.predict.service import bugs_hidden
+from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.settings import Settings
+
+Degree = Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+_ANSWER = ConfigDict(extra="forbid")
+
+
+class TrainingStepRequest(BaseModel):
+    """A training step of a language model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    config: Annotated[
+        dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
+    ]
+    device: Device
+    gpus: Annotated[Degree, Field(description="Devices of the job.")]
+    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
+    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
+    virtual_pp: Annotated[Degree, Field(description="Parts of the model on each stage.")] = 1
+    cp: Annotated[Degree, Field(description="Ranks that share each sequence.")] = 1
+    ep: Annotated[Degree, Field(description="Ranks that share the experts.")] = 1
+    sharding: Annotated[
+        Literal["none", "optimizer", "fsdp"], Field(description="What data-parallel copies divide.")
+    ] = "none"
+    micro_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of one pass of a copy."), WholeNumber]
+    global_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of the step."), WholeNumber]
+    sequence: Annotated[int, Field(ge=1, le=MAX_SEQUENCE, description="Tokens of a sequence."), WholeNumber]
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"],
+        BeforeValidator(canonical_dtype),
+        Field(description="Type of weights and activations."),
+    ] = "bfloat16"
+    products: Annotated[
+        Literal["float8_e4m3", "mxfp8", "nvfp4"] | None, Field(description="Type of the products; null: `dtype`.")
+    ] = None
+    recompute: Annotated[
+        Literal["none", "selective", "full"], Field(description="Activations that are computed again.")
+    ] = "none"
+    overlap: Annotated[
+        Literal["none", "gradients", "all"] | None,
+        Field(description="Communication beside computation; null: as the engine does."),
+    ] = None
+    ranks_per_node: Annotated[
+        int | None, Field(ge=1, le=1024, description="Devices of a node; null: the device's."), WholeNumber
+    ] = None
+    network: Annotated[
+        float | Annotated[str, Field(max_length=64)] | None,
+        Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s, assumed."),
+    ] = None
+    engine: Annotated[
+        str | dict[str, Any],
+        Field(max_length=100, description="Name of a training profile, or the fields of one (docs/training-steps.md)."),
+    ] = "megatron"
+    model: ModelName = None
+
+
+class TrainingMemoryAnswer(BaseModel):
+    """Bytes on the rank that holds most."""
+
+    model_config = _ANSWER
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    total: int
+    device: Annotated[float | None, Field(description="Capacity of the device; null: not published.")]
+
+
+class TrainingExposed(BaseModel):
+    """Seconds of communication that computation does not hide, by kind of parallelism."""
+
+    model_config = _ANSWER
+
+    tp: Annotated[float, Field(ge=0)]
+    cp: Annotated[float, Field(ge=0)]
+    ep: Annotated[float, Field(ge=0)]
+    dp: Annotated[float, Field(ge=0)]
+    pp: Annotated[float, Field(ge=0)]
+
+
+class TrainingBreakdown(BaseModel):
+    """Seconds on the slowest rank; they add up to `step_s`."""
+
+    model_config = _ANSWER
+
+    compute: Annotated[dict[str, float], Field(description="Kernels by operator.")]
+    exposed: TrainingExposed
+    bubble: Annotated[float, Field(ge=0)]
+    optimizer: Annotated[float, Field(ge=0)]
+    host: Annotated[float, Field(ge=0)]
+
+
+class TrainingStepAnswer(BaseModel):
+    """Duration, throughput, memory and breakdown of a step, with the settings of the request."""
+
+    model_config = _ANSWER
+
+    model_id: str
+    model_type: str
+    parameters: int
+    device: str
+    engine: Annotated[str, Field(description="Name of the profile.")]
+    gpus: int
+    micro_batch: int
+    global_batch: int
+    sequence: int
+    tp: int
+    pp: int
+    virtual_pp: int
+    cp: int
+    ep: int
+    sharding: str
+    recompute: str
+    overlap: str
+    dp: Annotated[int, Field(description="Copies that divide the batch.")]
+    micro_batches: Annotated[int, Field(description="Passes of one copy.")]
+    layers: Annotated[list[int], Field(description="Layers of each stage.")]
+    dtype: str
+    products: str | None
+    network_bytes_per_s: float
+    step_s: Seconds
+    lower_s: Annotated[Seconds, Field(description="80 % interval.")]
+    upper_s: Seconds
+    tokens_per_s_per_gpu: Annotated[float, Field(gt=0)]
+    model_flops_utilization: Annotated[
+        float | None, Field(description="Operations of the model over those of the peak; null: no published peak.")
+    ]
+    memory_bytes: TrainingMemoryAnswer
+    breakdown: TrainingBreakdown
+    domain: Literal["in", "near", "out"]
+    domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
+    remarks: list[str]
+
+
+_MEANING = {
+    404: "The model is not loaded (unknown_model), or `device` is not known (unknown_device).",
+    409: "The request fits the schema, but the architecture is not known, the layout divides neither model nor batch "
+    "(invalid_field), the step does not fit the memory (infeasible), or `device` is invalid (invalid_device).",
+}
+_EXAMPLE: dict[str, Any] = {
+    "config": {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "device": "h100-sxm",
+    "gpus": 8,
+    "sharding": "fsdp",
+    "micro_batch": 1,
+    "global_batch": 128,
+    "sequence": 8192,
+}
+
+router = APIRouter()
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Add request, response and problems of ``/training-step``."""
+    add_models(schemas, TrainingStepRequest, TrainingStepAnswer)
+    operation = document["paths"]["/training-step"]["post"]
+    operation["description"] += f"\n\n{DESCRIPTION}"
+    add_body(operation, ref("TrainingStepRequest"), _EXAMPLE)
+    add_answer(operation, ref("TrainingStepAnswer"), "The step.")
+    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+
+
+@router.post("/training-step", summary="Predict a training step", response_class=Response)
+async def training_step(request: Request) -> Response:
+    """Predict how long one training step of a language model takes on a cluster."""
+    state = request.app.state
+    body = await read_json_body(request, state.settings)
+    deadline = Deadline.of(request, state.settings)
+    with bugs_hidden("/training-step"):
+        parsed = await state.limiter.run(lambda: check(TrainingStepRequest, parse_json(body)), deadline)
+        predictor = await state.service.model(parsed.model)
+        most = state.settings.max_items
+        plan = await state.limiter.run(partial(_plan, parsed, predictor.artifact, most), deadline)
+        count_items(request, len(plan.queries))
+        predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
+
+        def render() -> bytes:
+            try:
+                answer = plan.result(predictor.model_id, predictions).to_dict()
+            except CdmppError as error:
+                raise _problem(error) from None
+            return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
+
+        text = await state.limiter.run(render, deadline)
+    return Response(text, media_type="application/json")
+
+
+def _plan(request: TrainingStepRequest, artifact: Artifact, most: int) -> TrainingPlan:
+    options = request.model_dump(exclude={"config", "device", "engine", "model"})
+    own = {name: options.pop(name) for name in ("dtype", "products", "ranks_per_node", "network")}
+    try:
+        # By name or fields, never a file: a client's text must not be used as a path on this machine.
+        engine = load_training_engine(request.engine, files=False)
+        device = resolve_device(request.device, artifact.device)
+        assert engine.training is not None
+        options["overlap"] = options["overlap"] or engine.training.overlap
+        plan = TrainingPlan(read_config(request.config), device, TrainingLayout(**options), engine=engine, **own)
+        if len(plan.queries) > most:
+            raise DataError(f"the step needs more than {most:,} predictions", hint="raise the limit of the service")
+    except CdmppError as error:
+        raise _problem(error) from None
+    return plan
+
+
+def _problem(error: CdmppError) -> ProblemError:
+    # Not 422: the body satisfies the schema.
+    status = 404 if isinstance(error, UnknownDeviceError) else 409
+    places = [SchemaViolation(path=error.path, message=error.message)] if isinstance(error, FieldError) else None
+    return ProblemError(error.code, error.message, error.hint, status=status, errors=places)

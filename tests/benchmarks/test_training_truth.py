@@ -1,0 +1,77 @@
+"""Rows of the table of training steps: options of ``training_step``, and reasons for rows that are left out."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+
+from benchmarks.training_truth.rows import read_rl_steps, read_rows
+
+FIELDS = "source model device gpus parallelism dtype framework batch sequence output_tokens quantity unit value note"
+PRE = "train_tokens_per_s_per_gpu (Pre-Training Performance)|tokens/s/GPU"
+LORA = "train_tokens_per_s_per_gpu (LoRA Performance)|tokens/s/GPU"
+NEMO = "nemo-rl|A|H100 BF16|16|gen[tp,pp]=[1,1]|BF16|x|G-GBS=2,048;T-GBS=512||1,019|rl_step_time|s"
+ROWS = (
+    f"bridge|A (w/o MTP)|DGX-GB200|64|fsdp=0;tp=2;pp=4;cp=1;vp=5;ep=n/a|MXFP8|x|256|8192||{PRE}|2048|mbs=1",
+    f"bridge|A|DGX-H100|8|fsdp=8;tp=1;pp=1;cp=1;vp=n/a;ep=1|FP8-CS|x|128|8192||{PRE}|1000|mbs=2;tflops=5[^note]",
+    "llm-foundry|small|a100_40gb|8|fsdp=8;FULL_SHARD;act_ckpt=True|bf16|x|32|512||train_tokens_per_s_per_gpu|u|64|"
+    "micro_batch=4;grad_accum=1",
+    f"bridge|A|DGX-H100|8|tp=1 (2);pp=1|FP8|x|8|8||{PRE}|1|mbs=1",
+    f"bridge|A|DGX-H100|8|tp=1;pp=1|NVFP4|x|8|8||{PRE}|1|mbs=1",
+    f"bridge|A|DGX-H100|8|tp=1;pp=1||x|8|8||{PRE}|1|mbs=1",
+    f"bridge|B|DGX-H100|8|tp=1;pp=1|BF16|x|8|8||{PRE}|1|mbs=1",
+    f"bridge|A|DGX-H100|8|tp=1|FP8|x|8|8||{LORA}|1|mbs=1",
+    f"{NEMO}|92.8|GRPO; On policy; max_seq=4,096",
+    f"{NEMO}|80|GRPO; On policy; max_seq=4,096",
+)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[Path, Path]:
+    text = io.StringIO()
+    csv.writer(text).writerows([FIELDS.split(), *(row.split("|") for row in ROWS)])
+    (tmp_path / "e2e_llm_training.csv.gz").write_bytes(gzip.compress(text.getvalue().encode()))
+    configs = tmp_path / "configs"
+    (configs / "more").mkdir(parents=True)
+    (configs / "aliases.csv").write_text("table,name,config\ntraining,A,a.json\n", encoding="utf-8")
+    for name in ("a.json", "more/small_config.json"):
+        (configs / name).write_text("{}", encoding="utf-8")
+    return tmp_path, configs
+
+
+def test_rows_become_options(tables: tuple[Path, Path]) -> None:
+    bridge, sharded, foundry = read_rows(*tables)[0]
+    assert (bridge.device, bridge.options["products"], bridge.options["sharding"]) == ("gb200", "mxfp8", "optimizer")
+    assert (bridge.options["tp"], bridge.options["pp"], bridge.options["virtual_pp"], bridge.options["ep"]) == (
+        2,
+        4,
+        5,
+        1,
+    )
+    assert bridge.seconds == pytest.approx(256 * 8192 / 2048 / 64)
+    assert (sharded.options["sharding"], sharded.options["micro_batch"]) == ("fsdp", 2)
+    assert sharded.options["products"] == "float8_e4m3"
+    assert foundry.recompute_known and foundry.options["recompute"] == "full" and foundry.options["micro_batch"] == 4
+
+
+def test_rows_left_out_have_reasons(tables: tuple[Path, Path]) -> None:
+    reasons = {reason: count for (_, reason), count in read_rows(*tables)[1].items()}
+    assert reasons == {
+        "two layouts or types in one row": 1,
+        "products in NVFP4": 1,
+        "no type is stated": 1,
+        "no configuration of B": 1,
+        "LoRA, no pre-training": 1,
+        "a step of reinforcement learning": 2,
+    }
+
+
+def test_rl_steps_say_what_is_doubtful(tables: tuple[Path, Path]) -> None:
+    steps = read_rl_steps(tables[0])
+    assert [step["step_s"] for step in steps] == [92.8, 80.0]
+    assert (steps[0]["samples"], steps[0]["mean_length"], steps[0]["longest"]) == (2048, 1019, 4096)
+    assert "the same key has 80 and 92.8 s" in steps[0]["note"]

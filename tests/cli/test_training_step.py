@@ -1,0 +1,78 @@
+"""``cdmpp training-step``: the steps of :func:`cdmpp.predict.llm.training_step` as JSON and tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cdmpp.predict.llm import training_step
+from cdmpp.predict.predictor import LatencyPredictor
+from tests.cli.conftest import ROOT, Run
+
+LLAMA = ROOT / "examples" / "llm" / "llama-3.1-8b.json"
+STEP = ("training-step", LLAMA, "-d", "h100-sxm", "--gpus", 8, "--global-batch", 16, "--sequence", 2048)
+
+
+def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
+    result = run(*STEP, "--sharding", "fsdp", "--products", "float8_e4m3", "--network", "2e10", "--json")
+    assert result.exit_code == 0, result.stderr
+    expected = training_step(
+        LLAMA,
+        "h100-sxm",
+        gpus=8,
+        global_batch=16,
+        sequence=2048,
+        micro_batch=1,
+        sharding="fsdp",
+        products="float8_e4m3",
+        network=2e10,
+        predictor=predictor,
+    )
+    assert json.loads(result.stdout) == expected.to_dict()
+
+
+def test_table_has_the_parts(run: Run) -> None:
+    lines = run(*STEP, "--sharding", "fsdp").stdout.splitlines()
+    assert lines[0].startswith("llama, 8.03 G parameters on 8 h100-sxm; tp=1, pp=1, micro_batch=1, fsdp")
+    assert lines[1].startswith("step ") and "tokens/s for each GPU" in lines[2] and lines[3].startswith("memory ")
+    assert any(line.startswith("dp communication") for line in lines)
+
+
+def test_search_and_export(run: Run) -> None:
+    lines = run(*STEP, "--search", "--most", 3).stdout.splitlines()
+    assert lines[0].split()[:6] == ["tp", "pp", "vp", "cp", "ep", "micro"]
+    assert len(lines) == 5 and "layouts fit the memory" in lines[-1]
+    values = json.loads(run(*STEP, "--search", "--most", 3, "--json").stdout)
+    assert [value["binds"] for value in values["layouts"]]
+    assert "--micro-batch-size" in run(*STEP, "--search", "--export", "megatron").stdout
+    assert "[parallelism]" in run(*STEP, "--sharding", "fsdp", "--export", "torchtitan").stdout
+
+
+def test_measured_steps_calibrate_the_engine(run: Run, tmp_path: Path) -> None:
+    measured, profile = tmp_path / "measured.csv", tmp_path / "mine.toml"
+    header = "gpus,sharding,micro_batch,global_batch,sequence,tokens_per_s_per_gpu"
+    measured.write_text(f"{header}\n8,fsdp,1,16,2048,6000\n8,fsdp,1,32,2048,6200\n", encoding="utf-8")
+    result = run(*STEP, "--sharding", "fsdp", "--measured", measured, "--out", profile)
+    assert result.exit_code == 0, result.stderr
+    assert "calibrated to 2 steps" in result.stderr and "left out of the fit" in result.stderr
+    again = run(*STEP, "--sharding", "fsdp", "--engine", profile)
+    assert again.stdout == result.stdout
+
+
+def test_infeasible_layout_is_an_error_with_a_hint(run: Run) -> None:
+    result = run("training-step", LLAMA, "-d", "t4", "--gpus", 8, "--global-batch", 16, "--sequence", 2048)
+    assert result.exit_code == 1
+    assert "needs" in result.stderr and "hint:" in result.stderr
+
+
+def test_rl_plan_from_a_configuration(run: Run, tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("tokens\n" + "\n".join(str(200 + 13 * i % 900) for i in range(64)), encoding="utf-8")
+    options = ("plan", "rl", "--config", LLAMA, "--device", "h100-sxm", "--gpus", 8, "--samples", 64)
+    request = json.loads(run(*options, "--lengths", lengths, "--print-request").stdout)
+    assert request["training"]["curve"]["llm"]["phase"] == "train"
+    result = run(*options, "--lengths", lengths)
+    assert result.exit_code == 0, result.stderr
+    assert "colocated" in result.stdout and "not streamed" in result.stdout
+    assert "--lengths" in run(*options).stderr
+    assert "either" in run("plan", "rl").stderr

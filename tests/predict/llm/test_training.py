@@ -1,0 +1,267 @@
+"""Training steps: breakdown, physics, memory, network, calibration, search and the layouts' text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import cdmpp
+from cdmpp.errors import CdmppError, FieldError, InfeasibleError
+from cdmpp.predict.engines import EngineProfile, load_engine
+from cdmpp.predict.engines.profile import load_training_engine
+from cdmpp.predict.llm import TrainingStep, calibrate_training, read_config, search_layouts, training_step
+from cdmpp.predict.llm.training.calibrate import fit_training
+from cdmpp.predict.llm.training.export import export_layout
+from cdmpp.predict.llm.training.links import Links, distinct, network_bandwidth
+from cdmpp.predict.llm.training.memory import active_parameters, model_flops
+from cdmpp.predict.predictor import LatencyPredictor
+from tests.predict.llm.test_read_config import EXAMPLES
+
+LLAMA_8B, LLAMA_70B = EXAMPLES / "llama-3.1-8b.json", EXAMPLES / "llama-3.1-70b.json"
+QWEN, DEEPSEEK, MIXTRAL = (EXAMPLES / f"{n}.json" for n in ("qwen3-30b-a3b", "deepseek-v3", "mixtral-8x7b"))
+SMALL: dict[str, Any] = {"gpus": 8, "sharding": "fsdp", "micro_batch": 1, "global_batch": 64, "sequence": 4096}
+LARGE: dict[str, Any] = {
+    "gpus": 64,
+    "tp": 4,
+    "pp": 4,
+    "virtual_pp": 5,
+    "sharding": "optimizer",
+    "micro_batch": 1,
+    "global_batch": 128,
+    "sequence": 4096,
+    "recompute": "selective",
+}
+
+
+def step(predictor: LatencyPredictor, config: Any = LLAMA_8B, device: Any = "h100-sxm", **options: Any) -> TrainingStep:
+    return training_step(config, device, predictor=predictor, **{**SMALL, **options})
+
+
+def breakdown_sum(found: TrainingStep) -> float:
+    b = found.breakdown
+    parts = sum(b["compute"].values()) + sum(b["exposed"].values())
+    return float(parts + b["bubble"] + b["optimizer"] + b["host"])
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "options"),
+    [
+        (LLAMA_8B, "h100-sxm", {}),
+        (LLAMA_70B, "h100-sxm", LARGE),
+        (LLAMA_70B, "h100-sxm", {**LARGE, "cp": 2, "tp": 2, "recompute": "full"}),
+        (QWEN, "gb200", {"ep": 8, "products": "mxfp8", "sharding": "optimizer"}),
+        (DEEPSEEK, "gb200", {"gpus": 256, "pp": 4, "ep": 64, "global_batch": 256, "sharding": "optimizer"}),
+        (EXAMPLES / "gpt2-xl.json", "a100-sxm4-80gb", {"sequence": 1024, "engine": "llm-foundry"}),
+    ],
+)
+def test_breakdown_adds_up_to_the_step(
+    predictor: LatencyPredictor, config: Any, device: str, options: dict[str, Any]
+) -> None:
+    found = step(predictor, config, device, **options)
+    assert breakdown_sum(found) == pytest.approx(found.step_s, rel=1e-9)
+    assert found.lower_s < found.step_s < found.upper_s
+    tokens = found.layout.global_batch * found.layout.sequence
+    assert found.tokens_per_s_per_gpu == pytest.approx(tokens / found.step_s / found.layout.gpus)
+    assert found.model_flops_utilization is not None and 0.02 < found.model_flops_utilization < 0.8
+    assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
+
+
+def test_result_is_near_at_best_and_says_what_is_assumed(predictor: LatencyPredictor) -> None:
+    found = step(predictor, LLAMA_70B, **LARGE)
+    assert found.domain in ("near", "out")
+    assert any("400 Gbit/s for each GPU assumed" in remark for remark in found.remarks)
+    stated = step(predictor, LLAMA_70B, **LARGE, network="roce-200")
+    assert stated.network_bytes_per_s == 25e9
+    assert not any("assumed" in remark for remark in stated.remarks)
+
+
+def test_model_flops_are_those_of_megatron_bridge() -> None:
+    """744 TFLOP/s for 14,451 tokens/s of Llama 3 8B, 736 for 1,639 of the 70B (published side by side)."""
+    assert model_flops(read_config(LLAMA_8B), 8192) == pytest.approx(744e12 / 14451, rel=0.01)
+    assert model_flops(read_config(LLAMA_70B), 8192) == pytest.approx(736e12 / 1639, rel=0.01)
+
+
+def test_active_parameters_of_experts() -> None:
+    assert active_parameters(read_config(QWEN)) == pytest.approx(3.0e9, rel=0.05)
+
+
+def test_more_work_takes_longer(predictor: LatencyPredictor) -> None:
+    base = step(predictor)
+    assert step(predictor, global_batch=128).step_s == pytest.approx(2 * base.step_s, rel=0.1)
+    assert step(predictor, sequence=8192).step_s > 2 * base.step_s
+    full = step(predictor, recompute="full")
+    forward = 1 / 3 * sum(base.breakdown["compute"].values())
+    assert full.step_s - base.step_s == pytest.approx(forward, rel=0.25)
+    assert base.step_s < step(predictor, recompute="selective").step_s < full.step_s
+
+
+def test_eight_bit_products_are_faster(predictor: LatencyPredictor) -> None:
+    assert step(predictor, products="float8_e4m3").step_s < 0.9 * step(predictor).step_s
+
+
+def test_overlap_hides_communication(predictor: LatencyPredictor) -> None:
+    steps = [step(predictor, LLAMA_70B, **LARGE, overlap=overlap) for overlap in ("none", "gradients", "all")]
+    assert steps[0].step_s > steps[1].step_s > steps[2].step_s
+    assert steps[0].breakdown["exposed"]["dp"] > steps[1].breakdown["exposed"]["dp"]
+    assert steps[1].breakdown["exposed"]["tp"] > steps[2].breakdown["exposed"]["tp"]
+
+
+def test_bubble_is_that_of_the_schedule(predictor: LatencyPredictor) -> None:
+    options = {**LARGE, "recompute": "full"}
+    plain = step(predictor, LLAMA_70B, **{**options, "virtual_pp": 1})
+    interleaved = step(predictor, LLAMA_70B, **options)
+    assert plain.breakdown["bubble"] == pytest.approx(5 * interleaved.breakdown["bubble"], rel=0.01)
+    one = step(predictor, LLAMA_70B, **{**options, "tp": 8, "pp": 1, "virtual_pp": 1})
+    assert one.breakdown["bubble"] == one.breakdown["exposed"]["pp"] == 0
+
+
+def test_layers_that_stages_do_not_divide(predictor: LatencyPredictor) -> None:
+    found = step(predictor, DEEPSEEK, "gb200", gpus=256, pp=4, ep=64, global_batch=256, sharding="optimizer")
+    assert sum(found.layers) == 61
+    assert found.layers[-1] < max(found.layers)  # the output layer counts as layers
+
+
+def test_network_matters_only_between_nodes(predictor: LatencyPredictor) -> None:
+    slow, fast = (step(predictor, network=rate).step_s for rate in (1e9, 1e11))
+    assert slow == fast
+    slow, fast = (step(predictor, LLAMA_70B, **LARGE, network=rate, overlap="none").step_s for rate in (1e9, 1e11))
+    assert slow > 1.05 * fast
+    # 72 devices of a GB200 rack reach each other over NVLink, whatever a node has.
+    options: dict[str, Any] = {"ep": 64, "gpus": 64, "sharding": "optimizer", "ranks_per_node": 4}
+    slow, fast = (step(predictor, QWEN, "gb200", **options, network=rate).step_s for rate in (1e9, 1e11))
+    assert slow == fast
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [(None, 50e9), (12.5e9, 12.5e9), ("infiniband-ndr", 50e9), ("roce-200", 25e9), ("efa-400", 50e9), ("roce", 50e9)],
+)
+def test_named_networks(name: Any, rate: float) -> None:
+    assert network_bandwidth(name) == rate
+
+
+@pytest.mark.parametrize("name", ["token-ring", "roce-fast", 0.0, True, "nvlink4"])
+def test_unknown_networks_are_refused(name: Any) -> None:
+    with pytest.raises(FieldError, match="network"):
+        network_bandwidth(name)
+
+
+def test_exchange_sends_a_token_once_to_each_node() -> None:
+    links = Links.of(cdmpp.devices.lookup("h100-sxm"), None, 50e9)
+    assert distinct(2, 8) == pytest.approx(2 * (1 - 0.5**8))
+    one, eight = (links.exchange_s(1e9, topk, 16) for topk in (1, 8))
+    assert one < eight < 2.5 * one
+
+
+def test_memory_error_names_layouts_that_fit(predictor: LatencyPredictor) -> None:
+    with pytest.raises(InfeasibleError, match=r"needs .* GB on a h100-sxm") as error:
+        step(predictor, LLAMA_70B, sharding="none")
+    assert "GPUs: tp=" in (error.value.hint or "")
+
+
+def test_memory_follows_sharding_and_recomputation(predictor: LatencyPredictor) -> None:
+    memory = {kind: step(predictor, device="gb200", sharding=kind).memory for kind in ("none", "optimizer", "fsdp")}
+    assert memory["optimizer"].optimizer == pytest.approx(memory["none"].optimizer / 8)
+    assert memory["fsdp"].weights < 0.3 * memory["optimizer"].weights
+    activations = [step(predictor, recompute=r).memory.activations for r in ("none", "selective", "full")]
+    assert activations[0] > activations[1] > activations[2]
+    # 16 bytes for each of 8.03 G parameters: weights and gradients in 16 bits, the optimizer in 12.
+    assert memory["none"].total - memory["none"].activations == pytest.approx(16 * 8.03e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"gpus": 0}, "gpus"),
+        ({"tp": 3}, "gpus"),
+        ({"ep": 2}, "ep"),
+        ({"global_batch": 60}, "global_batch"),
+        ({"virtual_pp": 2}, "virtual_pp"),
+        ({"sharding": "zero"}, "sharding"),
+        ({"recompute": "some"}, "recompute"),
+        ({"products": "int3"}, "products"),
+        ({"dtype": "float8_e4m3"}, "dtype"),
+        ({"ranks_per_node": 0}, "ranks_per_node"),
+        ({"engine": "vllm"}, "engine"),
+    ],
+)
+def test_wrong_requests_name_their_field(predictor: LatencyPredictor, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as error:
+        step(predictor, **change)
+    assert error.value.path == field
+
+
+def test_device_without_units_refuses_the_products(predictor: LatencyPredictor) -> None:
+    with pytest.raises(FieldError, match="no units"):
+        step(predictor, device="a100-sxm4-80gb", products="float8_e4m3")
+
+
+def test_training_engine_is_no_serving_engine() -> None:
+    with pytest.raises(FieldError, match="training framework"):
+        load_engine("megatron")
+    with pytest.raises(CdmppError, match="no engine profile"):
+        load_training_engine("deepspeed")
+
+
+def test_calibration_moves_the_factors_towards_measured_steps(predictor: LatencyPredictor) -> None:
+    rows = [
+        {**SMALL, "sequence": length, "step_s": 1.3 * step(predictor, sequence=length).step_s}
+        for length in (2048, 4096, 8192, 8192, 4096, 2048)
+    ]
+    found = fit_training(LLAMA_8B, "h100-sxm", rows, predictor=predictor)
+    assert found.before == pytest.approx(1 - 1 / 1.3, rel=0.01)
+    assert found.after < 0.5 * found.before
+    assert found.left_out is not None and found.left_out < found.before
+    profile = calibrate_training(LLAMA_8B, "h100-sxm", rows, predictor=predictor)
+    assert profile == found.profile
+    assert step(predictor, engine=profile).step_s > 1.1 * step(predictor).step_s
+    assert EngineProfile.of(json.loads(profile.model_dump_json()), "file") == profile
+
+
+def test_calibration_reads_a_file_and_one_step(predictor: LatencyPredictor, tmp_path: Any) -> None:
+    path = tmp_path / "measured.csv"
+    path.write_text(
+        "gpus,sharding,micro_batch,global_batch,sequence,tokens_per_s_per_gpu\n8,fsdp,1,64,4096,9000\n",
+        encoding="utf-8",
+    )
+    found = fit_training(LLAMA_8B, "h100-sxm", path, predictor=predictor)
+    assert found.rows == 1 and found.left_out is None
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"gpus": 8, "step_s": 1.0}, {**SMALL, "step_s": -1}, {**SMALL, "speed": 3, "step_s": 1.0}]
+)
+def test_unusable_measurements_are_refused(predictor: LatencyPredictor, row: dict[str, Any]) -> None:
+    with pytest.raises(CdmppError, match="measurement"):
+        fit_training(LLAMA_8B, "h100-sxm", [row], predictor=predictor)
+
+
+def test_search_ranks_layouts_that_fit(predictor: LatencyPredictor) -> None:
+    found = search_layouts(LLAMA_8B, "h100-sxm", gpus=8, global_batch=16, sequence=4096, predictor=predictor, most=4)
+    durations = [one.step_s for one in found.steps]
+    assert durations == sorted(durations) and len(durations) == 4
+    assert all(one.memory.fits for one in found.steps)
+    best = found.steps[0].layout
+    alone = step(
+        predictor,
+        **{n: getattr(best, n) for n in ("tp", "pp", "virtual_pp", "cp", "ep", "sharding", "micro_batch", "recompute")},
+        global_batch=16,
+    )
+    assert alone.step_s == pytest.approx(durations[0], rel=1e-9)
+
+
+def test_search_without_a_fitting_layout(predictor: LatencyPredictor) -> None:
+    with pytest.raises(InfeasibleError, match="no layout"):
+        search_layouts(LLAMA_70B, "t4", gpus=2, global_batch=2, sequence=4096, predictor=predictor)
+
+
+def test_layouts_are_exported(predictor: LatencyPredictor) -> None:
+    found = step(predictor, LLAMA_70B, **LARGE)
+    text = export_layout(found, "megatron")
+    assert "--tensor-model-parallel-size 4\n--pipeline-model-parallel-size 4\n" in text
+    assert "--num-layers-per-virtual-pipeline-stage 4\n" in text and "--use-distributed-optimizer" in text
+    assert "pipeline_parallel_degree = 4" in export_layout(found, "torchtitan")
+    with pytest.raises(CdmppError, match="export"):
+        export_layout(found, "jax")
