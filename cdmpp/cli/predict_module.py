@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from cdmpp.predict.modules.prediction import ModulePrediction
 
 ModeOption = Annotated[
-    Literal["inference", "training"] | None,
+    Literal["inference", "training", "forward"] | None,
     typer.Option(
-        help="Forward pass of a torch module, or forward and backward pass. Default: inference.", show_default=False
+        help="Forward pass of a torch module in eval(), forward and backward pass in train(), or forward pass as the "
+        "module is. Default: inference.",
+        show_default=False,
     ),
 ]
 InputOption = Annotated[
@@ -69,7 +71,7 @@ class ModuleArguments:
     strict: bool
     url: str | None
     json: bool
-    mode: Literal["inference", "training"] | None
+    mode: Literal["inference", "training", "forward"] | None
     inputs: Sequence[str] | None
     dtype: str | None
     autocast: str | None

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from cdmpp.devices import DeviceSpec, find_known, from_mapping
+from cdmpp.devices.registry import commonest
 from cdmpp.errors import DataError
 from cdmpp.model.domain.score import Label
-from cdmpp.predict.prediction import Device, Prediction
+from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, run
+from cdmpp.predict.modules.work import seconds_of
+from cdmpp.predict.prediction import Device, Prediction, device_list
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells
 from cdmpp.predict.rendering import Column, arrow_table, html_table, share_text
 from cdmpp.programs.frontends.graph import Unsupported
-from cdmpp.programs.frontends.torch_module import ModuleListing
+from cdmpp.programs.frontends.torch_module import ListedProgram, ModuleListing
 from cdmpp.programs.query_options import Protocol
 from cdmpp.utils.units import format_latency
 
-#: A module's kernels are called from the host, one by one, by PyTorch.
-DEFAULT_PROTOCOL: Protocol = "eager"
+#: A module's kernels are called from the host, one by one, by PyTorch, while the device computes.
+DEFAULT_EXECUTION: Execution = "eager"
+#: A module that is executed is the time line of its kernels.
+KERNEL_PROTOCOL: Protocol = "kernel"
 DEFAULT_FRAMEWORK = "pytorch"
 PROGRAM_HEADER = ("program", "call", "module", "phase", "count", "each", "total", "share", "domain")
 #: Columns of :data:`PROGRAM_HEADER` that are aligned to the right.
@@ -93,14 +100,17 @@ class ModulePrediction:
     ----------
     name : str
         Class of the module.
-    mode : {"inference", "training"}
+    mode : {"inference", "training", "forward"}
     device, protocol, framework, model_id
         As in :class:`cdmpp.Prediction`.
     dtype, autocast : str or None
         Type to which the module was cast, and type of products under autocast; None for neither.
+    execution : {"eager", "compiled", "cuda-graph"} or None
+        How the kernels are launched. None: the total is the sum of the programs by ``protocol``.
+    timeline : Timeline or None
+        Seconds of the device, of waiting for the host, and of the first call; None without an execution.
     total : PredictionTotal
-        Sum of count x latency over all programs, with interval and domain. Launches follow one another; host code,
-        transfers and communication are not in it.
+        Latency with interval and domain. Transfers and communication are not in it.
     phases : dict of str to PredictionTotal
         The same for ``forward``; in training also for ``backward``, and for ``optimizer`` if it was asked for.
     programs : tuple of ModuleProgram
@@ -118,6 +128,8 @@ class ModulePrediction:
     model_id: str
     dtype: str | None
     autocast: str | None
+    execution: str | None
+    timeline: Timeline | None
     total: PredictionTotal
     phases: dict[str, PredictionTotal]
     programs: tuple[ModuleProgram, ...]
@@ -148,11 +160,17 @@ class ModulePrediction:
         """Domain of the total, by the share of the time."""
         return self.total.domain
 
+    @property
+    def lower_bound(self) -> bool:
+        """Whether something is left out of the total: ``latency_s`` is then no prediction to compare."""
+        return self.total.lower_bound
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        options = ("name", "mode", "device", "protocol", "framework", "model_id", "dtype", "autocast")
+        options = ("name", "mode", "device", "protocol", "framework", "model_id", "dtype", "autocast", "execution")
         return {
             **{name: getattr(self, name) for name in options},
+            "timeline": None if self.timeline is None else asdict(self.timeline),
             "total": asdict(self.total),
             "phases": {phase: asdict(total) for phase, total in self.phases.items()},
             "programs": [program.to_dict() for program in self.programs],
@@ -196,7 +214,11 @@ class ModulePredictions(list[ModulePrediction]):
 
 
 def module_predictions(
-    listing: ModuleListing, predictions: Sequence[Prediction], device: Device | Sequence[Device]
+    listing: ModuleListing,
+    predictions: Sequence[Prediction],
+    device: Device | Sequence[Device],
+    execution: Execution | None = None,
+    host: Any = None,
 ) -> ModulePrediction | ModulePredictions:
     """The answer for the device, or a list with one answer per device.
 
@@ -208,31 +230,90 @@ def module_predictions(
         Of ``listing.programs`` on the d devices, program by program.
     device : device, or sequence of d devices
         As the caller gave it.
+    execution : {"eager", "compiled", "cuda-graph"}, optional
+        Default: the sum of the programs.
+    host : optional
+        As :func:`cdmpp.predict.modules.execution.host_profile` takes it.
     """
     count = len(listing.programs)
     if not count:
         reasons = "; ".join(f"{entry.operator} ({entry.count} x): {entry.reason}" for entry in listing.left_out)
         raise DataError(f"{listing.name}: no kernel has an operator: {reasons}"[:500], hint="see cdmpp support")
-    devices = len(predictions) // count
-    answers = ModulePredictions(_on_device(listing, predictions[column::devices]) for column in range(devices))
     several = isinstance(device, Sequence) and not isinstance(device, str)
+    answers = ModulePredictions()
+    for column, given in enumerate(device_list(device)):
+        spec = _specification(given)
+        rows = [_of_kernel(row, predictions[row.program * len(device_list(device)) + column], spec) for row in listing.rows]
+        answers.append(_on_device(listing, rows, execution, host_profile(spec, host)))
     return answers if several else answers[0]
 
 
-def _on_device(listing: ModuleListing, predictions: Sequence[Prediction]) -> ModulePrediction:
-    def total_of(rows: Iterable[Any], left_out: bool) -> PredictionTotal:
-        return PredictionTotal.of(((predictions[row.program], row.count) for row in rows), left_out=left_out)
+def _specification(device: Device) -> DeviceSpec | None:
+    """Figures of a device; None for one that only the predictor knows."""
+    if isinstance(device, DeviceSpec):
+        return device
+    return find_known(device) or commonest(device) if isinstance(device, str) else from_mapping(device)
 
-    total = total_of(listing.rows, bool(listing.left_out))
+
+def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | None) -> Prediction:
+    """The prediction of a row's kernel, which may have more work than its program."""
+    if row.work is None or device is None or prediction.latency_s is None:
+        return prediction
+    latency_s = seconds_of(row.work, prediction.latency_s, device)
+    if latency_s == prediction.latency_s:
+        return prediction
+    scale = latency_s / prediction.latency_s
+    lower_s, upper_s = (scale * (bound or 0.0) for bound in (prediction.lower_s, prediction.upper_s))
+    return replace(
+        prediction,
+        latency_s=latency_s,
+        lower_s=min(lower_s, latency_s / WORK_INTERVAL),
+        upper_s=max(upper_s, latency_s * WORK_INTERVAL),
+        quantiles={level: scale * value for level, value in prediction.quantiles.items()},
+        domain="out",
+        domain_reason=f"by the kernel's own work ({row.work.kind}), at sustained rates of the device",
+    )
+
+
+def _on_device(
+    listing: ModuleListing, predictions: Sequence[Prediction], execution: Execution | None, host: HostProfile
+) -> ModulePrediction:
+    """``predictions`` are of the listing's rows."""
+
+    def total_of(rows: Iterable[int], left_out: bool) -> PredictionTotal:
+        return PredictionTotal.of(((predictions[i], listing.rows[i].count) for i in rows), left_out=left_out)
+
+    total = total_of(range(len(predictions)), bool(listing.left_out))
     phases = {
-        phase: total_of((row for row in listing.rows if row.phase == phase), phase in listing.incomplete)
+        phase: total_of((i for i, row in enumerate(listing.rows) if row.phase == phase), phase in listing.incomplete)
         for phase in listing.phases
     }
+    timeline = None
+    if execution is not None and total.latency_s is not None:
+        seconds = [prediction.latency_s or 0.0 for prediction in predictions]
+        device_width = total_width([(p, row.count) for p, row in zip(predictions, listing.rows, strict=True)])
+        middle, low, high = (
+            run(
+                listing.calls,
+                seconds,
+                host,
+                execution,
+                device_factor=math.exp(sign * device_width),
+                host_factor=math.exp(sign * HALF_INTERVAL * host.residual),
+            )
+            for sign in (0, -1, 1)
+        )
+        timeline = middle
+        total = replace(total, latency_s=middle.latency_s, lower_s=low.latency_s, upper_s=high.latency_s)
+        for phase, part in phases.items():
+            if part.latency_s is not None:
+                latency_s, lower_s, upper_s = (_phase_s(line, phase) for line in (middle, low, high))
+                phases[phase] = replace(part, latency_s=latency_s, lower_s=lower_s, upper_s=upper_s)
     programs = []
-    for row in listing.rows:
-        prediction = predictions[row.program]
+    busy_s = sum(row.count * (p.latency_s or 0.0) for row, p in zip(listing.rows, predictions, strict=True))
+    for row, prediction in zip(listing.rows, predictions, strict=True):
         latency_s = prediction.latency_s
-        share = row.count * latency_s / total.latency_s if latency_s is not None and total.latency_s else None
+        share = row.count * latency_s / busy_s if latency_s is not None and busy_s else None
         where = (row.call, row.module, row.modules, row.phase)
         programs.append(ModuleProgram(prediction, *where, row.count, share, row.remark))
     first = predictions[0]
@@ -245,11 +326,40 @@ def _on_device(listing: ModuleListing, predictions: Sequence[Prediction]) -> Mod
         first.model_id,
         listing.dtype,
         listing.autocast,
+        execution,
+        timeline,
         total,
         phases,
         tuple(programs),
         listing.left_out,
     )
+
+
+def _phase_s(line: Timeline, phase: str) -> float:
+    """Seconds of a phase on a time line; the first has the first call."""
+    ends = list(line.phase_ends_s)
+    place = ends.index(phase)
+    return line.phase_ends_s[phase] - (line.phase_ends_s[ends[place - 1]] if place else -line.first_call_s)
+
+
+#: Bounds of a kernel that is predicted by its work, as a factor.
+WORK_INTERVAL = 2.0
+#: Half of an 80 % interval in standard deviations.
+HALF_INTERVAL = 1.2816
+#: Correlation of the errors of two programs of a module.
+CORRELATION = 0.5
+
+
+def total_width(counted: Sequence[tuple[Prediction, int]]) -> float:
+    """Half of a total's interval as a logarithm: errors of different programs are partly independent."""
+    shares, widths = [], []
+    for prediction, count in counted:
+        if prediction.latency_s and prediction.lower_s and prediction.upper_s:
+            shares.append(count * prediction.latency_s)
+            widths.append(0.5 * math.log(prediction.upper_s / prediction.lower_s))
+    total = sum(shares)
+    parts = [share / total * width for share, width in zip(shares, widths, strict=True)]
+    return math.sqrt(CORRELATION * sum(parts) ** 2 + (1 - CORRELATION) * sum(part**2 for part in parts))
 
 
 def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
@@ -276,7 +386,8 @@ def by_time(prediction: ModulePrediction) -> list[ModuleProgram]:
 
 def settings_text(prediction: ModulePrediction) -> str:
     """Mode, protocol, framework, types and model as one line."""
-    parts = [prediction.mode, f"protocol {prediction.protocol}"]
+    how = f"protocol {prediction.protocol}" if prediction.execution is None else f"execution {prediction.execution}"
+    parts = [prediction.mode, how]
     parts += [f"framework {prediction.framework}"] if prediction.framework else []
     parts += [f"dtype {prediction.dtype}"] if prediction.dtype else []
     parts += [f"autocast {prediction.autocast}"] if prediction.autocast else []

@@ -9,9 +9,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
+from cdmpp.errors import DataError
+from cdmpp.predict.modules.execution import EXECUTIONS, Execution
 from cdmpp.predict.modules.prediction import (
+    DEFAULT_EXECUTION,
     DEFAULT_FRAMEWORK,
-    DEFAULT_PROTOCOL,
+    KERNEL_PROTOCOL,
     ModulePrediction,
     ModulePredictions,
     module_predictions,
@@ -27,7 +30,9 @@ class ModuleOptions(TypedDict, total=False):
     """Options of :meth:`ModulePredictor.predict_module`."""
 
     mode: Mode
-    protocol: Protocol
+    execution: Execution | None
+    host: Any
+    protocol: Protocol | None
     framework: str | None
     dtype: Any
     autocast: Any
@@ -69,7 +74,9 @@ class ModulePredictor:
         device: Device | Sequence[Device],
         *,
         mode: Mode = "inference",
-        protocol: Protocol = DEFAULT_PROTOCOL,
+        execution: Execution | None = None,
+        host: Any = None,
+        protocol: Protocol | None = None,
         framework: str | None = DEFAULT_FRAMEWORK,
         dtype: Any = None,
         autocast: Any = None,
@@ -77,7 +84,7 @@ class ModulePredictor:
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
         implementation: str | None = None,
     ) -> ModulePrediction | ModulePredictions:
-        """Predict one run of a torch module: its kernels are listed without running them, and their latencies added.
+        """Predict one run of a torch module, whose kernels are listed without running them.
 
         Parameters
         ----------
@@ -87,11 +94,19 @@ class ModulePredictor:
             Positional arguments, keyword arguments, or the only argument; only shapes and types count. None for an
             exported program: the inputs that it was exported with.
         device : device as in :meth:`predict`, or a sequence of d devices
-        mode : {"inference", "training"}
-            ``eval()`` and the forward pass; or ``train()``, the forward and the backward pass. The backward pass starts
-            at the ``loss`` of the result, or else at all its tensors.
-        protocol, framework
-            Default: calls from the host by PyTorch.
+        mode : {"inference", "training", "forward"}
+            ``eval()`` and the forward pass; ``train()``, the forward and the backward pass; or the forward pass with
+            the module's own flags and without gradients. The backward pass starts at the ``loss`` of the result, or
+            else at all its tensors.
+        execution : {"eager", "compiled", "cuda-graph"}, optional
+            Who launches the kernels: the host one by one, while the device computes (default); ``torch.compile``,
+            which fuses them; or a captured graph.
+        host : str, path, mapping or HostProfile, optional
+            Host time of PyTorch's calls. Default: machines that usually have the device.
+        protocol : {"kernel", "graph", "eager"}, optional
+            In place of an execution: the sum of the programs, each with what this protocol includes.
+        framework : str or None
+            Default: PyTorch.
         dtype : torch.dtype or {"float32", "float16", "bfloat16"}, optional
             Type of floating-point parameters, buffers and inputs, as after ``module.to(dtype)``.
         autocast : torch.dtype or {"float16", "bfloat16"}, optional
@@ -118,9 +133,26 @@ class ModulePredictor:
         MissingDependencyError
             torch is not installed.
         """
+        if protocol is not None and execution is not None:
+            raise DataError(
+                f"execution {execution} and protocol {protocol} exclude each other",
+                hint="leave protocol out, or pass it alone for the sum of the programs",
+            )
+        if protocol is None:
+            execution, protocol = execution or DEFAULT_EXECUTION, KERNEL_PROTOCOL
+        if execution not in (None, *EXECUTIONS):
+            raise DataError(f"execution {execution!r} is not known", hint="one of: " + ", ".join(EXECUTIONS))
         check_settings(protocol, framework, implementation)
         devices = device_list(device)
-        listing = list_module(module, example_inputs, mode=mode, dtype=dtype, autocast=autocast, optimizer=optimizer)
+        listing = list_module(
+            module,
+            example_inputs,
+            mode=mode,
+            dtype=dtype,
+            autocast=autocast,
+            optimizer=optimizer,
+            compiled=execution == "compiled",
+        )
         predictions = self.predict(
             listing.programs,
             devices,
@@ -129,4 +161,4 @@ class ModulePredictor:
             quantiles=quantiles,
             implementation=implementation,
         )
-        return module_predictions(listing, predictions, device)
+        return module_predictions(listing, predictions, device, execution, host)

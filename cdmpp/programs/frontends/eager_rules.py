@@ -16,6 +16,7 @@ from typing import Any
 
 from cdmpp.programs.elements import BASIC_DTYPES, DTYPE_BYTES
 from cdmpp.programs.frontends.graph import NoRuleError
+from cdmpp.programs.frontends.kernel_work import KernelWork
 
 Fields = dict[str, Any]
 
@@ -52,10 +53,20 @@ class AtenCall:
 
 @dataclass(frozen=True)
 class Launches:
-    """Fields of the operators that a call launches, in order; none for a call that launches nothing."""
+    """Fields of the operators that a call launches, in order; none for a call that launches nothing.
+
+    Attributes
+    ----------
+    launches : tuple of dict
+    remark : str
+        Why the operators are not the call's own.
+    work : KernelWork or None
+        Bounds of each of the kernels besides those of its operator.
+    """
 
     launches: tuple[Fields, ...] = ()
     remark: str = ""
+    work: KernelWork | None = None
 
 
 def is_tensor(value: Any) -> bool:

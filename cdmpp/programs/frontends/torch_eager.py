@@ -26,8 +26,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, further_outcome
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
+from cdmpp.programs.frontends.kernel_work import KernelWork
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -49,6 +50,8 @@ class EagerLaunch:
     phase : {"forward", "backward", "optimizer"}
     remark : str
         Why the operator is not the call's own, where it is not.
+    work : KernelWork or None
+        Bounds besides those of the operator.
     """
 
     spec: OperatorSpec
@@ -56,6 +59,27 @@ class EagerLaunch:
     module: str
     phase: Phase
     remark: str = ""
+    work: KernelWork | None = None
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A call on the host line: of an ATen operator, or of a module (``name`` is then "module").
+
+    Attributes
+    ----------
+    name : str
+    phase : {"forward", "backward", "optimizer"}
+    launches : int
+        How many of :attr:`EagerTrace.launches` it adds.
+    times : int
+        How often the host does its work: a recurrent network launches each step.
+    """
+
+    name: str
+    phase: Phase
+    launches: int = 0
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +89,8 @@ class EagerTrace:
     Attributes
     ----------
     launches : tuple of EagerLaunch
+    calls : tuple of HostCall
+        In order, with those that launch nothing.
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
@@ -76,6 +102,7 @@ class EagerTrace:
     """
 
     launches: tuple[EagerLaunch, ...]
+    calls: tuple[HostCall, ...] = ()
     unsupported: tuple[Unsupported, ...] = ()
     gradients: tuple[tuple[str, int], ...] = ()
     incomplete: frozenset[Phase] = frozenset()
@@ -210,6 +237,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.phase: Phase = "forward"
         self._module = module
         self._launches: list[EagerLaunch] = []
+        self._calls: list[HostCall] = []
         self._unsupported: Counter[tuple[str, str]] = Counter()
         self._incomplete: set[Phase] = set()
         self._stack: list[str] = [""]
@@ -229,23 +257,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, call: AtenCall, *, one_pass: bool) -> None:
         """Take down what a call launches; ``one_pass``: as in :func:`further_outcome`."""
         try:
-            operators = further_outcome(call, one_pass=one_pass)
-            specs = [make_operator(fields) for fields in operators.launches]
+            self.launch(call.name, further_outcome(call, one_pass=one_pass))
         except NoRuleError as error:
             self.missing(call.name, str(error))
-            return
         except CdmppError as error:
             self.missing(call.name, error.message)
-            return
-        where = self._where()
-        self._launches += [EagerLaunch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
 
-    def launch(self, call: str, fields: Fields, remark: str = "") -> None:
-        """Take down a kernel that PyTorch would launch on a GPU, but not on ``meta``."""
-        self._launches.append(EagerLaunch(make_operator(fields), call, self._where(), self.phase, remark))
+    def launch(self, call: str, operators: Launches, *, times: int = 1) -> None:
+        """Take down the kernels of a call, which the host makes ``times`` times."""
+        specs = [make_operator(fields) for fields in operators.launches]
+        where, more = self._where(), (operators.remark, operators.work)
+        self._launches += [EagerLaunch(spec, call, where, self.phase, *more) for spec in specs]
+        self._calls.append(HostCall(call, self.phase, len(specs), times))
 
     def missing(self, call: str, reason: str) -> None:
         """Take down a kernel that has no operator."""
+        self._calls.append(HostCall(call, self.phase))
         self._unsupported[call, reason] += 1
         self._incomplete.add(self.phase)
 
@@ -271,6 +298,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def enter(module: nn.Module, _: Any) -> None:
             self._stack.append(names[id(module)])
+            self._calls.append(HostCall("module", self.phase))
             self._mark()
 
         def leave(module: nn.Module, _: Any, __: Any) -> None:
@@ -314,7 +342,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def trace(self) -> EagerTrace:
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
-        return EagerTrace(tuple(self._launches), unsupported, tuple(self._gradients), frozenset(self._incomplete))
+        recorded = (tuple(self._launches), tuple(self._calls))
+        return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete))
 
 
 _LOWER = {
@@ -362,6 +391,8 @@ class _AsOnGpu(TorchFunctionMode):
             return self._dropout(*args, **kwargs)
         if func is nn.functional.scaled_dot_product_attention:
             return fused_attention(self._recorder, func, args, kwargs)
+        if func in GATES and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
+            return recurrent(self._recorder, func.__name__, *args)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -401,15 +432,28 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
             return func(q, k, v, attn_mask=mask, **given)
     fields = _fields(q, k, bool(given.get("is_causal")))
     remark = "attention without its mask, which is not read" if mask is not None else ""
-    recorder.launch(_NAME, fields, remark)
+    recorder.launch(_NAME, Launches((fields,), remark))
 
-    class Attention(torch.autograd.Function):
+    def backward() -> None:
+        kernels = Launches((fields,) * BACKWARD_KERNELS, "the backward kernel as three forward kernels")
+        recorder.launch(f"{_NAME}_backward", kernels)
+
+    trained = (q, k, v) if mask is None or not mask.requires_grad else (q, k, v, mask)
+    return _one_node(recorder, attend, trained, backward)  # type: ignore[no-any-return]
+
+
+def _one_node(
+    recorder: _Recorder, compute: Callable[..., Any], tensors: Sequence[Tensor], backward: Callable[[], None]
+) -> Any:
+    """``compute(*tensors)`` as one node of autograd; ``backward`` takes down the kernels of its gradient."""
+
+    class Node(torch.autograd.Function):
         """Autograd's node of the fused kernels."""
 
         @staticmethod
         def forward(ctx: Any, *tensors: Any) -> Any:
             ctx.save_for_backward(*tensors)
-            return attend(*tensors)
+            return compute(*tensors)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -418,12 +462,10 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
                     torch.empty_like(t) if wanted else None
                     for t, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
                 )
-            for _ in range(BACKWARD_KERNELS):
-                recorder.launch(f"{_NAME}_backward", fields, "the backward kernel as three forward kernels")
+            backward()
             return results
 
-    trained = (q, k, v) if mask is None or not mask.requires_grad else (q, k, v, mask)
-    return Attention.apply(*trained)  # type: ignore[no-any-return,no-untyped-call]
+    return Node.apply(*tensors)  # type: ignore[no-untyped-call]
 
 
 def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
@@ -437,3 +479,58 @@ def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
         "kv_heads": k.shape[1],
         "head_dim": q.shape[3],
     }
+
+
+#: PyTorch's recurrent networks -> gates of a cell.
+GATES = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+#: Hidden sizes up to this run in cuDNN's persistent kernel, which holds the weights in registers.
+MAX_PERSISTENT = 128
+
+
+def recurrent(
+    recorder: _Recorder,
+    name: str,
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biased: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Take down the kernels of cuDNN's recurrent network: one product of all inputs a layer, then the steps.
+
+    Small layers run their steps in one persistent kernel. Others launch a product and an element-wise kernel a step;
+    neighbouring layers overlap.
+    """
+    states = (state,) if isinstance(state, Tensor) else tuple(state)
+    batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+    directions = 2 if bidirectional else 1
+    hidden, width = states[-1].shape[-1], states[0].shape[-1] * directions
+    gates = GATES[getattr(torch, name)]
+    dtype = str(x.dtype).removeprefix("torch.")
+    persistent = hidden <= MAX_PERSISTENT
+
+    def take_down(call: str, factor: int) -> None:
+        for layer in range(layers):
+            inputs = x.shape[-1] if layer == 0 else width
+            sizes = {"operator": "linear", "dtype": dtype, "n": gates * hidden, "bias": True}
+            recorder.launch(call, Launches(({**sizes, "m": batch * steps, "k": inputs},) * directions * factor))
+            kind = "recurrent-persistent" if persistent else "recurrent-layers" if layers > 1 else "recurrent"
+            work = KernelWork(kind, steps=steps * factor, replaces=persistent)
+            one_step = {**sizes, "m": batch, "k": hidden}
+            operators = Launches((one_step,) * directions, "the steps of a recurrent layer as products", work)
+            recorder.launch(f"{call}_steps", operators, times=directions * factor * (1 if persistent else steps))
+
+    def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
+        shape = (batch, steps, width) if batch_first else (steps, batch, width)
+        with recorder.quiet():
+            return (x.new_empty(shape), *(torch.empty_like(s) for s in states))
+
+    take_down(name, 1)
+    # The gradients of the inputs and of the weights.
+    return _one_node(  # type: ignore[no-any-return]
+        recorder, compute, (x, *states, *weights), lambda: take_down(f"{name}_backward", 2)
+    )
