@@ -1,62 +1,87 @@
-"""Latency of kernels with work that their program does not have, by sustained rates of the device."""
+"""Latency of kernels with work that their program does not have, by sustained rates of the device.
+
+The constants are fitted to data/pytorch-h100 (``python -m benchmarks.torch_kernels``): they belong to PyTorch's and
+cuDNN's kernels. Rates of other devices follow from their data sheets.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.frontends.kernel_work import KernelWork
+from cdmpp.programs.frontends.kernel_work import ConvolutionWork, Work
+
+#: Operations of a unit's tensor cores in a cycle that cuDNN sustains, however many the device could do: r / (1 + r / x).
+TENSOR_OPERATIONS_PER_CYCLE = 1040.0
+#: Share of the peak that products inside convolutions reach on vector units.
+VECTOR_SHARE = 0.226
+#: Places and channels of a tile of the result (both kinds of units), and input channels to which tensor cores pad.
+TILE, TENSOR_CHANNELS, VECTOR_CHANNELS, CHANNELS_IN = (64, 128), 64, 32, 8
+#: Share of the memory bandwidth of the kernel, and of the pass that adds the bias.
+KERNEL_BANDWIDTH, BIAS_BANDWIDTH = 0.71, 0.53
+#: Bytes that a unit moves in a cycle where it changes layouts.
+LAYOUT_BYTES_PER_CYCLE = 8.4
+#: Tensors below this share of the cache move so many times faster.
+CACHE_SHARE, CACHE_FACTOR = 0.49, 3.25
+#: Seconds of a convolution's kernels without work, and of each further group.
+CONVOLUTION_S, GROUP_S = 6.6e-6, 4e-6
+#: Gradients with a stride, as transposed convolutions are.
+STRIDED_GRADIENT = 2.8
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Sustained rates of a kind of kernel.
-
-    Attributes
-    ----------
-    peak_share : float
-        Share of the device's fp32 vector peak that its arithmetic reaches.
-    block_bytes_per_cycle : float
-        Bytes that a thread block moves in a cycle.
-    step_cycles : float
-        Cycles of a step, besides its program.
-    step_share : float
-        Share of the program's latency that a step takes.
-    start_s : float
-        Seconds before the first step.
-    """
-
-    peak_share: float = 0.5
-    block_bytes_per_cycle: float = 16.0
-    step_cycles: float = 0.0
-    step_share: float = 1.0
-    start_s: float = 0.0
-
-
-#: Kind of kernel -> its rates, fitted to data/pytorch-h100 (python -m benchmarks.torch_truth --kernels).
-RATES: dict[str, Rate] = {
-    "recurrent": Rate(step_cycles=4000.0),
-    "recurrent-layers": Rate(step_cycles=2000.0, step_share=0.6),
-    "recurrent-persistent": Rate(step_cycles=850.0, start_s=5e-6),
-}
-
-
-def seconds_of(work: KernelWork, program_s: float, device: DeviceSpec) -> float:
+def seconds_of(work: Work, program_s: float, device: DeviceSpec) -> float:
     """Seconds of a kernel: the longest of its program's latency and the bounds of its work.
 
     Parameters
     ----------
-    work : KernelWork
+    work : KernelWork or ConvolutionWork
     program_s : float
         Latency of the program in its place.
     device : DeviceSpec
     """
-    rate = RATES[work.kind]
-    moved_s = 0.0
-    if work.blocks:
-        busy_units = min(work.blocks, device.compute_units)
-        moved_s = work.moved_bytes / (busy_units * rate.block_bytes_per_cycle * device.clock_hz)
-    arithmetic_s = work.operations / (rate.peak_share * device.peak_flops_fp32)
-    known_s = 0.0 if work.replaces else program_s * (work.steps * rate.step_share if work.steps else 1.0)
-    stepped_s = work.steps * rate.step_cycles / device.clock_hz
-    return max(known_s, moved_s, arithmetic_s) + stepped_s + rate.start_s
+    if isinstance(work, ConvolutionWork):
+        return _convolution_s(work, program_s, device)
+    waves = max(1.0, work.blocks / (work.resident * device.compute_units))
+    known_s = 0.0 if work.replaces else program_s * (1 + work.step_share * (work.steps - 1))
+    return max(known_s, work.operations / _instruction_rate(device), waves * work.cycles / device.clock_hz)
+
+
+def _instruction_rate(device: DeviceSpec) -> float:
+    """Instructions a second, a multiply-add as two: NVIDIA's units issue one for 128 threads in a cycle."""
+    lanes = 128 if device.vendor.startswith("NVIDIA") else device.cores_per_unit
+    return 2.0 * lanes * device.compute_units * device.clock_hz
+
+
+def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) -> float:
+    """The faster of tensor cores with changes of layout and vector units without; tables know plain ones in float32."""
+    tensor_peak = tensor_flops(work.dtype, device)
+    if work.plain and (tensor_peak is None or not device.vendor.startswith("NVIDIA")):
+        return program_s
+    moved = work.x_bytes + work.y_bytes
+    bandwidth = device.mem_bandwidth_bytes_per_s
+    if moved < CACHE_SHARE * (device.l2_bytes or 0.0):
+        bandwidth *= CACHE_FACTOR
+    bias_s = 2 * work.y_bytes / (BIAS_BANDWIDTH * bandwidth) if work.bias else 0.0
+    cycles_per_s = device.compute_units * device.clock_hz
+
+    def product_s(flops: float, places: int, channels: int, channels_in: int) -> float:
+        rows, cols = max(work.places, places), math.ceil(work.c_out / channels) * channels
+        filled = min(1.0, math.ceil(rows / places) * (cols // channels) / device.compute_units)
+        depth = work.taps * math.ceil(work.c_in / channels_in) * channels_in
+        return max(work.groups * 2 * rows * cols * depth / (flops * filled), moved / (KERNEL_BANDWIDTH * bandwidth))
+
+    choices = [product_s(VECTOR_SHARE * device.peak_flops_fp32, TILE[0], VECTOR_CHANNELS, 1)]
+    if tensor_peak is not None:
+        per_cycle = tensor_peak / cycles_per_s
+        sustained = tensor_peak / (1 + per_cycle / TENSOR_OPERATIONS_PER_CYCLE)
+        layouts_s = 2 * moved / min(bandwidth, LAYOUT_BYTES_PER_CYCLE * cycles_per_s)
+        choices.append(product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN) + layouts_s)
+    kernel_s = (min(choices) + bias_s) * (STRIDED_GRADIENT if work.strided_gradient else 1.0)
+    return kernel_s + CONVOLUTION_S + GROUP_S * (work.groups - 1)
+
+
+def tensor_flops(dtype: str, device: DeviceSpec) -> float | None:
+    """Peak of the tensor cores for convolutions: PyTorch lets them round float32 to TF32. None: without."""
+    if dtype == "float32":
+        return device.peak_flops_tf32_matrix if device.vendor.startswith("NVIDIA") else device.peak_flops_fp32_matrix
+    return device.peak_flops_fp16_matrix

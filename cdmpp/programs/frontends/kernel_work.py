@@ -7,27 +7,78 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Bounds of a kernel besides those of its program.
+    """Bounds of a kernel besides those of its program. :func:`cdmpp.predict.modules.work.seconds_of` applies them.
 
     Attributes
     ----------
     kind : str
-        Which rates apply: a key of :data:`cdmpp.predict.modules.work.RATES`.
+        For people: "one block a row".
     operations : float
-        Arithmetic of the kernel; a multiply-add is two.
-    moved_bytes : float
-        Bytes that all blocks read and write.
+        Instructions of all threads; those that multiply and add count as two.
+    cycles : float
+        Clock cycles of one thread block, or of the longest chain of dependent instructions.
     blocks : float
-        Thread blocks, where they may be too few for the device; 0: enough.
+        Thread blocks with so many cycles each.
+    resident : float
+        Blocks that one unit runs at the same time without slowing down.
     steps : float
-        Steps that follow one another.
+        How often the program runs, one after another.
+    step_share : float
+        Share of the program's latency that each step after the first takes.
     replaces : bool
         The program's latency does not count: it only names the kernel.
     """
 
     kind: str
     operations: float = 0.0
-    moved_bytes: float = 0.0
-    blocks: float = 0.0
-    steps: float = 0.0
+    cycles: float = 0.0
+    blocks: float = 1.0
+    resident: float = 1.0
+    steps: float = 1.0
+    step_share: float = 1.0
     replaces: bool = False
+
+
+@dataclass(frozen=True)
+class ConvolutionWork:
+    """A convolution by its arithmetic, with the changes of layout that tensor cores need.
+
+    Attributes
+    ----------
+    dtype : str
+    places : float
+        Positions of the result of all images.
+    c_in, c_out : int
+        Channels of a group.
+    taps : float
+        Elements of the filter that reach a position.
+    groups : int
+    x_bytes, y_bytes : float
+        Input and result.
+    bias : bool
+        A pass over the result of its own.
+    plain : bool
+        Two axes or fewer and not transposed: public tables have such convolutions.
+    strided_gradient : bool
+        Transposed with a stride, which has slower kernels.
+    """
+
+    dtype: str
+    places: float
+    c_in: int
+    c_out: int
+    taps: float
+    groups: int
+    x_bytes: float
+    y_bytes: float
+    bias: bool
+    plain: bool
+    strided_gradient: bool = False
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return "a convolution by its arithmetic and layouts"
+
+
+Work = KernelWork | ConvolutionWork

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
-from cdmpp.programs.frontends.kernel_work import KernelWork
+from cdmpp.programs.frontends.kernel_work import KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -50,7 +51,7 @@ class EagerLaunch:
     phase : {"forward", "backward", "optimizer"}
     remark : str
         Why the operator is not the call's own, where it is not.
-    work : KernelWork or None
+    work : KernelWork, ConvolutionWork or None
         Bounds besides those of the operator.
     """
 
@@ -59,7 +60,7 @@ class EagerLaunch:
     module: str
     phase: Phase
     remark: str = ""
-    work: KernelWork | None = None
+    work: Work | None = None
 
 
 @dataclass(frozen=True)
@@ -266,8 +267,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def launch(self, call: str, operators: Launches, *, times: int = 1) -> None:
         """Take down the kernels of a call, which the host makes ``times`` times."""
         specs = [make_operator(fields) for fields in operators.launches]
-        where, more = self._where(), (operators.remark, operators.work)
-        self._launches += [EagerLaunch(spec, call, where, self.phase, *more) for spec in specs]
+        where = self._where()
+        self._launches += [
+            EagerLaunch(spec, call, where, self.phase, operators.remark, work)
+            for spec, work in zip_longest(specs, operators.works)
+        ]
         self._calls.append(HostCall(call, self.phase, len(specs), times))
 
     def missing(self, call: str, reason: str) -> None:
@@ -518,10 +522,14 @@ def recurrent(
             inputs = x.shape[-1] if layer == 0 else width
             sizes = {"operator": "linear", "dtype": dtype, "n": gates * hidden, "bias": True}
             recorder.launch(call, Launches(({**sizes, "m": batch * steps, "k": inputs},) * directions * factor))
-            kind = "recurrent-persistent" if persistent else "recurrent-layers" if layers > 1 else "recurrent"
-            work = KernelWork(kind, steps=steps * factor, replaces=persistent)
+            if persistent:
+                work = KernelWork("a persistent kernel", cycles=(10_000 + 850 * steps) * factor, replaces=True)
+            else:
+                share = 1.4 if layers == 1 else 0.9
+                work = KernelWork("steps one after another", steps=steps * factor, step_share=share)
             one_step = {**sizes, "m": batch, "k": hidden}
-            operators = Launches((one_step,) * directions, "the steps of a recurrent layer as products", work)
+            remark = "the steps of a recurrent layer as products"
+            operators = Launches((one_step,) * directions, remark, (work,) * directions)
             recorder.launch(f"{call}_steps", operators, times=directions * factor * (1 if persistent else steps))
 
     def compute(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph, Unsupported
 from cdmpp.programs.frontends.imports import import_torch
-from cdmpp.programs.frontends.kernel_work import KernelWork
+from cdmpp.programs.frontends.kernel_work import Work
 from cdmpp.programs.program import TensorProgram
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ListedProgram:
         Launches in one run.
     remark : str
         Why the program is not the call's own, where it is not.
-    work : KernelWork or None
+    work : KernelWork, ConvolutionWork or None
         Bounds of the kernel besides those of the program.
     """
 
@@ -60,7 +60,7 @@ class ListedProgram:
     modules: tuple[str, ...]
     count: int
     remark: str = ""
-    work: KernelWork | None = None
+    work: Work | None = None
 
     @property
     def module(self) -> str:
