@@ -30,7 +30,7 @@ class ModuleHost(Host):
     Attributes
     ----------
     factor : float
-        This host's time over that of ``calls`` and ``kinds``.
+        This host's time over that of ``calls`` and ``kinds``. A launch by a library is ``launch_s`` on every host.
     gap_s : float
         The device idles between two kernels.
     graph_s : float
@@ -50,14 +50,16 @@ class ModuleHost(Host):
     kinds: dict[str, Seconds] = {}
 
     def call_s(self, call: ListedCall) -> float:
-        """Seconds of a call."""
+        """Seconds of a call; the steps of a recurrent network are launched by cuDNN, two kernels each."""
+        if call.times > 1:
+            return 2 * call.times * self.launch_s
         seconds = self.calls.get(call.name, self.kinds.get(call.name))
         if seconds is None:
             launches = len(call.rows)
             seconds = launches * self.kinds["kernel"] if launches else self.kinds["view"]
         if call.rows and call.phase == "backward":
             seconds += self.kinds["autograd"]
-        return self.factor * call.times * seconds
+        return self.factor * seconds
 
 
 class HostProfile(EngineProfile):
@@ -111,7 +113,9 @@ def host_profile(
         return HostProfile.of(tomllib.loads(read_text(host, MAX_CONFIG_BYTES)), str(host))
     except OSError as error:
         names = ", ".join(profiles)
-        raise DataError(f"no host profile {str(host)[:100]!r}: {error.strerror}", hint=f"a .toml file, or {names}") from None
+        raise DataError(
+            f"no host profile {str(host)[:100]!r}: {error.strerror}", hint=f"a .toml file, or {names}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{host}: not TOML: {error}", hint="docs/modules.md has the fields") from None
 

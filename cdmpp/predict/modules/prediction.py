@@ -12,12 +12,13 @@ from cdmpp.devices.registry import commonest
 from cdmpp.errors import DataError
 from cdmpp.model.domain.score import Label
 from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, run
-from cdmpp.predict.modules.work import seconds_of
+from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells
 from cdmpp.predict.rendering import Column, arrow_table, html_table, share_text
 from cdmpp.programs.frontends.graph import Unsupported
 from cdmpp.programs.frontends.torch_module import ListedProgram, ModuleListing
+from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import Protocol
 from cdmpp.utils.units import format_latency
 
@@ -243,7 +244,9 @@ def module_predictions(
     answers = ModulePredictions()
     for column, given in enumerate(device_list(device)):
         spec = _specification(given)
-        rows = [_of_kernel(row, predictions[row.program * len(device_list(device)) + column], spec) for row in listing.rows]
+        rows = [
+            _of_kernel(row, predictions[row.program * len(device_list(device)) + column], spec) for row in listing.rows
+        ]
         answers.append(_on_device(listing, rows, execution, host_profile(spec, host)))
     return answers if several else answers[0]
 
@@ -256,10 +259,16 @@ def _specification(device: Device) -> DeviceSpec | None:
 
 
 def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | None) -> Prediction:
-    """The prediction of a row's kernel, which may have more work than its program."""
-    if row.work is None or device is None or prediction.latency_s is None:
+    """The prediction of a row's kernel, which may have more work than its program, or data in the cache."""
+    if device is None or prediction.latency_s is None:
         return prediction
-    latency_s = seconds_of(row.work, prediction.latency_s, device)
+    program_s, reason = prediction.latency_s, ""
+    if operator_family(prediction.name.partition(":")[0]) == "vector" and (row.work is None or row.call in GATHERED):
+        program_s, reason = cached_s(program_s, prediction.roofline_s or 0.0, row.call, device), "data in the cache"
+    latency_s = program_s
+    if row.work is not None:
+        latency_s = seconds_of(row.work, program_s, device)
+        reason = reason if latency_s == program_s else f"the kernel's own work ({row.work.kind})"
     if latency_s == prediction.latency_s:
         return prediction
     scale = latency_s / prediction.latency_s
@@ -271,7 +280,7 @@ def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | 
         upper_s=max(upper_s, latency_s * WORK_INTERVAL),
         quantiles={level: scale * value for level, value in prediction.quantiles.items()},
         domain="out",
-        domain_reason=f"by the kernel's own work ({row.work.kind}), at sustained rates of the device",
+        domain_reason=f"by {reason}, at sustained rates of the device",
     )
 
 

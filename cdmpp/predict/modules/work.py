@@ -11,7 +11,7 @@ import math
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.programs.frontends.kernel_work import ConvolutionWork, Work
 
-#: Operations of a unit's tensor cores in a cycle that cuDNN sustains, however many the device could do: r / (1 + r / x).
+#: Operations of a unit's tensor cores in a cycle that cuDNN sustains at most.
 TENSOR_OPERATIONS_PER_CYCLE = 1040.0
 #: Share of the peak that products inside convolutions reach on vector units.
 VECTOR_SHARE = 0.226
@@ -27,6 +27,36 @@ CACHE_SHARE, CACHE_FACTOR = 0.49, 3.25
 CONVOLUTION_S, GROUP_S = 6.6e-6, 4e-6
 #: Gradients with a stride, as transposed convolutions are.
 STRIDED_GRADIENT = 2.8
+
+
+#: Seconds of a kernel without work, and bandwidth of the cache over that of the memory: of element-wise kernels on
+#: whole tensors, and of all others.
+STREAM, GATHER = (1.5e-6, 1.6), (3e-6, 0.9)
+_GATHERED = """
+    sum mean amax amin max min argmax argmin prod linalg_vector_norm norm cat stack clone copy _to_copy index index_put
+    gather scatter scatter_add roll flip repeat constant_pad_nd where masked_fill tril triu native_layer_norm _softmax
+    _log_softmax _fused_rms_norm
+    """
+GATHERED = frozenset(_GATHERED.split())
+
+
+def cached_s(program_s: float, traffic_s: float, call: str, device: DeviceSpec) -> float:
+    """Seconds of an element-wise kernel, a movement or a normalisation, which the last level of cache may serve.
+
+    Parameters
+    ----------
+    program_s : float
+        Predicted latency.
+    traffic_s : float
+        Bytes over the memory bandwidth.
+    call : str
+        PyTorch's call.
+    device : DeviceSpec
+    """
+    if traffic_s * device.mem_bandwidth_bytes_per_s > (device.l2_bytes or 0.0):
+        return program_s
+    least_s, factor = GATHER if call.removesuffix("_") in GATHERED else STREAM
+    return min(program_s, least_s + traffic_s / factor)
 
 
 def seconds_of(work: Work, program_s: float, device: DeviceSpec) -> float:
@@ -75,7 +105,8 @@ def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) 
         per_cycle = tensor_peak / cycles_per_s
         sustained = tensor_peak / (1 + per_cycle / TENSOR_OPERATIONS_PER_CYCLE)
         layouts_s = 2 * moved / min(bandwidth, LAYOUT_BYTES_PER_CYCLE * cycles_per_s)
-        choices.append(product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN) + layouts_s)
+        tensor_s = product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN)
+        choices.append(tensor_s + layouts_s * work.changes_layout)
     kernel_s = (min(choices) + bias_s) * (STRIDED_GRADIENT if work.strided_gradient else 1.0)
     return kernel_s + CONVOLUTION_S + GROUP_S * (work.groups - 1)
 

@@ -110,10 +110,11 @@ def rows_cols(tensor: Any) -> Fields:
 
 def traffic(moved: float, like: Any) -> Fields:
     """An element-wise pass that reads and writes ``moved`` bytes in all, on rows as long as ``like``'s."""
-    return _pass(moved, like.shape[-1] if len(like.shape) else 1)
+    return traffic_of(moved, like.shape[-1] if len(like.shape) else 1)
 
 
-def _pass(moved: float, cols: int) -> Fields:
+def traffic_of(moved: float, cols: int) -> Fields:
+    """An element-wise pass that reads and writes ``moved`` bytes in all, on rows of ``cols``."""
     elements = max(math.ceil(moved / (2 * DTYPE_BYTES["float32"])), 1)
     cols = min(cols, elements)
     return {"operator": "relu", "dtype": "float32", "rows": math.ceil(elements / cols), "cols": cols}
@@ -359,8 +360,7 @@ def _conv_fields(
         raise NoRuleError(f"convolution over {axes} axes")
 
     def of(values: Any) -> tuple[int, ...]:
-        values = tuple(values)
-        return values * axes if len(values) == 1 else values
+        return tuple(values) * (axes if len(values) == 1 else 1)
 
     stride, pad, dilation = of(stride), of(pad), of(dilation)
 
@@ -551,7 +551,9 @@ def group_norm(call: AtenCall) -> Launches:
     x, groups = call.tensors[0], call.arg(6)
     rows = x.shape[0] * groups
     statistics = norm_of_rows(x.numel() / rows, rows / 2, MOMENT_CYCLES)
-    return Launches((traffic(size_bytes(x), x), traffic(2 * size_bytes(x), x)), "two passes by their bytes", (statistics,))
+    return Launches(
+        (traffic(size_bytes(x), x), traffic(2 * size_bytes(x), x)), "two passes by their bytes", (statistics,)
+    )
 
 
 def group_norm_backward(call: AtenCall) -> Launches:
@@ -596,11 +598,11 @@ def foreach(call: AtenCall) -> Launches:
             blocks += -(-taken // CHUNK)
             remaining -= taken
             if blocks == BLOCKS or (tensors == most and not remaining):
-                launches.append(_pass(moved, COLUMNS))
+                launches.append(traffic_of(moved, COLUMNS))
                 # The remainder of a tensor counts as one of the next launch.
                 moved, tensors, blocks = 0.0, int(remaining > 0), 0
     if moved:
-        launches.append(_pass(moved, COLUMNS))
+        launches.append(traffic_of(moved, COLUMNS))
     return Launches(tuple(launches), "a pass over lists of tensors as relu: the same bytes moved")
 
 

@@ -61,6 +61,8 @@ class ConvolutionWork:
         Two axes or fewer and not transposed: public tables have such convolutions.
     strided_gradient : bool
         Transposed with a stride, which has slower kernels.
+    changes_layout : bool
+        Whether tensors are channels-first, as in eager PyTorch.
     """
 
     dtype: str
@@ -74,6 +76,7 @@ class ConvolutionWork:
     bias: bool
     plain: bool
     strided_gradient: bool = False
+    changes_layout: bool = True
 
     @property
     def kind(self) -> str:

@@ -17,9 +17,9 @@ import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
@@ -83,6 +83,54 @@ class HostCall:
     times: int = 1
 
 
+class Value(NamedTuple):
+    """A tensor's memory, and how often it was written."""
+
+    storage: int
+    version: int
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A call with its data flow.
+
+    Attributes
+    ----------
+    name : str
+    phase : {"forward", "backward", "optimizer"}
+    module : str
+    start, launches : int
+        Its kernels in :attr:`EagerTrace.launches`.
+    reads, writes : tuple of Value
+    sizes : dict of Value to float
+        Bytes of each.
+    numel, read_numel, rows, cols : int
+        Elements of the result and of the largest input, statistics of a normalisation, last axis of the result.
+    times : int
+        As in :class:`HostCall`.
+    is_library : bool
+        Not a call that PyTorch dispatches on ``meta``: attention, recurrent networks.
+    is_part : bool
+        A part of a call, without launches of its own in eager PyTorch.
+    """
+
+    name: str
+    phase: Phase
+    module: str
+    start: int
+    launches: int
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] = ()
+    sizes: Mapping[Value, float] = field(default_factory=dict)
+    numel: int = 0
+    read_numel: int = 0
+    rows: int = 1
+    cols: int = 1
+    times: int = 1
+    is_library: bool = False
+    is_part: bool = False
+
+
 @dataclass(frozen=True)
 class EagerTrace:
     """The launches of one run of a module, in order.
@@ -92,6 +140,8 @@ class EagerTrace:
     launches : tuple of EagerLaunch
     calls : tuple of HostCall
         In order, with those that launch nothing.
+    graph : tuple of TracedCall
+        The calls with their data flow, where it was asked for.
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
@@ -107,6 +157,7 @@ class EagerTrace:
     unsupported: tuple[Unsupported, ...] = ()
     gradients: tuple[tuple[str, int], ...] = ()
     incomplete: frozenset[Phase] = frozenset()
+    graph: tuple[TracedCall, ...] = ()
 
     def of(self, phase: Phase) -> list[EagerLaunch]:
         """The launches of one pass."""
@@ -128,6 +179,7 @@ def eager_trace(
     autocast: torch.dtype | None = None,
     train: bool | None = None,
     optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    with_graph: bool = False,
 ) -> EagerTrace:
     """List the kernels of one forward pass, and of the backward pass if asked for.
 
@@ -154,6 +206,8 @@ def eager_trace(
         ``train()`` or ``eval()`` before the run; default: the mode of the module.
     optimizer : callable, optional
         Makes an optimizer of the parameters that the backward pass gave gradients. One step of it is traced.
+    with_graph : bool
+        Take down the data flow of the calls too.
 
     Raises
     ------
@@ -168,7 +222,7 @@ def eager_trace(
     """
     module = meta_module(module, dtype, train)
     arguments, keyword_arguments = meta_inputs((list(inputs), dict(keywords or {})), dtype)
-    recorder = _Recorder(module)
+    recorder = _Recorder(module, with_graph)
     try:
         with ExitStack() as stack:
             stack.enter_context(recorder.watching())
@@ -233,8 +287,12 @@ _ONE_PASS = frozenset(tag for name in ("pointwise", "reduction") if (tag := geta
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every call below autograd."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, with_graph: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._graph: list[TracedCall] | None = [] if with_graph else None
+        self._versions: Counter[int] = Counter()
+        # Held so that no storage has the address of an earlier one.
+        self._held: list[Tensor] = []
         self.phase: Phase = "forward"
         self._module = module
         self._launches: list[EagerLaunch] = []
@@ -252,7 +310,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if not self._quiet:
             call = AtenCall(func.overloadpacket.__name__, args, kwargs or {}, out)
+            before = len(self._launches)
             self.add(call, one_pass=not _ONE_PASS.isdisjoint(func.tags))
+            if self._graph is not None and len(self._launches) > before:
+                self.connect(call.name, before, call.tensors, call.results)
         return out
 
     def add(self, call: AtenCall, *, one_pass: bool) -> None:
@@ -264,8 +325,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except CdmppError as error:
             self.missing(call.name, error.message)
 
-    def launch(self, call: str, operators: Launches, *, times: int = 1) -> None:
-        """Take down the kernels of a call, which the host makes ``times`` times."""
+    def launch(self, call: str, operators: Launches, *, times: int = 1) -> int:
+        """Take down the kernels of a call, which the host makes ``times`` times; the number of kernels before."""
+        start = len(self._launches)
         specs = [make_operator(fields) for fields in operators.launches]
         where = self._where()
         self._launches += [
@@ -273,6 +335,47 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for spec, work in zip_longest(specs, operators.works)
         ]
         self._calls.append(HostCall(call, self.phase, len(specs), times))
+        return start
+
+    def connect(
+        self, name: str, start: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], **more: Any
+    ) -> None:
+        """Take down the data flow of the call whose kernels begin at ``start``."""
+        if self._graph is None:
+            return
+        self._held += [*inputs, *outputs]
+        sizes: dict[Value, float] = {}
+
+        def values(tensors: Sequence[Tensor]) -> tuple[Value, ...]:
+            found = []
+            for tensor in tensors:
+                storage = tensor.untyped_storage()._cdata
+                value = Value(storage, self._versions[storage])
+                sizes[value] = max(sizes.get(value, 0.0), size_bytes(tensor))
+                found.append(value)
+            return tuple(dict.fromkeys(found))
+
+        reads = values(inputs)
+        for storage in {tensor.untyped_storage()._cdata for tensor in outputs}:
+            self._versions[storage] += 1
+        writes = values(outputs)
+        result = max(outputs, key=lambda tensor: tensor.numel(), default=None)
+        shape = result.shape if result is not None else ()
+        call = TracedCall(
+            name,
+            self.phase,
+            self._where(),
+            start,
+            len(self._launches) - start,
+            reads,
+            writes,
+            sizes,
+            numel=0 if result is None else result.numel(),
+            read_numel=max((tensor.numel() for tensor in inputs), default=0),
+            rows=shape[1] if len(shape) > 1 else 1,
+            cols=shape[-1] if shape else 1,
+        )
+        self._graph.append(replace(call, **more))
 
     def missing(self, call: str, reason: str) -> None:
         """Take down a kernel that has no operator."""
@@ -347,7 +450,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def trace(self) -> EagerTrace:
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
         recorded = (tuple(self._launches), tuple(self._calls))
-        return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete))
+        ends = (tuple(self._gradients), frozenset(self._incomplete), tuple(self._graph or ()))
+        return EagerTrace(*recorded, unsupported, *ends)
 
 
 _LOWER = {
@@ -436,14 +540,17 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
             return func(q, k, v, attn_mask=mask, **given)
     fields = _fields(q, k, bool(given.get("is_causal")))
     remark = "attention without its mask, which is not read" if mask is not None else ""
-    recorder.launch(_NAME, Launches((fields,), remark))
+    start = recorder.launch(_NAME, Launches((fields,), remark))
 
     def backward() -> None:
         kernels = Launches((fields,) * BACKWARD_KERNELS, "the backward kernel as three forward kernels")
-        recorder.launch(f"{_NAME}_backward", kernels)
+        start = recorder.launch(f"{_NAME}_backward", kernels)
+        recorder.connect(f"{_NAME}_backward", start, (q, k, v), (), is_library=True)
 
     trained = (q, k, v) if mask is None or not mask.requires_grad else (q, k, v, mask)
-    return _one_node(recorder, attend, trained, backward)  # type: ignore[no-any-return]
+    result = _one_node(recorder, attend, trained, backward)
+    recorder.connect(_NAME, start, (q, k, v), (result,), is_library=True)
+    return result  # type: ignore[no-any-return]
 
 
 def _one_node(
@@ -521,7 +628,8 @@ def recurrent(
         for layer in range(layers):
             inputs = x.shape[-1] if layer == 0 else width
             sizes = {"operator": "linear", "dtype": dtype, "n": gates * hidden, "bias": True}
-            recorder.launch(call, Launches(({**sizes, "m": batch * steps, "k": inputs},) * directions * factor))
+            start = recorder.launch(call, Launches(({**sizes, "m": batch * steps, "k": inputs},) * directions * factor))
+            recorder.connect(call, start, (x,), (), is_library=True)
             if persistent:
                 work = KernelWork("a persistent kernel", cycles=(10_000 + 850 * steps) * factor, replaces=True)
             else:
@@ -530,7 +638,9 @@ def recurrent(
             one_step = {**sizes, "m": batch, "k": hidden}
             remark = "the steps of a recurrent layer as products"
             operators = Launches((one_step,) * directions, remark, (work,) * directions)
-            recorder.launch(f"{call}_steps", operators, times=directions * factor * (1 if persistent else steps))
+            times = directions * factor * (1 if persistent else steps)
+            start = recorder.launch(f"{call}_steps", operators, times=times)
+            recorder.connect(f"{call}_steps", start, (x,), (), times=times, is_library=True)
 
     def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
         shape = (batch, steps, width) if batch_first else (steps, batch, width)

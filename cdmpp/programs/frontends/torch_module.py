@@ -190,8 +190,13 @@ def list_module(
             # An exported program has the mode that it was exported in.
             train=None if exported or mode == "forward" else mode == "training",
             optimizer=_optimizer(torch, optimizer),
+            with_graph=compiled,
             **types,
         )
+    if compiled:
+        from cdmpp.programs.frontends.torch_compiled import compiled_trace
+
+        trace = compiled_trace(trace)
     phases = PHASES[:1] if mode != "training" else PHASES[: 2 if optimizer is None else 3]
     name = type(module).__name__
     if not trace.launches and not trace.unsupported:
@@ -276,9 +281,7 @@ def _optimizer(torch: Any, optimizer: str | Callable[..., Any] | None) -> Callab
     return lambda parameters: kind(parameters, lr=1e-3, foreach=True)
 
 
-def _grouped(
-    trace: EagerTrace,
-) -> tuple[tuple[TensorProgram, ...], tuple[ListedProgram, ...], tuple[ListedCall, ...]]:
+def _grouped(trace: EagerTrace) -> tuple[tuple[TensorProgram, ...], tuple[ListedProgram, ...], tuple[ListedCall, ...]]:
     """Distinct programs and their rows, both in the order of their first launch, and the calls that launch them.
 
     A row has equal programs and calls of a phase whose modules differ only in numbers.
