@@ -77,12 +77,43 @@ def ratios() -> dict[str, list[float]]:
     return found
 
 
+def module_ratios() -> dict[str, list[float]]:
+    """Execution and mode -> predicted over measured seconds of whole modules, as benchmarks measure them."""
+    script, predictor = measuring_script(), LatencyPredictor.load()
+    cases = {(case["name"], dtype, mode): case for case, dtype, mode in script.module_cases() if "build" in case}
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows_of("modules") + rows_of("compiled"):
+        case = cases.get((row["op"], row["dtype"], row["mode"]))
+        fields = {"eager": ("latency_s", "graph_s"), "compiled": ("latency_s",)}.get(row["execution"], ())
+        if case is None or "shapes" not in row["config"]:
+            continue
+        with torch.device("meta"):
+            module, inputs = case["build"](), case["inputs"](getattr(torch, row["dtype"]))
+        module.train(row["mode"] != "eval")
+        mode = "training" if row["mode"] == "training" else "forward"
+        for field in fields:
+            if not row.get(field):
+                continue
+            execution = "cuda-graph" if field == "graph_s" else row["execution"]
+            options = {"mode": mode, "execution": execution, "dtype": row["dtype"]}
+            options |= {"optimizer": "sgd"} if mode == "training" else {}
+            answer = predictor.predict_module(module, inputs, DEVICE, host="pytorch-h100", **options)
+            found[f"{execution}, {mode}, {row['dtype']}"].append((answer.latency_s or 0.0) / row[field])
+    return found
+
+
 def main() -> None:
-    """Print the errors by operator."""
+    """Print the errors by operator, and of modules."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    for found in (ratios(), module_ratios()):
+        print_table(found)
+
+
+def print_table(found: dict[str, list[float]]) -> None:
+    """Errors in markdown."""
     print("| call | rows | median error | median ratio | 10 % | 90 % |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, values in sorted(ratios().items()):
+    for name, values in sorted(found.items()):
         logs = sorted(map(math.log, values))
         error = statistics.median(abs(value - 1) for value in values)
         points = [math.exp(logs[int(q * (len(logs) - 1))]) for q in (0.5, 0.1, 0.9)]

@@ -1,6 +1,6 @@
 """Accuracy of torch modules on KernelBench: ``python -m benchmarks.torch_truth DIR --public-data DIR``.
 
-``DIR`` is a checkout of KernelBench's problems (``level1`` to ``level3``, or folders of versions with them). Each problem
+``DIR`` is a checkout of KernelBench: ``level1`` to ``level3``, or folders of versions with these. Each problem
 is its own ``Model`` with its own inputs, on ``meta``; it is timed as it is made, without gradients. Nothing of it is
 copied. Fits use the problems of one half (by a hash of the name), the figures are of the other half.
 """

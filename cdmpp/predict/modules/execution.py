@@ -46,8 +46,8 @@ class ModuleHost(Host):
     factor: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
     gap_s: Seconds = 0.0
     graph_s: Seconds = 0.0
-    calls: dict[str, Seconds] = {}
-    kinds: dict[str, Seconds] = {}
+    calls: dict[str, Seconds] = Field(default_factory=dict)
+    kinds: dict[str, Seconds] = Field(default_factory=dict)
 
     def call_s(self, call: ListedCall) -> float:
         """Seconds of a call; the steps of a recurrent network are launched by cuDNN, two kernels each."""
@@ -56,9 +56,9 @@ class ModuleHost(Host):
         seconds = self.calls.get(call.name, self.kinds.get(call.name))
         if seconds is None:
             launches = len(call.rows)
-            seconds = launches * self.kinds["kernel"] if launches else self.kinds["view"]
+            seconds = launches * self.kinds.get("kernel", self.launch_s) if launches else self.kinds.get("view", 0.0)
         if call.rows and call.phase == "backward":
-            seconds += self.kinds["autograd"]
+            seconds += self.kinds.get("autograd", 0.0)
         return self.factor * seconds
 
 

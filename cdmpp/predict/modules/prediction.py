@@ -14,7 +14,7 @@ from cdmpp.model.domain.score import Label
 from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, run
 from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
-from cdmpp.predict.prediction_total import PredictionTotal, total_cells
+from cdmpp.predict.prediction_total import PredictionTotal, total_cells, total_line
 from cdmpp.predict.rendering import Column, arrow_table, html_table, share_text
 from cdmpp.programs.frontends.graph import Unsupported
 from cdmpp.programs.frontends.torch_module import ListedProgram, ModuleListing
@@ -27,7 +27,7 @@ DEFAULT_EXECUTION: Execution = "eager"
 #: A module that is executed is the time line of its kernels.
 KERNEL_PROTOCOL: Protocol = "kernel"
 DEFAULT_FRAMEWORK = "pytorch"
-PROGRAM_HEADER = ("program", "call", "module", "phase", "count", "each", "total", "share", "domain")
+PROGRAM_HEADER = ("call", "program", "module", "phase", "count", "each", "total", "share", "domain")
 #: Columns of :data:`PROGRAM_HEADER` that are aligned to the right.
 PROGRAM_RIGHT = (4, 5, 6, 7)
 
@@ -188,6 +188,9 @@ class ModulePrediction:
         """
         return arrow_table(module_columns([self]))
 
+    def __str__(self) -> str:
+        return module_text(self)
+
     def _repr_html_(self) -> str:
         return module_html(self)
 
@@ -209,6 +212,9 @@ class ModulePredictions(list[ModulePrediction]):
             pyarrow is not installed.
         """
         return arrow_table(module_columns(self))
+
+    def __str__(self) -> str:
+        return "\n".join([*map(total_text, self), settings_text(self[0])]) if self else "no predictions"
 
     def _repr_html_(self) -> str:
         return modules_html(self)
@@ -241,11 +247,13 @@ def module_predictions(
         reasons = "; ".join(f"{entry.operator} ({entry.count} x): {entry.reason}" for entry in listing.left_out)
         raise DataError(f"{listing.name}: no kernel has an operator: {reasons}"[:500], hint="see cdmpp support")
     several = isinstance(device, Sequence) and not isinstance(device, str)
+    devices = device_list(device)
     answers = ModulePredictions()
-    for column, given in enumerate(device_list(device)):
+    for column, given in enumerate(devices):
         spec = _specification(given)
         rows = [
-            _of_kernel(row, predictions[row.program * len(device_list(device)) + column], spec) for row in listing.rows
+            _of_kernel(row, predictions[row.program * len(devices) + column], spec, execution is not None)
+            for row in listing.rows
         ]
         answers.append(_on_device(listing, rows, execution, host_profile(spec, host)))
     return answers if several else answers[0]
@@ -258,12 +266,15 @@ def _specification(device: Device) -> DeviceSpec | None:
     return find_known(device) or commonest(device) if isinstance(device, str) else from_mapping(device)
 
 
-def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | None) -> Prediction:
+def _of_kernel(
+    row: ListedProgram, prediction: Prediction, device: DeviceSpec | None, executed: bool = True
+) -> Prediction:
     """The prediction of a row's kernel, which may have more work than its program, or data in the cache."""
     if device is None or prediction.latency_s is None:
         return prediction
     program_s, reason = prediction.latency_s, ""
-    if operator_family(prediction.name.partition(":")[0]) == "vector" and (row.work is None or row.call in GATHERED):
+    may_be_cached = executed and (row.work is None or row.call in GATHERED)
+    if may_be_cached and operator_family(prediction.name.partition(":")[0]) == "vector":
         program_s, reason = cached_s(program_s, prediction.roofline_s or 0.0, row.call, device), "data in the cache"
     latency_s = program_s
     if row.work is not None:
@@ -299,8 +310,9 @@ def _on_device(
     }
     timeline = None
     if execution is not None and total.latency_s is not None:
+        widened = [(p, row.count) for p, row in zip(predictions, listing.rows, strict=True)]
         seconds = [prediction.latency_s or 0.0 for prediction in predictions]
-        device_width = total_width([(p, row.count) for p, row in zip(predictions, listing.rows, strict=True)])
+        device_width = total_width(widened)
         middle, low, high = (
             run(
                 listing.calls,
@@ -316,8 +328,8 @@ def _on_device(
         total = replace(total, latency_s=middle.latency_s, lower_s=low.latency_s, upper_s=high.latency_s)
         for phase, part in phases.items():
             if part.latency_s is not None:
-                latency_s, lower_s, upper_s = (_phase_s(line, phase) for line in (middle, low, high))
-                phases[phase] = replace(part, latency_s=latency_s, lower_s=lower_s, upper_s=upper_s)
+                bounds = [_phase_s(line, phase) for line in (middle, low, high)]
+                phases[phase] = replace(part, latency_s=bounds[0], lower_s=bounds[1], upper_s=bounds[2])
     programs = []
     busy_s = sum(row.count * (p.latency_s or 0.0) for row, p in zip(listing.rows, predictions, strict=True))
     for row, prediction in zip(listing.rows, predictions, strict=True):
@@ -376,8 +388,8 @@ def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
     each, seconds = program.prediction.latency_s, program.seconds
     where = program.module or (module if program.phase != "optimizer" else "")
     return (
-        program.program,
         program.call,
+        program.program,
         where,
         program.phase,
         f"{program.count:,} x",
@@ -401,6 +413,40 @@ def settings_text(prediction: ModulePrediction) -> str:
     parts += [f"dtype {prediction.dtype}"] if prediction.dtype else []
     parts += [f"autocast {prediction.autocast}"] if prediction.autocast else []
     return ", ".join([*parts, f"model {prediction.model_id}"])
+
+
+def total_text(prediction: ModulePrediction) -> str:
+    """Total and its parts as one line; a lower bound is called so."""
+    text = f"{prediction.name} on {prediction.device}: {total_line(prediction.total)}"
+    if prediction.lower_bound:
+        count = sum(entry.count for entry in prediction.left_out) + prediction.total.failed
+        text += f"; a lower bound: {count} {'call is' if count == 1 else 'calls are'} left out"
+    return text
+
+
+def timeline_text(line: Timeline) -> str:
+    """Parts of a time line as text."""
+    parts = {"device busy": line.device_busy_s, "waiting for the host": line.waiting_s, "first call": line.first_call_s}
+    return ", ".join(f"{name} {format_latency(seconds)}" for name, seconds in parts.items())
+
+
+#: Programs of a printed prediction.
+SHOWN_PROGRAMS = 8
+
+
+def module_text(prediction: ModulePrediction) -> str:
+    """The total, its parts, and the most expensive programs."""
+    lines = [total_text(prediction)]
+    lines += ["  " + timeline_text(prediction.timeline)] if prediction.timeline is not None else []
+    if len(prediction.phases) > 1:
+        lines += [f"  {phase}: {total_line(total)}" for phase, total in prediction.phases.items()]
+    programs = by_time(prediction)
+    for program in programs[:SHOWN_PROGRAMS]:
+        call, name, *_, count, _, seconds, share, domain = program_cells(program, prediction.name)
+        lines.append(f"  {seconds:>8} {share:>7} {count:>6} {call[:40]:<40} {name} {domain}".rstrip())
+    if len(programs) > SHOWN_PROGRAMS:
+        lines.append(f"  and {len(programs) - SHOWN_PROGRAMS} more programs")
+    return "\n".join([*lines, *left_out_lines(prediction), settings_text(prediction)])
 
 
 def left_out_lines(prediction: ModulePrediction) -> list[str]:

@@ -133,15 +133,7 @@ class ModulePredictor:
         MissingDependencyError
             torch is not installed.
         """
-        if protocol is not None and execution is not None:
-            raise DataError(
-                f"execution {execution} and protocol {protocol} exclude each other",
-                hint="leave protocol out, or pass it alone for the sum of the programs",
-            )
-        if protocol is None:
-            execution, protocol = execution or DEFAULT_EXECUTION, KERNEL_PROTOCOL
-        if execution not in (None, *EXECUTIONS):
-            raise DataError(f"execution {execution!r} is not known", hint="one of: " + ", ".join(EXECUTIONS))
+        execution, protocol = execution_of(execution, protocol)
         check_settings(protocol, framework, implementation)
         devices = device_list(device)
         listing = list_module(
@@ -162,3 +154,23 @@ class ModulePredictor:
             implementation=implementation,
         )
         return module_predictions(listing, predictions, device, execution, host)
+
+
+def execution_of(execution: Execution | None, protocol: Protocol | None) -> tuple[Execution | None, Protocol]:
+    """The execution of a call, and the protocol of its programs.
+
+    Raises
+    ------
+    DataError
+        Both are given, or the execution is not known.
+    """
+    if execution not in (None, *EXECUTIONS):
+        raise DataError(f"execution {execution!r} is not known", hint="one of: " + ", ".join(EXECUTIONS))
+    if protocol is None:
+        return execution or DEFAULT_EXECUTION, KERNEL_PROTOCOL
+    if execution is not None:
+        raise DataError(
+            f"execution {execution} and protocol {protocol} exclude each other",
+            hint="leave protocol out, or pass it alone for the sum of the programs",
+        )
+    return None, protocol

@@ -337,9 +337,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls.append(HostCall(call, self.phase, len(specs), times))
         return start
 
-    def connect(
-        self, name: str, start: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], **more: Any
-    ) -> None:
+    def connect(self, name: str, start: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], **more: Any) -> None:
         """Take down the data flow of the call whose kernels begin at ``start``."""
         if self._graph is None:
             return
@@ -450,8 +448,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def trace(self) -> EagerTrace:
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
         recorded = (tuple(self._launches), tuple(self._calls))
-        ends = (tuple(self._gradients), frozenset(self._incomplete), tuple(self._graph or ()))
-        return EagerTrace(*recorded, unsupported, *ends)
+        graph = tuple(self._graph or ())
+        return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete), graph)
 
 
 _LOWER = {
