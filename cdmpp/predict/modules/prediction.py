@@ -119,6 +119,8 @@ class ModulePrediction:
     left_out : tuple of Unsupported
         Calls that launch something for which there is no operator: name, number and reason. The total is then a lower
         bound.
+    assumptions : tuple of str
+        What was assumed of values that the module reads: ``Tensor.item() is 1``.
     """
 
     name: str
@@ -135,6 +137,7 @@ class ModulePrediction:
     phases: dict[str, PredictionTotal]
     programs: tuple[ModuleProgram, ...]
     left_out: tuple[Unsupported, ...]
+    assumptions: tuple[str, ...] = ()
 
     @property
     def latency_s(self) -> float | None:
@@ -176,6 +179,7 @@ class ModulePrediction:
             "phases": {phase: asdict(total) for phase, total in self.phases.items()},
             "programs": [program.to_dict() for program in self.programs],
             "left_out": [asdict(entry) for entry in self.left_out],
+            "assumptions": list(self.assumptions),
         }
 
     def to_arrow(self) -> Any:
@@ -353,6 +357,7 @@ def _on_device(
         phases,
         tuple(programs),
         listing.left_out,
+        listing.assumptions,
     )
 
 
@@ -450,8 +455,9 @@ def module_text(prediction: ModulePrediction) -> str:
 
 
 def left_out_lines(prediction: ModulePrediction) -> list[str]:
-    """One line per call that is not predicted, and one per failed program."""
-    lines = [f"not predicted: {u.operator} ({u.count} x): {u.reason}" for u in prediction.left_out]
+    """One line per call that is not predicted, per failed program, and per assumption."""
+    lines = [f"assumed: {text}" for text in prediction.assumptions]
+    lines += [f"not predicted: {u.operator} ({u.count} x): {u.reason}" for u in prediction.left_out]
     for program in prediction.programs:
         if program.prediction.error is not None:
             lines.append(f"not predicted: {program.program} ({program.count} x): {program.prediction.error.message}")

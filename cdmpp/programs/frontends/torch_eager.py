@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -142,6 +143,8 @@ class EagerTrace:
         In order, with those that launch nothing.
     graph : tuple of TracedCall
         The calls with their data flow, where it was asked for.
+    assumptions : tuple of str
+        What was assumed of values that the module reads.
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
@@ -158,6 +161,7 @@ class EagerTrace:
     gradients: tuple[tuple[str, int], ...] = ()
     incomplete: frozenset[Phase] = frozenset()
     graph: tuple[TracedCall, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     def of(self, phase: Phase) -> list[EagerLaunch]:
         """The launches of one pass."""
@@ -228,6 +232,7 @@ def eager_trace(
             stack.enter_context(recorder.watching())
             stack.enter_context(torch.set_grad_enabled(backward))
             stack.enter_context(torch.device("meta"))
+            stack.enter_context(_without_fast_path())
             stack.enter_context(_AsOnGpu(recorder, autocast))
             stack.enter_context(recorder)
             result = module(*arguments, **keyword_arguments)
@@ -242,6 +247,20 @@ def eager_trace(
     if optimizer is not None:
         _run_optimizer(module, optimizer, recorder)
     return recorder.trace()
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """``nn.MultiheadAttention`` calls the attention that it was asked for.
+
+    Its fast path is one call for the host and has the same kernels on a GPU. On ``meta`` it loses the fused attention.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _give_gradients(module: nn.Module) -> None:
@@ -297,6 +316,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module = module
         self._launches: list[EagerLaunch] = []
         self._calls: list[HostCall] = []
+        self._assumed: Counter[str] = Counter()
         self._unsupported: Counter[tuple[str, str]] = Counter()
         self._incomplete: set[Phase] = set()
         self._stack: list[str] = [""]
@@ -381,6 +401,33 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._unsupported[call, reason] += 1
         self._incomplete.add(self.phase)
 
+    def assume(self, call: str, tensor: Tensor) -> int | float:
+        """The value 1 for one that is not known; the host waits for the device."""
+        self._assumed[call] += 1
+        self._calls.append(HostCall("_local_scalar_dense", self.phase))
+        return 1.0 if tensor.is_floating_point() and call != "__int__" else 1
+
+    def batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """What ``batch_norm`` dispatches; on ``meta`` PyTorch makes it of many calls in Python, which takes long."""
+        with self.quiet():
+            y, small = torch.empty_like(input), input.new_empty(input.shape[1] if input.ndim > 1 else 1)
+        before = len(self._launches)
+        arguments = (input, weight, bias, running_mean, running_var, training, momentum, eps)
+        call = AtenCall("native_batch_norm", arguments, {}, (y, small, small))
+        self.add(call, one_pass=False)
+        self.connect(call.name, before, call.tensors, (y,))
+        return y
+
     @property
     def running(self) -> str:
         """Name of the innermost module that is running; empty for the root."""
@@ -449,7 +496,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
         recorded = (tuple(self._launches), tuple(self._calls))
         graph = tuple(self._graph or ())
-        return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete), graph)
+        assumed = tuple(f"Tensor.{name}() is 1 ({count} x)" for name, count in self._assumed.items())
+        return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete), graph, assumed)
 
 
 _LOWER = {
@@ -479,6 +527,18 @@ _UPPER = {
 }
 
 
+#: Calls that read a value. Those that decide (``bool``) are refused.
+_ITEMS = {Tensor.item, Tensor.__int__, Tensor.__float__}
+
+
+#: PyTorch's function without its own check for modes, so that the calls inside it reach the mode.
+_multi_head_attention = FunctionType(
+    nn.functional.multi_head_attention_forward.__code__,
+    {**vars(nn.functional), "has_torch_function": lambda _: False},
+    argdefs=nn.functional.multi_head_attention_forward.__defaults__,
+)
+
+
 class _AsOnGpu(TorchFunctionMode):
     """Replaces what PyTorch composes on ``meta`` and runs as one kernel on a GPU; casts as autocast does."""
 
@@ -495,10 +555,17 @@ class _AsOnGpu(TorchFunctionMode):
                 args, kwargs = _cast(args, kwargs, torch.float32)
         if func in (nn.functional.dropout, torch.dropout):
             return self._dropout(*args, **kwargs)
-        if func is nn.functional.scaled_dot_product_attention:
+        if func is nn.functional.multi_head_attention_forward:
+            with self:
+                return _multi_head_attention(*args, **kwargs)
+        if func in (nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
             return fused_attention(self._recorder, func, args, kwargs)
         if func in GATES and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
             return recurrent(self._recorder, func.__name__, *args)
+        if func in _ITEMS and args[0].is_meta:
+            return self._recorder.assume(func.__name__, args[0])
+        if func is nn.functional.batch_norm and not torch.is_grad_enabled():
+            return self._recorder.batch_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
     @staticmethod

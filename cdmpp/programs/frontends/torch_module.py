@@ -101,6 +101,8 @@ class ModuleListing:
         Calls that launch something for which there is no operator.
     incomplete : frozenset of str
         Phases with such calls.
+    assumptions : tuple of str
+        What was assumed of values that the module reads.
     """
 
     name: str
@@ -113,6 +115,7 @@ class ModuleListing:
     calls: tuple[ListedCall, ...]
     left_out: tuple[Unsupported, ...] = ()
     incomplete: frozenset[str] = frozenset()
+    assumptions: tuple[str, ...] = ()
 
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -202,7 +205,7 @@ def list_module(
     if not trace.launches and not trace.unsupported:
         raise InvalidProgramError(f"{name} launches no kernel", hint="its forward pass computes nothing on tensors")
     names = {key: None if value is None else str(value).removeprefix("torch.") for key, value in types.items()}
-    listed = (*_grouped(trace), trace.unsupported, trace.incomplete)
+    listed = (*_grouped(trace), trace.unsupported, trace.incomplete, trace.assumptions)
     return ModuleListing(name, mode, names["dtype"], names["autocast"], phases, *listed)
 
 
