@@ -150,24 +150,89 @@ def ranking(rows: Sequence[dict[str, Any]], execution: str = "eager") -> float:
     return statistics.fmean(right)
 
 
-def worst(rows: Sequence[dict[str, Any]], count: int = 10) -> list[dict[str, Any]]:
-    """Problems with the largest median error in eager execution, as |log(predicted / measured)|."""
+def worst(rows: Sequence[dict[str, Any]], count: int = 10) -> list[tuple[str, str, float]]:
+    """Level, problem and median of predicted over measured: the largest errors in eager execution."""
     ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row.get("execution") == "eager" and not row["lower_bound"]:
             ratios[row["level"], row["problem"]].append(row["latency_s"] / row["measured_s"])
     medians = {key: statistics.median(values) for key, values in ratios.items()}
     order = sorted(medians, key=lambda key: -abs(math.log(medians[key])))
-    return [{"level": level, "problem": name, "ratio": medians[level, name]} for level, name in order[:count]]
+    return [(*key, medians[key]) for key in order[:count]]
+
+
+#: What a problem's name has -> why its error is large.
+REASONS = {
+    "transpose": "cuDNN has kernels of very different speed for gradients; which one it takes is not modelled",
+    "conv_standard_3D": "devices without TF32 have slow kernels for three axes",
+    "Average_Pooling_3D": "devices differ in instructions for each element of a window",
+    "Mamba": "many small movements of unusual layout",
+    "GoogleNet": "convolutions with few input channels or small images",
+    "depthwise": "the host and the kernel are of the same length",
+    "": "the host: its time by kind of call differs between machines and versions of PyTorch",
+}
+
+
+def reason_of(problem: str) -> str:
+    """The first reason whose key is in the problem's name."""
+    return next(text for key, text in REASONS.items() if key.casefold() in problem.casefold())
+
+
+INTRODUCTION = """# Accuracy of torch modules
+
+Written by `python -m benchmarks.torch_truth DIR --public-data DIR --write docs/modules-accuracy.md`.
+
+KernelBench publishes 250 PyTorch programs (level 1: single operators, 2: a few fused, 3: networks) and their times on
+cloud GPUs. Each is asked as published, with `mode="forward"`. Factors of hosts and constants of convolutions use one
+half of the problems, chosen by a hash of the name. The other constants are fitted to one H100
+([pytorch-h100](../data/pytorch-h100/README.md)). No row of that machine is here.
+
+- *sum of eager calls* adds the programs by `protocol="eager"`, *roofline* their bounds; both are medians.
+- *in interval*: share of the measurements inside of the 80 % interval.
+- `compiled-max` is `max-autotune` without graphs.
+- `cuda-graph` was measured by the backend `cudagraphs` of `torch.compile`, which adds guards and copies of inputs. The
+  prediction has the graph alone, so small programs are far below the measurement.""".splitlines()
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """The page of the documentation."""
+    other, fitted = ([row for row in rows if row["fitted"] is part] for part in (False, True))
+    asked = {(row["level"], row["problem"]) for row in rows}
+    missing = {(row["level"], row["problem"]) for row in rows if "error" in row or row.get("lower_bound")}
+    return "\n".join(
+        [
+            *INTRODUCTION,
+            "",
+            f"Answered with nothing left out: {len(asked) - len(missing)} of {len(asked)} problems that were timed.",
+            "",
+            "## The other half",
+            "",
+            *summary(other),
+            "",
+            f"Two devices are ranked as measured for {100 * ranking(other):.0f} % of all problems and pairs (eager).",
+            "",
+            "## The half of the fits",
+            "",
+            *summary(fitted),
+            "",
+            "## Largest errors in eager execution",
+            "",
+            "| level | problem | predicted / measured | why |",
+            "| --- | --- | ---: | --- |",
+            *(f"| {level[-1]} | {name} | {ratio:.2f} | {reason_of(name)} |" for level, name, ratio in worst(rows)),
+            "",
+        ]
+    )
 
 
 def main() -> None:
-    """Predict, then print the tables."""
+    """Predict, then print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR_OF_KERNELBENCH")
     parser.add_argument("--public-data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--executions", nargs="*", default=list(MODES.values()))
     parser.add_argument("--rows", type=Path, help="also write the rows to this file, as JSON lines")
+    parser.add_argument("--write", type=Path, help="write the page to this file")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -175,16 +240,13 @@ def main() -> None:
     rows = list(rows_of(folder, options.public_data, options.executions))
     if options.rows:
         options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, part in (("fitted", True), ("other", False)):
-        chosen = [row for row in rows if row["fitted"] is part]
-        print(f"\n{name} half:", *summary(chosen), sep="\n")
-        print(f"ranking of two devices: {100 * ranking(chosen):.0f} %")
-    failed = [row for row in rows if "error" in row]
-    incomplete = {row["problem"] for row in rows if row.get("lower_bound")}
-    print(f"\nnot answered: {len(failed)}; something left out: {len(incomplete)}")
-    for row in failed:
-        print(f"  {row['problem']}: {row['error']}")
-    print("\nworst:", *(json.dumps(row) for row in worst(rows, 25)), sep="\n")
+    for row in rows:
+        if "error" in row:
+            print(f"{row['problem']}: {row['error']}")
+    if options.write:
+        options.write.write_text(page(rows), encoding="utf-8")
+    else:
+        print(page(rows))
 
 
 if __name__ == "__main__":

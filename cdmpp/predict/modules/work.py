@@ -97,7 +97,7 @@ def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) 
     def product_s(flops: float, places: int, channels: int, channels_in: int) -> float:
         rows, cols = max(work.places, places), math.ceil(work.c_out / channels) * channels
         filled = min(1.0, math.ceil(rows / places) * (cols // channels) / device.compute_units)
-        depth = work.taps * math.ceil(work.c_in / channels_in) * channels_in
+        depth = work.taps / work.strides * math.ceil(work.c_in / channels_in) * channels_in
         return max(work.groups * 2 * rows * cols * depth / (flops * filled), moved / (KERNEL_BANDWIDTH * bandwidth))
 
     choices = [product_s(VECTOR_SHARE * device.peak_flops_fp32, TILE[0], VECTOR_CHANNELS, 1)]
@@ -107,7 +107,7 @@ def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) 
         layouts_s = 2 * moved / min(bandwidth, LAYOUT_BYTES_PER_CYCLE * cycles_per_s)
         tensor_s = product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN)
         choices.append(tensor_s + layouts_s * work.changes_layout)
-    kernel_s = (min(choices) + bias_s) * (STRIDED_GRADIENT if work.strided_gradient else 1.0)
+    kernel_s = (min(choices) + bias_s) * (STRIDED_GRADIENT if work.strides > 1 else 1.0)
     return kernel_s + CONVOLUTION_S + GROUP_S * (work.groups - 1)
 
 

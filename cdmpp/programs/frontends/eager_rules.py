@@ -390,22 +390,19 @@ def _conv_work(x: Any, w: Any, y: Any, stride: Any, groups: int, bias: bool, tra
     if groups == x.shape[1] > 1 and not transposed:
         each = max(700, (43 if len(x.shape) < 5 else 60) * taps) if dtype == "float32" else 2000 + 90 * taps
         return KernelWork("depth-wise", operations=each * y.numel(), replaces=True)
-    reached = taps
-    if transposed:
-        strides = tuple(stride) * (len(x.shape) - 2 if len(stride) == 1 else 1)
-        reached = taps / math.prod(strides)
+    strides = tuple(stride) * (len(x.shape) - 2 if len(stride) == 1 else 1)
     return ConvolutionWork(
         dtype,
         places=y.shape[0] * math.prod(y.shape[2:]),
         c_in=x.shape[1] // groups,
         c_out=y.shape[1] // groups,
-        taps=reached,
+        taps=taps,
         groups=groups,
         x_bytes=size_bytes(x),
         y_bytes=size_bytes(y),
         bias=bias,
         plain=len(x.shape) < 5 and not transposed,
-        strided_gradient=reached < taps,
+        strides=math.prod(strides) if transposed else 1.0,
     )
 
 

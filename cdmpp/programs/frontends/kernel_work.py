@@ -51,7 +51,7 @@ class ConvolutionWork:
     c_in, c_out : int
         Channels of a group.
     taps : float
-        Elements of the filter that reach a position.
+        Elements of the filter.
     groups : int
     x_bytes, y_bytes : float
         Input and result.
@@ -59,8 +59,9 @@ class ConvolutionWork:
         A pass over the result of its own.
     plain : bool
         Two axes or fewer and not transposed: public tables have such convolutions.
-    strided_gradient : bool
-        Transposed with a stride, which has slower kernels.
+    strides : float
+        Of a transposed convolution: positions of the result for each of the input. One of ``strides`` elements of the
+        filter reaches a position.
     changes_layout : bool
         Whether tensors are channels-first, as in eager PyTorch.
     """
@@ -75,7 +76,7 @@ class ConvolutionWork:
     y_bytes: float
     bias: bool
     plain: bool
-    strided_gradient: bool = False
+    strides: float = 1.0
     changes_layout: bool = True
 
     @property
