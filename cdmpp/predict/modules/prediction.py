@@ -316,7 +316,7 @@ def _on_device(
     if execution is not None and total.latency_s is not None:
         widened = [(p, row.count) for p, row in zip(predictions, listing.rows, strict=True)]
         seconds = [prediction.latency_s or 0.0 for prediction in predictions]
-        device_width = total_width(widened)
+        device_width = math.hypot(total_width(widened), RULES_WIDTH.get(execution, 0.0))
         middle, low, high = (
             run(
                 listing.calls,
@@ -372,6 +372,8 @@ def _phase_s(line: Timeline, phase: str) -> float:
 WORK_INTERVAL = 2.0
 #: Half of an 80 % interval in standard deviations.
 HALF_INTERVAL = 1.2816
+#: Half of the interval of the rules of an execution, as a logarithm.
+RULES_WIDTH = {"compiled": 0.2}
 #: Correlation of the errors of two programs of a module.
 CORRELATION = 0.5
 

@@ -104,9 +104,9 @@ def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) 
     if tensor_peak is not None:
         per_cycle = tensor_peak / cycles_per_s
         sustained = tensor_peak / (1 + per_cycle / TENSOR_OPERATIONS_PER_CYCLE)
-        layouts_s = 2 * moved / min(bandwidth, LAYOUT_BYTES_PER_CYCLE * cycles_per_s)
+        layouts_s = 2 * work.layout_bytes / min(bandwidth, LAYOUT_BYTES_PER_CYCLE * cycles_per_s)
         tensor_s = product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN)
-        choices.append(tensor_s + layouts_s * work.changes_layout)
+        choices.append(tensor_s + layouts_s)
     kernel_s = (min(choices) + bias_s) * (STRIDED_GRADIENT if work.strides > 1 else 1.0)
     return kernel_s + CONVOLUTION_S + GROUP_S * (work.groups - 1)
 

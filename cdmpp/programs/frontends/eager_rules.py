@@ -400,10 +400,15 @@ def _conv_work(x: Any, w: Any, y: Any, stride: Any, groups: int, bias: bool, tra
         groups=groups,
         x_bytes=size_bytes(x),
         y_bytes=size_bytes(y),
+        layout_bytes=0.0 if _is_channels_last(x) else size_bytes(x) + size_bytes(y),
         bias=bias,
         plain=len(x.shape) < 5 and not transposed,
         strides=math.prod(strides) if transposed else 1.0,
     )
+
+
+def _is_channels_last(x: Any) -> bool:
+    return len(x.shape) > 3 and x.shape[1] > 1 and bool(x.stride()[1] == 1)
 
 
 def convolution(call: AtenCall) -> Launches:

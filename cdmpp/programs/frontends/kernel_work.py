@@ -55,6 +55,8 @@ class ConvolutionWork:
     groups : int
     x_bytes, y_bytes : float
         Input and result.
+    layout_bytes : float
+        Those of them that are channels-first: tensor cores need them channels-last.
     bias : bool
         A pass over the result of its own.
     plain : bool
@@ -62,8 +64,6 @@ class ConvolutionWork:
     strides : float
         Of a transposed convolution: positions of the result for each of the input. One of ``strides`` elements of the
         filter reaches a position.
-    changes_layout : bool
-        Whether tensors are channels-first, as in eager PyTorch.
     """
 
     dtype: str
@@ -74,10 +74,10 @@ class ConvolutionWork:
     groups: int
     x_bytes: float
     y_bytes: float
+    layout_bytes: float
     bias: bool
     plain: bool
     strides: float = 1.0
-    changes_layout: bool = True
 
     @property
     def kind(self) -> str:

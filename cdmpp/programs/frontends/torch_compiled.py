@@ -7,8 +7,8 @@ Inductor's scheduler does not run on ``meta`` tensors. The rules here are its ma
   of elements. Only inputs and outputs of a kernel move.
 - A reduction takes its element-wise producers into its kernel. Normalisations of rows and softmax stay in one kernel;
   batch and group normalisation are a reduction, and an element-wise part that goes on with the next calls.
-- Products, convolutions, attention and recurrent networks remain calls of libraries. Convolutions run in channels-last,
-  and their bias joins the next kernel.
+- Products, convolutions, attention and recurrent networks remain calls of libraries. Convolutions run in channels-last:
+  only inputs and outputs of the program change their layout. Their bias joins the next kernel.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def compiled_trace(trace: EagerTrace) -> EagerTrace:
     launches: list[EagerLaunch] = []
     calls = [HostCall("guards", phase) for phase in dict.fromkeys(call.phase for call in trace.graph)]
     for place, group in enumerate(groups):
-        own = _fused(group, place, used, made) if group.is_fused else _library(group.calls[0], trace.launches)
-        launches += own
         first = group.calls[0]
+        own = _fused(group, place, used, made) if group.is_fused else _library(first, trace.launches, used, made)
+        launches += own
         calls.append(HostCall("compiled" if group.is_fused else first.name, first.phase, len(own), first.times))
     return replace(trace, launches=tuple(launches), calls=tuple(calls), graph=())
 
@@ -165,11 +165,17 @@ def _fused(group: _Group, place: int, used: dict[Value, set[int]], made: dict[Va
     return [EagerLaunch(spec, group.name, first.module, first.phase, REMARK)]
 
 
-def _library(call: TracedCall, launches: Sequence[EagerLaunch]) -> list[EagerLaunch]:
+def _library(
+    call: TracedCall, launches: Sequence[EagerLaunch], used: dict[Value, set[int]], made: dict[Value, int]
+) -> list[EagerLaunch]:
+    """The call's own kernels. Inside of the program, tensors of convolutions are channels-last."""
     own = []
     for launch in launches[call.start : call.start + call.launches]:
         work = launch.work
         if isinstance(work, ConvolutionWork):
-            work = replace(work, bias=False, changes_layout=False)
+            outer = sum(call.sizes[value] for value in call.reads[:1] if value not in made)
+            outer += sum(call.sizes[value] for value in call.writes if value not in used)
+            bias = work.bias and all(value not in used for value in call.writes)
+            work = replace(work, bias=bias, layout_bytes=min(outer, work.layout_bytes))
         own.append(replace(launch, work=work))
     return own
