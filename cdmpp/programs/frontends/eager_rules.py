@@ -177,8 +177,18 @@ def binary(operator: str) -> Callable[[AtenCall], Launches]:
 
 
 def small_or(rule: Callable[[AtenCall], Launches]) -> Callable[[AtenCall], Launches]:
-    """Nothing for what is computed on the host: scalars wrapped as tensors without a device of their own."""
-    return lambda call: Launches() if all(not t.shape for t in call.tensors) else rule(call)
+    """Nothing for what is computed on the host: scalars wrapped as tensors without a device of their own.
+
+    A counter is on the device: batch normalisation adds to one in training.
+    """
+
+    def small(call: AtenCall) -> Launches:
+        if any(t.shape for t in call.tensors):
+            return rule(call)
+        counts = call.tensors and dtype_of(call.tensors[0]) == "int64" and call.out is call.tensors[0]
+        return streamed(call) if counts else Launches()
+
+    return small
 
 
 # --- rows ---------------------------------------------------------------------------------------------
@@ -408,7 +418,8 @@ def _conv_work(x: Any, w: Any, y: Any, stride: Any, groups: int, bias: bool, tra
 
 
 def _is_channels_last(x: Any) -> bool:
-    return len(x.shape) > 3 and x.shape[1] > 1 and bool(x.stride()[1] == 1)
+    strides = x.stride() if callable(getattr(x, "stride", None)) else ()
+    return len(x.shape) > 3 and x.shape[1] > 1 and tuple(strides[1:2]) == (1,)
 
 
 def convolution(call: AtenCall) -> Launches:

@@ -63,6 +63,11 @@ class EagerLaunch:
     remark: str = ""
     work: Work | None = None
 
+    @property
+    def runs(self) -> int:
+        """How often the operator runs: each step of a recurrent network is one."""
+        return round(self.work.steps) if isinstance(self.work, KernelWork) else 1
+
 
 @dataclass(frozen=True)
 class HostCall:
@@ -169,7 +174,11 @@ class EagerTrace:
 
     def counts(self, phase: Phase | None = None) -> dict[OperatorSpec, int]:
         """Operator -> number of launches, in the order of first occurrence."""
-        return dict(Counter(one.spec for one in self.launches if phase in (None, one.phase)))
+        total: Counter[OperatorSpec] = Counter()
+        for launch in self.launches:
+            if phase in (None, launch.phase):
+                total[launch.spec] += launch.runs
+        return dict(total)
 
 
 def eager_trace(
@@ -696,7 +705,7 @@ def recurrent(
             start = recorder.launch(call, Launches(({**sizes, "m": batch * steps, "k": inputs},) * directions * factor))
             recorder.connect(call, start, (x,), (), is_library=True)
             if persistent:
-                work = KernelWork("a persistent kernel", cycles=(10_000 + 850 * steps) * factor, replaces=True)
+                work = KernelWork("a persistent kernel", 0.0, (10_000 + 850 * steps) * factor, steps=steps, replaces=True)
             else:
                 share = 1.4 if layers == 1 else 0.9
                 work = KernelWork("steps one after another", steps=steps * factor, step_share=share)
