@@ -100,6 +100,8 @@ def host_profile(
         A field is wrong.
     """
     profiles = shipped_hosts()
+    if host is None and device is not None and device.kind == "cpu":
+        return profiles["cpu"]
     if host is None:
         arch = "" if device is None else device.arch
         return next((p for p in profiles.values() if arch in p.archs), profiles["pytorch"])

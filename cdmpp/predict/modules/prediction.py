@@ -254,30 +254,32 @@ def module_predictions(
     devices = device_list(device)
     answers = ModulePredictions()
     for column, given in enumerate(devices):
-        spec = _specification(given)
-        rows = [
-            _of_kernel(row, predictions[row.program * len(devices) + column], spec, execution is not None)
-            for row in listing.rows
-        ]
+        spec = specification_of(given)
+        rows = kernels_of(listing, predictions[column :: len(devices)], spec, execution is not None)
         answers.append(_on_device(listing, rows, execution, host_profile(spec, host)))
     return answers if several else answers[0]
 
 
-def _specification(device: Device) -> DeviceSpec | None:
+def kernels_of(
+    listing: ModuleListing, predictions: Sequence[Prediction], device: DeviceSpec | None, executed: bool = True
+) -> list[Prediction]:
+    """The prediction of each row's kernel from those of the listing's programs on one device."""
+    return [_of_kernel(row, predictions[row.program], device, executed) for row in listing.rows]
+
+
+def specification_of(device: Device) -> DeviceSpec | None:
     """Figures of a device; None for one that only the predictor knows."""
     if isinstance(device, DeviceSpec):
         return device
     return find_known(device) or commonest(device) if isinstance(device, str) else from_mapping(device)
 
 
-def _of_kernel(
-    row: ListedProgram, prediction: Prediction, device: DeviceSpec | None, executed: bool = True
-) -> Prediction:
+def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | None, executed: bool) -> Prediction:
     """The prediction of a row's kernel, which may have more work than its program, or data in the cache."""
     if device is None or prediction.latency_s is None:
         return prediction
     program_s, reason = prediction.latency_s, ""
-    may_be_cached = executed and (row.work is None or row.call in GATHERED)
+    may_be_cached = executed and device.kind != "cpu" and (row.work is None or row.call in GATHERED)
     if may_be_cached and operator_family(prediction.name.partition(":")[0]) == "vector":
         program_s, reason = cached_s(program_s, prediction.roofline_s or 0.0, row.call, device), "data in the cache"
     latency_s = program_s

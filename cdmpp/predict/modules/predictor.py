@@ -5,19 +5,22 @@ The kernels are listed in this process. Only their latencies come from the predi
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 from cdmpp.errors import DataError
-from cdmpp.predict.modules.execution import EXECUTIONS, Execution
+from cdmpp.predict.modules.execution import EXECUTIONS, Execution, HostProfile, host_profile, run
 from cdmpp.predict.modules.prediction import (
     DEFAULT_EXECUTION,
     DEFAULT_FRAMEWORK,
     KERNEL_PROTOCOL,
     ModulePrediction,
     ModulePredictions,
+    kernels_of,
     module_predictions,
+    specification_of,
 )
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictions, check_settings, device_list
 from cdmpp.programs.frontends.torch_module import Mode, list_module
@@ -154,6 +157,67 @@ class ModulePredictor:
             implementation=implementation,
         )
         return module_predictions(listing, predictions, device, execution, host)
+
+    def calibrate_host(
+        self,
+        measured: Sequence[tuple[Any, Any, float]],
+        device: Device,
+        *,
+        mode: Mode = "inference",
+        execution: Execution = DEFAULT_EXECUTION,
+        host: Any = None,
+        dtype: Any = None,
+        autocast: Any = None,
+    ) -> HostProfile:
+        """Fit a host's factor to a few timings of modules on one machine.
+
+        Parameters
+        ----------
+        measured : sequence of (module, example_inputs, seconds)
+            Modules with many small kernels tell most: their device waits for the host.
+        device : device
+        mode, execution, dtype, autocast
+            As in :meth:`predict_module`.
+        host : optional
+            The profile to start from.
+
+        Returns
+        -------
+        HostProfile
+            For ``predict_module(..., host=profile)``; ``profile.write("host.toml")`` makes a file of it.
+
+        Raises
+        ------
+        DataError
+            There is no timing, or one is not positive.
+        """
+        if not measured or not all(seconds > 0 for *_, seconds in measured):
+            raise DataError("a host is fitted to at least one positive time", hint="pass (module, inputs, seconds)")
+        spec = specification_of(device)
+        profile = host_profile(spec, host)
+        runs = []
+        for module, inputs, seconds in measured:
+            listing = list_module(
+                module, inputs, mode=mode, dtype=dtype, autocast=autocast, compiled=execution == "compiled"
+            )
+            programs = self.predict(listing.programs, device, protocol=KERNEL_PROTOCOL, framework=DEFAULT_FRAMEWORK)
+            kernels = kernels_of(listing, programs, spec)
+            runs.append((listing.calls, [kernel.latency_s or 0.0 for kernel in kernels], seconds))
+
+        def logs(factor: float) -> list[float]:
+            with_factor = {"host": profile.host.model_copy(update={"factor": factor})}
+            tried = profile.model_copy(update=with_factor)
+            return [math.log(run(calls, kernels, tried, execution).latency_s / s) for calls, kernels, s in runs]
+
+        factors = [0.1 * 1.05**step for step in range(100)]
+        factor = min(factors, key=lambda value: sum(map(abs, logs(value))))
+        left = logs(factor)
+        residual = max(0.05, math.sqrt(sum(value * value for value in left) / len(left)))
+        fitted = profile.host.model_copy(update={"factor": factor})
+        source = {**profile.source, "host.factor": f"{len(runs)} timings"}
+        return profile.model_copy(
+            update={"name": f"{profile.name}-fitted", "host": fitted, "residual": min(residual, 2.0), "source": source}
+        )
 
 
 def execution_of(execution: Execution | None, protocol: Protocol | None) -> tuple[Execution | None, Protocol]:

@@ -69,6 +69,8 @@ def seconds_of(work: Work, program_s: float, device: DeviceSpec) -> float:
         Latency of the program in its place.
     device : DeviceSpec
     """
+    if device.kind == "cpu":  # these are bounds of GPUs
+        return program_s * (1.0 if isinstance(work, ConvolutionWork) else work.steps)
     if isinstance(work, ConvolutionWork):
         return _convolution_s(work, program_s, device)
     waves = max(1.0, work.blocks / (work.resident * device.compute_units))

@@ -62,11 +62,14 @@ class Launches:
         Why the operators are not the call's own.
     works : tuple of KernelWork, ConvolutionWork or None
         Bounds of the first kernels besides those of their operators.
+    host : str
+        Kind of the call for the host, where its name does not say it.
     """
 
     launches: tuple[Fields, ...] = ()
     remark: str = ""
     works: tuple[Work | None, ...] = ()
+    host: str = ""
 
 
 def is_tensor(value: Any) -> bool:
@@ -432,7 +435,8 @@ def convolution(call: AtenCall) -> Launches:
     if isinstance(work, KernelWork):
         moved = traffic((size_bytes(x) + size_bytes(y)) / 0.75, y)
         fields = moved if groups == x.shape[1] else _conv_fields(x, w, stride, pad, dilation, groups, "fwd")
-        return one(fields, "a depth-wise convolution by its bytes", replace(work, replaces=False))
+        remark = "a depth-wise convolution by its bytes"
+        return Launches((fields,), remark, (replace(work, replaces=False),), host="depthwise")
     return one(_conv_fields(x, w, stride, pad, dilation, groups, "fwd", bias=bias is not None), remark, work)
 
 

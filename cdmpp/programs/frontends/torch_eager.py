@@ -363,7 +363,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             EagerLaunch(spec, call, where, self.phase, operators.remark, work)
             for spec, work in zip_longest(specs, operators.works)
         ]
-        self._calls.append(HostCall(call, self.phase, len(specs), times))
+        self._calls.append(HostCall(operators.host or call, self.phase, len(specs), times))
         return start
 
     def connect(self, name: str, start: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], **more: Any) -> None:
@@ -705,7 +705,8 @@ def recurrent(
             start = recorder.launch(call, Launches(({**sizes, "m": batch * steps, "k": inputs},) * directions * factor))
             recorder.connect(call, start, (x,), (), is_library=True)
             if persistent:
-                work = KernelWork("a persistent kernel", 0.0, (10_000 + 850 * steps) * factor, steps=steps, replaces=True)
+                cycles = (10_000 + 850 * steps) * factor
+                work = KernelWork("a persistent kernel", cycles=cycles, steps=steps, replaces=True)
             else:
                 share = 1.4 if layers == 1 else 0.9
                 work = KernelWork("steps one after another", steps=steps * factor, step_share=share)

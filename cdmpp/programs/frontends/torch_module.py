@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
@@ -240,7 +240,7 @@ def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
         warnings.simplefilter("ignore", FutureWarning)  # torch copies exported programs with its own old calls
         trace = eager_trace(exported.module(), arguments, keywords=keywords)
     last: tuple[str, ...] = ()
-    for number, launch in enumerate(launch for launch in trace.launches for _ in range(launch.runs)):
+    for number, launch in enumerate(chain.from_iterable([each] * each.runs for each in trace.launches)):
         node = f"{launch.call}_{number}"
         program = TensorProgram.from_operator(launch.spec)
         builder.launch(node, launch.call, program, reads=last, writes=(node,), remark=launch.remark)

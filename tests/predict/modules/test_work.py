@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cdmpp.devices import lookup
+from cdmpp.devices import known, lookup
+from cdmpp.errors import DataError
 from cdmpp.predict.modules.execution import host_profile, shipped_hosts
 from cdmpp.predict.modules.work import seconds_of
 from cdmpp.predict.predictor import LatencyPredictor
@@ -137,5 +139,21 @@ def test_items_are_assumed_and_waited_for(predictor: LatencyPredictor) -> None:
 def test_profiles_of_hosts_are_chosen_by_the_device() -> None:
     assert host_profile(lookup("t4")).name == "turing" and host_profile(None).name == "pytorch"
     assert host_profile(lookup("mi300x")).name == "pytorch" and host_profile(lookup("t4"), "ada").name == "ada"
+    [cpu] = [spec for spec in known() if spec.kind == "cpu"][:1]
+    assert host_profile(cpu).name == "cpu" and seconds_of(KernelWork("", cycles=1e9, steps=3), 1.0, cpu) == 3.0
     for profile in shipped_hosts().values():
         assert profile.host.calls and profile.host.kinds and profile.residual > 0
+
+
+def test_host_is_fitted_to_timings(predictor: LatencyPredictor, tmp_path: Path) -> None:
+    net, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(20))), torch.empty(8, 64)
+    slow = host_profile(lookup("t4"))
+    slow = slow.model_copy(update={"host": slow.host.model_copy(update={"factor": 6.0})})
+    measured = predictor.predict_module(net, x, "t4", host=slow).latency_s
+    fitted = predictor.calibrate_host([(net, x, measured)], "t4")
+    assert fitted.host.factor == pytest.approx(6.0, rel=0.05)
+    fitted.write(tmp_path / "host.toml")
+    again = predictor.predict_module(net, x, "t4", host=tmp_path / "host.toml").latency_s
+    assert again == pytest.approx(measured, rel=0.05)
+    with pytest.raises(DataError, match="at least one positive time"):
+        predictor.calibrate_host([], "t4")
