@@ -49,7 +49,7 @@ class ModuleHost(Host):
     calls: dict[str, Seconds] = Field(default_factory=dict)
     kinds: dict[str, Seconds] = Field(default_factory=dict)
 
-    def call_s(self, call: ListedCall) -> float:
+    def call_s(self, call: ListedCall, execution: Execution = "eager") -> float:
         """Seconds of a call; the steps of a recurrent network are launched by cuDNN, two kernels each."""
         if call.times > 1:
             return 2 * call.times * self.launch_s
@@ -57,7 +57,8 @@ class ModuleHost(Host):
         if seconds is None:
             launches = len(call.rows)
             seconds = launches * self.kinds.get("kernel", self.launch_s) if launches else self.kinds.get("view", 0.0)
-        if call.rows and call.phase == "backward":
+        # A compiled module is one node of autograd.
+        if call.phase == "backward" and (call.rows if execution == "eager" else call.name == "guards"):
             seconds += self.kinds.get("autograd", 0.0)
         return self.factor * seconds
 
@@ -179,7 +180,7 @@ def run(
     device_factor *= profile.kernel_factor
     for call in calls:
         if not graph:
-            host += host_factor * profile.host.call_s(call)
+            host += host_factor * profile.host.call_s(call, execution)
             if call.name in SYNCHRONISING:
                 host = max(host, stream)
         for row in call.rows:

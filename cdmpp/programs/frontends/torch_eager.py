@@ -432,7 +432,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             y, small = torch.empty_like(input), input.new_empty(input.shape[1] if input.ndim > 1 else 1)
         before = len(self._launches)
         arguments = (input, weight, bias, running_mean, running_var, training, momentum, eps)
-        call = AtenCall("native_batch_norm", arguments, {}, (y, small, small))
+        name = "native_batch_norm" if training else "_native_batch_norm_legit_no_training"
+        call = AtenCall(name, arguments, {}, (y, small, small))
         self.add(call, one_pass=False)
         self.connect(call.name, before, call.tensors, (y,))
         return y

@@ -81,6 +81,11 @@ def test_compiled_module_has_fewer_kernels(predictor: LatencyPredictor) -> None:
     net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Tanh(), nn.LayerNorm(128), nn.Linear(128, 32))
     answer = predictor.predict_module(net, X, "t4", execution="compiled")
     assert [program.call for program in answer.programs] == ["addmm", "gelu+tanh+native_layer_norm", "addmm"]
+    block = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    for mode, parts in (("inference", ["relu"]), ("forward", ["native_batch_norm", "normalise+relu"])):
+        listed = predictor.predict_module(block, torch.empty(2, 8, 16, 16), "t4", mode=mode, execution="compiled")
+        calls = [program.call for program in listed.programs if program.call not in ("convolution", "add")]
+        assert [call.endswith(part) for call, part in zip(calls, parts, strict=True)] == [True] * len(parts)
     assert answer.total.launches == 3 and predictor.predict_module(net, X, "t4").total.launches == 5
 
 
