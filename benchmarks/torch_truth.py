@@ -190,7 +190,8 @@ half of the problems, chosen by a hash of the name. The other constants are fitt
 - *in interval*: share of the measurements inside of the 80 % interval.
 - `compiled-max` is `max-autotune` without graphs.
 - Graphs are not here: the backend `cudagraphs` of `torch.compile` was timed, with its guards and copies of inputs. On
-  49 modules of pytorch-h100 the median error of `cuda-graph` is 14 % (`python -m benchmarks.torch_kernels`).""".splitlines()
+  49 modules of pytorch-h100 the median error of `cuda-graph` is 14 % (`python -m benchmarks.torch_kernels`).
+""".strip().splitlines()
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
