@@ -25,8 +25,8 @@ LAYOUT_BYTES_PER_CYCLE = 8.4
 CACHE_SHARE, CACHE_FACTOR = 0.49, 3.25
 #: Seconds of a convolution's kernels without work, and of each further group.
 CONVOLUTION_S, GROUP_S = 6.6e-6, 4e-6
-#: Gradients with a stride, as transposed convolutions are.
-STRIDED_GRADIENT = 2.8
+#: Transposed with a stride, tensor cores multiply zeros too; vector units skip them, in slower kernels.
+VECTOR_GRADIENT = 2.8
 
 
 #: Seconds of a kernel without work, and bandwidth of the cache over that of the memory: of element-wise kernels on
@@ -96,21 +96,21 @@ def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) 
     bias_s = 2 * work.y_bytes / (BIAS_BANDWIDTH * bandwidth) if work.bias else 0.0
     cycles_per_s = device.compute_units * device.clock_hz
 
-    def product_s(flops: float, places: int, channels: int, channels_in: int) -> float:
+    def product_s(flops: float, places: int, channels: int, channels_in: int, taps: float) -> float:
         rows, cols = max(work.places, places), math.ceil(work.c_out / channels) * channels
         filled = min(1.0, math.ceil(rows / places) * (cols // channels) / device.compute_units)
-        depth = work.taps / work.strides * math.ceil(work.c_in / channels_in) * channels_in
+        depth = taps * math.ceil(work.c_in / channels_in) * channels_in
         return max(work.groups * 2 * rows * cols * depth / (flops * filled), moved / (KERNEL_BANDWIDTH * bandwidth))
 
-    choices = [product_s(VECTOR_SHARE * device.peak_flops_fp32, TILE[0], VECTOR_CHANNELS, 1)]
+    skipping = work.taps if work.strides == 1 else VECTOR_GRADIENT * work.taps / work.strides
+    choices = [product_s(VECTOR_SHARE * device.peak_flops_fp32, TILE[0], VECTOR_CHANNELS, 1, skipping)]
     if tensor_peak is not None:
         per_cycle = tensor_peak / cycles_per_s
         sustained = tensor_peak / (1 + per_cycle / TENSOR_OPERATIONS_PER_CYCLE)
         layouts_s = 2 * work.layout_bytes / min(bandwidth, LAYOUT_BYTES_PER_CYCLE * cycles_per_s)
-        tensor_s = product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN)
+        tensor_s = product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN, work.taps)
         choices.append(tensor_s + layouts_s)
-    kernel_s = (min(choices) + bias_s) * (STRIDED_GRADIENT if work.strides > 1 else 1.0)
-    return kernel_s + CONVOLUTION_S + GROUP_S * (work.groups - 1)
+    return min(choices) + bias_s + CONVOLUTION_S + GROUP_S * (work.groups - 1)
 
 
 def tensor_flops(dtype: str, device: DeviceSpec) -> float | None:
