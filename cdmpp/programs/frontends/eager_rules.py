@@ -234,6 +234,8 @@ def layernorm(operator: str) -> Callable[[AtenCall], Launches]:
     def rule(call: AtenCall) -> Launches:
         x, cols = call.tensors[0], math.prod(call.arg(1))
         fields = {"operator": operator, "dtype": number_type(x), "rows": x.numel() // cols, "cols": cols}
+        if fields["dtype"] == "float32":  # tables have RMS normalisations in 16 bit only; the kernel is the same
+            fields["operator"] = "layernorm"
         # A unit holds four blocks; up to as many the rows share its memory path.
         return one(fields, work=norm_of_rows(cols, fields["rows"] / 4, NORM_CYCLES))
 

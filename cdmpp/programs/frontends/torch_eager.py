@@ -432,10 +432,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             y, small = torch.empty_like(input), input.new_empty(input.shape[1] if input.ndim > 1 else 1)
         before = len(self._launches)
         arguments = (input, weight, bias, running_mean, running_var, training, momentum, eps)
-        name = "native_batch_norm" if training else "_native_batch_norm_legit_no_training"
-        call = AtenCall(name, arguments, {}, (y, small, small))
+        call = AtenCall("native_batch_norm", arguments, {}, (y, small, small))
         self.add(call, one_pass=False)
-        self.connect(call.name, before, call.tensors, (y,))
+        # In evaluation it has no statistics that the rest waits for.
+        self.connect(call.name if training else "batch_norm", before, call.tensors, (y,))
         return y
 
     @property
