@@ -185,7 +185,7 @@ KernelBench publishes 250 PyTorch programs (level 1: single operators, 2: a few 
 cloud GPUs. Each is asked as published, with `mode="forward"`. Factors of hosts and constants of convolutions use one
 half of the problems, chosen by a hash of the name. The other constants are fitted to one H100
 ([pytorch-h100](../data/pytorch-h100/README.md)). No row of that machine is here.
-No constant is fitted to the other half, but its figures were seen while rules were written, so it is no untouched test set.
+No constant is fitted to the other half. Its figures were seen while rules were written: it is no untouched test set.
 
 - *sum of eager calls* adds the programs by `protocol="eager"`, *roofline* their bounds; both are medians.
 - *in interval*: share of the measurements inside of the 80 % interval.
