@@ -85,7 +85,7 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
         kept = [
             launch for launch in traced.launches if launch.phase == "backward" or launch.module.startswith("network")
         ]
-        return EagerTrace(tuple(kept), traced.unsupported)
+        return EagerTrace(tuple(kept), unsupported=traced.unsupported)
     network = images.make(model, training, size)
     image = torch.empty(batch, 3, size, size, device="meta")
     if precision == "amp":
@@ -95,7 +95,7 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
         return eager_trace(network, [image])
     # The source clears gradients in place before each pass, as torch did before 2.0, and adds to the zeros.
     traced = eager_trace(images.Training(network), [image], backward=True, accumulate=True)
-    return EagerTrace((*_cleared(network), *traced.launches), traced.unsupported)
+    return EagerTrace((*_cleared(network), *traced.launches), unsupported=traced.unsupported)
 
 
 def _cleared(network: torch.nn.Module) -> Iterator[EagerLaunch]:

@@ -14,6 +14,8 @@ from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, pri
 from cdmpp.cli.predict_module import (
     AutocastOption,
     DtypeOption,
+    ExecutionOption,
+    HostOption,
     InputOption,
     ModeOption,
     ModuleArguments,
@@ -120,6 +122,8 @@ def predict(
         typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
     ] = None,
     mode: ModeOption = None,
+    execution: ExecutionOption = None,
+    host: HostOption = None,
     example: InputOption = None,
     dtype: DtypeOption = None,
     autocast: AutocastOption = None,
@@ -165,6 +169,8 @@ def predict(
         autocast,
         optimizer,
         implementation,
+        execution,
+        host,
     )
     factory = module_of(
         program, for_module, {"--backend": backend, "--dim": dim, "--out": out, "--ray": ray is not None}

@@ -15,6 +15,7 @@ from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.query_options import Framework, Implementation, Protocol
+from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -22,9 +23,25 @@ if TYPE_CHECKING:
     from cdmpp.predict.modules.prediction import ModulePrediction
 
 ModeOption = Annotated[
-    Literal["inference", "training"] | None,
+    Literal["inference", "training", "forward"] | None,
     typer.Option(
-        help="Forward pass of a torch module, or forward and backward pass. Default: inference.", show_default=False
+        help="Forward pass of a torch module in eval(), forward and backward pass in train(), or forward pass as the "
+        "module is. Default: inference.",
+        show_default=False,
+    ),
+]
+ExecutionOption = Annotated[
+    Literal["eager", "compiled", "cuda-graph"] | None,
+    typer.Option(
+        help="Who launches a torch module's kernels: PyTorch's calls one by one, torch.compile, or a captured graph. "
+        "Default: eager; with --protocol the kernels are summed.",
+        show_default=False,
+    ),
+]
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host", help="Host profile of a torch module: a name or a .toml file. Default: by device.", show_default=False
     ),
 ]
 InputOption = Annotated[
@@ -58,7 +75,7 @@ class ModuleArguments:
     Attributes
     ----------
     protocol, framework
-        None stands for calls from the host by PyTorch.
+        None stands for the execution, by PyTorch.
     """
 
     devices: Sequence[str]
@@ -69,17 +86,19 @@ class ModuleArguments:
     strict: bool
     url: str | None
     json: bool
-    mode: Literal["inference", "training"] | None
+    mode: Literal["inference", "training", "forward"] | None
     inputs: Sequence[str] | None
     dtype: str | None
     autocast: str | None
     optimizer: str | None
     implementation: Implementation | None = None
+    execution: Literal["eager", "compiled", "cuda-graph"] | None = None
+    host: str | None = None
 
     @property
     def for_modules(self) -> dict[str, Any]:
         """Options that only modules have, by name."""
-        names = ("mode", "dtype", "autocast", "optimizer")
+        names = ("mode", "execution", "host", "dtype", "autocast", "optimizer")
         return {"--input": self.inputs, **{f"--{name}": getattr(self, name) for name in names}}
 
 
@@ -166,7 +185,7 @@ def _predict(
 ) -> list[ModulePrediction]:
     """One answer per device; none without a device."""
     from cdmpp.devices import local_device
-    from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK, DEFAULT_PROTOCOL
+    from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK
 
     if not devices:
         return []
@@ -177,7 +196,9 @@ def _predict(
         inputs,
         read,
         mode=given.mode or "inference",
-        protocol=given.protocol or DEFAULT_PROTOCOL,
+        execution=given.execution,
+        host=given.host,
+        protocol=given.protocol,
         framework=given.framework or DEFAULT_FRAMEWORK,
         dtype=given.dtype,
         autocast=given.autocast,
@@ -198,6 +219,8 @@ def _json(source: str, answers: Sequence[ModulePrediction]) -> dict[str, Any]:
             {
                 "device": answer.device,
                 **asdict(answer.total),
+                "execution": answer.execution,
+                "timeline": None if answer.timeline is None else asdict(answer.timeline),
                 "phases": {phase: asdict(total) for phase, total in answer.phases.items()},
             }
             for answer in answers
@@ -207,7 +230,7 @@ def _json(source: str, answers: Sequence[ModulePrediction]) -> dict[str, Any]:
 
 
 def _print(source: str, answers: Sequence[ModulePrediction]) -> None:
-    """A table of programs per device, most expensive first; then the totals of every device."""
+    """Totals of every device; then a table of programs, most expensive first, with a column for each device."""
     from cdmpp.predict.modules.prediction import (
         PROGRAM_HEADER,
         PROGRAM_RIGHT,
@@ -215,25 +238,51 @@ def _print(source: str, answers: Sequence[ModulePrediction]) -> None:
         left_out_lines,
         program_cells,
         settings_text,
+        timeline_text,
     )
     from cdmpp.predict.prediction_total import total_line
 
     for answer in answers:
-        print(f"{answer.name} on {answer.device}")
-        rows = [program_cells(program, answer.name) for program in by_time(answer)]
-        print_table(PROGRAM_HEADER, rows, right=PROGRAM_RIGHT)
-        print()
-    for answer in answers:
         print(f"total of {source} on {answer.device}: {total_line(answer.total)}{_launches(answer)}")
+        if answer.timeline is not None:
+            print(f"  {timeline_text(answer.timeline)}")
         if len(answer.phases) > 1:
             for phase, total in answer.phases.items():
                 print(f"  {phase}: {total_line(total)}")
+    print()
+    if len(answers) == 1:
+        rows = [program_cells(program, answers[0].name) for program in by_time(answers[0])]
+        print_table(PROGRAM_HEADER, rows, right=PROGRAM_RIGHT)
+    else:
+        _print_matrix(answers)
+    print()
     remarks = Counter(_kind(program.remark) for program in answers[0].programs if program.remark)
     for line in dict.fromkeys(line for answer in answers for line in left_out_lines(answer)):
         print(line)
     if remarks:
         print("programs in place of other kernels: " + "; ".join(f"{text} ({n})" for text, n in remarks.items()))
     print(f"latency: {settings_text(answers[0])}")
+
+
+def _print_matrix(answers: Sequence[ModulePrediction]) -> None:
+    """One row per program, one column per device."""
+    rows = sorted(
+        zip(*(answer.programs for answer in answers), strict=True),
+        key=lambda row: -max(program.seconds or 0.0 for program in row),
+    )
+    header = ("call", "program", "module", "phase", "count", *(answer.device for answer in answers))
+    cells = [
+        (
+            row[0].call,
+            row[0].program,
+            row[0].module or answers[0].name,
+            row[0].phase,
+            f"{row[0].count:,} x",
+            *("error" if program.seconds is None else format_latency(program.seconds) for program in row),
+        )
+        for row in rows
+    ]
+    print_table(header, cells, right=range(4, len(header)))
 
 
 def _kind(remark: str) -> str:

@@ -111,26 +111,33 @@ def test_text_has_programs_with_their_module_and_a_total(run: Run) -> None:
     result = run("predict", f"{NAME}:both", "--device", "t4", "--mode", "training", "--optimizer", "adamw")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "Block on t4" and lines[1].split() == [
-        "program",
-        "call",
-        "module",
-        "phase",
-        "count",
-        "each",
-        "total",
-        "share",
-        "domain",
-    ]
+    assert lines[0].startswith(f"total of {NAME}:both on t4: ") and "device busy" in lines[1]
+    assert lines[6].split() == ["call", "program", "module", "phase", "count", "each", "total", "share", "domain"]
     assert any("linear:dtype=float32,m=8,n=128,k=64,bias=true" in line and " up " in line for line in lines)
     [total] = [line for line in lines if line.startswith(f"total of {NAME}:both on t4: ")]
     assert " ms [" in total or " µs [" in total
-    assert [line.split(":")[0].strip() for line in lines if line.startswith("  ")] == [
-        "forward",
-        "backward",
-        "optimizer",
-    ]
-    assert lines[-1].startswith("latency: training, protocol eager, framework pytorch, model ")
+    assert [line.split(":")[0].strip() for line in lines[2:5]] == ["forward", "backward", "optimizer"]
+    assert lines[-1].startswith("latency: training, execution eager, framework pytorch, model ")
+
+
+def test_several_devices_share_one_table(run: Run) -> None:
+    result = run("predict", f"{NAME}:both", "-d", "t4", "-d", "a100-pcie-40gb", "--execution", "cuda-graph")
+    assert result.exit_code == 0, result.output
+    header = next(line for line in result.stdout.splitlines() if line.startswith("call "))
+    assert header.split()[-2:] == ["t4", "a100-pcie-40gb"]
+    assert "execution cuda-graph" in result.stdout
+
+
+def test_host_profile_of_a_file(run: Run, current_folder: Path) -> None:
+    def waiting(*options: str) -> float:
+        result = run("predict", f"{NAME}:both", "-d", "t4", "--json", *options)
+        assert result.exit_code == 0, result.output
+        return float(json.loads(result.stdout)["totals"][0]["timeline"]["waiting_s"])
+
+    Path("slow.toml").write_text("name = 'slow'\n[host.kinds]\nkernel = 1e-3\n")
+    assert waiting("--host", "slow.toml") > 2e-3 > waiting()
+    missing = run("predict", f"{NAME}:both", "-d", "t4", "--host", "nowhere.toml")
+    assert missing.exit_code == 1 and "no host profile 'nowhere.toml'" in missing.stderr
 
 
 def test_calls_left_out_make_a_lower_bound(run: Run) -> None:
@@ -170,7 +177,7 @@ def test_wrong_device_does_not_stop_the_others(run: Run) -> None:
         ((f"{NAME}:Block", "--input", "x=8,64", "--input", "8,64"), "a name is missing or occurs twice"),
         ((f"{NAME}:both", LINEAR), "is predicted alone"),
         ((f"{NAME}:both", "--backend", "tvm"), "--backend is not for torch modules"),
-        ((f"{NAME}:both", "--optimizer", "adam"), "no gradients in inference"),
+        ((f"{NAME}:both", "--optimizer", "adam"), "no gradients in mode inference"),
         ((LINEAR, "--mode", "training"), "--mode is for torch modules only"),
     ],
 )
@@ -198,6 +205,6 @@ def test_page_shows_the_real_output(run: Run) -> None:
     assert len(blocks) == 2
     for block in blocks:
         command, _, shown = block.partition("\n")
-        words, _, tail = command.partition(" | ")
+        words, _, head = command.partition(" | head -")
         output = run(*words.split()[1:]).stdout.rstrip().splitlines()
-        assert shown.splitlines() == (output[-int(tail.rpartition("-")[2]) :] if tail else output)
+        assert shown.splitlines() == output[: int(head) if head else None]

@@ -12,10 +12,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from cdmpp.predict.client.operations import Operations
 from cdmpp.predict.client.transport import Attempts, Call, HttpAnswer, Steps, httpx2, options
+from cdmpp.predict.modules.execution import Execution
 from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK as MODULE_FRAMEWORK
-from cdmpp.predict.modules.prediction import DEFAULT_PROTOCOL as MODULE_PROTOCOL
 from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions, module_predictions
-from cdmpp.predict.modules.predictor import ModuleOptions, ModulePredictor
+from cdmpp.predict.modules.predictor import ModuleOptions, ModulePredictor, execution_of
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, check_settings, device_list
 from cdmpp.programs.frontends.torch_module import Mode, list_module
 from cdmpp.programs.query_options import Protocol
@@ -251,7 +251,9 @@ class AsyncPredictorClient:
         device: Device | Sequence[Device],
         *,
         mode: Mode = "inference",
-        protocol: Protocol = MODULE_PROTOCOL,
+        execution: Execution | None = None,
+        host: Any = None,
+        protocol: Protocol | None = None,
         framework: str | None = MODULE_FRAMEWORK,
         dtype: Any = None,
         autocast: Any = None,
@@ -263,10 +265,11 @@ class AsyncPredictorClient:
 
         A thread lists the kernels, so that other coroutines go on.
         """
+        execution, protocol = execution_of(execution, protocol)
         check_settings(protocol, framework, implementation)
         devices = device_list(device)
-        types = {"dtype": dtype, "autocast": autocast}
-        listing = await asyncio.to_thread(list_module, module, example_inputs, mode=mode, optimizer=optimizer, **types)
+        how = {"mode": mode, "dtype": dtype, "autocast": autocast, "compiled": execution == "compiled"}
+        listing = await asyncio.to_thread(list_module, module, example_inputs, optimizer=optimizer, **how)
         predictions = await self.predict(
             listing.programs,
             devices,
@@ -275,7 +278,7 @@ class AsyncPredictorClient:
             quantiles=quantiles,
             implementation=implementation,
         )
-        return module_predictions(listing, predictions, device)
+        return module_predictions(listing, predictions, device, execution, host)
 
     async def _run(self, steps: Steps[T]) -> T:
         attempts = Attempts(self._url, self._timeout_s, self._retries)

@@ -192,16 +192,15 @@ class EngineProfile(BaseModel):
             aside.write_text(self.to_toml(), encoding="utf-8")
 
 
-def _toml(fields: Mapping[str, Any]) -> Iterator[str]:
+def _toml(fields: Mapping[str, Any], table: str = "") -> Iterator[str]:
     tables = {name: value for name, value in fields.items() if isinstance(value, Mapping)}
     for name, value in fields.items():
         if name not in tables:
             # Strings, numbers and booleans of JSON are those of TOML.
-            yield f"{name} = {json.dumps(value, ensure_ascii=False)}"
-    for name, table in tables.items():
-        yield f"\n[{name}]"
-        for key, value in table.items():
-            yield f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}"
+            yield f"{json.dumps(name) if table else name} = {json.dumps(value, ensure_ascii=False)}"
+    for name, inner in tables.items():
+        yield f"\n[{table}{name}]"
+        yield from _toml(inner, f"{table}{name}.")
 
 
 _SHIPPED = resources.files(__package__)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from cdmpp.devices import DeviceSpec, find_known, from_mapping
+from cdmpp.devices.registry import commonest
 from cdmpp.errors import DataError
 from cdmpp.model.domain.score import Label
-from cdmpp.predict.prediction import Device, Prediction
-from cdmpp.predict.prediction_total import PredictionTotal, total_cells
+from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, run
+from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
+from cdmpp.predict.prediction import Device, Prediction, device_list
+from cdmpp.predict.prediction_total import PredictionTotal, total_cells, total_line
 from cdmpp.predict.rendering import Column, arrow_table, html_table, share_text
 from cdmpp.programs.frontends.graph import Unsupported
-from cdmpp.programs.frontends.torch_module import ModuleListing
+from cdmpp.programs.frontends.torch_module import ListedProgram, ModuleListing
+from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import Protocol
 from cdmpp.utils.units import format_latency
 
-#: A module's kernels are called from the host, one by one, by PyTorch.
-DEFAULT_PROTOCOL: Protocol = "eager"
+#: A module's kernels are called from the host, one by one, by PyTorch, while the device computes.
+DEFAULT_EXECUTION: Execution = "eager"
+#: A module that is executed is the time line of its kernels.
+KERNEL_PROTOCOL: Protocol = "kernel"
 DEFAULT_FRAMEWORK = "pytorch"
-PROGRAM_HEADER = ("program", "call", "module", "phase", "count", "each", "total", "share", "domain")
+PROGRAM_HEADER = ("call", "program", "module", "phase", "count", "each", "total", "share", "domain")
 #: Columns of :data:`PROGRAM_HEADER` that are aligned to the right.
 PROGRAM_RIGHT = (4, 5, 6, 7)
 
@@ -93,14 +101,17 @@ class ModulePrediction:
     ----------
     name : str
         Class of the module.
-    mode : {"inference", "training"}
+    mode : {"inference", "training", "forward"}
     device, protocol, framework, model_id
         As in :class:`cdmpp.Prediction`.
     dtype, autocast : str or None
         Type to which the module was cast, and type of products under autocast; None for neither.
+    execution : {"eager", "compiled", "cuda-graph"} or None
+        How the kernels are launched. None: the total is the sum of the programs by ``protocol``.
+    timeline : Timeline or None
+        Seconds of the device, of waiting for the host, and of the first call; None without an execution.
     total : PredictionTotal
-        Sum of count x latency over all programs, with interval and domain. Launches follow one another; host code,
-        transfers and communication are not in it.
+        Latency with interval and domain. Transfers and communication are not in it.
     phases : dict of str to PredictionTotal
         The same for ``forward``; in training also for ``backward``, and for ``optimizer`` if it was asked for.
     programs : tuple of ModuleProgram
@@ -108,6 +119,8 @@ class ModulePrediction:
     left_out : tuple of Unsupported
         Calls that launch something for which there is no operator: name, number and reason. The total is then a lower
         bound.
+    assumptions : tuple of str
+        What was assumed of values that the module reads: ``Tensor.item() is 1``.
     """
 
     name: str
@@ -118,10 +131,13 @@ class ModulePrediction:
     model_id: str
     dtype: str | None
     autocast: str | None
+    execution: str | None
+    timeline: Timeline | None
     total: PredictionTotal
     phases: dict[str, PredictionTotal]
     programs: tuple[ModuleProgram, ...]
     left_out: tuple[Unsupported, ...]
+    assumptions: tuple[str, ...] = ()
 
     @property
     def latency_s(self) -> float | None:
@@ -148,15 +164,22 @@ class ModulePrediction:
         """Domain of the total, by the share of the time."""
         return self.total.domain
 
+    @property
+    def lower_bound(self) -> bool:
+        """Whether something is left out of the total: ``latency_s`` is then no prediction to compare."""
+        return self.total.lower_bound
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        options = ("name", "mode", "device", "protocol", "framework", "model_id", "dtype", "autocast")
+        options = ("name", "mode", "device", "protocol", "framework", "model_id", "dtype", "autocast", "execution")
         return {
             **{name: getattr(self, name) for name in options},
+            "timeline": None if self.timeline is None else asdict(self.timeline),
             "total": asdict(self.total),
             "phases": {phase: asdict(total) for phase, total in self.phases.items()},
             "programs": [program.to_dict() for program in self.programs],
             "left_out": [asdict(entry) for entry in self.left_out],
+            "assumptions": list(self.assumptions),
         }
 
     def to_arrow(self) -> Any:
@@ -168,6 +191,9 @@ class ModulePrediction:
             pyarrow is not installed.
         """
         return arrow_table(module_columns([self]))
+
+    def __str__(self) -> str:
+        return module_text(self)
 
     def _repr_html_(self) -> str:
         return module_html(self)
@@ -191,12 +217,19 @@ class ModulePredictions(list[ModulePrediction]):
         """
         return arrow_table(module_columns(self))
 
+    def __str__(self) -> str:
+        return "\n".join([*map(total_text, self), settings_text(self[0])]) if self else "no predictions"
+
     def _repr_html_(self) -> str:
         return modules_html(self)
 
 
 def module_predictions(
-    listing: ModuleListing, predictions: Sequence[Prediction], device: Device | Sequence[Device]
+    listing: ModuleListing,
+    predictions: Sequence[Prediction],
+    device: Device | Sequence[Device],
+    execution: Execution | None = None,
+    host: Any = None,
 ) -> ModulePrediction | ModulePredictions:
     """The answer for the device, or a list with one answer per device.
 
@@ -208,31 +241,106 @@ def module_predictions(
         Of ``listing.programs`` on the d devices, program by program.
     device : device, or sequence of d devices
         As the caller gave it.
+    execution : {"eager", "compiled", "cuda-graph"}, optional
+        Default: the sum of the programs.
+    host : optional
+        As :func:`cdmpp.predict.modules.execution.host_profile` takes it.
     """
     count = len(listing.programs)
     if not count:
         reasons = "; ".join(f"{entry.operator} ({entry.count} x): {entry.reason}" for entry in listing.left_out)
         raise DataError(f"{listing.name}: no kernel has an operator: {reasons}"[:500], hint="see cdmpp support")
-    devices = len(predictions) // count
-    answers = ModulePredictions(_on_device(listing, predictions[column::devices]) for column in range(devices))
     several = isinstance(device, Sequence) and not isinstance(device, str)
+    devices = device_list(device)
+    answers = ModulePredictions()
+    for column, given in enumerate(devices):
+        spec = specification_of(given)
+        rows = kernels_of(listing, predictions[column :: len(devices)], spec, execution is not None)
+        answers.append(_on_device(listing, rows, execution, host_profile(spec, host)))
     return answers if several else answers[0]
 
 
-def _on_device(listing: ModuleListing, predictions: Sequence[Prediction]) -> ModulePrediction:
-    def total_of(rows: Iterable[Any], left_out: bool) -> PredictionTotal:
-        return PredictionTotal.of(((predictions[row.program], row.count) for row in rows), left_out=left_out)
+def kernels_of(
+    listing: ModuleListing, predictions: Sequence[Prediction], device: DeviceSpec | None, executed: bool = True
+) -> list[Prediction]:
+    """The prediction of each row's kernel from those of the listing's programs on one device."""
+    return [_of_kernel(row, predictions[row.program], device, executed) for row in listing.rows]
 
-    total = total_of(listing.rows, bool(listing.left_out))
+
+def specification_of(device: Device) -> DeviceSpec | None:
+    """Figures of a device; None for one that only the predictor knows."""
+    if isinstance(device, DeviceSpec):
+        return device
+    return find_known(device) or commonest(device) if isinstance(device, str) else from_mapping(device)
+
+
+def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | None, executed: bool) -> Prediction:
+    """The prediction of a row's kernel, which may have more work than its program, or data in the cache."""
+    if device is None or prediction.latency_s is None:
+        return prediction
+    program_s, reason = prediction.latency_s, ""
+    may_be_cached = executed and device.kind != "cpu" and (row.work is None or row.call in GATHERED)
+    if may_be_cached and operator_family(prediction.name.partition(":")[0]) == "vector":
+        program_s, reason = cached_s(program_s, prediction.roofline_s or 0.0, row.call, device), "data in the cache"
+    latency_s = program_s
+    if row.work is not None:
+        latency_s = seconds_of(row.work, program_s, device)
+        reason = reason if latency_s == program_s else f"the kernel's own work ({row.work.kind})"
+    if latency_s == prediction.latency_s:
+        return prediction
+    scale = latency_s / prediction.latency_s
+    lower_s, upper_s = (scale * (bound or 0.0) for bound in (prediction.lower_s, prediction.upper_s))
+    return replace(
+        prediction,
+        latency_s=latency_s,
+        lower_s=min(lower_s, latency_s / WORK_INTERVAL),
+        upper_s=max(upper_s, latency_s * WORK_INTERVAL),
+        quantiles={level: scale * value for level, value in prediction.quantiles.items()},
+        domain="out",
+        domain_reason=f"by {reason}, at sustained rates of the device",
+    )
+
+
+def _on_device(
+    listing: ModuleListing, predictions: Sequence[Prediction], execution: Execution | None, host: HostProfile
+) -> ModulePrediction:
+    """``predictions`` are of the listing's rows."""
+
+    def total_of(rows: Iterable[int], left_out: bool) -> PredictionTotal:
+        return PredictionTotal.of(((predictions[i], listing.rows[i].count) for i in rows), left_out=left_out)
+
+    total = total_of(range(len(predictions)), bool(listing.left_out))
     phases = {
-        phase: total_of((row for row in listing.rows if row.phase == phase), phase in listing.incomplete)
+        phase: total_of((i for i, row in enumerate(listing.rows) if row.phase == phase), phase in listing.incomplete)
         for phase in listing.phases
     }
+    timeline = None
+    if execution is not None and total.latency_s is not None:
+        widened = [(p, row.count) for p, row in zip(predictions, listing.rows, strict=True)]
+        seconds = [prediction.latency_s or 0.0 for prediction in predictions]
+        device_width = math.hypot(total_width(widened), RULES_WIDTH.get(execution, 0.0))
+        middle, low, high = (
+            run(
+                listing.calls,
+                seconds,
+                host,
+                execution,
+                device_factor=math.exp(sign * device_width),
+                host_factor=math.exp(sign * HALF_INTERVAL * host.residual),
+            )
+            for sign in (0, -1, 1)
+        )
+        timeline = middle
+        total = replace(total, latency_s=middle.latency_s, lower_s=low.latency_s, upper_s=high.latency_s)
+        for phase, part in phases.items():
+            if part.latency_s is not None:
+                bounds = [_phase_s(line, phase) for line in (middle, low, high)]
+                phases[phase] = replace(part, latency_s=bounds[0], lower_s=bounds[1], upper_s=bounds[2])
     programs = []
-    for row in listing.rows:
-        prediction = predictions[row.program]
+    busy_s = sum(row.count * (p.latency_s or 0.0) for row, p in zip(listing.rows, predictions, strict=True))
+    for row, prediction in zip(listing.rows, predictions, strict=True):
         latency_s = prediction.latency_s
-        share = row.count * latency_s / total.latency_s if latency_s is not None and total.latency_s else None
+        share = row.count * latency_s / busy_s if latency_s is not None and busy_s else None
         where = (row.call, row.module, row.modules, row.phase)
         programs.append(ModuleProgram(prediction, *where, row.count, share, row.remark))
     first = predictions[0]
@@ -245,11 +353,43 @@ def _on_device(listing: ModuleListing, predictions: Sequence[Prediction]) -> Mod
         first.model_id,
         listing.dtype,
         listing.autocast,
+        execution,
+        timeline,
         total,
         phases,
         tuple(programs),
         listing.left_out,
+        listing.assumptions,
     )
+
+
+def _phase_s(line: Timeline, phase: str) -> float:
+    """Seconds of a phase on a time line; the first has the first call."""
+    ends = list(line.phase_ends_s)
+    place = ends.index(phase)
+    return line.phase_ends_s[phase] - (line.phase_ends_s[ends[place - 1]] if place else -line.first_call_s)
+
+
+#: Bounds of a kernel that is predicted by its work, as a factor.
+WORK_INTERVAL = 2.0
+#: Half of an 80 % interval in standard deviations.
+HALF_INTERVAL = 1.2816
+#: Half of the interval of the rules of an execution, as a logarithm.
+RULES_WIDTH = {"compiled": 0.2}
+#: Correlation of the errors of two programs of a module.
+CORRELATION = 0.5
+
+
+def total_width(counted: Sequence[tuple[Prediction, int]]) -> float:
+    """Half of a total's interval as a logarithm: errors of different programs are partly independent."""
+    shares, widths = [], []
+    for prediction, count in counted:
+        if prediction.latency_s and prediction.lower_s and prediction.upper_s:
+            shares.append(count * prediction.latency_s)
+            widths.append(0.5 * math.log(prediction.upper_s / prediction.lower_s))
+    total = sum(shares)
+    parts = [share / total * width for share, width in zip(shares, widths, strict=True)]
+    return math.sqrt(CORRELATION * sum(parts) ** 2 + (1 - CORRELATION) * sum(part**2 for part in parts))
 
 
 def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
@@ -257,8 +397,8 @@ def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
     each, seconds = program.prediction.latency_s, program.seconds
     where = program.module or (module if program.phase != "optimizer" else "")
     return (
-        program.program,
         program.call,
+        program.program,
         where,
         program.phase,
         f"{program.count:,} x",
@@ -276,16 +416,52 @@ def by_time(prediction: ModulePrediction) -> list[ModuleProgram]:
 
 def settings_text(prediction: ModulePrediction) -> str:
     """Mode, protocol, framework, types and model as one line."""
-    parts = [prediction.mode, f"protocol {prediction.protocol}"]
+    how = f"protocol {prediction.protocol}" if prediction.execution is None else f"execution {prediction.execution}"
+    parts = [prediction.mode, how]
     parts += [f"framework {prediction.framework}"] if prediction.framework else []
     parts += [f"dtype {prediction.dtype}"] if prediction.dtype else []
     parts += [f"autocast {prediction.autocast}"] if prediction.autocast else []
     return ", ".join([*parts, f"model {prediction.model_id}"])
 
 
+def total_text(prediction: ModulePrediction) -> str:
+    """Total and its parts as one line; a lower bound is called so."""
+    text = f"{prediction.name} on {prediction.device}: {total_line(prediction.total)}"
+    if prediction.lower_bound:
+        count = sum(entry.count for entry in prediction.left_out) + prediction.total.failed
+        text += f"; a lower bound: {count} {'call is' if count == 1 else 'calls are'} left out"
+    return text
+
+
+def timeline_text(line: Timeline) -> str:
+    """Parts of a time line as text."""
+    parts = {"device busy": line.device_busy_s, "waiting for the host": line.waiting_s, "first call": line.first_call_s}
+    return ", ".join(f"{name} {format_latency(seconds)}" for name, seconds in parts.items())
+
+
+#: Programs of a printed prediction.
+SHOWN_PROGRAMS = 8
+
+
+def module_text(prediction: ModulePrediction) -> str:
+    """The total, its parts, and the most expensive programs."""
+    lines = [total_text(prediction)]
+    lines += ["  " + timeline_text(prediction.timeline)] if prediction.timeline is not None else []
+    if len(prediction.phases) > 1:
+        lines += [f"  {phase}: {total_line(total)}" for phase, total in prediction.phases.items()]
+    programs = by_time(prediction)
+    for program in programs[:SHOWN_PROGRAMS]:
+        call, name, *_, count, _, seconds, share, domain = program_cells(program, prediction.name)
+        lines.append(f"  {seconds:>8} {share:>7} {count:>6} {call[:40]:<40} {name} {domain}".rstrip())
+    if len(programs) > SHOWN_PROGRAMS:
+        lines.append(f"  and {len(programs) - SHOWN_PROGRAMS} more programs")
+    return "\n".join([*lines, *left_out_lines(prediction), settings_text(prediction)])
+
+
 def left_out_lines(prediction: ModulePrediction) -> list[str]:
-    """One line per call that is not predicted, and one per failed program."""
-    lines = [f"not predicted: {u.operator} ({u.count} x): {u.reason}" for u in prediction.left_out]
+    """One line per call that is not predicted, per failed program, and per assumption."""
+    lines = [f"assumed: {text}" for text in prediction.assumptions]
+    lines += [f"not predicted: {u.operator} ({u.count} x): {u.reason}" for u in prediction.left_out]
     for program in prediction.programs:
         if program.prediction.error is not None:
             lines.append(f"not predicted: {program.program} ({program.count} x): {program.prediction.error.message}")

@@ -5,16 +5,22 @@ The kernels are listed in this process. Only their latencies come from the predi
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
+from cdmpp.errors import DataError
+from cdmpp.predict.modules.execution import EXECUTIONS, Execution, HostProfile, host_profile, run
 from cdmpp.predict.modules.prediction import (
+    DEFAULT_EXECUTION,
     DEFAULT_FRAMEWORK,
-    DEFAULT_PROTOCOL,
+    KERNEL_PROTOCOL,
     ModulePrediction,
     ModulePredictions,
+    kernels_of,
     module_predictions,
+    specification_of,
 )
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictions, check_settings, device_list
 from cdmpp.programs.frontends.torch_module import Mode, list_module
@@ -27,7 +33,9 @@ class ModuleOptions(TypedDict, total=False):
     """Options of :meth:`ModulePredictor.predict_module`."""
 
     mode: Mode
-    protocol: Protocol
+    execution: Execution | None
+    host: Any
+    protocol: Protocol | None
     framework: str | None
     dtype: Any
     autocast: Any
@@ -69,7 +77,9 @@ class ModulePredictor:
         device: Device | Sequence[Device],
         *,
         mode: Mode = "inference",
-        protocol: Protocol = DEFAULT_PROTOCOL,
+        execution: Execution | None = None,
+        host: Any = None,
+        protocol: Protocol | None = None,
         framework: str | None = DEFAULT_FRAMEWORK,
         dtype: Any = None,
         autocast: Any = None,
@@ -77,7 +87,7 @@ class ModulePredictor:
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
         implementation: str | None = None,
     ) -> ModulePrediction | ModulePredictions:
-        """Predict one run of a torch module: its kernels are listed without running them, and their latencies added.
+        """Predict one run of a torch module, whose kernels are listed without running them.
 
         Parameters
         ----------
@@ -87,11 +97,19 @@ class ModulePredictor:
             Positional arguments, keyword arguments, or the only argument; only shapes and types count. None for an
             exported program: the inputs that it was exported with.
         device : device as in :meth:`predict`, or a sequence of d devices
-        mode : {"inference", "training"}
-            ``eval()`` and the forward pass; or ``train()``, the forward and the backward pass. The backward pass starts
-            at the ``loss`` of the result, or else at all its tensors.
-        protocol, framework
-            Default: calls from the host by PyTorch.
+        mode : {"inference", "training", "forward"}
+            ``eval()`` and the forward pass; ``train()``, the forward and the backward pass; or the forward pass with
+            the module's own flags and without gradients. The backward pass starts at the ``loss`` of the result, or
+            else at all its tensors.
+        execution : {"eager", "compiled", "cuda-graph"}, optional
+            Who launches the kernels: the host one by one, while the device computes (default); ``torch.compile``,
+            which fuses them; or a captured graph.
+        host : str, path, mapping or HostProfile, optional
+            Host time of PyTorch's calls. Default: machines that usually have the device.
+        protocol : {"kernel", "graph", "eager"}, optional
+            In place of an execution: the sum of the programs, each with what this protocol includes.
+        framework : str or None
+            Default: PyTorch.
         dtype : torch.dtype or {"float32", "float16", "bfloat16"}, optional
             Type of floating-point parameters, buffers and inputs, as after ``module.to(dtype)``.
         autocast : torch.dtype or {"float16", "bfloat16"}, optional
@@ -118,9 +136,18 @@ class ModulePredictor:
         MissingDependencyError
             torch is not installed.
         """
+        execution, protocol = execution_of(execution, protocol)
         check_settings(protocol, framework, implementation)
         devices = device_list(device)
-        listing = list_module(module, example_inputs, mode=mode, dtype=dtype, autocast=autocast, optimizer=optimizer)
+        listing = list_module(
+            module,
+            example_inputs,
+            mode=mode,
+            dtype=dtype,
+            autocast=autocast,
+            optimizer=optimizer,
+            compiled=execution == "compiled",
+        )
         predictions = self.predict(
             listing.programs,
             devices,
@@ -129,4 +156,85 @@ class ModulePredictor:
             quantiles=quantiles,
             implementation=implementation,
         )
-        return module_predictions(listing, predictions, device)
+        return module_predictions(listing, predictions, device, execution, host)
+
+    def calibrate_host(
+        self,
+        measured: Sequence[tuple[Any, Any, float]],
+        device: Device,
+        *,
+        mode: Mode = "inference",
+        execution: Execution = DEFAULT_EXECUTION,
+        host: Any = None,
+        dtype: Any = None,
+        autocast: Any = None,
+    ) -> HostProfile:
+        """Fit a host's factor to a few timings of modules on one machine.
+
+        Parameters
+        ----------
+        measured : sequence of (module, example_inputs, seconds)
+            Modules with many small kernels tell most: their device waits for the host.
+        device : device
+        mode, execution, dtype, autocast
+            As in :meth:`predict_module`.
+        host : optional
+            The profile to start from.
+
+        Returns
+        -------
+        HostProfile
+            For ``predict_module(..., host=profile)``; ``profile.write("host.toml")`` makes a file of it.
+
+        Raises
+        ------
+        DataError
+            There is no timing, or one is not positive.
+        """
+        if not measured or not all(seconds > 0 for *_, seconds in measured):
+            raise DataError("a host is fitted to at least one positive time", hint="pass (module, inputs, seconds)")
+        spec = specification_of(device)
+        profile = host_profile(spec, host)
+        runs = []
+        for module, inputs, seconds in measured:
+            listing = list_module(
+                module, inputs, mode=mode, dtype=dtype, autocast=autocast, compiled=execution == "compiled"
+            )
+            programs = self.predict(listing.programs, device, protocol=KERNEL_PROTOCOL, framework=DEFAULT_FRAMEWORK)
+            kernels = kernels_of(listing, programs, spec)
+            runs.append((listing.calls, [kernel.latency_s or 0.0 for kernel in kernels], seconds))
+
+        def logs(factor: float) -> list[float]:
+            with_factor = {"host": profile.host.model_copy(update={"factor": factor})}
+            tried = profile.model_copy(update=with_factor)
+            return [math.log(run(calls, kernels, tried, execution).latency_s / s) for calls, kernels, s in runs]
+
+        factors = [0.1 * 1.05**step for step in range(100)]
+        factor = min(factors, key=lambda value: sum(map(abs, logs(value))))
+        left = logs(factor)
+        residual = max(0.05, math.sqrt(sum(value * value for value in left) / len(left)))
+        fitted = profile.host.model_copy(update={"factor": factor})
+        source = {**profile.source, "host.factor": f"{len(runs)} timings"}
+        return profile.model_copy(
+            update={"name": f"{profile.name}-fitted", "host": fitted, "residual": min(residual, 2.0), "source": source}
+        )
+
+
+def execution_of(execution: Execution | None, protocol: Protocol | None) -> tuple[Execution | None, Protocol]:
+    """The execution of a call, and the protocol of its programs.
+
+    Raises
+    ------
+    DataError
+        Both are given, or the execution is not known.
+    """
+    if execution not in (None, *EXECUTIONS):
+        raise DataError(f"execution {execution!r} is not known", hint="one of: " + ", ".join(EXECUTIONS))
+    if protocol is None:
+        return execution or DEFAULT_EXECUTION, KERNEL_PROTOCOL
+    if execution is not None:
+        raise DataError(
+            f"execution {execution} and protocol {protocol} exclude each other",
+            hint="leave protocol out, or pass it alone for the sum of the programs",
+        )
+    return None, protocol

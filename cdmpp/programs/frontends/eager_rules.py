@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cdmpp.programs.elements import BASIC_DTYPES, DTYPE_BYTES
 from cdmpp.programs.frontends.graph import NoRuleError
+from cdmpp.programs.frontends.kernel_work import ConvolutionWork, KernelWork, Work
 
 Fields = dict[str, Any]
 
@@ -52,10 +53,23 @@ class AtenCall:
 
 @dataclass(frozen=True)
 class Launches:
-    """Fields of the operators that a call launches, in order; none for a call that launches nothing."""
+    """Fields of the operators that a call launches, in order; none for a call that launches nothing.
+
+    Attributes
+    ----------
+    launches : tuple of dict
+    remark : str
+        Why the operators are not the call's own.
+    works : tuple of KernelWork, ConvolutionWork or None
+        Bounds of the first kernels besides those of their operators.
+    host : str
+        Kind of the call for the host, where its name does not say it.
+    """
 
     launches: tuple[Fields, ...] = ()
     remark: str = ""
+    works: tuple[Work | None, ...] = ()
+    host: str = ""
 
 
 def is_tensor(value: Any) -> bool:
@@ -99,10 +113,11 @@ def rows_cols(tensor: Any) -> Fields:
 
 def traffic(moved: float, like: Any) -> Fields:
     """An element-wise pass that reads and writes ``moved`` bytes in all, on rows as long as ``like``'s."""
-    return _pass(moved, like.shape[-1] if len(like.shape) else 1)
+    return traffic_of(moved, like.shape[-1] if len(like.shape) else 1)
 
 
-def _pass(moved: float, cols: int) -> Fields:
+def traffic_of(moved: float, cols: int) -> Fields:
+    """An element-wise pass that reads and writes ``moved`` bytes in all, on rows of ``cols``."""
     elements = max(math.ceil(moved / (2 * DTYPE_BYTES["float32"])), 1)
     cols = min(cols, elements)
     return {"operator": "relu", "dtype": "float32", "rows": math.ceil(elements / cols), "cols": cols}
@@ -113,14 +128,14 @@ def over(operator: str, tensor: Any, **more: Any) -> Fields:
     return {"operator": operator, "dtype": number_type(tensor), **rows_cols(tensor), **more}
 
 
-def one(fields: Fields, remark: str = "") -> Launches:
+def one(fields: Fields, remark: str = "", work: Work | None = None) -> Launches:
     """An outcome of one launch."""
-    return Launches((fields,), remark)
+    return Launches((fields,), remark, (work,))
 
 
-def moves(call: AtenCall, moved: float, like: Any) -> Launches:
+def moves(call: AtenCall, moved: float, like: Any, work: KernelWork | None = None) -> Launches:
     """A call by the bytes that it moves, as :func:`traffic`."""
-    return one(traffic(moved, like), f"aten.{call.name} as relu: the same bytes moved")
+    return one(traffic(moved, like), f"aten.{call.name} as relu: the same bytes moved", work)
 
 
 # --- element by element -------------------------------------------------------------------------------
@@ -165,24 +180,64 @@ def binary(operator: str) -> Callable[[AtenCall], Launches]:
 
 
 def small_or(rule: Callable[[AtenCall], Launches]) -> Callable[[AtenCall], Launches]:
-    """Nothing for what is computed on the host: scalars wrapped as tensors without a device of their own."""
-    return lambda call: Launches() if all(not t.shape for t in call.tensors) else rule(call)
+    """Nothing for what is computed on the host: scalars wrapped as tensors without a device of their own.
+
+    A counter is on the device: batch normalisation adds to one in training.
+    """
+
+    def small(call: AtenCall) -> Launches:
+        if any(t.shape for t in call.tensors):
+            return rule(call)
+        counts = call.tensors and dtype_of(call.tensors[0]) == "int64" and call.out is call.tensors[0]
+        return streamed(call) if counts else Launches()
+
+    return small
 
 
 # --- rows ---------------------------------------------------------------------------------------------
 
 
 def softmax(call: AtenCall) -> Launches:
+    """Over another than the last axis a thread walks along the axis, three times (SpatialSoftMaxForward)."""
     x, axis = call.tensors[0], call.arg(1)
     cols = x.shape[axis]
-    return one({"operator": "softmax", "dtype": number_type(call.results[0]), "rows": x.numel() // cols, "cols": cols})
+    fields = {"operator": "softmax", "dtype": number_type(call.results[0]), "rows": x.numel() // cols, "cols": cols}
+    inner = math.prod(x.shape[axis % len(x.shape) + 1 :])
+    if inner == 1:
+        # A block of a long row keeps nothing of it: it reads the row three times.
+        return one(fields, work=KernelWork("one block a row", cycles=cols / 5, blocks=fields["rows"]))
+    threads = min(inner, 1024)
+    beside = 1
+    while threads <= 64 <= cols and 2 * beside * threads <= 1024 and 2 * beside <= cols:
+        beside *= 2
+    steps = 3 * math.ceil(cols / beside)
+    work = KernelWork(
+        "a thread a column",
+        cycles=steps * (400 + 0.45 * threads * beside),
+        blocks=x.numel() / cols / threads,
+        resident=2048 // (threads * beside),
+    )
+    return one(fields, work=work)
+
+
+def norm_of_rows(elements: float, rows: float, cycles_per_element: float) -> KernelWork:
+    """Normalisations have one thread block a row, however long it is."""
+    return KernelWork("one block a row", cycles=cycles_per_element * elements, blocks=rows)
+
+
+#: Cycles of a thread block for an element of its row: statistics and result, statistics alone, cuDNN's batch
+#: normalisation in training and evaluation.
+NORM_CYCLES, MOMENT_CYCLES, BATCH_CYCLES, BATCH_EVALUATION_CYCLES = 3.5, 1.6, 1.3, 2.0
 
 
 def layernorm(operator: str) -> Callable[[AtenCall], Launches]:
     def rule(call: AtenCall) -> Launches:
         x, cols = call.tensors[0], math.prod(call.arg(1))
         fields = {"operator": operator, "dtype": number_type(x), "rows": x.numel() // cols, "cols": cols}
-        return one(fields)
+        if fields["dtype"] == "float32":  # tables have RMS normalisations in 16 bit only; the kernel is the same
+            fields["operator"] = "layernorm"
+        # A unit holds four blocks; up to as many the rows share its memory path.
+        return one(fields, work=norm_of_rows(cols, fields["rows"] / 4, NORM_CYCLES))
 
     return rule
 
@@ -196,19 +251,88 @@ def layernorm_backward(call: AtenCall) -> Launches:
 
 
 def reduce_to(call: AtenCall) -> Launches:
-    """A sum or mean over some axes."""
+    """A sum, mean or extremum over some axes: short rows waste the threads of a warp."""
     x, result = call.tensors[0], call.results[0]
-    return moves(call, size_bytes(x) + size_bytes(result), x)
+    each = min(5000 + 300 * x.numel() / max(result.numel(), 1), 15_000)
+    work = KernelWork("a warp a row", operations=each * result.numel()) if _reduces_last(call) else None
+    return moves(call, size_bytes(x) + sum(map(size_bytes, call.results)), x, work)
+
+
+def _reduces_last(call: AtenCall) -> bool:
+    x, axes = call.tensors[0], call.arg(1, "dim")
+    axes = axes if isinstance(axes, list | tuple) else [axes]
+    return all(isinstance(axis, int) and not isinstance(axis, bool) for axis in axes) and any(
+        axis % max(len(x.shape), 1) == len(x.shape) - 1 for axis in axes
+    )
+
+
+def variance(call: AtenCall) -> Launches:
+    """Welford's update divides for every element."""
+    x = call.tensors[0]
+    return moves(call, size_bytes(x), x, KernelWork("Welford's update", operations=550 * x.numel()))
+
+
+def logsumexp(call: AtenCall) -> Launches:
+    """A maximum, a difference, an exponential and a sum, each a pass; and two of the result."""
+    x, result = call.tensors[0], call.results[0]
+    passes = [1, 2, 2, 1]
+    small = traffic(2 * size_bytes(result), result)
+    return Launches((*(traffic(n * size_bytes(x), x) for n in passes), small, small), "passes by their bytes")
+
+
+def scan(call: AtenCall) -> Launches:
+    """Along the last axis blocks of 16 rows go on piece by piece; along another, a thread walks."""
+    x, axis = call.tensors[0], call.arg(1, "dim")
+    if not x.shape:
+        return streamed(call)
+    cols = x.shape[axis]
+    inner = math.prod(x.shape[axis % len(x.shape) + 1 :])
+    moved = size_bytes(x) + sum(map(size_bytes, call.results))
+    if inner == 1:
+        rows = x.numel() / cols
+        # A single row has the parallel scan of CUB.
+        work = None if rows == 1 else KernelWork("a scan", operations=650 * x.numel(), cycles=3.5 * cols)
+    else:
+        work = KernelWork("a thread a column", cycles=300 * cols)
+    return moves(call, moved, x, work)
+
+
+def loss(call: AtenCall) -> Launches:
+    """An element-wise pass that writes all values, and their mean or sum."""
+    a, b = call.tensors[:2]
+    reduction = call.arg(2 if call.name != "binary_cross_entropy" else 3, "reduction", 1)
+    first = traffic(size_bytes(a) + size_bytes(b) + a.numel() * a.element_size(), a)
+    last = (traffic(size_bytes(a), a),) if reduction else ()
+    return Launches((first, *last), "passes by their bytes")
+
+
+def nll_loss(call: AtenCall) -> Launches:
+    """One block of 32 threads adds up the picked values."""
+    target = call.tensors[1]
+    work = KernelWork("one block", cycles=1000 + 16 * target.numel())
+    return moves(call, 2 * size_bytes(target), target, work)
 
 
 def batch_norm(call: AtenCall) -> Launches:
     """Evaluation: one pass. Training: the same kernel reads for the statistics first."""
     x = call.tensors[0]
-    transform = traffic(2 * size_bytes(x), x)
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    elements = x.numel() / channels
     training = next((value for value in call.args if isinstance(value, bool)), False)
     if not training or call.name.endswith("no_training"):
-        return one(transform, "one pass by its bytes")
-    return one(traffic(3 * size_bytes(x), x), "one kernel that reads twice, by its bytes")
+        planes = x.shape[0] * channels if len(x.shape) > 2 else math.ceil(x.numel() / 4096)
+        work = norm_of_rows(x.numel() / planes, planes / 4, BATCH_EVALUATION_CYCLES)
+        return one(traffic(2 * size_bytes(x), x), "one pass by its bytes", work)
+    if len(x.shape) == 2:
+        # Statistics, the result, and the bookkeeping of both.
+        small = traffic(8 * channels, x)
+        passes = (traffic(size_bytes(x), x), traffic(2 * size_bytes(x), x), small)
+        return Launches(passes, "two passes by their bytes")
+    affine = any(is_tensor(value) for value in call.args[1:3])
+    cycles = BATCH_CYCLES if affine else 2 * MOMENT_CYCLES
+    # The statistics and the result of instance normalisations are kernels that share a unit.
+    work = norm_of_rows(elements, channels if affine else channels / 2.5, cycles)
+    return one(traffic(3 * size_bytes(x), x), "one kernel that reads twice, by its bytes", work)
 
 
 def batch_norm_backward(call: AtenCall) -> Launches:
@@ -245,18 +369,26 @@ def bmm(call: AtenCall) -> Launches:
 def _conv_fields(
     x: Any, w: Any, stride: Any, pad: Any, dilation: Any, groups: int, direction: str, **more: Any
 ) -> Fields:
-    if len(x.shape) not in (3, 4):
-        raise NoRuleError(f"convolution over {len(x.shape) - 2} axes")
+    """Two axes, whatever the convolution has: one axis is an image of one row, depth is further images and channels."""
+    axes = len(x.shape) - 2
+    if axes not in (1, 2, 3):
+        raise NoRuleError(f"convolution over {axes} axes")
 
-    flat = len(x.shape) == 3  # one axis: an image of one row
+    def of(values: Any) -> tuple[int, ...]:
+        return tuple(values) * (axes if len(values) == 1 else 1)
+
+    stride, pad, dilation = of(stride), of(pad), of(dilation)
 
     def by_axis(name: str, values: Any, of_one_row: int) -> Fields:
-        values = tuple(values)
-        return {f"{name}h": of_one_row if flat else values[0], f"{name}w": values[0 if flat else -1]}
+        return {f"{name}h": of_one_row if axes == 1 else values[-2], f"{name}w": values[-1]}
 
+    images, depth = x.shape[0], 1
+    if axes == 3:
+        depth = w.shape[2]
+        images *= max((x.shape[2] + 2 * pad[0] - dilation[0] * (depth - 1) - 1) // stride[0] + 1, 1)
     return {
         **{"operator": "conv2d", "direction": direction, "dtype": number_type(x)},
-        **{"n": x.shape[0], "c_in": x.shape[1], **by_axis("", x.shape[2:], 1)},
+        **{"n": images, "c_in": x.shape[1] * depth, **by_axis("", x.shape[2:], 1)},
         **{"c_out": w.shape[0], **by_axis("k", w.shape[2:], 1)},
         **by_axis("stride_", stride, 1),
         **by_axis("pad_", pad, 0),
@@ -266,11 +398,48 @@ def _conv_fields(
     }
 
 
+def _conv_work(x: Any, w: Any, y: Any, stride: Any, groups: int, bias: bool, transposed: bool) -> Work:
+    """Work of a convolution from ``x`` to ``y``; depth-wise ones in float32 are PyTorch's own kernels."""
+    taps = math.prod(w.shape[2:])
+    dtype = dtype_of(x)
+    if groups == x.shape[1] > 1 and not transposed:
+        each = max(700, (43 if len(x.shape) < 5 else 60) * taps) if dtype == "float32" else 2000 + 90 * taps
+        return KernelWork("depth-wise", operations=each * y.numel(), replaces=True)
+    strides = tuple(stride) * (len(x.shape) - 2 if len(stride) == 1 else 1)
+    return ConvolutionWork(
+        dtype,
+        places=y.shape[0] * math.prod(y.shape[2:]),
+        c_in=x.shape[1] // groups,
+        c_out=y.shape[1] // groups,
+        taps=taps,
+        groups=groups,
+        x_bytes=size_bytes(x),
+        y_bytes=size_bytes(y),
+        layout_bytes=0.0 if _is_channels_last(x) else size_bytes(x) + size_bytes(y),
+        bias=bias,
+        plain=len(x.shape) < 5 and not transposed,
+        strides=math.prod(strides) if transposed else 1.0,
+    )
+
+
+def _is_channels_last(x: Any) -> bool:
+    strides = x.stride() if callable(getattr(x, "stride", None)) else ()
+    return len(x.shape) > 3 and x.shape[1] > 1 and tuple(strides[1:2]) == (1,)
+
+
 def convolution(call: AtenCall) -> Launches:
     x, w, bias, stride, pad, dilation, transposed, _, groups = (call.arg(i) for i in range(9))
+    y = call.results[0]
+    work = _conv_work(x, w, y, stride, groups, bias is not None, transposed)
+    remark = "" if len(x.shape) < 5 else "three axes as two: depth as further images and channels"
     if transposed:  # computed as the gradient of the convolution that goes the other way
-        return one(_conv_fields(call.results[0], w, stride, pad, dilation, groups, "bwd_data"))
-    return one(_conv_fields(x, w, stride, pad, dilation, groups, "fwd", bias=bias is not None))
+        return one(_conv_fields(y, w, stride, pad, dilation, groups, "bwd_data"), remark, work)
+    if isinstance(work, KernelWork):
+        moved = traffic((size_bytes(x) + size_bytes(y)) / 0.75, y)
+        fields = moved if groups == x.shape[1] else _conv_fields(x, w, stride, pad, dilation, groups, "fwd")
+        remark = "a depth-wise convolution by its bytes"
+        return Launches((fields,), remark, (replace(work, replaces=False),), host="depthwise")
+    return one(_conv_fields(x, w, stride, pad, dilation, groups, "fwd", bias=bias is not None), remark, work)
 
 
 def convolution_backward(call: AtenCall) -> Launches:
@@ -305,15 +474,46 @@ def embedding_backward(call: AtenCall) -> Launches:
 
 
 def pool(operator: str) -> Callable[[AtenCall], Launches]:
+    """Pooling over windows: a thread a result, which walks over its window; maxima come with int64 indices."""
+
     def rule(call: AtenCall) -> Launches:
-        x, window = call.tensors[0], call.arg(1)
-        stride, pad = call.arg(2, "stride") or window, call.arg(3, "padding", [0, 0])
+        x, y, window = call.tensors[0], call.results[0], call.arg(1)
+        axes = len(x.shape) - 2 if len(x.shape) > 3 else len(window)
+        stride, pad = call.arg(2, "stride") or window, call.arg(3, "padding", [0] * axes)
+        taps = math.prod(tuple(window) * (axes if len(window) == 1 else 1))
+        largest = operator == "max_pool2d"
+        if axes < 3:
+            operations = (49 * taps + 566 if largest else 100 * taps + 300) * y.numel()
+        else:
+            # Blocks of 8 x 32 threads on a plane of results, however small it is.
+            height, width = y.shape[-2:]
+            threads = y.numel() // (height * width) * math.ceil(height / 8) * math.ceil(width / 32) * 256
+            operations = (65 * taps + 300) * threads if largest else max(1000 * threads, 190 * taps * y.numel())
+        work = KernelWork("a thread a window", operations=operations, cycles=200 * taps)
         if len(x.shape) != 4:
-            raise NoRuleError("pooling over other than two axes")
+            return moves(call, size_bytes(x) + sum(map(size_bytes, call.results)), y, work)
         (kh, kw), (stride_h, stride_w), (pad_h, pad_w) = ((v[0], v[-1]) for v in (window, stride, pad))
         n, c, h, w = x.shape
         fields = {"operator": operator, "dtype": number_type(x), "n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw}
-        return one({**fields, "stride_h": stride_h, "stride_w": stride_w, "pad_h": pad_h, "pad_w": pad_w})
+        fields |= {"stride_h": stride_h, "stride_w": stride_w, "pad_h": pad_h, "pad_w": pad_w}
+        return one(fields, work=work)
+
+    return rule
+
+
+def adaptive_pool(cycles_per_element: float) -> Callable[[AtenCall], Launches]:
+    """Pooling to a given size: a block a plane, which walks over all of it. To one element it is a mean."""
+
+    def rule(call: AtenCall) -> Launches:
+        x, y = call.tensors[0], call.results[0]
+        planes = math.prod(x.shape[:2])
+        moved = size_bytes(x) + sum(map(size_bytes, call.results))
+        if y.numel() == planes and "avg" in call.name:
+            return moves(call, moved, x)
+        work = KernelWork(
+            "one block a plane", cycles=600 + cycles_per_element * x.numel() / planes, blocks=planes, resident=3
+        )
+        return moves(call, moved, x, work)
 
     return rule
 
@@ -366,9 +566,13 @@ def put(call: AtenCall) -> Launches:
 
 
 def group_norm(call: AtenCall) -> Launches:
-    """One kernel reads for the statistics, one reads and writes."""
-    size = size_bytes(call.tensors[0])
-    return Launches((traffic(size, call.tensors[0]), traffic(2 * size, call.tensors[0])), "two passes by their bytes")
+    """One kernel reads for the statistics, a block a group; one reads and writes."""
+    x, groups = call.tensors[0], call.arg(6)
+    rows = x.shape[0] * groups
+    statistics = norm_of_rows(x.numel() / rows, rows / 2, MOMENT_CYCLES)
+    return Launches(
+        (traffic(size_bytes(x), x), traffic(2 * size_bytes(x), x)), "two passes by their bytes", (statistics,)
+    )
 
 
 def group_norm_backward(call: AtenCall) -> Launches:
@@ -413,11 +617,11 @@ def foreach(call: AtenCall) -> Launches:
             blocks += -(-taken // CHUNK)
             remaining -= taken
             if blocks == BLOCKS or (tensors == most and not remaining):
-                launches.append(_pass(moved, COLUMNS))
+                launches.append(traffic_of(moved, COLUMNS))
                 # The remainder of a tensor counts as one of the next launch.
                 moved, tensors, blocks = 0.0, int(remaining > 0), 0
     if moved:
-        launches.append(_pass(moved, COLUMNS))
+        launches.append(traffic_of(moved, COLUMNS))
     return Launches(tuple(launches), "a pass over lists of tensors as relu: the same bytes moved")
 
 
@@ -439,13 +643,13 @@ _STREAMED = """
     hardsigmoid_backward leaky_relu leaky_relu_backward elu rsqrt reciprocal sin cos square sign erfinv
     threshold_backward gelu_backward tanh_backward sigmoid_backward silu_backward native_dropout native_dropout_backward
     _softmax_backward_data _log_softmax_backward_data bitwise_not logical_not eq ne lt le gt ge logical_and logical_or
-    tril triu rsub addcmul addcdiv lerp nll_loss_forward nll_loss_backward max_pool2d_with_indices_backward
+    tril triu rsub addcmul addcdiv lerp nll_loss_backward max_pool2d_with_indices_backward
     avg_pool2d_backward _adaptive_avg_pool2d_backward upsample_nearest2d upsample_bilinear2d gather index_select
     channel_shuffle roll flip
     """
 _WRITTEN = """
     zeros zeros_like ones ones_like full full_like fill zero new_zeros new_ones new_full arange bernoulli randn rand
-    randn_like rand_like scalar_tensor
+    randn_like rand_like scalar_tensor diag_embed
     """
 
 #: ATen name, without the overload and without the underscore of in-place forms -> rule.
@@ -456,7 +660,16 @@ RULES: dict[str, Callable[[AtenCall], Launches]] = {
     **dict.fromkeys(_WRITTEN.split(), filled),
     **dict.fromkeys(("clone", "contiguous", "cat", "stack", "copy", "_to_copy", "repeat"), copied),
     **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), softmax),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "_adaptive_avg_pool2d", "var_mean"), reduce_to),
+    **dict.fromkeys(("sum", "mean", "amax", "amin"), reduce_to),
+    "_adaptive_avg_pool2d": adaptive_pool(1.6),
+    "_adaptive_avg_pool3d": adaptive_pool(7.0),
+    **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), adaptive_pool(85.0)),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), variance),
+    **dict.fromkeys(("max", "min", "argmax", "argmin"), reduce_to),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), scan),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"), loss),
+    "nll_loss_forward": nll_loss,
+    "logsumexp": logsumexp,
     **dict.fromkeys(("slice_backward", "select_backward", "constant_pad_nd", "pad"), gradient_of_view),
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm"),
@@ -475,18 +688,18 @@ RULES: dict[str, Callable[[AtenCall], Launches]] = {
     "convolution_backward": convolution_backward,
     "embedding": embedding,
     "embedding_dense_backward": embedding_backward,
-    "max_pool2d_with_indices": pool("max_pool2d"),
-    "avg_pool2d": pool("avg_pool2d"),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), pool("max_pool2d")),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), pool("avg_pool2d")),
 }
 
 
 #: Further calls that stream their tensors once, without a tag in PyTorch that says so.
 _FURTHER_STREAMED = """
-    _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward adaptive_max_pool2d
-    adaptive_max_pool2d_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
-    cumsum elu_backward floor_divide glu glu_backward huber_loss huber_loss_backward log_sigmoid_backward
-    log_sigmoid_forward mish_backward mse_loss mse_loss_backward pixel_shuffle pixel_unshuffle scatter scatter_add
-    smooth_l1_loss smooth_l1_loss_backward softplus_backward polar topk vdot
+    _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward 
+    adaptive_max_pool2d_backward binary_cross_entropy_backward binary_cross_entropy_with_logits
+    elu_backward floor_divide glu glu_backward huber_loss_backward log_sigmoid_backward
+    log_sigmoid_forward mish_backward mse_loss_backward pixel_shuffle pixel_unshuffle scatter scatter_add
+    smooth_l1_loss_backward softplus_backward polar topk vdot
     """
 #: Calls that rename memory.
 _VIEWS = ("view_as_complex", "view_as_real")

@@ -17,8 +17,10 @@ import bisect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from types import FunctionType
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +28,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, further_outcome
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
+from cdmpp.programs.frontends.kernel_work import KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -49,6 +52,8 @@ class EagerLaunch:
     phase : {"forward", "backward", "optimizer"}
     remark : str
         Why the operator is not the call's own, where it is not.
+    work : KernelWork, ConvolutionWork or None
+        Bounds besides those of the operator.
     """
 
     spec: OperatorSpec
@@ -56,6 +61,80 @@ class EagerLaunch:
     module: str
     phase: Phase
     remark: str = ""
+    work: Work | None = None
+
+    @property
+    def runs(self) -> int:
+        """How often the operator runs: each step of a recurrent network is one."""
+        return round(self.work.steps) if isinstance(self.work, KernelWork) else 1
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A call on the host line: of an ATen operator, or of a module (``name`` is then "module").
+
+    Attributes
+    ----------
+    name : str
+    phase : {"forward", "backward", "optimizer"}
+    launches : int
+        How many of :attr:`EagerTrace.launches` it adds.
+    times : int
+        How often the host does its work: a recurrent network launches each step.
+    """
+
+    name: str
+    phase: Phase
+    launches: int = 0
+    times: int = 1
+
+
+class Value(NamedTuple):
+    """A tensor's memory, and how often it was written."""
+
+    storage: int
+    version: int
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A call with its data flow.
+
+    Attributes
+    ----------
+    name : str
+    phase : {"forward", "backward", "optimizer"}
+    module : str
+    start, launches : int
+        Its kernels in :attr:`EagerTrace.launches`.
+    reads, writes : tuple of Value
+    sizes : dict of Value to float
+        Bytes of each.
+    numel, read_numel, rows, cols : int
+        Elements of the result and of the largest input, statistics of a normalisation, last axis of the result.
+    times : int
+        As in :class:`HostCall`.
+    is_library : bool
+        Not a call that PyTorch dispatches on ``meta``: attention, recurrent networks.
+    is_part : bool
+        A part of a call, without launches of its own in eager PyTorch.
+    """
+
+    name: str
+    phase: Phase
+    module: str
+    start: int
+    launches: int
+    reads: tuple[Value, ...] = ()
+    writes: tuple[Value, ...] = ()
+    sizes: Mapping[Value, float] = field(default_factory=dict)
+    numel: int = 0
+    read_numel: int = 0
+    rows: int = 1
+    cols: int = 1
+    times: int = 1
+    is_library: bool = False
+    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +144,12 @@ class EagerTrace:
     Attributes
     ----------
     launches : tuple of EagerLaunch
+    calls : tuple of HostCall
+        In order, with those that launch nothing.
+    graph : tuple of TracedCall
+        The calls with their data flow, where it was asked for.
+    assumptions : tuple of str
+        What was assumed of values that the module reads.
     unsupported : tuple of Unsupported
         Calls that launch something for which there is no operator, by name and number. Nothing is left out of
         both.
@@ -76,9 +161,12 @@ class EagerTrace:
     """
 
     launches: tuple[EagerLaunch, ...]
+    calls: tuple[HostCall, ...] = ()
     unsupported: tuple[Unsupported, ...] = ()
     gradients: tuple[tuple[str, int], ...] = ()
     incomplete: frozenset[Phase] = frozenset()
+    graph: tuple[TracedCall, ...] = ()
+    assumptions: tuple[str, ...] = ()
 
     def of(self, phase: Phase) -> list[EagerLaunch]:
         """The launches of one pass."""
@@ -86,7 +174,11 @@ class EagerTrace:
 
     def counts(self, phase: Phase | None = None) -> dict[OperatorSpec, int]:
         """Operator -> number of launches, in the order of first occurrence."""
-        return dict(Counter(one.spec for one in self.launches if phase in (None, one.phase)))
+        total: Counter[OperatorSpec] = Counter()
+        for launch in self.launches:
+            if phase in (None, launch.phase):
+                total[launch.spec] += launch.runs
+        return dict(total)
 
 
 def eager_trace(
@@ -100,6 +192,7 @@ def eager_trace(
     autocast: torch.dtype | None = None,
     train: bool | None = None,
     optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    with_graph: bool = False,
 ) -> EagerTrace:
     """List the kernels of one forward pass, and of the backward pass if asked for.
 
@@ -126,6 +219,8 @@ def eager_trace(
         ``train()`` or ``eval()`` before the run; default: the mode of the module.
     optimizer : callable, optional
         Makes an optimizer of the parameters that the backward pass gave gradients. One step of it is traced.
+    with_graph : bool
+        Take down the data flow of the calls too.
 
     Raises
     ------
@@ -140,12 +235,13 @@ def eager_trace(
     """
     module = meta_module(module, dtype, train)
     arguments, keyword_arguments = meta_inputs((list(inputs), dict(keywords or {})), dtype)
-    recorder = _Recorder(module)
+    recorder = _Recorder(module, with_graph)
     try:
         with ExitStack() as stack:
             stack.enter_context(recorder.watching())
             stack.enter_context(torch.set_grad_enabled(backward))
             stack.enter_context(torch.device("meta"))
+            stack.enter_context(_without_fast_path())
             stack.enter_context(_AsOnGpu(recorder, autocast))
             stack.enter_context(recorder)
             result = module(*arguments, **keyword_arguments)
@@ -160,6 +256,20 @@ def eager_trace(
     if optimizer is not None:
         _run_optimizer(module, optimizer, recorder)
     return recorder.trace()
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """``nn.MultiheadAttention`` calls the attention that it was asked for.
+
+    Its fast path is one call for the host and has the same kernels on a GPU. On ``meta`` it loses the fused attention.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _give_gradients(module: nn.Module) -> None:
@@ -205,11 +315,17 @@ _ONE_PASS = frozenset(tag for name in ("pointwise", "reduction") if (tag := geta
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every call below autograd."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, with_graph: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._graph: list[TracedCall] | None = [] if with_graph else None
+        self._versions: Counter[int] = Counter()
+        # Held so that no storage has the address of an earlier one.
+        self._held: list[Tensor] = []
         self.phase: Phase = "forward"
         self._module = module
         self._launches: list[EagerLaunch] = []
+        self._calls: list[HostCall] = []
+        self._assumed: Counter[str] = Counter()
         self._unsupported: Counter[tuple[str, str]] = Counter()
         self._incomplete: set[Phase] = set()
         self._stack: list[str] = [""]
@@ -223,31 +339,104 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if not self._quiet:
             call = AtenCall(func.overloadpacket.__name__, args, kwargs or {}, out)
+            before = len(self._launches)
             self.add(call, one_pass=not _ONE_PASS.isdisjoint(func.tags))
+            if self._graph is not None and len(self._launches) > before:
+                self.connect(call.name, before, call.tensors, call.results)
         return out
 
     def add(self, call: AtenCall, *, one_pass: bool) -> None:
         """Take down what a call launches; ``one_pass``: as in :func:`further_outcome`."""
         try:
-            operators = further_outcome(call, one_pass=one_pass)
-            specs = [make_operator(fields) for fields in operators.launches]
+            self.launch(call.name, further_outcome(call, one_pass=one_pass))
         except NoRuleError as error:
             self.missing(call.name, str(error))
-            return
         except CdmppError as error:
             self.missing(call.name, error.message)
-            return
-        where = self._where()
-        self._launches += [EagerLaunch(spec, call.name, where, self.phase, operators.remark) for spec in specs]
 
-    def launch(self, call: str, fields: Fields, remark: str = "") -> None:
-        """Take down a kernel that PyTorch would launch on a GPU, but not on ``meta``."""
-        self._launches.append(EagerLaunch(make_operator(fields), call, self._where(), self.phase, remark))
+    def launch(self, call: str, operators: Launches, *, times: int = 1) -> int:
+        """Take down the kernels of a call, which the host makes ``times`` times; the number of kernels before."""
+        start = len(self._launches)
+        specs = [make_operator(fields) for fields in operators.launches]
+        where = self._where()
+        self._launches += [
+            EagerLaunch(spec, call, where, self.phase, operators.remark, work)
+            for spec, work in zip_longest(specs, operators.works)
+        ]
+        self._calls.append(HostCall(operators.host or call, self.phase, len(specs), times))
+        return start
+
+    def connect(self, name: str, start: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], **more: Any) -> None:
+        """Take down the data flow of the call whose kernels begin at ``start``."""
+        if self._graph is None:
+            return
+        self._held += [*inputs, *outputs]
+        sizes: dict[Value, float] = {}
+
+        def values(tensors: Sequence[Tensor]) -> tuple[Value, ...]:
+            found = []
+            for tensor in tensors:
+                storage = tensor.untyped_storage()._cdata
+                value = Value(storage, self._versions[storage])
+                sizes[value] = max(sizes.get(value, 0.0), size_bytes(tensor))
+                found.append(value)
+            return tuple(dict.fromkeys(found))
+
+        reads = values(inputs)
+        for storage in {tensor.untyped_storage()._cdata for tensor in outputs}:
+            self._versions[storage] += 1
+        writes = values(outputs)
+        result = max(outputs, key=lambda tensor: tensor.numel(), default=None)
+        shape = result.shape if result is not None else ()
+        call = TracedCall(
+            name,
+            self.phase,
+            self._where(),
+            start,
+            len(self._launches) - start,
+            reads,
+            writes,
+            sizes,
+            numel=0 if result is None else result.numel(),
+            read_numel=max((tensor.numel() for tensor in inputs), default=0),
+            rows=shape[1] if len(shape) > 1 else 1,
+            cols=shape[-1] if shape else 1,
+        )
+        self._graph.append(replace(call, **more))
 
     def missing(self, call: str, reason: str) -> None:
         """Take down a kernel that has no operator."""
+        self._calls.append(HostCall(call, self.phase))
         self._unsupported[call, reason] += 1
         self._incomplete.add(self.phase)
+
+    def assume(self, call: str, tensor: Tensor) -> int | float:
+        """The value 1 for one that is not known; the host waits for the device."""
+        self._assumed[call] += 1
+        self._calls.append(HostCall("_local_scalar_dense", self.phase))
+        return 1.0 if tensor.is_floating_point() and call != "__int__" else 1
+
+    def batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """What ``batch_norm`` dispatches; on ``meta`` PyTorch makes it of many calls in Python, which takes long."""
+        with self.quiet():
+            y, small = torch.empty_like(input), input.new_empty(input.shape[1] if input.ndim > 1 else 1)
+        before = len(self._launches)
+        arguments = (input, weight, bias, running_mean, running_var, training, momentum, eps)
+        call = AtenCall("native_batch_norm", arguments, {}, (y, small, small))
+        self.add(call, one_pass=False)
+        # In evaluation it has no statistics that the rest waits for.
+        self.connect(call.name if training else "batch_norm", before, call.tensors, (y,))
+        return y
 
     @property
     def running(self) -> str:
@@ -271,6 +460,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def enter(module: nn.Module, _: Any) -> None:
             self._stack.append(names[id(module)])
+            self._calls.append(HostCall("module", self.phase))
             self._mark()
 
         def leave(module: nn.Module, _: Any, __: Any) -> None:
@@ -314,7 +504,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def trace(self) -> EagerTrace:
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
-        return EagerTrace(tuple(self._launches), unsupported, tuple(self._gradients), frozenset(self._incomplete))
+        recorded = (tuple(self._launches), tuple(self._calls))
+        graph = tuple(self._graph or ())
+        assumed = tuple(f"Tensor.{name}() is 1 ({count} x)" for name, count in self._assumed.items())
+        return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete), graph, assumed)
 
 
 _LOWER = {
@@ -344,6 +537,18 @@ _UPPER = {
 }
 
 
+#: Calls that read a value. Those that decide (``bool``) are refused.
+_ITEMS = {Tensor.item, Tensor.__int__, Tensor.__float__}
+
+
+#: PyTorch's function without its own check for modes, so that the calls inside it reach the mode.
+_multi_head_attention = FunctionType(
+    nn.functional.multi_head_attention_forward.__code__,
+    {**vars(nn.functional), "has_torch_function": lambda _: False},
+    argdefs=nn.functional.multi_head_attention_forward.__defaults__,
+)
+
+
 class _AsOnGpu(TorchFunctionMode):
     """Replaces what PyTorch composes on ``meta`` and runs as one kernel on a GPU; casts as autocast does."""
 
@@ -360,8 +565,17 @@ class _AsOnGpu(TorchFunctionMode):
                 args, kwargs = _cast(args, kwargs, torch.float32)
         if func in (nn.functional.dropout, torch.dropout):
             return self._dropout(*args, **kwargs)
-        if func is nn.functional.scaled_dot_product_attention:
+        if func is nn.functional.multi_head_attention_forward:
+            with self:
+                return _multi_head_attention(*args, **kwargs)
+        if func in (nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
             return fused_attention(self._recorder, func, args, kwargs)
+        if func in GATES and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
+            return recurrent(self._recorder, func.__name__, *args)
+        if func in _ITEMS and args[0].is_meta:
+            return self._recorder.assume(func.__name__, args[0])
+        if func is nn.functional.batch_norm and not torch.is_grad_enabled():
+            return self._recorder.batch_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -401,15 +615,31 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
             return func(q, k, v, attn_mask=mask, **given)
     fields = _fields(q, k, bool(given.get("is_causal")))
     remark = "attention without its mask, which is not read" if mask is not None else ""
-    recorder.launch(_NAME, fields, remark)
+    start = recorder.launch(_NAME, Launches((fields,), remark))
 
-    class Attention(torch.autograd.Function):
+    def backward() -> None:
+        kernels = Launches((fields,) * BACKWARD_KERNELS, "the backward kernel as three forward kernels")
+        start = recorder.launch(f"{_NAME}_backward", kernels)
+        recorder.connect(f"{_NAME}_backward", start, (q, k, v), (), is_library=True)
+
+    trained = (q, k, v) if mask is None or not mask.requires_grad else (q, k, v, mask)
+    result = _one_node(recorder, attend, trained, backward)
+    recorder.connect(_NAME, start, (q, k, v), (result,), is_library=True)
+    return result  # type: ignore[no-any-return]
+
+
+def _one_node(
+    recorder: _Recorder, compute: Callable[..., Any], tensors: Sequence[Tensor], backward: Callable[[], None]
+) -> Any:
+    """``compute(*tensors)`` as one node of autograd; ``backward`` takes down the kernels of its gradient."""
+
+    class Node(torch.autograd.Function):
         """Autograd's node of the fused kernels."""
 
         @staticmethod
         def forward(ctx: Any, *tensors: Any) -> Any:
             ctx.save_for_backward(*tensors)
-            return attend(*tensors)
+            return compute(*tensors)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -418,12 +648,10 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
                     torch.empty_like(t) if wanted else None
                     for t, wanted in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True)
                 )
-            for _ in range(BACKWARD_KERNELS):
-                recorder.launch(f"{_NAME}_backward", fields, "the backward kernel as three forward kernels")
+            backward()
             return results
 
-    trained = (q, k, v) if mask is None or not mask.requires_grad else (q, k, v, mask)
-    return Attention.apply(*trained)  # type: ignore[no-any-return,no-untyped-call]
+    return Node.apply(*tensors)  # type: ignore[no-untyped-call]
 
 
 def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
@@ -437,3 +665,66 @@ def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
         "kv_heads": k.shape[1],
         "head_dim": q.shape[3],
     }
+
+
+#: PyTorch's recurrent networks -> gates of a cell.
+GATES = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+#: Hidden sizes up to this run in cuDNN's persistent kernel, which holds the weights in registers.
+MAX_PERSISTENT = 128
+
+
+def recurrent(
+    recorder: _Recorder,
+    name: str,
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biased: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Take down the kernels of cuDNN's recurrent network: one product of all inputs a layer, then the steps.
+
+    Small layers run their steps in one persistent kernel. Others launch a product and an element-wise kernel a step;
+    neighbouring layers overlap.
+    """
+    states = (state,) if isinstance(state, Tensor) else tuple(state)
+    batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+    directions = 2 if bidirectional else 1
+    hidden, width = states[-1].shape[-1], states[0].shape[-1] * directions
+    gates = GATES[getattr(torch, name)]
+    dtype = str(x.dtype).removeprefix("torch.")
+    persistent = hidden <= MAX_PERSISTENT
+
+    def take_down(call: str, factor: int) -> None:
+        for layer in range(layers):
+            inputs = x.shape[-1] if layer == 0 else width
+            sizes = {"operator": "linear", "dtype": dtype, "n": gates * hidden, "bias": True}
+            start = recorder.launch(call, Launches(({**sizes, "m": batch * steps, "k": inputs},) * directions * factor))
+            recorder.connect(call, start, (x,), (), is_library=True)
+            if persistent:
+                cycles = (10_000 + 850 * steps) * factor
+                work = KernelWork("a persistent kernel", cycles=cycles, steps=steps, replaces=True)
+            else:
+                share = 1.4 if layers == 1 else 0.9
+                work = KernelWork("steps one after another", steps=steps * factor, step_share=share)
+            one_step = {**sizes, "m": batch, "k": hidden}
+            remark = "the steps of a recurrent layer as products"
+            operators = Launches((one_step,) * directions, remark, (work,) * directions)
+            times = directions * factor * (1 if persistent else steps)
+            start = recorder.launch(f"{call}_steps", operators, times=times)
+            recorder.connect(f"{call}_steps", start, (x,), (), times=times, is_library=True)
+
+    def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
+        shape = (batch, steps, width) if batch_first else (steps, batch, width)
+        with recorder.quiet():
+            return (x.new_empty(shape), *(torch.empty_like(s) for s in states))
+
+    take_down(name, 1)
+    # The gradients of the inputs and of the weights.
+    return _one_node(  # type: ignore[no-any-return]
+        recorder, compute, (x, *states, *weights), lambda: take_down(f"{name}_backward", 2)
+    )

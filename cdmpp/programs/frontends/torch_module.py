@@ -14,17 +14,20 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph, Unsupported
 from cdmpp.programs.frontends.imports import import_torch
+from cdmpp.programs.frontends.kernel_work import Work
 from cdmpp.programs.program import TensorProgram
 
 if TYPE_CHECKING:
-    from cdmpp.programs.frontends.torch_eager import EagerLaunch
+    from cdmpp.programs.frontends.torch_eager import EagerTrace
+    from cdmpp.programs.operators import OperatorSpec
 
-Mode = Literal["inference", "training"]
+Mode = Literal["inference", "training", "forward"]
 #: Parts of a run: the forward pass; in training also the backward pass, and the update if it is asked for.
 PHASES = ("forward", "backward", "optimizer")
 
@@ -47,6 +50,8 @@ class ListedProgram:
         Launches in one run.
     remark : str
         Why the program is not the call's own, where it is not.
+    work : KernelWork, ConvolutionWork or None
+        Bounds of the kernel besides those of the program.
     """
 
     program: int
@@ -55,11 +60,22 @@ class ListedProgram:
     modules: tuple[str, ...]
     count: int
     remark: str = ""
+    work: Work | None = None
 
     @property
     def module(self) -> str:
         """The modules as one text: ``layers.0-31.mlp.up``."""
         return paths_text(self.modules)
+
+
+@dataclass(frozen=True)
+class ListedCall:
+    """A call on the host line, with indices into :attr:`ModuleListing.rows` of the kernels that it launches."""
+
+    name: str
+    phase: str
+    rows: tuple[int, ...] = ()
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,7 +86,7 @@ class ModuleListing:
     ----------
     name : str
         Class of the module.
-    mode : {"inference", "training"}
+    mode : {"inference", "training", "forward"}
     dtype, autocast : str or None
         Type to which the module was cast, and type of products under autocast.
     phases : tuple of str
@@ -79,10 +95,14 @@ class ModuleListing:
         Distinct programs, in the order of their first launch.
     rows : tuple of ListedProgram
         In the order of their first launch.
+    calls : tuple of ListedCall
+        Every call of the host, in order.
     left_out : tuple of Unsupported
         Calls that launch something for which there is no operator.
     incomplete : frozenset of str
         Phases with such calls.
+    assumptions : tuple of str
+        What was assumed of values that the module reads.
     """
 
     name: str
@@ -92,8 +112,10 @@ class ModuleListing:
     phases: tuple[str, ...]
     programs: tuple[TensorProgram, ...]
     rows: tuple[ListedProgram, ...]
+    calls: tuple[ListedCall, ...]
     left_out: tuple[Unsupported, ...] = ()
     incomplete: frozenset[str] = frozenset()
+    assumptions: tuple[str, ...] = ()
 
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -110,6 +132,7 @@ def list_module(
     dtype: Any = None,
     autocast: Any = None,
     optimizer: str | Callable[..., Any] | None = None,
+    compiled: bool = False,
 ) -> ModuleListing:
     """List the kernels that eager PyTorch launches for one run of a module.
 
@@ -120,8 +143,9 @@ def list_module(
     example_inputs : tuple, mapping, Tensor or None
         Positional arguments, keyword arguments, or the only argument. Only shapes and types count. None for an
         exported program: the inputs that it was exported with.
-    mode : {"inference", "training"}
-        ``eval()`` and the forward pass; or ``train()``, the forward and the backward pass.
+    mode : {"inference", "training", "forward"}
+        ``eval()`` and the forward pass; ``train()``, the forward and the backward pass; or the forward pass with the
+        module's own flags and without gradients.
     dtype : torch.dtype or {"float32", "float16", "bfloat16"}, optional
         Type of floating-point parameters, buffers and inputs, as after ``module.to(dtype)``. Default: their own types.
     autocast : torch.dtype or {"float16", "bfloat16"}, optional
@@ -130,6 +154,8 @@ def list_module(
         In training, the update is listed too. A callable makes an optimizer of parameters:
         ``lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True)``. Names stand for PyTorch's optimizers with
         ``foreach=True``, as it runs them on GPUs. Default: no update.
+    compiled : bool
+        List the kernels of ``torch.compile`` instead of eager PyTorch's.
 
     Raises
     ------
@@ -146,7 +172,7 @@ def list_module(
     if mode not in MODES:
         raise DataError(f"mode {mode!r} is not known", hint="one of: " + ", ".join(MODES))
     if optimizer is not None and mode != "training":
-        raise DataError("an optimizer has no gradients in inference", hint='pass mode="training", or no optimizer')
+        raise DataError(f"an optimizer has no gradients in mode {mode}", hint='pass mode="training", or no optimizer')
     exported = isinstance(module, torch.export.ExportedProgram)
     if exported and example_inputs is None and module.example_inputs is not None:
         arguments, keywords = module.example_inputs
@@ -165,16 +191,21 @@ def list_module(
             keywords=keywords,
             backward=mode == "training",
             # An exported program has the mode that it was exported in.
-            train=None if exported else mode == "training",
+            train=None if exported or mode == "forward" else mode == "training",
             optimizer=_optimizer(torch, optimizer),
+            with_graph=compiled,
             **types,
         )
-    phases = PHASES[:1] if mode == "inference" else PHASES[: 2 if optimizer is None else 3]
+    if compiled:
+        from cdmpp.programs.frontends.torch_compiled import compiled_trace
+
+        trace = compiled_trace(trace)
+    phases = PHASES[:1] if mode != "training" else PHASES[: 2 if optimizer is None else 3]
     name = type(module).__name__
     if not trace.launches and not trace.unsupported:
         raise InvalidProgramError(f"{name} launches no kernel", hint="its forward pass computes nothing on tensors")
     names = {key: None if value is None else str(value).removeprefix("torch.") for key, value in types.items()}
-    listed = (*_grouped(trace.launches), trace.unsupported, trace.incomplete)
+    listed = (*_grouped(trace), trace.unsupported, trace.incomplete, trace.assumptions)
     return ModuleListing(name, mode, names["dtype"], names["autocast"], phases, *listed)
 
 
@@ -209,7 +240,7 @@ def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
         warnings.simplefilter("ignore", FutureWarning)  # torch copies exported programs with its own old calls
         trace = eager_trace(exported.module(), arguments, keywords=keywords)
     last: tuple[str, ...] = ()
-    for number, launch in enumerate(trace.launches):
+    for number, launch in enumerate(chain.from_iterable([each] * each.runs for each in trace.launches)):
         node = f"{launch.call}_{number}"
         program = TensorProgram.from_operator(launch.spec)
         builder.launch(node, launch.call, program, reads=last, writes=(node,), remark=launch.remark)
@@ -253,24 +284,36 @@ def _optimizer(torch: Any, optimizer: str | Callable[..., Any] | None) -> Callab
     return lambda parameters: kind(parameters, lr=1e-3, foreach=True)
 
 
-def _grouped(launches: Iterable[EagerLaunch]) -> tuple[tuple[TensorProgram, ...], tuple[ListedProgram, ...]]:
-    """Distinct programs and their rows, both in the order of their first launch.
+def _grouped(trace: EagerTrace) -> tuple[tuple[TensorProgram, ...], tuple[ListedProgram, ...], tuple[ListedCall, ...]]:
+    """Distinct programs and their rows, both in the order of their first launch, and the calls that launch them.
 
     A row has equal programs and calls of a phase whose modules differ only in numbers.
     """
     programs: dict[str, TensorProgram] = {}
+    specs: dict[OperatorSpec, TensorProgram] = {}
     rows: dict[tuple[Any, ...], list[str]] = {}
-    for launch in launches:
-        program = TensorProgram.from_operator(launch.spec)
+    row_of: list[int] = []
+    index: dict[tuple[Any, ...], int] = {}
+    for launch in trace.launches:
+        program = specs.get(launch.spec)
+        if program is None:
+            program = specs[launch.spec] = TensorProgram.from_operator(launch.spec)
         programs.setdefault(program.hash, program)
         pattern = tuple("#" if part.isdecimal() else part for part in launch.module.split("."))
-        key = (program.hash, launch.call, launch.phase, pattern, launch.remark)
+        key = (program.hash, launch.call, launch.phase, pattern, launch.remark, launch.work)
         rows.setdefault(key, []).append(launch.module)
-    index = {digest: i for i, digest in enumerate(programs)}
-    return tuple(programs.values()), tuple(
-        ListedProgram(index[digest], call, phase, tuple(dict.fromkeys(modules)), len(modules), remark)
-        for (digest, call, phase, _, remark), modules in rows.items()
+        row_of.append(index.setdefault(key, len(index)))
+    place = {digest: i for i, digest in enumerate(programs)}
+    listed = tuple(
+        ListedProgram(place[digest], call, phase, tuple(dict.fromkeys(modules)), len(modules), remark, work)
+        for (digest, call, phase, _, remark, work), modules in rows.items()
     )
+    ends = list(accumulate(call.launches for call in trace.calls))
+    calls = tuple(
+        ListedCall(call.name, call.phase, tuple(row_of[end - call.launches : end]), call.times)
+        for call, end in zip(trace.calls, ends, strict=True)
+    )
+    return tuple(programs.values()), listed, calls
 
 
 def paths_text(paths: Sequence[str]) -> str:

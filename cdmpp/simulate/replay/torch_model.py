@@ -132,12 +132,15 @@ def layers_of(module: nn.Module, trace: EagerTrace) -> list[TracedLayer]:
     begin = 0
     for layer in finished:
         end = len(trace.launches) if layer == finished[-1] else ends[layer]
-        own = [one.spec for one in trace.launches[begin:end] if one.phase == "backward"]
-        backward[layer], begin = Counter(own), end
+        backward[layer] = Counter()
+        for launch in trace.launches[begin:end]:
+            if launch.phase == "backward":
+                backward[layer][launch.spec] += launch.runs
+        begin = end
     at = finished[-1]
     for launch in trace.of("forward"):
         at = launch.module if launch.module in forward else at
-        forward[at][launch.spec] += 1
+        forward[at][launch.spec] += launch.runs
     return [
         TracedLayer(
             layer or type(module).__name__,

@@ -40,7 +40,7 @@ def trained(predictor: LatencyPredictor) -> ModulePrediction:
 
 
 def test_total_is_the_sum_of_the_programs_as_pytorch_calls_them(predictor: LatencyPredictor) -> None:
-    answer = predictor.predict_module(NET, X, "t4")
+    answer = predictor.predict_module(NET, X, "t4", protocol="eager")
     alone = predictor.predict(PROGRAMS, "t4", protocol="eager", framework="pytorch")
     assert [program.prediction for program in answer.programs] == alone
     assert [program.module for program in answer.programs] == ["0", "1", "2"]
@@ -50,6 +50,50 @@ def test_total_is_the_sum_of_the_programs_as_pytorch_calls_them(predictor: Laten
     assert sum(program.share or 0 for program in answer.programs) == pytest.approx(1)
     assert answer.latency_ms == pytest.approx(1e3 * (answer.latency_s or 0))
     assert (answer.device, answer.protocol, answer.framework, answer.mode) == ("t4", "eager", "pytorch", "inference")
+
+
+def test_device_and_host_overlap(predictor: LatencyPredictor) -> None:
+    fast, slow = ({"host": {"kinds": {"kernel": s}, "gap_s": 1e-6, "graph_s": 5e-6}} for s in (0.0, 1e-3))
+    quick = predictor.predict_module(NET, X, "t4", host=fast)
+    busy = sum(program.seconds or 0 for program in quick.programs)
+    assert quick.timeline is not None and quick.timeline.device_busy_s == pytest.approx(busy)
+    assert quick.latency_s == pytest.approx(busy + 3e-6)
+    waiting = predictor.predict_module(NET, X, "t4", host=slow)
+    assert waiting.latency_s == pytest.approx(3e-3 + (quick.programs[-1].seconds or 0))
+    graph = predictor.predict_module(NET, X, "t4", host=slow, execution="cuda-graph")
+    assert graph.latency_s == pytest.approx(busy + 3e-6 + 5e-6)
+    for answer in (quick, waiting, graph):
+        assert answer.lower_s < answer.latency_s < answer.upper_s  # type: ignore[operator]
+
+
+def test_forward_keeps_the_flags_of_the_module(predictor: LatencyPredictor) -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64))
+    image = torch.empty(512, 64)
+    calls = {
+        flag: [p.call for p in predictor.predict_module(net.train(flag), image, "t4", mode="forward").programs]
+        for flag in (True, False)
+    }
+    assert len(calls[True]) > len(calls[False])
+    assert calls[False] == [p.call for p in predictor.predict_module(net.train(True), image, "t4").programs]
+
+
+def test_compiled_module_has_fewer_kernels(predictor: LatencyPredictor) -> None:
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Tanh(), nn.LayerNorm(128), nn.Linear(128, 32))
+    answer = predictor.predict_module(net, X, "t4", execution="compiled")
+    assert [program.call for program in answer.programs] == ["addmm", "gelu+tanh+native_layer_norm", "addmm"]
+    block = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    for mode, parts in (("inference", ["relu"]), ("forward", ["native_batch_norm", "normalise+relu"])):
+        listed = predictor.predict_module(block, torch.empty(2, 8, 16, 16), "t4", mode=mode, execution="compiled")
+        calls = [program.call for program in listed.programs if program.call not in ("convolution", "add")]
+        assert [call.endswith(part) for call, part in zip(calls, parts, strict=True)] == [True] * len(parts)
+    assert answer.total.launches == 3 and predictor.predict_module(net, X, "t4").total.launches == 5
+
+
+def test_printed_answer_has_total_parts_and_programs(trained: ModulePrediction) -> None:
+    lines = str(trained).splitlines()
+    assert lines[0].startswith("Sequential on t4: ") and "device busy" in lines[1]
+    assert any("addmm" in line and PROGRAMS[0] in line for line in lines)
+    assert str(ModulePredictions([trained])).startswith("Sequential on t4: ")
 
 
 def test_phases_add_up_to_the_total(trained: ModulePrediction) -> None:
@@ -80,7 +124,8 @@ def test_options_are_those_of_the_call(predictor: LatencyPredictor) -> None:
 def test_calls_without_an_operator_make_the_total_of_their_phase_a_lower_bound(predictor: LatencyPredictor) -> None:
     answer = predictor.predict_module(Incomplete(), torch.empty(64, 64), "t4", mode="training")
     assert [(entry.operator, entry.count) for entry in answer.left_out] == [("aten.linalg_inv_ex", 1)]
-    assert answer.total.lower_bound
+    assert answer.total.lower_bound and answer.lower_bound
+    assert "a lower bound: 1 call is left out" in str(answer).splitlines()[0]
     assert {phase: total.lower_bound for phase, total in answer.phases.items()} == {"forward": True, "backward": False}
     assert "not predicted: aten.linalg_inv_ex" in answer._repr_html_() and "at least " in answer._repr_html_()
     bare = nn.Module()
@@ -104,8 +149,9 @@ def test_arrow_has_a_row_per_program_and_device(trained: ModulePrediction) -> No
     )
     for name in ("latency_s", "seconds", "seconds_lower", "seconds_upper"):
         assert table.schema.field(name).metadata == {b"unit": b"s"}
-    assert sum(table["seconds"].to_pylist()) == pytest.approx(2 * (trained.latency_s or 0))
-    assert sum(table["seconds_upper"].to_pylist()) == pytest.approx(2 * (trained.upper_s or 0))
+    assert trained.timeline is not None
+    assert sum(table["seconds"].to_pylist()) == pytest.approx(2 * trained.timeline.device_busy_s)
+    assert sum(table["seconds_upper"].to_pylist()) > sum(table["seconds"].to_pylist())
     frame = table.to_pandas().groupby(["device", "phase"])["share"].sum()
     assert frame.groupby("device").sum().tolist() == pytest.approx([1, 1])
 
@@ -126,5 +172,9 @@ def test_wrong_devices_and_options_are_refused(predictor: LatencyPredictor) -> N
         predictor.predict_module(NET, X, ["t4", "a101"])
     with pytest.raises(InvalidDeviceError, match="empty"):
         predictor.predict_module(NET, X, [])
+    with pytest.raises(DataError, match="exclude each other"):
+        predictor.predict_module(NET, X, "t4", protocol="eager", execution="compiled")
+    with pytest.raises(DataError, match="execution 'fast' is not known"):
+        predictor.predict_module(NET, X, "t4", execution="fast")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="protocol 'slow'"):
         predictor.predict_module(NET, X, "t4", protocol="slow")  # type: ignore[arg-type]

@@ -288,7 +288,7 @@ class Uncopied(nn.Module):
         (two_layers(), X, {"mode": "both"}, "mode 'both' is not known"),
         (two_layers(), X, {"dtype": "int4"}, "dtype 'int4' is not supported"),
         (two_layers(), X, {"autocast": "float32"}, "autocast 'float32' is not supported"),
-        (two_layers(), X, {"optimizer": "adam"}, "no gradients in inference"),
+        (two_layers(), X, {"optimizer": "adam"}, "no gradients in mode inference"),
         (two_layers(), X, {"mode": "training", "optimizer": "lion"}, "optimizer 'lion' is not known"),
     ],
 )

@@ -1,0 +1,192 @@
+"""How a module is executed: kernels on one stream, and the host that launches them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from os import PathLike
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import DataError
+from cdmpp.predict.engines.profile import EngineProfile, Host, Seconds
+from cdmpp.programs.frontends.torch_module import ListedCall
+from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+
+Execution = Literal["eager", "compiled", "cuda-graph"]
+EXECUTIONS: tuple[str, ...] = get_args(Execution)
+#: Calls after which the host waits for the device.
+SYNCHRONISING = frozenset(("_local_scalar_dense", "nonzero"))
+
+
+class ModuleHost(Host):
+    """Host time of PyTorch's calls, in seconds.
+
+    Attributes
+    ----------
+    factor : float
+        This host's time over that of ``calls`` and ``kinds``. A launch by a library is ``launch_s`` on every host.
+    gap_s : float
+        The device idles between two kernels.
+    graph_s : float
+        Once a replay of a graph.
+    calls : dict of str to float
+        Of a call by its ATen name.
+    kinds : dict of str to float
+        Of other calls: "view" launches nothing, "kernel" launches a kernel, "module" is the call of a module,
+        "autograd" is added to each kernel in training, "compiled" launches a kernel of ``torch.compile``, "guards" is
+        once a compiled call.
+    """
+
+    factor: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    gap_s: Seconds = 0.0
+    graph_s: Seconds = 0.0
+    calls: dict[str, Seconds] = Field(default_factory=dict)
+    kinds: dict[str, Seconds] = Field(default_factory=dict)
+
+    def call_s(self, call: ListedCall, execution: Execution = "eager") -> float:
+        """Seconds of a call; the steps of a recurrent network are launched by cuDNN, two kernels each."""
+        if call.times > 1:
+            return 2 * call.times * self.launch_s
+        seconds = self.calls.get(call.name, self.kinds.get(call.name))
+        if seconds is None:
+            launches = len(call.rows)
+            seconds = launches * self.kinds.get("kernel", self.launch_s) if launches else self.kinds.get("view", 0.0)
+        # A compiled module is one node of autograd.
+        if call.phase == "backward" and (call.rows if execution == "eager" else call.name == "guards"):
+            seconds += self.kinds.get("autograd", 0.0)
+        return self.factor * seconds
+
+
+class HostProfile(EngineProfile):
+    """Profile of a host that runs PyTorch; its file has the fields of an engine's.
+
+    Attributes
+    ----------
+    archs : tuple of str
+        Architectures of the devices that this class of machines has.
+    """
+
+    host: ModuleHost = ModuleHost()
+    archs: tuple[str, ...] = ()
+
+
+@cache
+def shipped_hosts() -> dict[str, HostProfile]:
+    """Profiles by name: classes of machines, each with the calls of the first."""
+    tables = tomllib.loads((resources.files(__package__) / "hosts.toml").read_text(encoding="utf-8"))
+    base = tables.pop("pytorch")
+    profiles = {"pytorch": HostProfile.of({"name": "pytorch", **base}, "pytorch")}
+    for name, fields in tables.items():
+        host = {**base["host"], **fields.pop("host", {})}
+        profiles[name] = HostProfile.of({**base, "name": name, **fields, "host": host}, name)
+    return profiles
+
+
+def host_profile(
+    device: DeviceSpec | None, host: HostProfile | Mapping[str, Any] | str | PathLike[str] | None = None
+) -> HostProfile:
+    """The profile of a request, or that of the machines that usually have the device.
+
+    Raises
+    ------
+    DataError
+        The profile is not known, or its file cannot be read.
+    FieldError
+        A field is wrong.
+    """
+    profiles = shipped_hosts()
+    if host is None and device is not None and device.kind == "cpu":
+        return profiles["cpu"]
+    if host is None:
+        arch = "" if device is None else device.arch
+        return next((p for p in profiles.values() if arch in p.archs), profiles["pytorch"])
+    if isinstance(host, HostProfile):
+        return host
+    if isinstance(host, Mapping):
+        return HostProfile.of({"name": "host", **host}, "host")
+    if isinstance(host, str) and host in profiles:
+        return profiles[host]
+    try:
+        return HostProfile.of(tomllib.loads(read_text(host, MAX_CONFIG_BYTES)), str(host))
+    except OSError as error:
+        names = ", ".join(profiles)
+        raise DataError(
+            f"no host profile {str(host)[:100]!r}: {error.strerror}", hint=f"a .toml file, or {names}"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{host}: not TOML: {error}", hint="docs/modules.md has the fields") from None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Seconds of one run; their sum is its latency.
+
+    Attributes
+    ----------
+    device_busy_s : float
+        Kernels.
+    waiting_s : float
+        The device waits for the host, or for the next kernel.
+    first_call_s : float
+        Once a run: the first launch reaches the device, or a graph is started.
+    phase_ends_s : dict of str to float
+        Seconds from the start to the end of each phase on the device, without ``first_call_s``.
+    """
+
+    device_busy_s: float
+    waiting_s: float
+    first_call_s: float
+    phase_ends_s: dict[str, float]
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds of the run."""
+        return self.device_busy_s + self.waiting_s + self.first_call_s
+
+
+def run(
+    calls: Sequence[ListedCall],
+    seconds: Sequence[float],
+    profile: HostProfile,
+    execution: Execution,
+    *,
+    device_factor: float = 1.0,
+    host_factor: float = 1.0,
+) -> Timeline:
+    """A host that calls one kernel after another, and one stream.
+
+    A kernel starts when the host has launched it and the kernel before it has ended. In a graph nothing waits for the
+    host.
+
+    Parameters
+    ----------
+    calls : sequence of ListedCall
+    seconds : sequence of float
+        Device time of each row of the listing.
+    profile : HostProfile
+    execution : {"eager", "compiled", "cuda-graph"}
+    device_factor, host_factor : float
+        Scale of all kernels, and of all host time.
+    """
+    host = stream = busy = 0.0
+    ends: dict[str, float] = {}
+    graph = execution == "cuda-graph"
+    device_factor *= profile.kernel_factor
+    for call in calls:
+        if not graph:
+            host += host_factor * profile.host.call_s(call, execution)
+            if call.name in SYNCHRONISING:
+                host = max(host, stream)
+        for row in call.rows:
+            duration = device_factor * seconds[row]
+            stream = max(stream + profile.host.gap_s, host) + duration
+            busy += duration
+        ends[call.phase] = stream
+    first_s = profile.host.graph_s if graph else host_factor * profile.host.step_s
+    return Timeline(busy, stream - busy, first_s, ends)
