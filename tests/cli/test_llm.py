@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cdmpp.predict.llm import estimate, simulate
+from cdmpp.predict.llm import estimate, goodput, simulate
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import ROOT, Run
 
@@ -108,6 +108,15 @@ def test_load_is_simulated(run: Run, predictor: LatencyPredictor, tmp_path: Path
     assert (
         table.exit_code == 0 and "24 requests; engine vllm" in table.stdout and "tokens, a request has" in table.stderr
     )
+    image = tmp_path / "load.png"
+    goals = ("--tpot-goal", 0.02, "--prefill-pool", "tp=1,dp=2", "--plot", image)
+    value = json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 4, *options, *goals, "--json").stdout)
+    pool = {"tp": 1, "dp": 2}
+    few = {"input": 256, "output": 32, "count": 24, "prefill_pool": pool, "predictor": predictor}
+    assert value["curve"] == [simulate(LLAMA, "h100-sxm", concurrency=n, **few).to_dict() for n in (1, 2, 4)]
+    assert value["goodput"] == goodput(LLAMA, "h100-sxm", tpot_s=0.02, **few).to_dict()
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert "add --concurrency" in run("llm", LLAMA, "-d", "h100-sxm", "--plot", image).stderr
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input,output\n0,100,4\n0.5,200,8\n")
     assert json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--requests", trace, "--json").stdout)["requests"] == 2

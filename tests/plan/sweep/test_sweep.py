@@ -17,7 +17,8 @@ from cdmpp.cli.main import app
 from cdmpp.errors import CdmppError
 from cdmpp.plan.sweep.points import pareto_front
 from cdmpp.plan.sweep.request import read_sweep
-from cdmpp.predict.llm import estimate
+from cdmpp.predict.llm import estimate, goodput, simulate
+from cdmpp.predict.llm.load import share_met
 from cdmpp.predict.predictor import LatencyPredictor
 
 ROOT = Path(__file__).parents[3]
@@ -111,6 +112,24 @@ def test_text_lists_front_and_infeasible_points(answer: dict[str, Any], tmp_path
     assert "no point meets the goals" in nothing.stderr
 
 
+def test_points_have_the_largest_rate_that_keeps_the_goals(tmp_path: Path, predictor: LatencyPredictor) -> None:
+    text = SWEEP.replace("[goals]", "[load]\nshare = 0.8\ncount = 100\n[goals]").replace("[1, 3, 4]", "[1]")
+    text = text.replace(', "bfloat16/float8_e4m3"', "").replace("0.02", "0.03")
+    points = json.loads(CliRunner().invoke(app, ["sweep", str(write(tmp_path, text)), "--json"]).stdout)["points"]
+    options: dict[str, Any] = {"output": 32, "predictor": predictor}
+    single = goodput(CONFIG, "h100-sxm", tpot_s=0.03, share=0.8, count=100, **options)
+    for point in points[:2]:
+        assert point["goodput_requests_per_s"] == single.requests_per_s
+        assert point["saturation_requests_per_s"] == single.saturation_requests_per_s >= single.requests_per_s
+        assert point["goodput_price_per_million_tokens"] == pytest.approx(3.0 / 3600 / single.requests_per_s / 32 * 1e6)
+    kept, beyond = (
+        simulate(CONFIG, "h100-sxm", rate=rate * single.requests_per_s, count=100, **options) for rate in (1.0, 2.0)
+    )
+    assert share_met(kept, None, 0.03) >= 0.8 > share_met(beyond, None, 0.03)
+    # A token takes longer on an L4 than the goal allows, whatever the load.
+    assert (points[2]["goodput_requests_per_s"], points[2]["status"]) == (0.0, "missed")
+
+
 def test_upper_bounds_can_be_the_goal(tmp_path: Path, answer: dict[str, Any]) -> None:
     point = next(p for p in answer["points"] if p["status"] == "met")
     middle = (point["tpot_s"] + point["tpot_upper_s"]) / 2
@@ -130,6 +149,8 @@ def test_upper_bounds_can_be_the_goal(tmp_path: Path, answer: dict[str, Any]) ->
         ("bfloat16/float8_e4m3", "fp8", "precisions: fp8 is not DTYPE or DTYPE/WEIGHTS"),
         ("tp = [1, 3, 4]", "tp = [1", "not TOML"),
         ("output = 32", 'objectives = ["speed", "tpot_s"]', "objectives.0"),
+        ("[goals]\ntpot_s = 0.02", "[load]\n[goals]", "load needs goals"),
+        ("output = 32", 'objectives = ["gpus", "goodput_price_per_million_tokens"]', "needs load"),
         ("batch = [1, 64]", f"batch = {list(range(1, 9001))}", "the product has 108000 points"),
     ],
 )
