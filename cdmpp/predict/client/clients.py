@@ -12,10 +12,16 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from cdmpp.predict.client.operations import Operations
 from cdmpp.predict.client.transport import Attempts, Call, HttpAnswer, Steps, httpx2, options
-from cdmpp.predict.modules.execution import Execution
+from cdmpp.predict.modules.execution import Execution, HostProfile
+from cdmpp.predict.modules.prediction import (
+    DEFAULT_EXECUTION,
+    KERNEL_PROTOCOL,
+    ModulePrediction,
+    ModulePredictions,
+    module_predictions,
+)
 from cdmpp.predict.modules.prediction import DEFAULT_FRAMEWORK as MODULE_FRAMEWORK
-from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions, module_predictions
-from cdmpp.predict.modules.predictor import ModuleOptions, ModulePredictor, execution_of
+from cdmpp.predict.modules.predictor import ModuleOptions, ModulePredictor, checked_timings, execution_of, fit_host
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, check_settings, device_list
 from cdmpp.programs.frontends.torch_module import Mode, list_module
 from cdmpp.programs.query_options import Protocol
@@ -279,6 +285,28 @@ class AsyncPredictorClient:
             implementation=implementation,
         )
         return module_predictions(listing, predictions, device, execution, host)
+
+    async def calibrate_host(
+        self,
+        measured: Sequence[tuple[Any, Any, float]],
+        device: Device,
+        *,
+        mode: Mode = "inference",
+        execution: Execution = DEFAULT_EXECUTION,
+        host: Any = None,
+        dtype: Any = None,
+        autocast: Any = None,
+    ) -> HostProfile:
+        """Fit a host's factor to a few timings; see :meth:`LatencyPredictor.calibrate_host`."""
+        how = {"mode": mode, "dtype": dtype, "autocast": autocast, "compiled": execution == "compiled"}
+        runs = []
+        for module, inputs, seconds in checked_timings(measured):
+            listing = await asyncio.to_thread(list_module, module, inputs, **how)
+            programs = await self.predict(
+                listing.programs, device, protocol=KERNEL_PROTOCOL, framework=MODULE_FRAMEWORK
+            )
+            runs.append((listing, programs, seconds))
+        return await asyncio.to_thread(fit_host, runs, device, host, execution)
 
     async def _run(self, steps: Steps[T]) -> T:
         attempts = Attempts(self._url, self._timeout_s, self._retries)

@@ -23,7 +23,7 @@ from cdmpp.predict.modules.prediction import (
     specification_of,
 )
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictions, check_settings, device_list
-from cdmpp.programs.frontends.torch_module import Mode, list_module
+from cdmpp.programs.frontends.torch_module import Mode, ModuleListing, list_module
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol
@@ -191,33 +191,52 @@ class ModulePredictor:
         DataError
             There is no timing, or one is not positive.
         """
-        if not measured or not all(seconds > 0 for *_, seconds in measured):
-            raise DataError("a host is fitted to at least one positive time", hint="pass (module, inputs, seconds)")
-        spec = specification_of(device)
-        profile = host_profile(spec, host)
         runs = []
-        for module, inputs, seconds in measured:
+        for module, inputs, seconds in checked_timings(measured):
             listing = list_module(
                 module, inputs, mode=mode, dtype=dtype, autocast=autocast, compiled=execution == "compiled"
             )
             programs = self.predict(listing.programs, device, protocol=KERNEL_PROTOCOL, framework=DEFAULT_FRAMEWORK)
-            kernels = kernels_of(listing, programs, spec)
-            runs.append((listing.calls, [kernel.latency_s or 0.0 for kernel in kernels], seconds))
+            runs.append((listing, programs, seconds))
+        return fit_host(runs, device, host, execution)
 
-        def logs(factor: float) -> list[float]:
-            with_factor = {"host": profile.host.model_copy(update={"factor": factor})}
-            tried = profile.model_copy(update=with_factor)
-            return [math.log(run(calls, kernels, tried, execution).latency_s / s) for calls, kernels, s in runs]
 
-        factors = [0.1 * 1.05**step for step in range(100)]
-        factor = min(factors, key=lambda value: sum(map(abs, logs(value))))
-        left = logs(factor)
-        residual = max(0.05, math.sqrt(sum(value * value for value in left) / len(left)))
-        fitted = profile.host.model_copy(update={"factor": factor})
-        source = {**profile.source, "host.factor": f"{len(runs)} timings"}
-        return profile.model_copy(
-            update={"name": f"{profile.name}-fitted", "host": fitted, "residual": min(residual, 2.0), "source": source}
-        )
+def checked_timings(measured: Sequence[tuple[Any, Any, float]]) -> Sequence[tuple[Any, Any, float]]:
+    """The timings, if there are any and all are positive.
+
+    Raises
+    ------
+    DataError
+    """
+    if not measured or not all(seconds > 0 for *_, seconds in measured):
+        raise DataError("a host is fitted to at least one positive time", hint="pass (module, inputs, seconds)")
+    return measured
+
+
+def fit_host(
+    measured: Sequence[tuple[ModuleListing, Predictions, float]], device: Device, host: Any, execution: Execution
+) -> HostProfile:
+    """The host's profile with the factor that fits measured seconds of listed modules best."""
+    spec = specification_of(device)
+    profile = host_profile(spec, host)
+    runs = [
+        (listing.calls, [kernel.latency_s or 0.0 for kernel in kernels_of(listing, programs, spec)], seconds)
+        for listing, programs, seconds in measured
+    ]
+
+    def logs(factor: float) -> list[float]:
+        with_factor = {"host": profile.host.model_copy(update={"factor": factor})}
+        tried = profile.model_copy(update=with_factor)
+        return [math.log(run(calls, kernels, tried, execution).latency_s / s) for calls, kernels, s in runs]
+
+    factor = min((0.1 * 1.05**step for step in range(100)), key=lambda value: sum(map(abs, logs(value))))
+    left = logs(factor)
+    residual = max(0.05, math.sqrt(sum(value * value for value in left) / len(left)))
+    fitted = profile.host.model_copy(update={"factor": factor})
+    source = {**profile.source, "host.factor": f"{len(runs)} timings"}
+    return profile.model_copy(
+        update={"name": f"{profile.name}-fitted", "host": fitted, "residual": min(residual, 2.0), "source": source}
+    )
 
 
 def execution_of(execution: Execution | None, protocol: Protocol | None) -> tuple[Execution | None, Protocol]:
