@@ -163,6 +163,10 @@ def llm(
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps may be captured graphs.")
     ] = True,
+    mtp: Annotated[int, typer.Option(help="Tokens that a decode step drafts (prediction of several tokens).")] = 0,
+    acceptance: Annotated[
+        float, typer.Option(help="Share of drafted tokens that is right, where those before are.")
+    ] = 0.8,
     parts: Annotated[
         int | None,
         typer.Option(
@@ -234,6 +238,8 @@ def llm(
                     engine=profile,
                     framework=framework,
                     cuda_graph=cuda_graph,
+                    mtp=mtp,
+                    acceptance=acceptance,
                     predictor=predictor,
                 )
             )

@@ -19,7 +19,7 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.engines.profile import DEFAULT_ENGINE, load_engine
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
 from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
-from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS
+from cdmpp.predict.llm.estimate import ACCEPTANCE, MAX_BATCH, MAX_MTP, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
 from cdmpp.predict.llm.serving import ServingPlan
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
@@ -100,6 +100,14 @@ class _Request(_Model):
     batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
     input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
     output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
+    mtp: Annotated[
+        int,
+        Field(ge=0, le=MAX_MTP, description="Tokens that a decode step drafts (prediction of several tokens)."),
+        WholeNumber,
+    ] = 0
+    acceptance: Annotated[
+        float, Field(ge=0, le=1, description="Share of drafted tokens that is right, where those before are.")
+    ] = ACCEPTANCE
 
 
 class LlmRequest(_Request):
@@ -266,6 +274,8 @@ class LlmAnswer(BaseModel):
     engine: Annotated[str, Field(description="Name of the profile.")]
     framework: str
     cuda_graph: bool
+    mtp: int
+    acceptance: float
     gpus: int
     prefill_s: Annotated[Seconds, Field(description="The step over all prompts.")]
     prefill_lower_s: Seconds

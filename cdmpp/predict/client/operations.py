@@ -45,6 +45,7 @@ from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.curves.template import Axes
 from cdmpp.predict.engines.profile import DEFAULT_ENGINE, Engine, engine_fields
 from cdmpp.predict.llm.calibrate import read_measurements
+from cdmpp.predict.llm.estimate import ACCEPTANCE
 from cdmpp.predict.llm.read import config_fields, with_configs
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
@@ -261,6 +262,8 @@ class Operations:
         engine: Engine | None = None,
         framework: str | None = None,
         cuda_graph: bool = True,
+        mtp: int = 0,
+        acceptance: float = ACCEPTANCE,
     ) -> Steps[Any]:
         """Estimate a language model on a device, or on a list of devices; see :func:`cdmpp.predict.llm.estimate`.
 
@@ -285,6 +288,8 @@ class Operations:
             "engine": engine_fields(engine),
             "framework": framework,
             "cuda_graph": cuda_graph,
+            "mtp": mtp,
+            "acceptance": acceptance,
             "model": self.model,
         }
         answer = content((yield Call("POST", "/llm", to_json(body).encode())))

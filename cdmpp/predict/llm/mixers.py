@@ -23,6 +23,11 @@ def add_mixer(b: StepBuilder, mixer: Mixer, step: Step) -> None:
         _recurrent(b, mixer, step)
 
 
+def _queries(step: Step) -> int:
+    """Query tokens of a sequence in decode: they read the cache once, as further heads do."""
+    return 1 + step.drafted if isinstance(step, Decode) else 1
+
+
 def _attention(b: StepBuilder, mixer: Attention, step: Step) -> None:
     config, tp = b.config, b.layout.tp
     heads, kv_heads = mixer.heads // tp, max(1, mixer.kv_heads // tp)
@@ -42,7 +47,7 @@ def _attention(b: StepBuilder, mixer: Attention, step: Step) -> None:
     width = -(-(mixer.head_dim + mixer.values) // 2)
     name = "attention" if mixer.window is None else "window_attention"
     for operator, call in attention_calls(step, limit):
-        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": width}
+        sizes = {"heads": heads * _queries(step), "kv_heads": kv_heads, "head_dim": width}
         b.add(name, f"attention_{operator}", **call, **sizes, **b.cache)
     if mixer.gate:
         b.vector("attention_gate", "mul", heads * mixer.values)
@@ -85,7 +90,7 @@ def _latent(b: StepBuilder, latent: Latent, step: Step) -> None:
     else:
         b.add("k_absorb", "bmm", batch=heads, m=b.tokens, n=latent.kv_rank, k=latent.nope)
         for _, call in calls:
-            b.add("attention", "mla_decode", **call, **sizes, **b.cache)
+            b.add("attention", "mla_decode", **call, **{**sizes, "heads": heads * _queries(step)}, **b.cache)
         b.add("v_expand", "bmm", batch=heads, m=b.tokens, n=latent.v_dim, k=latent.kv_rank)
     if latent.gate:
         b.linear("attention_gate_proj", heads * latent.v_dim, hidden)
@@ -108,7 +113,7 @@ def _compressed(b: StepBuilder, mixer: Compressed, step: Step) -> None:
     if mixer.indexer is not None:
         _indexer(b, mixer.indexer, step, mixer.q_rank, mixer.ratio, compressor_columns(mixer, mixer.indexer.dim))
     if isinstance(step, Decode):
-        sizes = {"heads": heads, "latent": mixer.head_dim - mixer.rope, "rope": mixer.rope}
+        sizes = {"heads": heads * _queries(step), "latent": mixer.head_dim - mixer.rope, "rope": mixer.rope}
         b.add("attention", "mla_decode", batch=step.batch, past_len=mixer.keys(step.cached), **sizes, **b.cache)
     else:
         # A query attends to as many compressed tokens as lie before the middle of its prompt.
@@ -142,7 +147,7 @@ def _indexer(
     b.linear("index_k_proj", (key_columns or indexer.dim) + indexer.heads, hidden, None)
     if isinstance(step, Decode):
         keys = max(1, (step.cached + 1) // ratio)
-        b.add("index_scores", "bmm", batch=step.batch, m=indexer.heads, n=keys, k=indexer.dim)
+        b.add("index_scores", "bmm", batch=step.batch, m=indexer.heads * _queries(step), n=keys, k=indexer.dim)
     else:
         for _, call in attention_calls(step, None):
             # Half of the new tokens lie before a query, on average.

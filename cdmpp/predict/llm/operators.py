@@ -100,7 +100,9 @@ def step_operators(
     if only is None:
         if layout.pp > 1:
             b.transfer("stage_transfer", layout.pp - 1)
-        _output(b, local.batch)
+        _output(b, local.tokens if isinstance(local, Decode) else local.batch)
+        if isinstance(local, Decode) and local.drafted:
+            _drafts(b, local)
     return merged(b.parts)
 
 
@@ -126,7 +128,9 @@ def padded_decode(step: Decode, parts_of: Callable[[Decode], list[StepPart]]) ->
     parts_of : callable
         From a step to its parts.
     """
-    return with_padding(parts_of(step), [parts_of(Decode(n, step.cached)) for n in padded_sizes(step.batch)])
+    return with_padding(
+        parts_of(step), [parts_of(Decode(n, step.cached, drafted=step.drafted)) for n in padded_sizes(step.batch)]
+    )
 
 
 def padded_sizes(batch: int) -> list[int]:
@@ -153,7 +157,7 @@ def replica_step(step: Step, layout: Layout) -> Step:
         return step
     if isinstance(step, Prefill):
         return Prefill(step.lengths[:: layout.dp], step.past_len)
-    return Decode(-(-step.batch // layout.dp), step.cached)
+    return Decode(-(-step.batch // layout.dp), step.cached, drafted=step.drafted)
 
 
 def _embedding(b: StepBuilder) -> None:
@@ -239,8 +243,24 @@ def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
         b.norm("mlp_output_norm", config.hidden)
 
 
+def _drafts(b: StepBuilder, step: Decode) -> None:
+    """Drafts of the next tokens, one after the other: a layer like the last one, and the output layer (DeepSeek V3)."""
+    config, b.tokens = b.config, step.batch
+    draft = replace(step, drafted=0)
+    with b.times(step.drafted):
+        b.vector("draft_norm", config.norm, 2 * config.hidden)
+        b.linear("draft_proj", config.hidden, 2 * config.hidden)
+        _attention_half(b, config.first_halves[-1][1], draft)
+        half = config.second_halves[-1][1]
+        if isinstance(half, Dense):
+            _dense(b, half)
+        else:
+            _experts(b, half, draft.batch * b.layout.dp)
+        _output(b, draft.batch)
+
+
 def _output(b: StepBuilder, batch: int) -> None:
-    """Logits of the last token of each sequence, and the choice of the next one."""
+    """Logits of ``batch`` tokens, and the choice of the next ones."""
     config, tp = b.config, b.layout.tp
     if config.final_norm:
         b.norm("final_norm", config.hidden, residual=True)

@@ -34,6 +34,8 @@ LAUNCHED: tuple[Protocol, ...] = ("kernel",)
 STAND_IN_WIDTH = 2.3
 #: Standard deviations of a normal distribution from its median to its 90 % quantile.
 _TO_BOUND = 1.2816
+#: Standard deviation of the log of a time whose kernels are not ``in``: engines run other kernels, or more of them.
+UNSURE_RESIDUAL = 0.3
 #: Kinds of kernels by family of their operator; "host" comes last.
 KINDS = ("gemm", "conv", "attention", "moe", "collective", "vector", "host")
 
@@ -45,8 +47,8 @@ def combined(kinds: Array, residual: float = 0.0) -> Array:
 
     Parameters
     ----------
-    kinds : (3, kinds)
-        Seconds of each kind: point, lower and upper bound.
+    kinds : (4, kinds) or (3, kinds)
+        Seconds of each kind: point, lower and upper bound, and the part of the point that is not ``in`` (or nothing).
     residual : float
         Standard deviation of the log of the sum, besides.
     """
@@ -55,7 +57,9 @@ def combined(kinds: Array, residual: float = 0.0) -> Array:
         return np.zeros(3)
     below = np.log(np.maximum(1 - np.maximum(kinds[0] - kinds[1], 0.0) / point, 1e-6))
     above = np.log1p(np.maximum(kinds[2] - kinds[0], 0.0) / point)
-    wide = [np.sqrt((logs**2).sum() + (_TO_BOUND * residual) ** 2) for logs in (below, above)]
+    unsure = UNSURE_RESIDUAL * kinds[3].sum() / point if len(kinds) > 3 else 0.0
+    besides = _TO_BOUND**2 * (residual**2 + unsure**2)
+    wide = [np.sqrt((logs**2).sum() + besides) for logs in (below, above)]
     return np.array([point, point * np.exp(-wide[0]), point * np.exp(wide[1])])
 
 
@@ -203,11 +207,13 @@ class PricedStep:
         return np.asarray(whole - kernels_s)
 
     def kinds(self) -> Array:
-        """Seconds of each of :data:`KINDS`: point, lower and upper bound, ``(3, kinds)``."""
-        out = np.zeros((3, len(KINDS)))
-        for part, column in zip(self.parts, self.seconds.T, strict=True):
-            out[:, KINDS.index(operator_family(part.program.operator))] += column
-        out[:, -1] = self.host()
+        """Seconds of each of :data:`KINDS`, ``(4, kinds)``: see :func:`combined`."""
+        out = np.zeros((4, len(KINDS)))
+        for part, column, prediction in zip(self.parts, self.seconds.T, self.predictions, strict=True):
+            kind = KINDS.index(operator_family(part.program.operator))
+            out[:3, kind] += column
+            out[3, kind] += column[0] * (prediction.domain != "in")
+        out[:3, -1] = self.host()
         return out
 
     def totals(self) -> Array:

@@ -169,7 +169,7 @@ class StepTables:
             _growing, (rest, prefill, output, attention, chunk)
         )
         self._launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
-        #: Seconds by kind of a decode step in the middle of the tables: point, lower and upper bound.
+        #: Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.predict.llm.pricing.combined`).
         self.kinds = kinds
         self._decode_row = lru_cache(4096)(self._row)
 

@@ -54,16 +54,20 @@ class Decode:
         Cached tokens of each sequence, before this step.
     past_total : int or None
         Cached tokens of all sequences, in place of ``past_len``, where their lengths differ.
+    drafted : int
+        Further tokens of each sequence, which a layer for the prediction of several tokens has drafted and the step
+        checks.
     """
 
     batch: int
     past_len: int = 0
     past_total: int | None = None
+    drafted: int = 0
 
     @property
     def tokens(self) -> int:
         """Tokens of all sequences."""
-        return self.batch
+        return self.batch * (1 + self.drafted)
 
     @property
     def cached(self) -> int:

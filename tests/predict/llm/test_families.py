@@ -13,6 +13,7 @@ from cdmpp.predict.llm import Decode, Layout, Prefill, estimate, read_config, st
 from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.memory import memory_of, parameter_count, part_memory, weights_read
 from cdmpp.predict.llm.mixers import STAND_INS
+from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import resident_bytes
 
 
@@ -271,3 +272,27 @@ def test_family_replaces_the_model_type(tmp_path: Path) -> None:
 def test_impossible_descriptions_are_errors(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(FieldError, match=message):
         read_config(fields)
+
+
+def test_drafted_tokens_are_checked_in_one_step(predictor: LatencyPredictor) -> None:
+    config, layout = read_config(PUBLISHED["kimi-k2"][0]), Layout(tp=8)
+    plain, drafted = (step_operators(config, layout, Decode(4, 1000, drafted=n)) for n in (0, 2))
+    names = [part.name for part in plain]
+    checked = [part for part in drafted if (part.program.sizes().get("m") or 12) == 12]
+    assert [part.name for part in checked if part.name == "q_b_proj"] == ["q_b_proj"]
+    # Two drafts pass a layer and the output layer with one token of each sequence.
+    heads = [(part.program.sizes()["m"], part.count) for part in drafted if part.name == "lm_head"]
+    assert heads == [(12, 1), (4, 2)] and {"draft_norm", "draft_proj"} == {part.name for part in drafted} - set(names)
+    attention = [(part.program.sizes()["heads"], part.count) for part in drafted if part.name == "attention"]
+    assert attention == [(24, 61), (8, 2)]
+    options: dict[str, Any] = {"tp": 16, "batch": 4, "output": 65, "predictor": predictor}
+    one, some, none = (
+        estimate(PUBLISHED["kimi-k2"][0], "b200", mtp=mtp, acceptance=share, **options)
+        for mtp, share in ((0, 0.8), (1, 1.0), (1, 0.0))
+    )
+    assert one.tpot is not None and some.tpot is not None and none.tpot is not None and some.decode is not None
+    # 32 steps make 64 tokens where all drafts are right, and as many steps as tokens where none is.
+    assert some.tpot.point == pytest.approx(some.decode.point / 2, rel=0.01)
+    assert some.tpot.point < one.tpot.point < none.tpot.point == pytest.approx(2 * some.tpot.point, rel=0.01)
+    with pytest.raises(FieldError, match=r"acceptance: '1\.5' is not allowed"):
+        estimate(PUBLISHED["kimi-k2"][0], "b200", mtp=1, acceptance=1.5, **options)
