@@ -238,13 +238,13 @@ def test_only_the_experts_of_gpt_oss_are_quantised() -> None:
     config = read_config(GPT_OSS)
     parts = {part.name: part for part in step_operators(config, Layout(), Decode(1, 10))}
     assert parts["qkv_proj"].program.text().startswith("linear:dtype=bfloat16,m=1")
-    assert parts["experts"].program.text().startswith("moe:dtype=float4_e2m1,scaling=mx32")
+    assert parts["experts"].program.text().startswith("moe:dtype=float8_e4m3,weight_dtype=float4_e2m1,scaling=mx32")
     assert memory_of(config, Layout(), Types.of(config), 1, 10).weights == pytest.approx(65.2e9, rel=0.02)
 
 
 def test_experts_of_deepseek_v4_have_four_bits_and_the_rest_eight() -> None:
     parts = {part.name: part for part in step_operators(read_config(DEEPSEEK_V4), Layout(), Decode(1, 10))}
-    assert "dtype=float4_e2m1,scaling=mx32" in parts["experts"].program.text()
+    assert "dtype=float8_e4m3,weight_dtype=float4_e2m1,scaling=mx32" in parts["experts"].program.text()
     assert "dtype=float8_e4m3,scaling=block128" in parts["q_b_proj"].program.text()
 
 
