@@ -30,6 +30,9 @@ class Host(BaseModel):
     step_s, sequence_s, ranks_s, replicas_s : float
         Of a step: always, for each of its sequences, where several ranks share a layer, and where several replicas of
         the attention run their steps together.
+    eager_layer_s : float
+        Of a prefill step whose graph leaves out recurrent and sparse layers, for each of them: the host launches their
+        kernels.
     launch_s, launch_lower_s, launch_upper_s : float
         Of a kernel outside of a graph, with bounds. The host runs ahead of the device: the longer of kernels and
         launches counts.
@@ -43,6 +46,7 @@ class Host(BaseModel):
     sequence_s: Seconds = 0.0
     ranks_s: Seconds = 0.0
     replicas_s: Seconds = 0.0
+    eager_layer_s: Seconds = 0.0
     launch_s: Seconds = 0.0
     launch_lower_s: Seconds = 0.0
     launch_upper_s: Seconds = 0.0

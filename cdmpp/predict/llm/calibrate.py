@@ -68,7 +68,7 @@ class Measured:
     sequences, ranks : (steps,)
         Sequences of the step; 1 where several ranks share a layer.
     fixed_s : (steps,)
-        Host time that is not fitted: that of several replicas.
+        Host time that is not fitted: that of several replicas, and of layers outside of a graph.
     """
 
     row: Indices
@@ -406,7 +406,7 @@ class MeasuredBuilder:
             kernels_s = float(step.seconds[0].sum()) / pricing.engine.kernel_factor
             host = pricing.engine.host
             launched_s = pricing.launches * host.launch_s
-            ranks, fixed_s = pricing.ranks > 1, host.replicas_s * (pricing.replicas > 1)
+            ranks, fixed_s = pricing.ranks > 1, host.replicas_s * (pricing.replicas > 1) + pricing.eager_s
             self._steps.append((len(self._rows), kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s))
         self._rows.append(row)
         self._log_s.append(math.log(seconds))

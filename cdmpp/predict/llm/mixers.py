@@ -7,6 +7,8 @@ from cdmpp.predict.llm.step_builder import StepBuilder
 from cdmpp.predict.llm.steps import Decode, Prefill, Step, attention_calls
 from cdmpp.predict.llm.tensors import compressor_columns, projected_columns
 
+#: Parts that each recurrent or sparse layer has once.
+EAGER_LAYERS = ("conv1d", "index_topk")
 #: Parts for which no operator exists: one of about their cost stands for them. They belong to the sequences of a phase.
 STAND_INS = ("index_scores", "index_topk", "conv1d", "scan", "scan_scores", "scan_values", "scan_state", "scan_output")
 
@@ -160,8 +162,8 @@ def _indexer(
 def _recurrent(b: StepBuilder, mixer: Recurrent, step: Step) -> None:
     """Products, convolution and scan; heads are split over ranks.
 
-    Decode reads and writes the state of each sequence. Prefill computes chunks of tokens as products, and a state for
-    each chunk.
+    Decode reads and writes the state of each sequence. Prefill computes chunks of tokens as products, and one after
+    the other a state for each chunk.
     """
     hidden, tp = b.config.hidden, b.layout.tp
     heads, inner, convolved = -(-mixer.heads // tp), -(-mixer.inner // tp), -(-mixer.convolved // tp)
@@ -175,15 +177,18 @@ def _recurrent(b: StepBuilder, mixer: Recurrent, step: Step) -> None:
         b.add("scan", "silu", dtype="float32", rows=b.tokens * heads, cols=mixer.key_dim * mixer.value_dim)
     else:
         b.vector("conv1d", "silu", convolved)
-        chunks = heads * sum(-(-length // mixer.chunk) for length in step.lengths)
+        chunks = [-(-length // mixer.chunk) for length in step.lengths]
         products = {
             "scan_scores": (mixer.chunk, mixer.chunk, mixer.key_dim),
             "scan_values": (mixer.chunk, mixer.value_dim, mixer.chunk),
-            "scan_state": (mixer.key_dim, mixer.value_dim, mixer.chunk),
             "scan_output": (mixer.chunk, mixer.value_dim, mixer.key_dim),
         }
         for name, (m, n, k) in products.items():
-            b.add(name, "bmm", batch=chunks, m=m, n=n, k=k)
+            b.add(name, "bmm", batch=heads * sum(chunks), m=m, n=n, k=k)
+        # The state of a chunk needs that of the chunk before it.
+        with b.repeated(max(chunks)):
+            sizes = {"m": mixer.key_dim, "n": mixer.value_dim, "k": mixer.chunk}
+            b.add("scan_state", "bmm", batch=heads * len(chunks), **sizes)
     b.norm("scan_norm", inner)
     b.vector("scan_gate", "mul", inner)
     b.linear("o_proj", hidden, inner, "output")

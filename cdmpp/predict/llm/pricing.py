@@ -13,7 +13,7 @@ from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS
 from cdmpp.predict.engines.profile import DEFAULT_FRAMEWORK, KERNELS_ONLY, EngineProfile, load_engine
 from cdmpp.predict.llm.layout import Layout
-from cdmpp.predict.llm.mixers import STAND_INS
+from cdmpp.predict.llm.mixers import EAGER_LAYERS, STAND_INS
 from cdmpp.predict.llm.operators import Decode, Step, StepPart
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import Collective
@@ -76,6 +76,8 @@ class StepPricing:
         What it adds to the kernels.
     sequences, ranks, replicas : int
         Sequences of a replica, ranks that share a layer, and replicas of the attention.
+    eager_s : float
+        Seconds of the host for layers outside of the graph of a prefill.
     frameworks : tuple of str
         Frameworks whose kernels are predicted; the fastest of each part counts.
     """
@@ -86,6 +88,7 @@ class StepPricing:
     sequences: int = 1
     ranks: int = 1
     replicas: int = 1
+    eager_s: float = 0.0
     frameworks: tuple[ProgramFramework, ...] = (DEFAULT_FRAMEWORK,)
 
     @classmethod
@@ -104,7 +107,9 @@ class StepPricing:
         captured = (engine.graph_decode and cuda_graph) if decode else engine.graph_prefill
         own = [part for part in parts if not decode or engine.runs(part.name, ranks)]
         frameworks = engine.frameworks if decode else engine.frameworks[:1]
-        return cls(own, captured, engine, sequences, ranks, replicas, frameworks)
+        layers = 0 if decode or not captured else sum(part.count for part in own if part.name in EAGER_LAYERS)
+        eager_s = layers * engine.host.eager_layer_s
+        return cls(own, captured, engine, sequences, ranks, replicas, eager_s, frameworks)
 
     @classmethod
     def of_step(
@@ -124,7 +129,8 @@ class StepPricing:
     @property
     def launches(self) -> int:
         """Kernels that the host launches one by one."""
-        return 0 if self.captured else sum(part.count for part in self.parts)
+        # The states of all chunks are one kernel.
+        return 0 if self.captured else sum(part.count for part in self.parts if part.name != "scan_state")
 
     @property
     def programs(self) -> list[tuple[OperatorSpec, Protocol, ProgramFramework]]:
@@ -204,7 +210,7 @@ class PricedStep:
         launched = self.pricing.launches * np.array([host.launch_s, host.launch_lower_s, host.launch_upper_s])
         device = np.maximum(kernels_s, launched)
         whole = np.maximum(device, step_s) if host.overlapped else device + step_s
-        return np.asarray(whole - kernels_s)
+        return np.asarray(whole - kernels_s + self.pricing.eager_s)
 
     def kinds(self) -> Array:
         """Seconds of each of :data:`KINDS`, ``(4, kinds)``: see :func:`combined`."""

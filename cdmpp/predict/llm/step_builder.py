@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,10 @@ class StepBuilder:
             yield
         finally:
             self._count = before
+
+    def repeated(self, runs: int) -> AbstractContextManager[None]:
+        """Parts added inside run ``runs`` times for each time that they would run."""
+        return self.times(self._count * runs)
 
     def add(self, name: str, operator: str, **fields: Any) -> None:
         """Add an operator; its ``dtype`` is that of the activations if not given.

@@ -116,6 +116,7 @@ class StepCosts:
             found.setdefault(point.kind, []).append(step)
         seconds = {kind: np.array([step.seconds[0].sum() for step in kept]) for kind, kept in found.items()}
         launches = np.array([step.pricing.launches for step in found["prefill"]], dtype=np.float64)
+        eager_s = found["prefill"][0].pricing.eager_s
         # Bounds of decode steps stand for those of all durations.
         middle = len(self._batches) // 2
         kinds = found["rest"][middle].kinds() + found["attention"][middle * len(self._cached)].kinds()
@@ -132,6 +133,7 @@ class StepCosts:
             seconds["output"],
             seconds["chunk"].reshape(len(self._chunks), len(self._cached)),
             float(launches.max()),
+            eager_s,
             kinds,
         )
 
@@ -160,6 +162,7 @@ class StepTables:
         output: Array,
         chunk: Array,
         launches: float,
+        eager_s: float,
         kinds: Array,
     ) -> None:
         self._engine, self._layout = engine, layout
@@ -168,6 +171,7 @@ class StepTables:
         self._rest, self._prefill, self._output, self._attention, self._chunk = map(
             _growing, (rest, prefill, output, attention, chunk)
         )
+        self._eager_s = eager_s
         self._launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
         #: Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.predict.llm.pricing.combined`).
         self.kinds = kinds
@@ -210,7 +214,7 @@ class StepTables:
         seconds += fixed + sum(self._chunk_s(new, past) - fixed for new, past in chunks)
         if sequences:
             seconds += float(np.interp(cached, self._cached, self._decode_row(sequences)[1]))
-        seconds = max(seconds, self._launched_s)
+        seconds = max(seconds, self._launched_s) + self._eager_s
         return float(self._with_host(np.array(seconds), sequences + len(chunks)))
 
     def _chunk_s(self, new: int, past: int) -> float:

@@ -203,8 +203,10 @@ def test_a_type_excluded_from_some_layers_is_said() -> None:
 
 def test_prefill_of_a_recurrent_layer_is_products_of_chunks() -> None:
     parts = {part.name: part for part in step_operators(read_config(QWEN35), Layout(tp=4), Prefill([100, 1000]))}
-    assert parts["scan_state"].program.sizes() == {"batch": 12 * (2 + 16), "m": 128, "n": 128, "k": 64}
-    assert (parts["scan_state"].count, parts["attention_gate"].count) == (48, 16)
+    assert parts["scan_values"].program.sizes() == {"batch": 12 * (2 + 16), "m": 64, "n": 128, "k": 64}
+    # The states of a sequence follow each other; those of several are computed together.
+    assert parts["scan_state"].program.sizes() == {"batch": 12 * 2, "m": 128, "n": 128, "k": 64}
+    assert (parts["scan_state"].count, parts["attention_gate"].count) == (48 * 16, 16)
     assert "scan" not in parts
 
 
