@@ -32,7 +32,7 @@ function values(estimate, served) {
 }
 
 /**
- * Estimate a language model: {rows: [{device, estimate, served, values, error}]}.
+ * Estimate a language model: {workload: text, rows: [{device, estimate, served, values, error}]}.
  *
  * `estimate` is the answer of POST /llm for one batch. With `serving`, `served` is the answer of POST /llm/simulate and
  * gives the values. A batch that does not fit at once can be served, because requests wait: then `estimate` is that of
@@ -56,7 +56,7 @@ export async function askEstimates(query, devices, signal) {
     rows.push({ device, estimate: answer.error ? null : answer, served: error ? null : served, error,
       values: error ? null : values(answer, served) });
   }
-  return { rows };
+  return { rows, workload: workload(query, rows) };
 }
 
 /** Rows as the bars need them: the chosen duration as latency; the first token if there is no other. */
@@ -75,8 +75,8 @@ const gigabytes = (bytes) => `${threeDigits(bytes / 1e9)} GB`;
 function memory(estimate, served) {
   const { total, device, ...parts } = estimate.memory_bytes;
   const title = Object.entries(parts).map(([name, bytes]) => `${name.replace("_", " ")} ${gigabytes(bytes)}`).join(", ");
-  const room = [device ? `of ${gigabytes(device)}` : "", served && estimate.batch === 1 ? "for one request" : ""].filter(Boolean).join(" ");
-  return [html("span", { title }, gigabytes(total)), html("span", { class: "hint" }, room)];
+  return [html("span", { title }, gigabytes(total)), device ? html("span", { class: "hint" }, `of ${gigabytes(device)}`) : null,
+    served && estimate.batch === 1 ? html("span", { class: "hint" }, "one request") : null];
 }
 
 /** The table by device, fastest token first. */
@@ -106,14 +106,14 @@ export function estimateTable(rows, unit) {
 export const rate = (value) => (value >= 99.95 ? whole(value) : threeDigits(value));
 
 /** What was estimated, such as "llama, 8.03 billion parameters, engine vllm: ...". */
-export function workload({ sequences, serving, options }, rows) {
+function workload({ sequences, serving, options }, rows) {
   const estimate = rows.find((r) => r.estimate)?.estimate;
   const model = estimate ? [`${estimate.model_type}, ${threeDigits(estimate.parameters / 1e9)} billion parameters`] : [];
-  const load = serving ? `${whole(sequences)} concurrent requests, means over requests` : `one batch of ${whole(sequences)}`;
+  const load = serving ? `${whole(sequences)} concurrent requests (means)` : `one batch of ${whole(sequences)}`;
   return [...model, `engine ${options.engine}`, load, `${whole(options.input)} tokens of prompt and ${whole(options.output)} of answer`].join("; ");
 }
 
-/** Remarks of the answers, each once, with the devices if it holds for some of them only. */
+/** Remarks of the answers, each once, with the devices if it holds for some of them only and does not name them. */
 export function remarks(rows) {
   const estimates = rows.filter((r) => r.estimate), found = new Map();
   for (const { device, estimate } of estimates) {
@@ -121,7 +121,8 @@ export function remarks(rows) {
       found.set(text, [...(found.get(text) ?? []), device]);
     }
   }
-  return [...found].map(([text, devices]) => html("li", {}, devices.length < estimates.length ? `${devices.join(", ")}: ${text}` : text));
+  return [...found].map(([text, devices]) => html("li", {},
+    devices.length < estimates.length && !devices.every((d) => text.includes(d)) ? `${devices.join(", ")}: ${text}` : text));
 }
 
 /** Parts of an estimate in the form of programs (programs.js). */

@@ -23,14 +23,13 @@ function readConfig(text) {
 /**
  * Set up the form; `examples` are configurations by name, `changed` is called after an example or a file is loaded.
  *
- * Returns {load(file), read(), state(), restore(state), linked()}.
+ * Returns {load(file), read(), restore(parameters of a link)}.
  */
 export function languageModel(examples, changed) {
   const select = find("llm-example"), text = find("config"), input = find("config-file");
   const fields = [...find("llm-part").querySelectorAll("[data-field]")];
   const written = (name) => JSON.stringify(examples[name], null, 2);
   const name = () => Object.keys(examples).find((n) => text.value === written(n));
-  const short = () => JSON.stringify(readConfig(text.value)).length <= LINK_LIMIT;
 
   // Select the example in the list only while the text equals it.
   const sync = () => (select.value = name() ?? "");
@@ -58,7 +57,7 @@ export function languageModel(examples, changed) {
     input.value = "";
   };
 
-  /** The query; throws {message, hint} if a field is invalid. */
+  /** The query, with `link`, its parameters; throws {message, hint} if a field is invalid. */
   function read() {
     const options = {};
     for (const field of fields) {
@@ -66,15 +65,16 @@ export function languageModel(examples, changed) {
       if (value !== "") options[field.dataset.field] = value;
       else if (initial(field)) throw { message: `${field.dataset.name} has no value.` };
     }
-    const { load: kind, sequences, ...layout } = options;
-    return { mode: "llm", config: readConfig(text.value), sequences, serving: kind === "serving", options: layout };
+    const { load: kind, sequences, ...layout } = options, config = readConfig(text.value);
+    return { mode: "llm", config, sequences, serving: kind === "serving", options: layout, link: link(config) };
   }
 
   /** Parameters of a link: the example or a short configuration, and the fields that were changed. */
-  function state() {
+  function link(config) {
     const changedFields = fields.filter((f) => f.value !== initial(f)).map((f) => [f.dataset.field, f.value]);
-    const config = name() ? { model: name() } : short() ? { config: JSON.stringify(readConfig(text.value)) } : {};
-    return { ...config, ...Object.fromEntries(changedFields) };
+    const whole = JSON.stringify(config);
+    const source = name() ? { model: name() } : whole.length <= LINK_LIMIT ? { config: whole } : {};
+    return { ...source, ...Object.fromEntries(changedFields) };
   }
 
   function restore(parameters) {
@@ -90,5 +90,5 @@ export function languageModel(examples, changed) {
     }
   }
 
-  return { load, read, state, restore, linked: () => name() !== undefined || short() };
+  return { load, read, restore };
 }

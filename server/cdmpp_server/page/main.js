@@ -6,7 +6,7 @@ import { barsTable, drawBars } from "./bars.js";
 import { showCurve, shownCurve } from "./curves.js";
 import { deviceList } from "./devices.js";
 import { DOMAIN_ORDER, domainLegend, domainMark, errorText, find, html } from "./dom.js";
-import { DURATIONS, askEstimates, durations, estimateRecords, estimateTable, parts, remarks, shownDuration, workload } from "./estimates.js";
+import { DURATIONS, askEstimates, durations, estimateRecords, estimateTable, parts, remarks, shownDuration } from "./estimates.js";
 import { exportButtons } from "./export.js";
 import { fileField } from "./file.js";
 import { keyForm } from "./key.js";
@@ -133,7 +133,7 @@ function show() {
   find("domains").replaceChildren(...domainLegend(answers().map((a) => a.domain)));
   find("total-title").textContent = title();
   find("cost-title").textContent = isModel() ? "Latency by part of the model" : "Latency by program";
-  find("workload").textContent = isModel() ? workload(query, result.rows) : "";
+  find("workload").textContent = result.workload ?? "";
   find("remarks").replaceChildren(...(isModel() ? remarks(result.rows) : []));
   find("duration-label").hidden = !isModel();
   drawTotals();
@@ -190,7 +190,7 @@ function showPrograms() {
 const NO_CURVE = {
   operators: "These operators share no size. Define one as a variable, such as tokens = 1024, and use it: m=tokens.",
   model: "Every dimension of this model is fixed. Export it with a dynamic batch dimension to get a curve.",
-  llm: "Select concurrent requests as load, and more than one answer token, to simulate an engine that serves requests.",
+  llm: "Select concurrency as load, and more than one answer token, to simulate an engine that serves requests.",
 };
 const CURVE_KEY = {
   size: find("curve-key").textContent,
@@ -230,7 +230,7 @@ async function curve(signal) {
 
 /** Parameters of the query; a file has none, because a link cannot hold it. */
 function queryState() {
-  if (query.mode === "llm") return { mode: "llm", devices: options.devices.join(","), ...model.state() };
+  if (query.mode === "llm") return { mode: "llm", devices: options.devices.join(","), ...query.link };
   const state = { devices: options.devices.join(","), protocol: options.protocol, framework: options.framework };
   if (query.mode === "operators") state.text = find("text").value;
   return state;
@@ -251,7 +251,7 @@ async function copyLink() {
   const note = find("link-note");
   try {
     await navigator.clipboard.writeText(location.href);
-    const missing = query.mode === "model" ? "the ONNX file" : query.mode === "llm" && !model.linked() ? "config.json, which is too long" : null;
+    const missing = query.mode === "model" ? "the ONNX file" : query.mode === "llm" && !(query.link.model || query.link.config) ? "config.json, which is too long" : null;
     note.textContent = missing ? `Copied; the link does not hold ${missing}.` : "Copied.";
   } catch {
     note.textContent = "The browser does not allow copying: copy the address of this page.";
