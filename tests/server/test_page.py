@@ -16,8 +16,10 @@ from fastapi.testclient import TestClient
 
 from cdmpp.cli.demo import Server, running_server
 from cdmpp.predict.curves.template import Expression, exact
+from cdmpp.predict.engines.profile import engine_names
 from cdmpp.programs.operators import operator_types, parse_operator
 from cdmpp.utils.units import format_latency
+from cdmpp_server.llm import LlmRequest
 from cdmpp_server.page import FOLDER, SWAGGER, files
 from tests.server.conftest import LINEAR, problem
 from tests.waiting import PATIENCE_S
@@ -67,6 +69,20 @@ def test_page_refuses_post(client: TestClient) -> None:
     answer = client.post("/", content=b"x")
     problem(answer, 405, "method_not_allowed")
     assert "GET" in answer.headers["allow"]
+
+
+def test_page_has_the_example_configurations_and_the_options_of_llm(client: TestClient) -> None:
+    answer = client.get("/page/models.json")
+    assert answer.headers["content-type"] == "application/json"
+    examples = {path.stem: json.loads(path.read_text()) for path in (EXAMPLES / "llm").glob("*.json")}
+    assert answer.json() == examples
+    form = files()["index.html"][0].decode()
+    selects = dict(re.findall(r'<select [^>]*data-field="(\w+)"[^>]*>(.*?)</select>', form, re.DOTALL))
+    options = {name: re.findall("<option>(.*?)</option>", text) for name, text in selects.items()}
+    assert sorted(options["engine"]) == sorted(engine_names())
+    fields = LlmRequest.model_json_schema()["properties"]
+    for name in ("weights", "kv_dtype"):
+        assert options[name] == fields[name]["anyOf"][0]["enum"]
 
 
 @pytest.fixture(scope="module")
@@ -336,6 +352,91 @@ def test_too_large_file_gives_a_message(opened: Callable[..., Any], tmp_path: Pa
 
 
 @pytest.mark.browser
+def test_language_model_shows_the_values_of_llm(server: Server, opened: Callable[..., Any], tmp_path: Path) -> None:
+    page = opened(permissions=["clipboard-read", "clipboard-write"])
+    devices = ["h100-sxm", "a100-pcie-80gb", "t4"]
+    page.get_by_role("radio", name="Language model").check()
+    choose(page, devices)
+    page.get_by_label("Answer tokens").fill("16")
+    page.get_by_label("tp", exact=True).fill("2")
+    page.get_by_label("Example model").select_option("qwen2.5-14b")
+    page.wait_for_selector("#workload:has-text('14.8 billion')")
+    settled(page)
+    config = json.loads((EXAMPLES / "llm" / "qwen2.5-14b.json").read_text())
+    question = {"config": config, "devices": devices, "batch": 8, "input": 1024, "output": 16, "tp": 2}
+    *answers, failure = server.request("POST", "/llm", question)["answers"]
+    rows = {d: page.locator(f".estimates tr[data-device='{d}']") for d in devices}
+    for answer in answers:
+        cell = {key: rows[answer["device"]].locator(f"[data-key={key}]") for key in ("ttft", "tpot", "memory", "gpus")}
+        for key in ("ttft", "tpot"):
+            assert cell[key].text_content().startswith(format_latency(answer[f"{key}_s"]) + "[")
+        assert cell["memory"].text_content().startswith(f"{answer['memory_bytes']['total'] / 1e9:.3g} GB")
+        assert cell["gpus"].text_content() == "2"
+    assert failure["error"]["code"] == "infeasible"
+    assert failure["error"]["message"] in rows["t4"].inner_text()
+    assert failure["error"]["hint"] in rows["t4"].inner_text()
+    # The parts of the selected device, and another duration in the bars.
+    page.locator("#device").select_option("h100-sxm")
+    largest = max(answers[0]["parts"], key=lambda part: part["seconds"])
+    first = page.locator("tr[data-program]").first
+    assert first.get_attribute("data-program") == f"{largest['name']}:{largest['phase']},{largest['operator']}"
+    assert first.locator("[data-key=total]").text_content() == format_latency(largest["seconds"])
+    page.locator("#duration").select_option("ttft")
+    bar = page.locator("#bars .row", has_text="h100-sxm").locator(".value")
+    assert bar.text_content() == format_latency(answers[0]["ttft_s"])
+    with page.expect_download() as download:
+        page.locator("[data-figure=bars]").get_by_text("CSV", exact=True).click()
+    exported = {row["device"]: row for row in csv.DictReader(Path(download.value.path()).read_text().splitlines())}
+    assert set(exported) == set(devices)
+    assert float(exported["h100-sxm"]["tpot_s"]) == answers[0]["tpot_s"]
+    assert exported["t4"]["error"] == failure["error"]["message"]
+    # A link has the example's name, or a short configuration; a long one is not part of it.
+    assert "model=qwen2.5-14b" in page.url and "config=" not in page.url
+    other = opened(fragment=f"#{page.url.partition('#')[2]}")
+    assert other.get_by_label("tp", exact=True).input_value() == "2"
+    assert other.locator(".estimates").inner_text() == page.locator(".estimates").inner_text()
+    for extra, held in (({"n": 1}, True), ({"n": "x" * 2000}, False)):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({**config, "num_hidden_layers": 4, **extra}))
+        page.set_input_files("#config-file", str(path))
+        page.wait_for_function("held => location.href.includes('config=') === held", arg=held)
+        settled(page)
+        assert page.get_by_label("Example model").input_value() == ""
+        page.get_by_role("button", name="Copy a link to this view").click()
+        page.wait_for_selector("#link-note:text-is('Copied.')" if held else "#link-note:has-text('config.json')")
+    page.get_by_role("textbox", name="config.json").fill("{")
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector("#alert:has-text('config.json is not a JSON object')")
+
+
+@pytest.mark.browser
+def test_load_chart_shows_the_values_of_simulate(server: Server, opened: Callable[..., Any]) -> None:
+    devices = ["h100-sxm", "l4"]
+    fragment = "#mode=llm&load=serving&sequences=6&output=16&model=llama-3.1-8b&devices="
+    page = opened(fragment=fragment + ",".join(devices))
+    page.wait_for_selector("#curve path.line")
+    config = json.loads((EXAMPLES / "llm" / "llama-3.1-8b.json").read_text())
+    for concurrency in (6, 4):
+        assert page.locator("#at-label").text_content() == f"concurrency = {concurrency}"
+        question = {"config": config, "concurrency": concurrency, "input": 1024, "output": 16}
+        answers = {d: server.request("POST", "/llm/simulate", {**question, "device": d}) for d in devices}
+        for key in ("tpot", "ttft"):
+            means = {d: format_latency(answer[f"{key}_s"]["mean"]) for d, answer in answers.items()}
+            assert shown(page, "#readout", key) == means
+            if concurrency == 6:
+                cells = shown(page, ".estimates", key)
+                assert all(cells[d].startswith(mean + "[") for d, mean in means.items())
+        page.locator("#at").press("ArrowLeft")
+    assert page.locator("#curve path.line").count() == 2
+    assert page.locator("#curve path.mark").count() == 2 * len([1, 2, 4, 6])
+    assert page.locator("#curve path.mark.chosen").count() == 2
+    with page.expect_download() as download:
+        page.locator("[data-figure=curve]").get_by_text("CSV", exact=True).click()
+    exported = list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
+    assert [int(row["concurrency"]) for row in exported] == [1, 2, 4, 6] * 2
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_screen_needs_no_horizontal_scrolling(opened: Callable[..., Any], scheme: str, tmp_path: Path) -> None:
     page = opened(360, "", color_scheme=scheme, has_touch=True)
@@ -347,6 +448,10 @@ def test_narrow_screen_needs_no_horizontal_scrolling(opened: Callable[..., Any],
         assert widths == [360, 360]
     page.screenshot(path=tmp_path / "phone.png", full_page=True)
     assert (tmp_path / "phone.png").stat().st_size > 20_000
+    assert page.evaluate(CONTRAST) == []
+    page = opened(360, "#mode=llm&load=serving&sequences=2&output=4&devices=h100-sxm,t4", color_scheme=scheme)
+    page.wait_for_selector("#curve path.line")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
     assert page.evaluate(CONTRAST) == []
 
 

@@ -27,6 +27,7 @@ MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
 }
 #: The page loads from and connects to this server only, and cannot be framed. Its script makes blob images itself, to
 #: export a figure as PNG.

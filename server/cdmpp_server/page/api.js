@@ -35,7 +35,7 @@ async function refusal(response, path, isFile) {
   if (response.status === 413 && isFile) {
     return new Refusal(413, body.code, "The file is larger than this service accepts.", FILE_LIMIT);
   }
-  const places = (body.errors ?? []).map((e) => `${e.path}: ${e.message}`).join("; ");
+  const places = (body.errors ?? []).filter((e) => e.message !== body.detail).map((e) => `${e.path}: ${e.message}`).join("; ");
   const detail = [body.detail ?? `${where} returned status ${response.status}`, places].filter(Boolean).join(" – ");
   const wait = response.headers.get("retry-after");
   const hint = [body.hint, wait ? `Retry in ${wait} s.` : ""].filter(Boolean).join(" ");

@@ -23,9 +23,9 @@ const FILLS = { near: "url(#hatch)", out: "url(#dots)" };
  * Draw the chart into `box`.
  *
  * `devices`: [{device, latency_s, lower_s, upper_s, domain}], without devices that have no latency;
- * `options`: {scale: "linear" | "log", unit, chosen, pick(device)}.
+ * `options`: {title, scale: "linear" | "log", unit, chosen, pick(device)}.
  */
-export function drawBars(box, devices, { scale, unit, chosen, pick }) {
+export function drawBars(box, devices, { title, scale, unit, chosen, pick }) {
   const width = box.clientWidth, narrow = width < NARROW;
   const rows = [...devices].sort((a, b) => a.latency_s - b.latency_s);
   const label = narrow ? 0 : Math.min(200, 14 + 7.6 * Math.max(...rows.map((r) => r.device.length)));
@@ -38,7 +38,7 @@ export function drawBars(box, devices, { scale, unit, chosen, pick }) {
   const fixed = unit === "auto" && scale === "linear" ? latency(axis.top).split(" ")[1] : unit;
 
   const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", class: "bars",
-    "aria-label": `Total latency by device, ${rows.length} devices, fastest first: ${rows.map((r) => `${r.device} ${latency(r.latency_s, unit)}, ${r.domain}`).join("; ")}` }, patterns());
+    "aria-label": `${title}, ${rows.length} devices, fastest first: ${rows.map((r) => `${r.device} ${latency(r.latency_s, unit)}, ${r.domain ?? "no domain"}`).join("; ")}` }, patterns());
   for (const value of axis.ticks) {
     const x = axis.at(value);
     chart.append(svg("line", { class: "grid", x1: x, x2: x, y1: 0, y2: height - AXIS + 4 }),
@@ -57,16 +57,16 @@ export function drawBars(box, devices, { scale, unit, chosen, pick }) {
       group.append(svg("rect", { class: row.domain === "in" ? "in" : null, x: start, y: middle - BAR / 2, rx: 2, height: BAR,
         width: Math.max(1, x - start), fill: FILLS[row.domain] }));
     } else {
-      group.append(svg("line", { class: `stem ${row.domain}`, x1: start, x2: x, y1: middle, y2: middle }));
+      group.append(svg("line", { class: `stem ${row.domain ?? ""}`, x1: start, x2: x, y1: middle, y2: middle }));
     }
     group.append(svg("line", { class: "whisker", x1: low, x2: high, y1: middle, y2: middle }),
       ...[low, high].map((v) => svg("line", { class: "whisker", x1: v, x2: v, y1: middle - 5, y2: middle + 5 })));
     if (scale === "log") {
-      group.append(svg("circle", { class: `dot ${row.domain}`, cx: x, cy: middle, r: 6 }));
+      group.append(svg("circle", { class: `dot ${row.domain ?? ""}`, cx: x, cy: middle, r: 6 }));
     }
     const time = latency(row.latency_s, unit);
     const name = (attributes) => svg("text", { class: "name", ...attributes }, row.device);
-    const mark = svg("tspan", { class: `domain ${row.domain}` }, `${SIGNS[row.domain] ?? ""} ${row.domain}`);
+    const mark = svg("tspan", { class: `domain ${row.domain ?? ""}` }, row.domain ? `${SIGNS[row.domain]} ${row.domain}` : "");
     if (narrow) {
       group.append(name({ x: 8, y: top + 18 }),
         svg("text", { class: "value", x: width - 8, y: top + 18, "text-anchor": "end" }, `${time}  `, mark));
@@ -76,7 +76,7 @@ export function drawBars(box, devices, { scale, unit, chosen, pick }) {
         svg("text", { class: "bounds", x: width - values + 76, y: middle - 1.5 }, interval(row.lower_s, row.upper_s, unit)),
         svg("text", { class: "bounds", x: width - values + 76, y: middle + 11.5 }, mark));
     }
-    group.append(svg("title", {}, `${row.device}: ${time}, ${interval(row.lower_s, row.upper_s, unit)}, ${row.domain}`));
+    group.append(svg("title", {}, `${row.device}: ${time}, ${interval(row.lower_s, row.upper_s, unit)}, ${row.domain ?? "no domain"}`));
     return group;
   }
 }

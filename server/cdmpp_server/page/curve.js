@@ -32,36 +32,72 @@ export function seriesMark(i) {
 }
 
 /**
+ * Frame of a chart with one line per device and the latency upwards: {chart, x, y, labels, width, right, bottom}.
+ *
+ * `horizontal(from, to)` makes the scale of the other axis, `text(v)` and `vertical(v)` the texts of the ticks. `labels`:
+ * whether there is room for the names of the lines.
+ */
+export function chartFrame(box, series, { title, label, horizontal, text, vertical }) {
+  const width = box.clientWidth, height = Math.round(Math.min(440, Math.max(280, width * 0.5))), bottom = height - AXIS;
+  const labels = width >= 620 && series.length <= 10;
+  const right = labels ? Math.min(180, 18 + 7 * Math.max(...series.map((s) => s.device.length))) : 14;
+  const points = series.flatMap((s) => s.points);
+  const x = horizontal(LEFT + 8, width - right - 8);
+  const y = log(Math.min(...points.map((p) => p.lower_s)), Math.max(...points.map((p) => p.upper_s)),
+    bottom, 8, Math.floor(height / 44));
+
+  const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", class: "curve", "aria-label": label });
+  for (const value of y.ticks) {
+    chart.append(svg("line", { class: "grid", x1: LEFT, x2: width - right, y1: y.at(value), y2: y.at(value) }),
+      svg("text", { class: "tick", x: LEFT - 8, y: y.at(value) + 4, "text-anchor": "end" }, vertical(value)));
+  }
+  for (const value of x.ticks) {
+    chart.append(svg("line", { class: "grid", x1: x.at(value), x2: x.at(value), y1: 8, y2: bottom }),
+      svg("text", { class: "tick", x: x.at(value), y: bottom + 18, "text-anchor": "middle" }, text(value)));
+  }
+  chart.append(svg("text", { class: "title", x: (LEFT + width - right) / 2, y: height - 6, "text-anchor": "middle" }, title));
+  return { chart, x, y, labels, width, right, bottom };
+}
+
+/** Band of the intervals; `place(point, key)` gives the position of one of its values. */
+export function intervalBand({ index, points }, place) {
+  const upper = points.map((p) => place(p, "upper_s")), lower = points.map((p) => place(p, "lower_s"));
+  return svg("path", { class: `band series s${index % 8}`, d: `${path([...upper, ...lower.reverse()])}Z` });
+}
+
+/** Line and marks of a device; `title(point)`, if given, is the text of a mark under the pointer. */
+export function seriesLine({ device, index, points }, place, title = null) {
+  return svg("g", { class: `series s${index % 8}` }, title ? null : svg("title", {}, device),
+    svg("path", { class: "line", d: path(points.map((p) => place(p, "fitted_s"))) }),
+    ...points.map((p) => svg("path", { class: `mark ${p.domain}`, d: SHAPES[index % SHAPES.length](3.6),
+      transform: `translate(${place(p, "latency_s").map((v) => v.toFixed(1)).join(",")})` }, title ? svg("title", {}, title(p)) : null)));
+}
+
+/** Names of the lines; `end(series)` is the position of a line's end, `bottom` the lowest position. */
+export function endLabels(series, end, bottom) {
+  const labelled = series.map((s) => ({ ...s, at: end(s) })).sort((a, b) => a.at[1] - b.at[1]);
+  // Move overlapping names apart, then move the column back into the chart.
+  for (let i = 1; i < labelled.length; i++) labelled[i].at[1] = Math.max(labelled[i].at[1], labelled[i - 1].at[1] + 15);
+  const over = Math.max(0, (labelled.at(-1)?.at[1] ?? 0) - bottom);
+  return labelled.map((s) => svg("text", { class: `end series s${s.index % 8}`, x: s.at[0], y: s.at[1] - over + 4 }, s.device));
+}
+
+/**
  * Draw the chart into `box`.
  *
  * `series`: [{device, index, points: [{x, latency_s, lower_s, upper_s, fitted_s, domain}]}], without errors;
- * `options`: {axis: name of the size, unit, at: the selected size, read(x)}.
+ * `options`: {axis: name of the size, unit, at: the selected size, read(x)}. Returns a function that moves the selection.
  */
 export function drawCurve(box, series, { axis, unit, at, read }) {
-  const width = box.clientWidth, height = Math.round(Math.min(440, Math.max(280, width * 0.5)));
-  const labels = width >= 620 && series.length <= 10;
-  const longest = Math.max(...series.map((s) => s.device.length));
-  const right = labels ? Math.min(180, 18 + 7 * longest) : 14;
-  const points = series.flatMap((s) => s.points);
-  const sizes = [...new Set(points.map((p) => p.x))].sort((a, b) => a - b);
-  const x = powers(sizes, LEFT + 8, width - right - 8, width < 560 ? 46 : 40);
-  const y = log(Math.min(...points.map((p) => p.lower_s)), Math.max(...points.map((p) => p.upper_s)),
-    height - AXIS, 8, Math.floor(height / 44));
-
-  const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", class: "curve",
-    "aria-label": `Latency over ${axis} from ${sizes[0]} to ${sizes.at(-1)} for ${series.length} devices; the slider below selects a size` });
-  for (const value of y.ticks) {
-    chart.append(svg("line", { class: "grid", x1: LEFT, x2: width - right, y1: y.at(value), y2: y.at(value) }),
-      svg("text", { class: "tick", x: LEFT - 8, y: y.at(value) + 4, "text-anchor": "end" }, tick(value, unit)));
-  }
-  for (const value of x.ticks) {
-    chart.append(svg("line", { class: "grid", x1: x.at(value), x2: x.at(value), y1: 8, y2: height - AXIS }),
-      svg("text", { class: "tick", x: x.at(value), y: height - AXIS + 18, "text-anchor": "middle" }, size(value)));
-  }
-  chart.append(svg("text", { class: "title", x: (LEFT + width - right) / 2, y: height - 6, "text-anchor": "middle" }, axis));
-  const cursor = svg("line", { class: "cursor", x1: x.at(at), x2: x.at(at), y1: 8, y2: height - AXIS });
-  chart.append(...series.map(band), cursor, ...series.map(line));
-  if (labels) chart.append(...ends());
+  const sizes = [...new Set(series.flatMap((s) => s.points.map((p) => p.x)))].sort((a, b) => a - b);
+  const { chart, x, y, labels, width, right, bottom } = chartFrame(box, series, {
+    title: axis, text: size, vertical: (value) => tick(value, unit),
+    label: `Latency over ${axis} from ${sizes[0]} to ${sizes.at(-1)} for ${series.length} devices; the slider below selects a size`,
+    horizontal: (from, to) => powers(sizes, from, to, box.clientWidth < 560 ? 46 : 40) });
+  const place = (p, key) => [x.at(p.x), y.at(p[key])];
+  const cursor = svg("line", { class: "cursor", x1: x.at(at), x2: x.at(at), y1: 8, y2: bottom });
+  chart.append(...series.map((s) => intervalBand(s, place)), cursor, ...series.map((s) => seriesLine(s, place)));
+  if (labels) chart.append(...endLabels(series, (s) => [width - right, y.at(s.points.at(-1).fitted_s)], bottom));
   // The pointer selects a size; the slider does the same for keyboards.
   chart.addEventListener("pointermove", (event) => {
     const px = event.clientX - chart.getBoundingClientRect().left;
@@ -69,39 +105,27 @@ export function drawCurve(box, series, { axis, unit, at, read }) {
   });
   box.replaceChildren(chart);
   return (value) => ["x1", "x2"].forEach((end) => cursor.setAttribute(end, x.at(value)));
-
-  function band({ index, points: row }) {
-    const upper = row.map((p) => [x.at(p.x), y.at(p.upper_s)]), lower = row.map((p) => [x.at(p.x), y.at(p.lower_s)]);
-    return svg("path", { class: `band series s${index % 8}`, d: `${path([...upper, ...lower.reverse()])}Z` });
-  }
-  function line({ device, index, points: row }) {
-    return svg("g", { class: `series s${index % 8}` }, svg("title", {}, device),
-      svg("path", { class: "line", d: path(row.map((p) => [x.at(p.x), y.at(p.fitted_s)])) }),
-      ...row.map((p) => svg("path", { class: `mark ${p.domain}`, d: SHAPES[index % SHAPES.length](3.6),
-        transform: `translate(${x.at(p.x).toFixed(1)},${y.at(p.latency_s).toFixed(1)})` })));
-  }
-  function ends() {
-    const labelled = series.map((s) => ({ ...s, y: y.at(s.points.at(-1).fitted_s) })).sort((a, b) => a.y - b.y);
-    // Move overlapping names apart, then move the column back into the chart.
-    for (let i = 1; i < labelled.length; i++) labelled[i].y = Math.max(labelled[i].y, labelled[i - 1].y + 15);
-    const over = Math.max(0, (labelled.at(-1)?.y ?? 0) - (height - AXIS));
-    return labelled.map((s) => svg("text", { class: `end series s${s.index % 8}`, x: width - right, y: s.y - over + 4 }, s.device));
-  }
 }
 
-/** Values at the selected size: one row per device. */
-export function readout(series, x, axis, unit) {
+/** Table of the values at `x`: one row per device, sorted by `order`; `columns`: [{name, key, value(point)}] after the device. */
+export function readoutTable(series, x, order, columns) {
   const rows = series.map((s) => ({ ...s, point: s.points.find((p) => p.x === x) })).filter((s) => s.point)
-    .sort((a, b) => a.point.latency_s - b.point.latency_s);
+    .sort((a, b) => order(a.point, b.point));
   return html("table", {},
-    tableHead(["device", "latency", " domain", "interval", "monotone fit", `${axis} per second`]),
-    html("tbody", {}, ...rows.map(({ device, index, point: p }) => html("tr", { "data-device": device },
+    tableHead(["device", ...columns.map((c) => c.name)]),
+    html("tbody", {}, ...rows.map(({ device, index, point }) => html("tr", { "data-device": device },
       html("th", { scope: "row" }, seriesMark(index), ` ${device}`),
-      html("td", { class: "figure", "data-key": "latency" }, latency(p.latency_s, unit)),
-      html("td", {}, domainMark(p.domain)),
-      html("td", { class: "figure" }, interval(p.lower_s, p.upper_s, unit)),
-      html("td", { class: "figure" }, latency(p.fitted_s, unit)),
-      html("td", { class: "figure" }, perSecond(x / p.fitted_s))))));
+      ...columns.map((c) => html("td", { class: c.name.startsWith(" ") ? null : "figure", "data-key": c.key }, c.value(point)))))));
+}
+
+/** Values at the selected size, fastest first. */
+export function readout(series, x, axis, unit) {
+  return readoutTable(series, x, (a, b) => a.latency_s - b.latency_s, [
+    { name: "latency", key: "latency", value: (p) => latency(p.latency_s, unit) },
+    { name: " domain", value: (p) => domainMark(p.domain) },
+    { name: "interval", value: (p) => interval(p.lower_s, p.upper_s, unit) },
+    { name: "monotone fit", value: (p) => latency(p.fitted_s, unit) },
+    { name: `${axis} per second`, value: (p) => perSecond(x / p.fitted_s) }]);
 }
 
 function perSecond(rate) {

@@ -15,7 +15,7 @@ function draw() {
   if (!state || !find("curve").clientWidth) return;
   const lines = visible();
   if (!lines.length) return find("curve").replaceChildren();
-  move = drawCurve(find("curve"), lines, { axis: state.axis, unit: state.unit(), at: state.sizes[state.place], read });
+  move = state.draw(find("curve"), lines, { axis: state.axis, unit: state.unit(), at: state.sizes[state.place], read });
 }
 
 function read(value) {
@@ -29,7 +29,7 @@ function update() {
   const value = state.sizes[state.place];
   find("at-label").textContent = `${state.axis} = ${value}`;
   find("at").setAttribute("aria-valuetext", `${state.axis} = ${value}`);
-  find("readout").replaceChildren(readout(visible(), value, state.axis, state.unit()));
+  find("readout").replaceChildren(state.table(visible(), value, state.axis, state.unit()));
 }
 
 function toggle(device, button) {
@@ -40,12 +40,12 @@ function toggle(device, button) {
   update();
 }
 
-/** Show `series` (curve.js); `at` is the size of the query. */
-export function showCurve(series, { axis, at, unit }) {
+/** Show `series` (curve.js); `at` is the size of the query; `draw` and `table` make the chart and the values below it. */
+export function showCurve(series, { axis, at, unit, draw: drawn = drawCurve, table = readout }) {
   const sizes = [...new Set(series.flatMap((s) => s.points.map((p) => p.x)))].sort((a, b) => a - b);
   find("curve-part").hidden = sizes.length === 0;
   if (!sizes.length) return;
-  state = { series, axis, unit, sizes, place: Math.max(0, sizes.indexOf(at)), hidden: new Set() };
+  state = { series, axis, unit, draw: drawn, table, sizes, place: Math.max(0, sizes.indexOf(at)), hidden: new Set() };
   find("legend").replaceChildren(...series.map((s) => {
     const button = html("button", { type: "button", "aria-pressed": "true" }, seriesMark(s.index), ` ${s.device}`);
     button.addEventListener("click", () => toggle(s.device, button));

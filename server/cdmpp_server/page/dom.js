@@ -53,3 +53,10 @@ export function tableHead(names, attributes = {}) {
   return html("thead", {}, html("tr", {}, ...names.map((name) =>
     html("th", { scope: "col", class: name.startsWith(" ") ? "text" : null, ...attributes }, name.trim()))));
 }
+
+/** Value of a number field; throws {message} unless it is a whole number of at least 1. */
+export function wholeNumber(field, name) {
+  const value = Number(field.value);
+  if (Number.isInteger(value) && value >= 1) return value;
+  throw { message: `${name} must be a whole number of at least 1.` };
+}

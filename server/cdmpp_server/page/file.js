@@ -1,13 +1,14 @@
-// Field of the ONNX file, which may be dropped anywhere on the page, and of its dynamic dimensions.
+// Field of the ONNX file, which may be dropped anywhere on the page, and of its dynamic dimensions. A dropped
+// config.json belongs to the form of language models.
 
-import { find, html } from "./dom.js";
+import { find, html, wholeNumber } from "./dom.js";
 import { dynamicDimensions, isBatch } from "./onnx.js";
 
 /** Initial sizes of dynamic dimensions. */
 const START = { batch: 1, other: 128 };
 
-/** Set up the field; `changed(true)` is called when a file has been loaded. */
-export function fileField(changed) {
+/** Set up the field; `changed(true)` is called when a file has been loaded, `json(file)` with a JSON file. */
+export function fileField(changed, json) {
   const input = find("file"), button = find("drop"), text = find("drop-text"), box = find("dims");
   let bytes = null, fault = null;
 
@@ -39,7 +40,9 @@ export function fileField(changed) {
   document.addEventListener("dragleave", (event) => over(event, false));
   document.addEventListener("drop", (event) => {
     over(event, false);
-    take(event.dataTransfer.files[0]);
+    const dropped = event.dataTransfer.files[0];
+    if (dropped?.name.endsWith(".json")) json(dropped);
+    else take(dropped);
   });
 
   /** Return {bytes, dims}; throws {message, hint} if something is missing. */
@@ -47,11 +50,7 @@ export function fileField(changed) {
     if (!bytes) throw { message: "No file is selected.", hint: "Drop an ONNX file on this page, or select one." };
     if (fault) throw fault;
     const dims = {};
-    for (const field of box.querySelectorAll("input")) {
-      const size = Number(field.value);
-      if (!Number.isInteger(size) || size < 1) throw { message: `${field.dataset.name} must be a whole number of at least 1.` };
-      dims[field.dataset.name] = size;
-    }
+    for (const field of box.querySelectorAll("input")) dims[field.dataset.name] = wholeNumber(field, field.dataset.name);
     return { bytes, dims };
   }
   return { read };

@@ -6,13 +6,16 @@ import { barsTable, drawBars } from "./bars.js";
 import { showCurve, shownCurve } from "./curves.js";
 import { deviceList } from "./devices.js";
 import { DOMAIN_ORDER, domainLegend, domainMark, errorText, find, html } from "./dom.js";
+import { DURATIONS, askEstimates, durations, estimateRecords, estimateTable, parts, remarks, shownDuration } from "./estimates.js";
 import { exportButtons } from "./export.js";
 import { fileField } from "./file.js";
 import { keyForm } from "./key.js";
+import { languageModel } from "./llm.js";
+import { askLoad, drawLoad, loadAxes, loadReadout, loadRecords } from "./load.js";
 import { FORMS, example, readOperators } from "./operators.js";
 import { programTable } from "./programs.js";
 import { watch } from "./service.js";
-import { interval, latency, threeDigits } from "./units.js";
+import { counted, interval, latency, threeDigits } from "./units.js";
 
 /** The initial query: one encoder layer of BERT-base over a batch of sentences. */
 const LAYER = `# encoder layer of BERT-base, 128 tokens per sentence
@@ -30,13 +33,16 @@ const MEANING = {
   kernel: "kernel (device only)", graph: "graph (captured)", eager: "eager (from the host)",
 };
 
-let support, devices, file, result = null, query = null, options = null, running = null;
+let support, devices, file, model, result = null, query = null, options = null, running = null;
 let view = { device: null, picked: null, all: false };
 /** Axis and size of a link, until the first curve is shown. */
 let linked = {};
 
 const chosen = (name) => document.querySelector(`input[name=${name}]:checked`).value;
 const unit = () => find("unit").value;
+/** Whether the result is that of a language model, and the duration that it shows. */
+const isModel = () => Boolean(result.rows);
+const duration = () => shownDuration(result.rows, find("duration").value);
 
 function alarm(refusal) {
   const box = find("alert");
@@ -50,6 +56,7 @@ function readForm() {
   find("text-faults").replaceChildren();
   if (!names.length) throw { message: "No device is selected.", hint: "Select one in the list, or search for it." };
   options = { devices: names, protocol: find("protocol").value, framework: find("framework").value };
+  if (mode === "llm") return model.read();
   if (mode === "model") {
     const { bytes, dims } = file.read();
     return { mode, file: bytes, dims };
@@ -61,6 +68,12 @@ function readForm() {
   return { mode, ...read };
 }
 
+const ASK = {
+  operators: (signal) => askOperators(query.entries, options, signal),
+  model: (signal) => askModel(query.file, query.dims, options, signal),
+  llm: (signal) => askEstimates(query, options.devices, signal),
+};
+
 async function predict() {
   running?.abort();
   const controller = (running = new AbortController());
@@ -70,11 +83,9 @@ async function predict() {
     query = readForm();
     results.setAttribute("aria-busy", "true");
     find("go").textContent = "Predicting …";
-    const answer = query.mode === "model"
-      ? await askModel(query.file, query.dims, options, controller.signal)
-      : await askOperators(query.entries, options, controller.signal);
-    result = answer;
-    view = { ...view, device: pickDevice(answer), all: false };
+    result = await ASK[query.mode](controller.signal);
+    if (isModel()) result.devices = durations(result.rows, find("duration").value);
+    view = { ...view, device: pickDevice(result), all: false };
     show();
     saveQuery();
     await curve(controller.signal);
@@ -100,7 +111,7 @@ const predicted = () => result.devices.filter((d) => d.latency_s > 0);
 
 /** Predicted devices, those that the model knows best first, then by latency. */
 function trusted(list) {
-  const rank = (d) => DOMAIN_ORDER.indexOf(d.domain);
+  const rank = (d) => (d.domain ? DOMAIN_ORDER.indexOf(d.domain) : DOMAIN_ORDER.length);
   return list.filter((d) => d.latency_s > 0).sort((a, b) => rank(a) - rank(b) || a.latency_s - b.latency_s);
 }
 
@@ -109,13 +120,22 @@ function pickDevice(answer) {
   return answer.devices.some((d) => d.device === view.picked) ? view.picked : (trusted(answer.devices)[0] ?? answer.devices[0]).device;
 }
 
+const title = () => (isModel() ? DURATIONS[duration()][0] : "Total latency by device");
+
+/** Answers by device, of the sums and of their programs. */
+const answers = () => [...result.devices, ...(result.programs ?? []).flatMap((p) => p.answers)];
+
 function show() {
   const good = predicted();
   headline(good);
   find("device").replaceChildren(...result.devices.map((d) => html("option", { selected: d.device === view.device }, d.device)));
-  find("bars-table").replaceChildren(barsTable(result.devices, unit()));
-  const answers = result.programs.flatMap((p) => p.answers);
-  find("domains").replaceChildren(...domainLegend([...result.devices, ...answers].map((a) => a.domain)));
+  find("bars-table").replaceChildren(isModel() ? estimateTable(result.rows, unit()) : barsTable(result.devices, unit()));
+  find("domains").replaceChildren(...domainLegend(answers().map((a) => a.domain)));
+  find("total-title").textContent = title();
+  find("cost-title").textContent = isModel() ? "Latency by part of the model" : "Latency by program";
+  find("workload").textContent = result.workload ?? "";
+  find("remarks").replaceChildren(...(isModel() ? remarks(result.rows) : []));
+  find("duration-label").hidden = !isModel();
   drawTotals();
   showPrograms();
 }
@@ -123,7 +143,7 @@ function show() {
 function headline(good) {
   const box = find("headline");
   if (!good.length) {
-    const fault = result.programs.flatMap((p) => p.answers).find((a) => a.error)?.error;
+    const fault = answers().find((a) => a.error)?.error;
     box.replaceChildren("No prediction is possible. ", fault ? errorText(fault) : "");
     return;
   }
@@ -131,7 +151,7 @@ function headline(good) {
   const [fastest, slowest] = [others[0], others.at(-1)];
   const incomplete = good.some((d) => d.launches_predicted < d.launches);
   box.replaceChildren(
-    html("strong", { id: "fastest" }, latency(best.latency_s, unit())), ` on ${best.device} `, domainMark(best.domain), " ",
+    html("strong", { id: "fastest" }, latency(best.latency_s, unit())), `${isModel() ? DURATIONS[duration()][1] : ""} on ${best.device} `, domainMark(best.domain), " ",
     html("span", { class: "bounds" }, interval(best.lower_s, best.upper_s, unit())),
     slowest?.latency_s > best.latency_s ? `, ${threeDigits(slowest.latency_s / best.latency_s)} times as fast as ${slowest.device}` : "", ".",
     fastest?.latency_s < best.latency_s ? html("span", { class: "hint" },
@@ -142,7 +162,7 @@ function headline(good) {
 function drawTotals() {
   const good = predicted(), box = find("bars");
   if (!good.length) return box.replaceChildren();
-  drawBars(box, good, { scale: chosen("scale"), unit: unit(), chosen: view.device, pick: choose });
+  drawBars(box, good, { title: title(), scale: chosen("scale"), unit: unit(), chosen: view.device, pick: choose });
 }
 
 function choose(device) {
@@ -158,30 +178,50 @@ function showPrograms() {
     showPrograms();
     find("programs").querySelectorAll("tbody tr")[12]?.scrollIntoView({ block: "nearest" });
   };
-  find("programs").replaceChildren(...programTable(result, view.device, { unit: unit(), all: view.all, more }));
+  const table = { unit: unit(), all: view.all, more };
+  if (!isModel()) return find("programs").replaceChildren(...programTable(result, view.device, table));
+  const { estimate, served, error } = result.rows.find((r) => r.device === view.device);
+  find("programs").replaceChildren(...(estimate
+    ? [served && html("p", { class: "note" }, `One batch of ${estimate.batch}, without a queue.`),
+      ...programTable(parts(estimate), view.device, { ...table, noun: "part" })].filter(Boolean)
+    : [html("p", {}, errorText(error))]));
 }
 
+const NO_CURVE = {
+  operators: "These operators share no size. Define one as a variable, such as tokens = 1024, and use it: m=tokens.",
+  model: "Every dimension of this model is fixed. Export it with a dynamic batch dimension to get a curve.",
+  llm: "Select concurrency as load, and more than one answer token, to simulate an engine that serves requests.",
+};
+const CURVE_KEY = {
+  size: find("curve-key").textContent,
+  llm: "Marks: 1, 2, 4, … concurrent requests, filled if in domain, hollow if near, faint if out. Band: 80 % interval. "
+    + "Values are means over requests. More tokens per second at the same time per token is better.",
+};
+
 async function curve(signal) {
-  const axes = curveAxes(query, support), select = find("axis");
+  const llm = query.mode === "llm", axes = llm ? loadAxes(query) : curveAxes(query, support), select = find("axis");
   const kept = axes.find((a) => a.name === (linked.axis ?? select.value)) ?? axes[0];
   select.replaceChildren(...axes.map((a) => html("option", { selected: a === kept }, a.name)));
-  find("axis-label").hidden = axes.length === 0;
-  find("curve-title").textContent = kept ? `Latency over ${kept.name}` : "Latency over size";
+  find("axis-label").hidden = llm || axes.length === 0;
+  find("curve-title").textContent = llm ? "Time per token against throughput" : kept ? `Latency over ${kept.name}` : "Latency over size";
+  find("curve-key").textContent = CURVE_KEY[llm ? "llm" : "size"];
   find("curve-part").hidden = true;
   const note = find("curve-note");
   if (!kept) {
-    note.textContent = query.mode === "model"
-      ? "Every dimension of this model is fixed. Export it with a dynamic batch dimension to get a curve."
-      : "These operators share no size. Define one as a variable, such as tokens = 1024, and use it: m=tokens.";
+    note.textContent = NO_CURVE[query.mode];
     return;
   }
   note.textContent = "…";
   try {
-    const { series, faults } = await askCurve(query, kept, options, support, signal);
-    showCurve(series, { axis: kept.name, at: Number(linked.at ?? kept.value), unit });
+    const progress = (done, all) => (note.textContent = `simulating ${done + 1} of ${all} …`);
+    const { series, faults } = llm
+      ? await askLoad(query, result.rows, signal, progress)
+      : await askCurve(query, kept, options, support, signal);
+    const at = Number(linked.at ?? kept.value);
+    showCurve(series, { axis: kept.name, at, unit, ...(llm && { draw: drawLoad, table: loadReadout }) });
     linked = {};
     const fault = faults[0];
-    note.replaceChildren(...(fault ? [`${faults.length} points could not be predicted, such as ${kept.name} = ${fault.x} on ${fault.device}: `, errorText(fault.error)] : []));
+    note.replaceChildren(...(fault ? [`${counted(faults.length, "point")} could not be predicted, such as ${kept.name} = ${fault.x} on ${fault.device}: `, errorText(fault.error)] : []));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     note.replaceChildren("No curve is available: ", errorText(error));
@@ -190,6 +230,7 @@ async function curve(signal) {
 
 /** Parameters of the query; a file has none, because a link cannot hold it. */
 function queryState() {
+  if (query.mode === "llm") return { mode: "llm", devices: options.devices.join(","), ...query.link };
   const state = { devices: options.devices.join(","), protocol: options.protocol, framework: options.framework };
   if (query.mode === "operators") state.text = find("text").value;
   return state;
@@ -204,12 +245,14 @@ function saveQuery() {
 async function copyLink() {
   if (!result) return;
   const curve = find("curve-part").hidden ? null : shownCurve();
-  const state = { ...queryState(), scale: chosen("scale"), unit: unit(), device: view.device, ...(curve && { axis: curve.axis, at: curve.at }) };
+  const state = { ...queryState(), scale: chosen("scale"), unit: unit(), device: view.device,
+    ...(isModel() && { duration: duration() }), ...(curve && { axis: curve.axis, at: curve.at }) };
   history.replaceState(null, "", `#${new URLSearchParams(state)}`);
   const note = find("link-note");
   try {
     await navigator.clipboard.writeText(location.href);
-    note.textContent = query.mode === "model" ? "Copied; the link does not hold the ONNX file." : "Copied.";
+    const missing = query.mode === "model" ? "the ONNX file" : query.mode === "llm" && !(query.link.model || query.link.config) ? "config.json, which is too long" : null;
+    note.textContent = missing ? `Copied; the link does not hold ${missing}.` : "Copied.";
   } catch {
     note.textContent = "The browser does not allow copying: copy the address of this page.";
   }
@@ -224,6 +267,9 @@ function restoreQuery() {
   const state = new URLSearchParams(location.hash.slice(1));
   find("text").value = state.get("text") ?? LAYER;
   syncExample();
+  if (state.get("mode") === "llm") setMode("llm");
+  model.restore(state);
+  find("duration").value = state.get("duration") in DURATIONS ? state.get("duration") : "tpot";
   if (state.get("devices")) devices.set(state.get("devices").split(","));
   find("protocol").value = state.get("protocol") ?? support.default_protocol;
   find("framework").value = state.get("framework") ?? "";
@@ -249,9 +295,12 @@ function fillChoices() {
   };
 }
 
-function setMode() {
-  find("operators-part").hidden = chosen("mode") !== "operators";
-  find("model-part").hidden = chosen("mode") !== "model";
+/** Show the fields of a mode; without `mode`, of the selected one. */
+function setMode(mode = chosen("mode")) {
+  document.querySelector(`input[name=mode][value=${mode}]`).checked = true;
+  for (const name of Object.keys(ASK)) find(`${name}-part`).hidden = name !== mode;
+  find("kernel-options").hidden = mode === "llm";
+  find("values").open = mode === "llm";
 }
 
 function listen() {
@@ -263,26 +312,32 @@ function listen() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) ask();
   });
   find("text").addEventListener("input", syncExample);
-  for (const radio of document.getElementsByName("mode")) radio.addEventListener("change", setMode);
+  for (const radio of document.getElementsByName("mode")) radio.addEventListener("change", () => setMode());
   find("scale").addEventListener("change", () => result && drawTotals());
   find("unit").addEventListener("change", () => {
     if (!result) return;
     show();
     document.dispatchEvent(new CustomEvent("unit-changed"));
   });
+  find("duration").replaceChildren(...Object.entries(DURATIONS).map(([value, [name]]) => html("option", { value }, name.toLowerCase().replace("time ", ""))));
+  find("duration").addEventListener("change", () => {
+    if (!result?.rows) return;
+    result.devices = durations(result.rows, find("duration").value);
+    show();
+  });
   find("device").addEventListener("change", ({ target }) => choose(target.value));
   find("axis").addEventListener("change", () => curve(running.signal).catch(() => {}));
   new ResizeObserver(() => result && drawTotals()).observe(find("bars"));
   find("link").addEventListener("click", copyLink);
   document.querySelector("[data-figure=bars]").replaceChildren(...exportButtons("bars", () => result && {
-    records: result.devices.map(({ device, latency_s, lower_s, upper_s, domain, launches, launches_predicted }) =>
+    records: isModel() ? estimateRecords(result.rows) : result.devices.map(({ device, latency_s, lower_s, upper_s, domain, launches, launches_predicted }) =>
       ({ device, latency_s, lower_s, upper_s, domain, launches, launches_predicted })),
     json: { query: queryState(), ...result },
   }));
   document.querySelector("[data-figure=curve]").replaceChildren(...exportButtons("curve", () => {
     const curve = find("curve-part").hidden ? null : shownCurve();
     return curve && {
-      records: curve.series.flatMap((s) => s.points.map(({ x, latency_s, lower_s, upper_s, fitted_s, domain }) =>
+      records: isModel() ? loadRecords(curve.series) : curve.series.flatMap((s) => s.points.map(({ x, latency_s, lower_s, upper_s, fitted_s, domain }) =>
         ({ device: s.device, [curve.axis]: x, latency_s, lower_s, upper_s, fitted_s, domain }))),
       json: { query: queryState(), ...curve },
     };
@@ -294,8 +349,9 @@ function listen() {
 async function start() {
   alarm(null);
   try {
-    const [supported, list] = await Promise.all([call("/support"), call("/devices")]);
+    const [supported, list, examples] = await Promise.all([call("/support"), call("/devices"), call("/page/models.json")]);
     support = supported;
+    model = languageModel(examples, modelLoaded);
     devices = deviceList(list.devices, () => {});
     fillChoices();
     restoreQuery();
@@ -305,11 +361,15 @@ async function start() {
   }
 }
 
+function modelLoaded() {
+  setMode("llm");
+  predict();
+}
+
 file = fileField((loaded) => {
-  document.querySelector("input[name=mode][value=model]").checked = true;
-  setMode();
+  setMode("model");
   if (loaded) predict();
-});
+}, (config) => model?.load(config));
 listen();
 setMode();
 start();

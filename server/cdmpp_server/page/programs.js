@@ -27,10 +27,14 @@ function shareBar(share) {
   return bar;
 }
 
-/** The table; `all` shows every row, `more` is called by the button that shows them. */
-export function programTable(result, device, { unit, all, more }) {
+/**
+ * The table; `all` shows every row, `more` is called by the button that shows them. `noun` names the rows. Answers
+ * without a domain, such as parts of a language model, have no such column.
+ */
+export function programTable(result, device, { noun = "program", unit, all, more }) {
   const rows = byCost(result.programs, device);
   const sum = rows.reduce((total, r) => total + (r.total ?? 0), 0);
+  const domains = rows.some((r) => r.answer.domain || r.answer.error);
   const shown = all ? rows : rows.slice(0, SHOWN);
   const cell = (label, attributes, ...children) => html("td", { role: "cell", "data-label": label, ...attributes }, ...children);
   const body = shown.map(({ program, answer, total }) => {
@@ -42,17 +46,17 @@ export function programTable(result, device, { unit, all, more }) {
     const share = sum > 0 ? total / sum : 0;
     return html("tr", { role: "row", "data-program": program.name }, name,
       cell("count", { class: "figure", "data-key": "count" }, String(program.count)),
-      cell("each", { class: "figure", "data-key": "each", title: interval(answer.lower_s, answer.upper_s, unit) }, latency(answer.latency_s, unit)),
+      cell("each", { class: "figure", "data-key": "each", title: answer.lower_s ? interval(answer.lower_s, answer.upper_s, unit) : null }, latency(answer.latency_s, unit)),
       cell("total", { class: "figure", "data-key": "total" }, latency(total, unit)),
       cell("share", { class: "share" }, shareBar(share), html("span", { class: "figure" }, percent(share))),
-      cell("domain", {}, domainMark(answer.domain)));
+      domains ? cell("domain", {}, domainMark(answer.domain)) : null);
   });
   const table = html("table", { role: "table", class: "programs" },
-    html("caption", {}, `${counted(rows.length, "program")} on ${device}, most expensive first`),
-    tableHead(["program", "count", "each", "total", "share", " domain"], { role: "columnheader" }),
+    html("caption", {}, `${counted(rows.length, noun)} on ${device}, most expensive first`),
+    tableHead([noun, "count", "each", "total", "share", ...(domains ? [" domain"] : [])], { role: "columnheader" }),
     html("tbody", { role: "rowgroup" }, ...body));
   const rest = rows.length - shown.length;
-  return [html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Latency by program" }, table),
+  return [html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Latency by ${noun}` }, table),
     rest > 0 ? html("button", { type: "button", class: "quiet", onclick: more }, `Show ${rest} more`) : null,
     unsupported(result.unsupported)].filter(Boolean);
 }
