@@ -53,12 +53,15 @@ export function exportButtons(name, values) {
   const kinds = {
     CSV: ({ records }) => new Blob([csv(records)], { type: "text/csv" }),
     JSON: ({ json }) => new Blob([JSON.stringify(json, null, 1)], { type: "application/json" }),
-    PNG: () => png(document.querySelector(`#${name} svg`)),
+    PNG: () => {
+      const drawing = document.querySelector(`#${name} svg`);
+      return drawing && png(drawing);
+    },
   };
   return Object.entries(kinds).map(([kind, make]) => html("button", { type: "button", class: "quiet",
     "aria-label": `Export this figure as ${kind}`,
     onclick: async () => {
-      const shown = values();
-      if (shown) save(await make(shown), `cdmpp-${name}.${kind.toLowerCase()}`);
+      const shown = values(), blob = shown && await make(shown);
+      if (blob) save(blob, `cdmpp-${name}.${kind.toLowerCase()}`);
     } }, kind));
 }

@@ -23,15 +23,15 @@ function point(device, x, served, domain) {
   return { device, x, domain, served, latency_s: mean, fitted_s: mean, lower_s: mean * served.relative_lower, upper_s: mean * served.relative_upper };
 }
 
-/** The curve in the form of `askCurve`; `rows` have the highest concurrency, `progress(done, all)` is called before each request. */
+/** The curve in the form of `askCurve`; `rows` have the highest concurrency, `progress(concurrency)` is called before each of the others. */
 export async function askLoad(query, rows, signal, progress) {
   const sizes = concurrencies(query.sequences).slice(0, -1);
   const devices = rows.filter((r) => r.estimate);
   const points = devices.map((r) => point(r.device, query.sequences, r.served ?? r, r.estimate.domain));
   // One at a time: other clients use the service too.
-  for (const [i, size] of sizes.entries()) {
-    for (const [j, { device, estimate }] of devices.entries()) {
-      progress(i * devices.length + j, sizes.length * devices.length);
+  for (const size of sizes) {
+    progress(size);
+    for (const { device, estimate } of devices) {
       points.push(point(device, size, await simulate(query, device, size, signal), estimate.domain));
     }
   }
@@ -76,7 +76,7 @@ export function loadReadout(series, x, axis, unit) {
     { name: "tokens/s", key: "rate", value: (p) => rate(p.served.throughput_tokens_per_s) },
     ...(series.some((s) => s.points[0].served.gpus > 1)
       ? [{ name: "per GPU", value: (p) => rate(p.served.throughput_tokens_per_s_per_gpu) }] : []),
-    { name: "cache used", value: (p) => percent(p.served.cache_share) }]);
+    { name: "cache", value: (p) => percent(p.served.cache_share) }]);
 }
 
 /** Points for the CSV export. */

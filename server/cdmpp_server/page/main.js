@@ -213,7 +213,7 @@ async function curve(signal) {
   }
   note.textContent = "…";
   try {
-    const progress = (done, all) => (note.textContent = `simulating ${done + 1} of ${all} …`);
+    const progress = (concurrency) => (note.textContent = `simulating ${counted(concurrency, "concurrent request")} …`);
     const { series, faults } = llm
       ? await askLoad(query, result.rows, signal, progress)
       : await askCurve(query, kept, options, support, signal);
