@@ -423,6 +423,8 @@ def _remarks(
     yield from config.remarks
     if types.weight_only and types.weights not in WEIGHT_ONLY and not config.packed:
         yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
+    if types.dtype == "bfloat16" and 2 * device.peak("bfloat16", True) < device.peak("float16", True):
+        yield f"{device.name} has no matrix units for bfloat16; float16 is faster"
     if usual_cache and types.kv_dtype not in (None, config.kv_dtype):
         yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"
     if mtp:
