@@ -212,6 +212,8 @@ def llm(
             "seed": seed,
             "spread": spread,
             "prefix_hit": prefix_hit,
+            "mtp": mtp,
+            "acceptance": acceptance,
             "prefill_pool": None if prefill_pool is None else _pool(prefill_pool),
         }
         load = {"concurrency": concurrency, "rate": rate, "requests": None if requests is None else _trace(requests)}

@@ -21,7 +21,7 @@ from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
 from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.predict.llm.estimate import ACCEPTANCE, MAX_BATCH, MAX_MTP, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
-from cdmpp.predict.llm.serving import ServingPlan
+from cdmpp.predict.llm.serving import NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
@@ -93,13 +93,7 @@ class _Model(BaseModel):
         None
     )
     cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
-    model: ModelName = None
-
-
-class _Request(_Model):
-    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
     input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
     mtp: Annotated[
         int,
         Field(ge=0, le=MAX_MTP, description="Tokens that a decode step drafts (prediction of several tokens)."),
@@ -108,6 +102,12 @@ class _Request(_Model):
     acceptance: Annotated[
         float, Field(ge=0, le=1, description="Share of drafted tokens that is right, where those before are.")
     ] = ACCEPTANCE
+    model: ModelName = None
+
+
+class _Request(_Model):
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
 
 
 class LlmRequest(_Request):
@@ -157,6 +157,21 @@ class CalibrateAnswer(BaseModel):
     undetermined: Annotated[list[str], Field(description="What the measurements say little about.")]
 
 
+class PrefillPoolFields(BaseModel):
+    """Devices that compute the prompts, while those of the request decode."""
+
+    model_config = _CLOSED
+
+    tp: Degree = 1
+    pp: Degree = 1
+    ep: Degree = 1
+    dp: Degree | None = None
+    device: Annotated[Device | None, Field(description="null: the same.")] = None
+    bytes_per_s: Annotated[
+        float, Field(ge=1e6, le=1e14, description="At which each device sends its part of the cache; default assumed.")
+    ] = NETWORK_BYTES_PER_S
+
+
 class SimulateRequest(_Model):
     """Requests to a language model that is served: one of requests, concurrency and rate."""
 
@@ -167,7 +182,6 @@ class SimulateRequest(_Model):
     ] = None
     concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
     rate: Annotated[float | None, Field(gt=0, lt=1e6, description="Requests per second, with Poisson arrivals.")] = None
-    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
     output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 1024
     count: Annotated[
         int | None,
@@ -185,6 +199,7 @@ class SimulateRequest(_Model):
         ),
     ] = None
     prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = 0.0
+    prefill_pool: PrefillPoolFields | None = None
 
 
 class Spread(BaseModel):
@@ -457,6 +472,7 @@ def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> Serv
     try:
         options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
         options["engine"] = load_engine(request.engine, request.framework, files=False)
+        options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: _device(device, artifact))
         plan = ServingPlan(read_config(request.config), _device(request.device, artifact), **options)
         if len(plan.queries) > most:
             raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")

@@ -164,6 +164,10 @@ def test_simulation_equals_the_python_result(client: TestClient, predictor: Late
     SimulateAnswer.model_validate(response.json())
     expected = simulate(LLAMA, "h100-sxm", concurrency=4, input=128, output=16, count=12, predictor=predictor)
     assert response.json() == expected.to_dict()
+    more = {"mtp": 1, "acceptance": 0.5, "prefill_pool": {"tp": 2, "device": "h200"}}
+    pools = client.post("/llm/simulate", content=json.dumps({**body, **more}), headers=JSON)
+    load = {"concurrency": 4, "input": 128, "output": 16, "count": 12}
+    assert pools.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **more).to_dict()
     requests = [[0.0, 100, 4], [0.5, 200, 8]]
     listed = client.post(
         "/llm/simulate", content=json.dumps({**body, "concurrency": None, "requests": requests}), headers=JSON

@@ -285,14 +285,7 @@ class EstimatePlan:
                 raise FieldError(
                     f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
                 )
-        if type(mtp) is not int or not 0 <= mtp <= MAX_MTP:
-            raise FieldError(
-                f"mtp: {str(mtp)[:40]!r} is not allowed", path="mtp", hint=f"0 to {MAX_MTP} drafted tokens"
-            )
-        if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or not 0 <= acceptance <= 1:
-            raise FieldError(
-                f"acceptance: {str(acceptance)[:40]!r} is not allowed", path="acceptance", hint="a share from 0 to 1"
-            )
+        made = tokens_per_step(mtp, acceptance)
         lengths = [input] * batch if lengths is None else lengths
         longest = max(lengths)
         if config.positions and longest + output > config.positions:
@@ -342,9 +335,7 @@ class EstimatePlan:
         chunks = prefill_steps(lengths, budget)
         self._prefill = [pricing(step) for step in chunks]
         self.prefill_runs = np.array(list(chunks.values()))
-        #: Decode steps, and those of them that are priced. A step makes a token, and all drafted ones up to the first
-        #: wrong one.
-        made = sum(acceptance**i for i in range(mtp + 1))
+        #: Decode steps, and those of them that are priced.
         self._steps = np.arange(-(-(output - 1) // made), dtype=np.float64)
         self._points = _points(self._steps)
         self.decode_runs = _weights(self._steps, self._points) if output > 1 else np.zeros(0)
@@ -417,12 +408,31 @@ class EstimatePlan:
         )
 
 
+def tokens_per_step(mtp: int, acceptance: float) -> float:
+    """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one.
+
+    Raises
+    ------
+    FieldError
+        ``mtp`` or ``acceptance`` is not allowed.
+    """
+    if type(mtp) is not int or not 0 <= mtp <= MAX_MTP:
+        raise FieldError(f"mtp: {str(mtp)[:40]!r} is not allowed", path="mtp", hint=f"0 to {MAX_MTP} drafted tokens")
+    if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or not 0 <= acceptance <= 1:
+        raise FieldError(
+            f"acceptance: {str(acceptance)[:40]!r} is not allowed", path="acceptance", hint="a share from 0 to 1"
+        )
+    return float(sum(acceptance**i for i in range(mtp + 1)))
+
+
 def _remarks(
     config: LLMConfig, device: DeviceSpec, types: Types, tokens: int, usual_cache: bool, mtp: int
 ) -> Iterator[str]:
     yield from config.remarks
     if types.weight_only and types.weights not in WEIGHT_ONLY and not config.packed:
         yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
+    if types.dtype == "bfloat16" and 2 * device.peak("bfloat16", True) < device.peak("float16", True):
+        yield f"{device.name} has no matrix units for bfloat16; float16 is faster"
     if usual_cache and types.kv_dtype not in (None, config.kv_dtype):
         yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"
     if mtp:

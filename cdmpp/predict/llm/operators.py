@@ -31,8 +31,8 @@ OUTPUT_PARTS = ("lm_head", "logits_all_gather", "logits_soft_cap", "sampling")
 #: Routing of real prompts: equal loads would make 32 tokens of 8 experts each read all 256 experts, measured steps of
 #: DeepSeek-R1 read about as many as this distribution does.
 ROUTING = "power_law_1.01"
-#: Half of the layers.
-Only = Literal["attention", "ffn"]
+#: Half of the layers, or the drafts of a decode step.
+Only = Literal["attention", "ffn", "drafts"]
 
 
 def step_operators(
@@ -67,8 +67,9 @@ def step_operators(
         Type of the cache.
     device : DeviceSpec, optional
         Where it has no units for the type of the weights, products widen them.
-    only : {"attention", "ffn"}, optional
-        The attention or the feed-forward halves of all layers, without embedding, output and transfers.
+    only : {"attention", "ffn", "drafts"}, optional
+        The attention or the feed-forward halves of all layers, without embedding, output and transfers; or the drafts
+        of the next tokens.
 
     Returns
     -------
@@ -86,11 +87,11 @@ def step_operators(
     b = StepBuilder(config, layout, types, local.tokens)
     if only is None:
         _embedding(b)
-    if only != "ffn":
+    if only in (None, "attention"):
         for count, mixer in config.first_halves:
             with b.times(count):
                 _attention_half(b, mixer, local)
-    if only != "attention":
+    if only in (None, "ffn"):
         for count, half in config.second_halves:
             with b.times(count):
                 if isinstance(half, Dense):
@@ -101,8 +102,8 @@ def step_operators(
         if layout.pp > 1:
             b.transfer("stage_transfer", layout.pp - 1)
         _output(b, local.tokens if isinstance(local, Decode) else local.batch)
-        if isinstance(local, Decode) and local.drafted:
-            _drafts(b, local)
+    if only in (None, "drafts") and isinstance(local, Decode) and local.drafted:
+        _drafts(b, local)
     return merged(b.parts)
 
 

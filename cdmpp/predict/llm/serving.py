@@ -18,7 +18,14 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS, resolved_device, shipped_predictor
+from cdmpp.predict.llm.estimate import (
+    ACCEPTANCE,
+    MAX_BATCH,
+    MAX_TOKENS,
+    resolved_device,
+    shipped_predictor,
+    tokens_per_step,
+)
 from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import cache_tokens, part_memory
 from cdmpp.predict.llm.pricing import combined
@@ -211,6 +218,7 @@ class _Pool:
         in_flight: int,
         prompts: int,
         tokens: int,
+        mtp: int,
     ) -> _Pool:
         """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all.
 
@@ -228,8 +236,9 @@ class _Pool:
             )
         most = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
         budget = profile.token_budget or prompts
+        widest = max(budget, most * (1 + mtp) + 1)
         costs = StepCosts(
-            config, layout, types, device, profile, sequences=most, tokens=max(budget, most + 1), cached=tokens
+            config, layout, types, device, profile, sequences=most, tokens=widest, cached=tokens, drafted=mtp
         )
         cache_bytes = part_memory(config, layout, types, None, tokens)[1] / tokens
         return cls(layout, profile, costs, most, budget, capacity, cache_bytes)
@@ -239,10 +248,11 @@ class _Pool:
         most = min(float(self.profile.max_sequences), self.capacity // tokens)
         return int(most) * self.layout.dp * self.layout.pp
 
-    def replicas(self, tables: StepTables, hit: float) -> list[Lane]:
+    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int) -> list[Lane]:
         """A lane for each replica, and for each batch that passes its stages."""
+        first = self.profile.prefill_first
         return [
-            Lane(tables, self.budget, self.most, self.capacity, self.profile.prefill_first, hit)
+            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp)
             for _ in range(self.layout.dp * self.layout.pp)
         ]
 
@@ -279,8 +289,11 @@ class ServingPlan:
         seed: int = 0,
         spread: float | None = None,
         prefix_hit: float = 0.0,
+        mtp: int = 0,
+        acceptance: float = ACCEPTANCE,
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     ) -> None:
+        self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
         profile = load_engine(engine)
         self._profile, self._device = profile, device
         if spread is None:
@@ -296,16 +309,16 @@ class ServingPlan:
         longest = max(prompt + answer for _, prompt, answer in self._requests)
         in_flight = len(self._requests) if concurrency is None else concurrency
 
-        def pool(layout: Layout, device: DeviceSpec, tokens: int) -> _Pool:
+        def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
-            return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens)
+            return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp)
 
         layout = Layout(tp, pp, ep, dp)
-        self._pools = [pool(layout, device, longest)]
+        self._pools = [pool(layout, device, longest, mtp)]
         self._token_s = 0.0
         if prefill_pool is not None:
             other = PrefillPool.of(prefill_pool)
-            self._pools.insert(0, pool(other.layout, other.device or device, prompts + 1))
+            self._pools.insert(0, pool(other.layout, other.device or device, prompts + 1, 0))
             # Each rank of the fuller side sends or receives its part.
             self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
         #: Requests that decode at once, at most.
@@ -330,7 +343,8 @@ class ServingPlan:
         rate : float, optional
             Requests per second, in place of the plan's; infinite: all arrive together.
         """
-        pools = [one.replicas(own, self._hit) for one, own in zip(self._pools, tables, strict=True)]
+        drafts = self._made, self._mtp
+        pools = [one.replicas(own, self._hit, *drafts) for one, own in zip(self._pools, tables, strict=True)]
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
         requests = [ServedRequest(i, scale * at, *sizes) for i, (at, *sizes) in enumerate(self._requests)]
         if len(pools) == 2:
@@ -472,6 +486,8 @@ def simulate(
     seed: int = 0,
     spread: float | None = None,
     prefix_hit: float = 0.0,
+    mtp: int = 0,
+    acceptance: float = ACCEPTANCE,
     prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     predictor: Predictor | None = None,
 ) -> ServingResult:
@@ -500,6 +516,8 @@ def simulate(
         would stay together there; small differences part them on real servers. Where prompts run alone they stay.
     prefix_hit : float
         Share of each prompt that is in the cache already.
+    mtp, acceptance :
+        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, and the share that is right.
     prefill_pool : mapping, optional
         Devices that compute the prompts, while those of the layout above decode: ``tp``, ``pp``, ``ep``, ``dp``,
         ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device sends its part
@@ -556,6 +574,8 @@ def simulate(
         seed=seed,
         spread=spread,
         prefix_hit=prefix_hit,
+        mtp=mtp,
+        acceptance=acceptance,
         prefill_pool=resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor)),
     )
     return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))

@@ -6,6 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -29,8 +30,8 @@ class ServedRequest:
     prompt: int
     output: int
     computed: int = 0
-    made: int = 0
-    first_made: int = 0
+    made: float = 0
+    first_made: float = 0
     ready_s: float = -1.0
     scheduled_s: float = -1.0
     first_s: float = -1.0
@@ -40,14 +41,17 @@ class ServedRequest:
         self.ready_s = max(self.ready_s, self.arrival_s)
 
     @property
-    def cached(self) -> int:
+    def cached(self) -> float:
         """Tokens in the cache while it decodes."""
         return self.prompt + self.made - self.first_made
 
 
 @dataclass
 class Lane:
-    """One replica (or one of the batches that pass pipeline stages in turn)."""
+    """One replica (or one of the batches that pass pipeline stages in turn).
+
+    A decode step makes ``made`` tokens of each sequence on average, of ``tried`` ones.
+    """
 
     tables: StepTables
     budget: int
@@ -55,11 +59,13 @@ class Lane:
     capacity: float
     prefill_first: bool
     hit: float
+    made: float = 1
+    tried: int = 1
     now_s: float = 0.0
     waiting: deque[ServedRequest] = field(default_factory=deque)
     filling: list[ServedRequest] = field(default_factory=list)
     running: list[ServedRequest] = field(default_factory=list)
-    cached: int = 0
+    cached: float = 0
     steps: int = 0
     preemptions: int = 0
     peak: float = 0.0
@@ -93,9 +99,8 @@ class Lane:
         self.now_s += self.tables.mixed_s(sizes, count, mean)
         self.steps += 1
         for request in decoding:
-            request.made += 1
-        if count:
-            self.cached += count
+            request.made += self.made
+        self.cached += count * self.made
         ended = self._end(decoding)
         for request, new in chunks:
             request.computed += new
@@ -115,24 +120,25 @@ class Lane:
     def _decode(self, until_s: float) -> list[ServedRequest]:
         """Decode steps of the same sequences: until one ends, another request arrives, or the cache is full."""
         count = len(self.running)
-        steps = min(request.output - request.made for request in self.running)
-        if (room := int((self.capacity - self.cached) // count)) < steps and count > 1:
+        steps = ceil(min(request.output - request.made for request in self.running) / self.made)
+        if (room := int((self.capacity - self.cached) // (count * self.made))) < steps and count > 1:
             steps = max(1, room)
-        ends = np.cumsum(self.tables.decode_s(count, self.cached / count + np.arange(steps, dtype=np.float64)))
+        cached = self.cached / count + self.made * np.arange(steps, dtype=np.float64)
+        ends = np.cumsum(self.tables.decode_s(count, cached))
         if (late := int(np.searchsorted(ends, until_s - self.now_s))) < steps - 1:
             steps = late + 1
         self.now_s += float(ends[steps - 1])
         self.steps += steps
-        self.cached += count * steps
+        self.cached += count * steps * self.made
         for request in self.running:
-            request.made += steps
+            request.made += steps * self.made
         ended = self._end(self.running)
         self._evict()
         return ended
 
     def _chunks(self) -> list[tuple[ServedRequest, int]]:
         """Prompts of the next step with the tokens that it computes; admits requests."""
-        left = self.budget - (0 if self.prefill_first else len(self.running))
+        left = self.budget - (0 if self.prefill_first else len(self.running) * self.tried)
         chunks: list[tuple[ServedRequest, int]] = []
         for request in self.filling:
             if left <= 0:
@@ -174,11 +180,11 @@ class Lane:
     def _evict(self) -> None:
         """Give up the sequences that came last, where the cache is full; they are computed again."""
         self.peak = max(self.peak, self.cached / self.capacity)
-        while self.cached + len(self.running) > self.capacity and len(self.running) > 1:
+        while self.cached + len(self.running) * self.made > self.capacity and len(self.running) > 1:
             request = self.running.pop()
             self.cached -= request.cached
             self.preemptions += 1
-            request.prompt, request.computed = request.cached + 1, 0
+            request.prompt, request.computed = ceil(request.cached) + 1, 0
             self.waiting.appendleft(request)
 
 

@@ -17,7 +17,16 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.predict.engines.profile import EngineProfile
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types
-from cdmpp.predict.llm.operators import DECODE_PARTS, OUTPUT_PARTS, PREFILL_PARTS, Decode, Prefill, Step, step_operators
+from cdmpp.predict.llm.operators import (
+    DECODE_PARTS,
+    OUTPUT_PARTS,
+    PREFILL_PARTS,
+    Decode,
+    Only,
+    Prefill,
+    Step,
+    step_operators,
+)
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.prediction import Prediction, Query
 
@@ -49,6 +58,8 @@ class StepCosts:
     ----------
     sequences, tokens, cached : int
         Most sequences of a step of one replica, new tokens of a step, and cached tokens of a sequence.
+    drafted : int
+        Further tokens of each decoding sequence, which were drafted and are checked.
 
     Attributes
     ----------
@@ -66,11 +77,12 @@ class StepCosts:
         sequences: int,
         tokens: int,
         cached: int,
+        drafted: int = 0,
     ) -> None:
-        self._engine, self._layout = engine, layout
+        self._engine, self._layout, self._drafted = engine, layout, drafted
 
-        def pricing(step: Step) -> StepPricing:
-            parts = step_operators(config, layout, step, **types.stated(), device=device)
+        def pricing(step: Step, only: Only | None = None) -> StepPricing:
+            parts = step_operators(config, layout, step, **types.stated(), device=device, only=only)
             return StepPricing.of_step(engine, step, layout, parts)
 
         dp = layout.dp
@@ -80,13 +92,18 @@ class StepCosts:
         self._cached = np.array(
             [0, *(n for n in _powers(max(cached, 2)) if n >= 256 or n == max(cached, 2))], dtype=np.float64
         )
-        longest = int(self._cached[-1])
+        half = int(self._cached[-1]) // 2
+
+        def decode(batch: float, past: float) -> Decode:
+            return Decode(int(batch) * dp, int(past), drafted=drafted)
+
         self._points = [
-            *(_Point(pricing(Decode(int(n) * dp, longest // 2)), "rest") for n in self._batches),
-            *(_Point(pricing(Decode(int(n) * dp, int(k))), "attention") for n in self._batches for k in self._cached),
+            *(_Point(pricing(decode(n, half)), "rest") for n in self._batches),
+            *(_Point(pricing(decode(n, k)), "attention") for n in self._batches for k in self._cached),
             *(_Point(pricing(Prefill([int(t)] * dp)), "prefill") for t in self._tokens),
-            *(_Point(pricing(Prefill([1] * (int(n) * dp))), "output") for n in self._batches),
+            *(_Point(pricing(Prefill([1] * (int(n) * (1 + drafted) * dp))), "output") for n in self._batches),
             *(_Point(pricing(Prefill([int(p)] * dp, int(k))), "chunk") for p in self._chunks for k in self._cached),
+            *(_Point(pricing(decode(n, half), "drafts"), "drafts") for n in self._batches if drafted),
         ]
         self._own = [self._kept(point) for point in self._points]
         self.queries: list[Query] = [query for own in self._own for query in own.queries(device)]
@@ -100,6 +117,7 @@ class StepCosts:
             "prefill": (None, {*attention, *OUTPUT_PARTS}),
             "output": (OUTPUT_PARTS, ()),
             "chunk": (PREFILL_PARTS, ()),
+            "drafts": (None, ()),
         }[point.kind]
 
         def wanted(name: str) -> bool:
@@ -123,6 +141,7 @@ class StepCosts:
         return StepTables(
             self._engine,
             self._layout,
+            self._drafted,
             self._batches,
             self._tokens,
             self._chunks,
@@ -132,6 +151,7 @@ class StepCosts:
             seconds["prefill"],
             seconds["output"],
             seconds["chunk"].reshape(len(self._chunks), len(self._cached)),
+            seconds.get("drafts", np.zeros(len(self._batches))),
             float(launches.max()),
             eager_s,
             kinds,
@@ -152,6 +172,7 @@ class StepTables:
         self,
         engine: EngineProfile,
         layout: Layout,
+        drafted: int,
         batches: Array,
         tokens: Array,
         chunks: Array,
@@ -161,15 +182,16 @@ class StepTables:
         prefill: Array,
         output: Array,
         chunk: Array,
+        drafts: Array,
         launches: float,
         eager_s: float,
         kinds: Array,
     ) -> None:
-        self._engine, self._layout = engine, layout
+        self._engine, self._layout, self._drafted = engine, layout, drafted
         self._batches, self._tokens, self._chunks, self._cached = batches, tokens, chunks, cached
         # A small step takes no longer than a larger one, to whose size an engine could pad it.
-        self._rest, self._prefill, self._output, self._attention, self._chunk = map(
-            _growing, (rest, prefill, output, attention, chunk)
+        self._rest, self._prefill, self._output, self._attention, self._chunk, self._drafts = map(
+            _growing, (rest, prefill, output, attention, chunk, drafts)
         )
         self._eager_s = eager_s
         self._launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
@@ -206,14 +228,16 @@ class StepTables:
         cached : float
             Their cached tokens, on average.
         """
-        tokens = sequences + sum(new for new, _ in chunks)
+        each = 1 + self._drafted
+        tokens = sequences * each + sum(new for new, _ in chunks)
         seconds = float(np.interp(tokens, self._tokens, self._prefill))
-        seconds += float(np.interp(sequences + len(chunks), self._batches, self._output))
+        seconds += float(np.interp(sequences * each + len(chunks), self._batches * each, self._output))
         # One call takes all chunks: its fixed cost counts once.
         fixed = float(self._chunk[0, 0])
         seconds += fixed + sum(self._chunk_s(new, past) - fixed for new, past in chunks)
         if sequences:
             seconds += float(np.interp(cached, self._cached, self._decode_row(sequences)[1]))
+            seconds += float(np.interp(sequences, self._batches, self._drafts))
         seconds = max(seconds, self._launched_s) + self._eager_s
         return float(self._with_host(np.array(seconds), sequences + len(chunks)))
 

@@ -359,6 +359,9 @@ def test_caches_and_weights_are_in_the_types_that_file_request_and_device_say(pr
         "a100-sxm4-80gb has no units for float8_e4m3: weights are read packed, products are in bfloat16",
     )
     assert ampere.memory.weights < 0.7 * estimate(LLAMA, "a100-sxm4-80gb", output=2, predictor=predictor).memory.weights
+    volta = estimate(LLAMA, "v100-sxm2-32gb", output=2, predictor=predictor)
+    assert volta.remarks == ("v100-sxm2-32gb has no matrix units for bfloat16; float16 is faster",)
+    assert not estimate(LLAMA, "v100-sxm2-32gb", dtype="float16", output=2, predictor=predictor).remarks
     with pytest.raises(FieldError, match="kv_dtype: 'int4' is not allowed"):
         estimate(LLAMA, "h100-sxm", kv_dtype="int4", predictor=predictor)
 

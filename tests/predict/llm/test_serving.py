@@ -99,6 +99,23 @@ def test_replicas_share_the_requests(predictor: LatencyPredictor) -> None:
     assert staged.gpus == 2 and np.isfinite(staged.latency_s).all()
 
 
+def test_drafted_tokens_shorten_decoding_as_in_an_estimate(predictor: LatencyPredictor) -> None:
+    load: dict[str, Any] = {"input": 512, "output": 400, "mtp": 2, "acceptance": 0.5}
+    alone = estimate(LLAMA, H100, batch=8, predictor=predictor, **load)
+    together = served(predictor, requests=[(0.0, 512, 400)] * 8, mtp=2, acceptance=0.5)
+    assert alone.tpot is not None
+    assert together.tpot_s.mean() == pytest.approx(alone.tpot.point, rel=0.03)
+    plain, rejected, accepted = (
+        served(predictor, rate=20.0, count=300, input=512, output=64, **drafts)
+        for drafts in ({}, {"mtp": 1, "acceptance": 0.0}, {"mtp": 1, "acceptance": 1.0})
+    )
+    # Tokens that are never right only cost time, in mixed steps too.
+    assert rejected.tpot_s.mean() > plain.tpot_s.mean() > 1.5 * accepted.tpot_s.mean()
+    assert accepted.output_tokens == plain.output_tokens and accepted.steps < plain.steps
+    with pytest.raises(FieldError, match="acceptance: '2' is not allowed"):
+        served(predictor, concurrency=1, acceptance=2)
+
+
 def test_prompts_in_a_pool_of_their_own(predictor: LatencyPredictor) -> None:
     load: dict[str, Any] = {"requests": [(0.3 * i, 4000, 100) for i in range(20)]}
     pool = {"tp": 2, "dp": 2, "bytes_per_s": 25e9}
