@@ -21,7 +21,7 @@ from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
 from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.predict.llm.estimate import ACCEPTANCE, MAX_BATCH, MAX_MTP, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
-from cdmpp.predict.llm.serving import NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
+from cdmpp.predict.llm.serving import MAX_RATE, MIN_RATE, NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
@@ -181,7 +181,7 @@ class SimulateRequest(_Model):
         Field(min_length=1, max_length=MAX_SIMULATED, description="Arrival in seconds, tokens of prompt and answer."),
     ] = None
     concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
-    rate: Annotated[float | None, Field(gt=0, lt=1e6, description="Requests per second, with Poisson arrivals.")] = None
+    rate: Annotated[float | None, Field(ge=MIN_RATE, le=MAX_RATE, description="Requests per second (Poisson).")] = None
     output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 1024
     count: Annotated[
         int | None,

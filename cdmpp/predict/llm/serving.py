@@ -36,6 +36,8 @@ from cdmpp.predict.prediction import Prediction
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MAX_REQUESTS = 100_000
+#: Requests per second.
+MIN_RATE, MAX_RATE = 1e-6, 1e6
 #: Spread of lengths that parts requests which begin together.
 SPREAD = 0.02
 #: Bytes per second and device between two pools, where nothing is stated: 400 Gbit/s.
@@ -421,9 +423,11 @@ def _requests(
         count = max(8 * concurrency, 32) if count is None else count
     else:
         assert rate is not None
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e6:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
             raise FieldError(
-                f"rate: {str(rate)[:40]!r} is not allowed", path="rate", hint="requests per second, above 0"
+                f"rate: {str(rate)[:40]!r} is not allowed",
+                path="rate",
+                hint=f"requests per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}",
             )
         count = 1000 if count is None else count
     for name, value, most in (

@@ -160,7 +160,7 @@ def test_percentiles_and_json(predictor: LatencyPredictor) -> None:
     [
         ({}, "none of requests, concurrency and rate"),
         ({"rate": 1.0, "concurrency": 2}, "concurrency and rate of requests"),
-        ({"rate": 0.0}, "rate: '0.0' is not allowed"),
+        ({"rate": 1e-320}, "rate: '1e-320' is not allowed"),
         ({"concurrency": 1.5}, "concurrency: '1.5' is not allowed"),
         ({"requests": [(0, 10, 0)]}, r"requests.0: \(0, 10, 0\) is no request"),
         ({"requests": [(-1, 10, 1)]}, "is no request"),
