@@ -557,7 +557,7 @@ class _AsOnGpu(TorchFunctionMode):
         self._recorder, self._autocast = recorder, autocast
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         if self._autocast is not None:
             if func in _LOWER:
                 args, kwargs = _cast(args, kwargs, self._autocast)
@@ -570,10 +570,12 @@ class _AsOnGpu(TorchFunctionMode):
                 return _multi_head_attention(*args, **kwargs)
         if func in (nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
             return fused_attention(self._recorder, func, args, kwargs)
-        if func in GATES and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
-            return recurrent(self._recorder, func.__name__, *args)
+        if func in RECURRENT and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
+            return recurrent(self._recorder, RECURRENT[func], *args)
         if func in _ITEMS and args[0].is_meta:
             return self._recorder.assume(func.__name__, args[0])
+        if isinstance(func, torch._ops.OpOverload) and kwargs.get("device") is not None:
+            kwargs["device"] = "meta"  # a new tensor of an exported program, which names the device of its export
         if func is nn.functional.batch_norm and not torch.is_grad_enabled():
             return self._recorder.batch_norm(*args, **kwargs)
         return func(*args, **kwargs)
@@ -668,7 +670,9 @@ def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
 
 
 #: PyTorch's recurrent networks -> gates of a cell.
-GATES = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+#: The calls of modules and of exported programs -> name.
+RECURRENT = {call: name for name in GATES for call in (getattr(torch, name), getattr(torch.ops.aten, name).input)}
 #: Hidden sizes up to this run in cuDNN's persistent kernel, which holds the weights in registers.
 MAX_PERSISTENT = 128
 
@@ -695,7 +699,7 @@ def recurrent(
     batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
     directions = 2 if bidirectional else 1
     hidden, width = states[-1].shape[-1], states[0].shape[-1] * directions
-    gates = GATES[getattr(torch, name)]
+    gates = GATES[name]
     dtype = str(x.dtype).removeprefix("torch.")
     persistent = hidden <= MAX_PERSISTENT
 
