@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
-from cdmpp.programs.frontends.kernel_work import KernelWork, Work
+from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -52,7 +52,7 @@ class EagerLaunch:
     phase : {"forward", "backward", "optimizer"}
     remark : str
         Why the operator is not the call's own, where it is not.
-    work : KernelWork, ConvolutionWork or None
+    work : KernelWork, ConvolutionWork, AttentionWork or None
         Bounds besides those of the operator.
     """
 
@@ -596,6 +596,8 @@ def _cast(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+#: Largest head of FlashAttention.
+MAX_FLASH = 256
 #: Forward kernels that stand for a backward kernel.
 BACKWARD_KERNELS = 3
 _NAME = "scaled_dot_product_attention"
@@ -615,12 +617,17 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
         recorder.missing(_NAME, "of other than four axes")
         with recorder.quiet():
             return func(q, k, v, attn_mask=mask, **given)
-    fields = _fields(q, k, bool(given.get("is_causal")))
+    causal = bool(given.get("is_causal"))
+    fields = _fields(q, k, causal)
     remark = "attention without its mask, which is not read" if mask is not None else ""
-    start = recorder.launch(_NAME, Launches((fields,), remark))
+    work = None
+    if q.dtype in _FLOATS[1:] and q.shape[3] <= MAX_FLASH:
+        work = AttentionWork(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.shape[3], causal)
+    start = recorder.launch(_NAME, Launches((fields,), remark, (work,)))
 
     def backward() -> None:
-        kernels = Launches((fields,) * BACKWARD_KERNELS, "the backward kernel as three forward kernels")
+        remark = "the backward kernel as three forward kernels"
+        kernels = Launches((fields,) * BACKWARD_KERNELS, remark, (work,) * BACKWARD_KERNELS)
         start = recorder.launch(f"{_NAME}_backward", kernels)
         recorder.connect(f"{_NAME}_backward", start, (q, k, v), (), is_library=True)
 

@@ -50,7 +50,7 @@ class ListedProgram:
         Launches in one run.
     remark : str
         Why the program is not the call's own, where it is not.
-    work : KernelWork, ConvolutionWork or None
+    work : KernelWork, ConvolutionWork, AttentionWork or None
         Bounds of the kernel besides those of the program.
     """
 
