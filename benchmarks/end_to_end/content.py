@@ -14,7 +14,7 @@ from benchmarks.report.results import rounded
 ERRORS: Mapping[str, Callable[[Answer], float]] = {
     "called": lambda a: a.error("called"),
     "queued": lambda a: a.error("queued"),
-    "issued": lambda a: a.error("issued"),
+    "module": lambda a: a.error("module"),
     "roofline": lambda a: a.error("roofline"),
 }
 
@@ -70,7 +70,7 @@ def result(answers: Sequence[Answer], labels: Labels, model_id: str, command: st
 
 def _phases(a: Answer) -> dict[str, Any]:
     """Relative errors of the two passes of a training run, forward and backward."""
-    ways = {"called": a.parts_s, "issued": a.issued_parts_s, "listed": a.listed_parts_s}
+    ways = {"called": a.parts_s, "module": a.module_parts_s, "listed": a.listed_parts_s}
     measured = a.label.parts_s or (1.0, 1.0)
     return {
         name: [s / m - 1 for s, m in zip(seconds, measured, strict=True)] if seconds is not None else None
@@ -95,7 +95,7 @@ def _row(a: Answer) -> dict[str, Any]:
         "measured_ms": _ms(label.measured_s),
         "called_ms": _ms(a.called_s),
         "queued_ms": _ms(a.queued_s),
-        "issued_ms": _ms(a.issued_s),
+        "module_ms": _ms(a.module_s),
         "roofline_ms": _ms(a.roofline_s),
         "kernels": a.kernels,
         "in_share": round(a.in_share, 3),

@@ -17,10 +17,9 @@ TITLES = {
 }
 #: Share of a forward pass that the source's own kernels must have, for the pass to be one of kernels.
 EXPLAINED = 0.75
-#: Compositions in tables, and the one that suits a source: the image networks have many small kernels, which a host
-#: issues ahead; the transformers have few and large ones, of types that the model knows as calls.
-COMPOSITIONS = ("called", "issued", "queued")
-HEADLINES = {"neusight": "called", "torchvision": "issued", "timm": "issued"}
+#: Compositions in tables, and the one of a source in bold: that of README for the transformers.
+COMPOSITIONS = ("called", "module", "queued")
+HEADLINES = {"neusight": "called", "torchvision": "module", "timm": "module"}
 
 
 def parts(result: Mapping[str, Any]) -> dict[str, str]:
@@ -90,10 +89,10 @@ def phase_table(result: Mapping[str, Any]) -> str:
         texts = [
             "-" if row["phases"][name] is None else f"{100 * row['phases'][name][place]:+.0f} %"
             for place in (0, 1)
-            for name in ("called", "issued", "listed")
+            for name in ("called", "module", "listed")
         ]
         rows.append([row["device"], row["model"], str(row["batch"]), *texts])
-    ways = ("called", "issued", "measured kernels")
+    ways = ("called", "module", "measured kernels")
     header = ("device", "model", "batch", *(f"{phase}: {way}" for phase in ("forward", "backward") for way in ways))
     return table(header, rows, left=2)
 
@@ -116,14 +115,14 @@ def findings(result: Mapping[str, Any]) -> str:
     def mean(rows: Sequence[Mapping[str, Any]], key: str) -> str:
         return percent(statistics.fmean(abs(row[key] / row["measured_ms"] - 1) for row in rows))
 
-    backward = [statistics.fmean(abs(row["phases"][name][1]) for row in runs) for name in ("called", "issued")]
+    backward = [statistics.fmean(abs(row["phases"][name][1]) for row in runs) for name in ("called", "module")]
     return (
         f"In {len(runs) - len(kept)} of the {len(runs)} training runs the source's own kernels add up to less than "
         f"{100 * EXPLAINED:.0f} % of the measured forward pass, and so do ours. What else these passes contain is not "
         "published; the source empties the allocator's cache before each iteration, so that they allocate memory anew. "
         f"The other {len(kept)} runs have an error of {mean(kept, 'called_ms')} as called and "
-        f"**{mean(kept, 'issued_ms')}** as issued. The backward passes of all runs have an error of "
-        f"{percent(backward[0])} as called and {percent(backward[1])} as issued."
+        f"**{mean(kept, 'module_ms')}** as a module. The backward passes of all runs have an error of "
+        f"{percent(backward[0])} as called and {percent(backward[1])} as a module."
     )
 
 

@@ -1,4 +1,4 @@
-"""Predict every label: the network's kernels, one after the other on one stream."""
+"""Predict every label: by ``predict_module``, and as sums of the network's kernels."""
 
 from __future__ import annotations
 
@@ -8,31 +8,25 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.end_to_end import images, transformers
 from benchmarks.end_to_end.labels import Label
-from cdmpp.model.domain.evidence import Evidence, QueryKind
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.elements import DTYPE_BYTES
 from cdmpp.programs.frontends.eager_rules import AtenCall, outcome
 from cdmpp.programs.frontends.torch_eager import EagerLaunch, EagerTrace, eager_trace
-from cdmpp.programs.operators import OperatorSpec, make_operator, parse_operator
+from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.programs.query_options import Protocol
 from cdmpp.simulate.replay import Graph, Node, replay
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 #: How each kernel is predicted: as one call from the host, whose launch cost is in it; or device time alone.
 PROTOCOLS: dict[str, tuple[Protocol, str | None]] = {"called": ("eager", "pytorch"), "queued": ("kernel", None)}
 #: Rate at which the images of torchvision's labels are sent to the device, within the time that was measured: a
 #: synchronous copy over PCIe 3.0 x16, whose nominal rate is 15.8 GB/s.
 UPLOAD_BYTES_PER_S = 12e9
-#: The smallest call: what it takes longer as a call than on the device is the host's part of every call.
-SMALLEST = "add:rows=1,cols=1"
 _PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -41,22 +35,21 @@ class Answer:
     """A label and what was predicted for it, in seconds.
 
     ``called_s``: calls that are waited for, one by one. ``queued_s``: device times alone, as in a stream
-    that never runs dry. ``issued_s``: the host sends the input where the source timed that, and issues the calls
-    one by one; the device works them off as they come (:func:`_device_s`). ``roofline_s``: the sum of the same
-    kernels' rooflines. ``parts_s``, ``issued_parts_s``: forward and backward, as called and as issued; a source that
-    has them apart waits for the device between them. ``listed_parts_s``: the same from the source's own measurements
-    of single kernels, where it has them. ``in_share``: share of the time that is of domain "in". ``largest``: kernels
-    that make most of it, with their share.
+    that never runs dry. ``module_s``: ``predict_module``, with the copy of the input where the source timed that.
+    ``roofline_s``: the sum of the same kernels' rooflines. ``parts_s``, ``module_parts_s``: forward and backward, as
+    called and by ``predict_module``. ``listed_parts_s``: the same from the source's own measurements of single
+    kernels, where it has them. ``in_share``: share of the time that is of domain "in". ``largest``: kernels that make
+    most of it, with their share.
     """
 
     label: Label
     called_s: float
     queued_s: float
-    issued_s: float
+    module_s: float
     roofline_s: float
     listed_parts_s: tuple[float, float] | None
     parts_s: tuple[float, float]
-    issued_parts_s: tuple[float, float]
+    module_parts_s: tuple[float, float]
     kernels: int
     in_share: float
     largest: tuple[tuple[str, float], ...]
@@ -67,7 +60,7 @@ class Answer:
         return None if self.listed_parts_s is None else sum(self.listed_parts_s)
 
     def error(self, what: str = "called") -> float:
-        """Predicted over measured, less one; ``what`` is "called", "queued", "issued", "roofline" or "listed"."""
+        """Predicted over measured, less one; ``what`` is "called", "queued", "module", "roofline" or "listed"."""
         return float(getattr(self, f"{what}_s")) / self.label.measured_s - 1
 
 
@@ -77,7 +70,7 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
     training = mode == "training"
     if source == "neusight":
         network = transformers.make(model, training)
-        tokens = torch.empty(batch, size, dtype=torch.int64, device="meta")
+        tokens = _tokens(batch, size)
         if not training:
             return eager_trace(network, [tokens])
         # The source never clears gradients, and times the forward pass without the loss.
@@ -87,7 +80,7 @@ def trace(source: str, model: str, mode: str, precision: str, batch: int, size: 
         ]
         return EagerTrace(tuple(kept), unsupported=traced.unsupported)
     network = images.make(model, training, size)
-    image = torch.empty(batch, 3, size, size, device="meta")
+    image = _images(batch, size)
     if precision == "amp":
         return eager_trace(network, [image], autocast=torch.float16)
     network, image = network.to(_PRECISIONS[precision]), image.to(_PRECISIONS[precision])
@@ -129,7 +122,8 @@ def answer_labels(
     listed : mapping of Label to (float, float), optional
         Sums of the source's own measurements of single kernels, forward and backward.
     """
-    evidence = Evidence(predictor.artifact.domain.contexts)
+    labels = list(labels)
+    modules_s = _modules_s(labels, predictor)
     by_device: dict[str, list[Label]] = {}
     for label in labels:
         by_device.setdefault(label.device, []).append(label)
@@ -137,27 +131,41 @@ def answer_labels(
     for device, own in by_device.items():
         wanted = list(dict.fromkeys(launch.spec for label in own for launch in launches_of(label)))
         prices = {name: _priced(wanted, device, *how, predictor=predictor) for name, how in PROTOCOLS.items()}
-        host_s = launch_cost_s(device, predictor)
-        device_s = _device_s(prices, host_s, device, evidence)
-        answers += [_answer(label, prices, device_s, host_s, (listed or {}).get(label)) for label in own]
+        answers += [_answer(label, prices, modules_s[label], (listed or {}).get(label)) for label in own]
     return answers
 
 
-def _device_s(
-    prices: Mapping[str, Prices], host_s: float, device: str, evidence: Evidence
-) -> dict[OperatorSpec, float]:
-    """Time on the device of each kernel of a stream.
+def _modules_s(labels: Sequence[Label], predictor: LatencyPredictor) -> dict[Label, tuple[float, float]]:
+    """Seconds of the forward and the backward pass of labels by ``predict_module``; what comes once is forward."""
+    by_run: dict[tuple[Any, ...], list[Label]] = {}
+    for label in labels:
+        run = (label.source, label.model, label.mode, label.precision, label.batch, label.size)
+        by_run.setdefault(run, []).append(label)
+    found = {}
+    for (source, model, mode, precision, batch, size), own in by_run.items():
+        training = mode == "training"
+        if source == "neusight":
+            network = transformers.make(model, training)
+            module, inputs = transformers.Training(network) if training else network, _tokens(batch, size)
+        else:
+            network = images.make(model, training, size)
+            module, inputs = images.Training(network) if training else network, _images(batch, size)
+        types: dict[str, Any] = {"autocast": "float16"} if precision == "amp" else {"dtype": precision}
+        devices = [label.device for label in own]
+        answers = predictor.predict_module(module, inputs, devices, mode=mode, **types)
+        for label, answer in zip(own, answers, strict=True):
+            assert answer.timeline is not None and not answer.lower_bound
+            ends_s, once_s = answer.timeline.phase_ends_s, answer.timeline.first_call_s
+            found[label] = (ends_s["forward"] + once_s, answer.timeline.latency_s - ends_s["forward"] - once_s)
+    return found
 
-    Of an operator that training had as calls rather than as kernels, what the call takes longer than its launch, and
-    at least what the kernel is predicted to take; of the others the kernel.
-    """
-    times = {}
-    for spec, kernel in prices["queued"].items():
-        kind = QueryKind(device, spec.operator, spec.dtype, "library")
-        as_call, as_kernel = (evidence.rank(kind, *how) for how in (("eager", "pytorch"), ("kernel", "")))
-        called_s = _latency_s(prices["called"][spec]) - host_s
-        times[spec] = max(_latency_s(kernel), called_s) if as_call < as_kernel else _latency_s(kernel)
-    return times
+
+def _tokens(batch: int, size: int) -> torch.Tensor:
+    return torch.empty(batch, size, dtype=torch.int64, device="meta")
+
+
+def _images(batch: int, size: int) -> torch.Tensor:
+    return torch.empty(batch, 3, size, size, device="meta")
 
 
 def _priced(
@@ -170,21 +178,8 @@ def _priced(
     return dict(zip(wanted, predictions, strict=True))
 
 
-def launch_cost_s(device: str, predictor: Predictor) -> float:
-    """Predicted host cost of a call: the eager latency minus the kernel latency, where the kernel is
-    smallest.
-    """
-    spec = parse_operator(SMALLEST)
-    called, queued = (_priced([spec], device, *how, predictor=predictor)[spec] for how in PROTOCOLS.values())
-    return max(_latency_s(called) - _latency_s(queued), 0.0)
-
-
 def _answer(
-    label: Label,
-    prices: Mapping[str, Prices],
-    device_s: Mapping[OperatorSpec, float],
-    host_s: float,
-    listed: tuple[float, float] | None,
+    label: Label, prices: Mapping[str, Prices], module_parts_s: tuple[float, float], listed: tuple[float, float] | None
 ) -> Answer:
     launches, called = launches_of(label), prices["called"]
     latencies = {name: [_latency_s(own[launch.spec]) for launch in launches] for name, own in prices.items()}
@@ -195,18 +190,15 @@ def _answer(
     by_spec: Counter[OperatorSpec] = Counter()
     for launch, seconds in pairs:
         by_spec[launch.spec] += seconds  # type: ignore[assignment]
-    on_device_s = np.array([device_s[launch.spec] for launch in launches])
-    first = sum(launch.phase == "forward" for launch in launches)
-    issued_parts_s = (stream_s(on_device_s[:first], host_s), stream_s(on_device_s[first:], host_s))
     return Answer(
         label,
         called_s,
         queued_s,
-        sum(issued_parts_s) if label.parts_s is not None else upload_s(label) + stream_s(on_device_s, host_s),
+        upload_s(label) + sum(module_parts_s),
         sum(called[launch.spec].roofline_s or 0.0 for launch in launches),
         listed,
         (forward_s, called_s - forward_s),
-        issued_parts_s,
+        module_parts_s,
         len(launches),
         inside_s / called_s,
         tuple((spec.text(), seconds / called_s) for spec, seconds in by_spec.most_common(3)),
@@ -218,17 +210,6 @@ def upload_s(label: Label) -> float:
     if label.source != "torchvision":
         return 0.0
     return label.batch * 3 * label.size**2 * DTYPE_BYTES[label.precision] / UPLOAD_BYTES_PER_S
-
-
-def stream_s(device_s: Array, host_s: float) -> float:
-    """End of the last kernel of one stream.
-
-    A kernel starts when the one before has ended and the host has issued it; the host takes ``host_s`` per kernel.
-    """
-    if not len(device_s):
-        return 0.0
-    remaining_s = np.cumsum(device_s[::-1])[::-1]
-    return float((host_s * np.arange(1, len(device_s) + 1) + remaining_s).max())
 
 
 def _one_stream(latencies_s: Sequence[float]) -> float:

@@ -31,10 +31,11 @@ ModeOption = Annotated[
     ),
 ]
 ExecutionOption = Annotated[
-    Literal["eager", "compiled", "cuda-graph"] | None,
+    Literal["eager", "compiled", "cuda-graph", "compiled-graph"] | None,
     typer.Option(
-        help="Who launches a torch module's kernels: PyTorch's calls one by one, torch.compile, or a captured graph. "
-        "Default: eager; with --protocol the kernels are summed.",
+        help="Who launches a torch module's kernels: PyTorch's calls one by one, torch.compile, a captured graph, or "
+        "both (reduce-overhead). Default: eager, or as torch.compile made the module; with --protocol the kernels are "
+        "summed.",
         show_default=False,
     ),
 ]
@@ -92,7 +93,7 @@ class ModuleArguments:
     autocast: str | None
     optimizer: str | None
     implementation: Implementation | None = None
-    execution: Literal["eager", "compiled", "cuda-graph"] | None = None
+    execution: Literal["eager", "compiled", "cuda-graph", "compiled-graph"] | None = None
     host: str | None = None
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from cdmpp.predict.client.operations import Operations
 from cdmpp.predict.client.transport import Attempts, Call, HttpAnswer, Steps, httpx2, options
-from cdmpp.predict.modules.execution import Execution, HostProfile
+from cdmpp.predict.modules.execution import Execution, HostProfile, is_compiled
 from cdmpp.predict.modules.prediction import (
     DEFAULT_EXECUTION,
     KERNEL_PROTOCOL,
@@ -271,10 +271,10 @@ class AsyncPredictorClient:
 
         A thread lists the kernels, so that other coroutines go on.
         """
-        execution, protocol = execution_of(execution, protocol)
+        execution, protocol = execution_of(module, execution, protocol)
         check_settings(protocol, framework, implementation)
         devices = device_list(device)
-        how = {"mode": mode, "dtype": dtype, "autocast": autocast, "compiled": execution == "compiled"}
+        how = {"mode": mode, "dtype": dtype, "autocast": autocast, "compiled": is_compiled(execution)}
         listing = await asyncio.to_thread(list_module, module, example_inputs, optimizer=optimizer, **how)
         predictions = await self.predict(
             listing.programs,
@@ -298,7 +298,7 @@ class AsyncPredictorClient:
         autocast: Any = None,
     ) -> HostProfile:
         """Fit a host's factor to a few timings; see :meth:`LatencyPredictor.calibrate_host`."""
-        how = {"mode": mode, "dtype": dtype, "autocast": autocast, "compiled": execution == "compiled"}
+        how = {"mode": mode, "dtype": dtype, "autocast": autocast, "compiled": is_compiled(execution)}
         runs = []
         for module, inputs, seconds in checked_timings(measured):
             listing = await asyncio.to_thread(list_module, module, inputs, **how)

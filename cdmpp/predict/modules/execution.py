@@ -18,8 +18,15 @@ from cdmpp.predict.engines.profile import EngineProfile, Host, Seconds
 from cdmpp.programs.frontends.torch_module import ListedCall
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
-Execution = Literal["eager", "compiled", "cuda-graph"]
+Execution = Literal["eager", "compiled", "cuda-graph", "compiled-graph"]
 EXECUTIONS: tuple[str, ...] = get_args(Execution)
+
+
+def is_compiled(execution: Execution | None) -> bool:
+    """Whether the kernels are those of ``torch.compile``."""
+    return execution in ("compiled", "compiled-graph")
+
+
 #: Calls after which the host waits for the device.
 SYNCHRONISING = frozenset(("_local_scalar_dense", "nonzero"))
 
@@ -58,7 +65,7 @@ class ModuleHost(Host):
             launches = len(call.rows)
             seconds = launches * self.kinds.get("kernel", self.launch_s) if launches else self.kinds.get("view", 0.0)
         # A compiled module is one node of autograd.
-        if call.phase == "backward" and (call.rows if execution == "eager" else call.name == "guards"):
+        if call.phase == "backward" and (call.name == "guards" if is_compiled(execution) else call.rows):
             seconds += self.kinds.get("autograd", 0.0)
         return self.factor * seconds
 
@@ -170,16 +177,16 @@ def run(
     seconds : sequence of float
         Device time of each row of the listing.
     profile : HostProfile
-    execution : {"eager", "compiled", "cuda-graph"}
+    execution : {"eager", "compiled", "cuda-graph", "compiled-graph"}
     device_factor, host_factor : float
         Scale of all kernels, and of all host time.
     """
     host = stream = busy = 0.0
     ends: dict[str, float] = {}
-    graph = execution == "cuda-graph"
+    graph = execution in ("cuda-graph", "compiled-graph")
     device_factor *= profile.kernel_factor
     for call in calls:
-        if not graph:
+        if not graph or call.name == "guards":
             host += host_factor * profile.host.call_s(call, execution)
             if call.name in SYNCHRONISING:
                 host = max(host, stream)

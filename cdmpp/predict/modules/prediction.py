@@ -106,7 +106,7 @@ class ModulePrediction:
         As in :class:`cdmpp.Prediction`.
     dtype, autocast : str or None
         Type to which the module was cast, and type of products under autocast; None for neither.
-    execution : {"eager", "compiled", "cuda-graph"} or None
+    execution : {"eager", "compiled", "cuda-graph", "compiled-graph"} or None
         How the kernels are launched. None: the total is the sum of the programs by ``protocol``.
     timeline : Timeline or None
         Seconds of the device, of waiting for the host, and of the first call; None without an execution.
@@ -241,7 +241,7 @@ def module_predictions(
         Of ``listing.programs`` on the d devices, program by program.
     device : device, or sequence of d devices
         As the caller gave it.
-    execution : {"eager", "compiled", "cuda-graph"}, optional
+    execution : {"eager", "compiled", "cuda-graph", "compiled-graph"}, optional
         Default: the sum of the programs.
     host : optional
         As :func:`cdmpp.predict.modules.execution.host_profile` takes it.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, overload
 
 from cdmpp.errors import DataError
-from cdmpp.predict.modules.execution import EXECUTIONS, Execution, HostProfile, host_profile, run
+from cdmpp.predict.modules.execution import EXECUTIONS, Execution, HostProfile, host_profile, is_compiled, run
 from cdmpp.predict.modules.prediction import (
     DEFAULT_EXECUTION,
     DEFAULT_FRAMEWORK,
@@ -23,7 +23,7 @@ from cdmpp.predict.modules.prediction import (
     specification_of,
 )
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Device, Predictions, check_settings, device_list
-from cdmpp.programs.frontends.torch_module import Mode, ModuleListing, list_module
+from cdmpp.programs.frontends.torch_module import Mode, ModuleListing, is_compiled_module, list_module
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Protocol
@@ -101,9 +101,10 @@ class ModulePredictor:
             ``eval()`` and the forward pass; ``train()``, the forward and the backward pass; or the forward pass with
             the module's own flags and without gradients. The backward pass starts at the ``loss`` of the result, or
             else at all its tensors.
-        execution : {"eager", "compiled", "cuda-graph"}, optional
-            Who launches the kernels: the host one by one, while the device computes (default); ``torch.compile``,
-            which fuses them; or a captured graph.
+        execution : {"eager", "compiled", "cuda-graph", "compiled-graph"}, optional
+            Who launches the kernels: the host one by one, while the device computes; ``torch.compile``, which fuses
+            them; a captured graph; or both, as ``torch.compile(mode="reduce-overhead")``. Default: as
+            ``torch.compile`` was told to for a module that it made, else eager.
         host : str, path, mapping or HostProfile, optional
             Host time of PyTorch's calls. Default: machines that usually have the device.
         protocol : {"kernel", "graph", "eager"}, optional
@@ -136,7 +137,7 @@ class ModulePredictor:
         MissingDependencyError
             torch is not installed.
         """
-        execution, protocol = execution_of(execution, protocol)
+        execution, protocol = execution_of(module, execution, protocol)
         check_settings(protocol, framework, implementation)
         devices = device_list(device)
         listing = list_module(
@@ -146,7 +147,7 @@ class ModulePredictor:
             dtype=dtype,
             autocast=autocast,
             optimizer=optimizer,
-            compiled=execution == "compiled",
+            compiled=is_compiled(execution),
         )
         predictions = self.predict(
             listing.programs,
@@ -194,7 +195,7 @@ class ModulePredictor:
         runs = []
         for module, inputs, seconds in checked_timings(measured):
             listing = list_module(
-                module, inputs, mode=mode, dtype=dtype, autocast=autocast, compiled=execution == "compiled"
+                module, inputs, mode=mode, dtype=dtype, autocast=autocast, compiled=is_compiled(execution)
             )
             programs = self.predict(listing.programs, device, protocol=KERNEL_PROTOCOL, framework=DEFAULT_FRAMEWORK)
             runs.append((listing, programs, seconds))
@@ -239,7 +240,9 @@ def fit_host(
     )
 
 
-def execution_of(execution: Execution | None, protocol: Protocol | None) -> tuple[Execution | None, Protocol]:
+def execution_of(
+    module: Any, execution: Execution | None, protocol: Protocol | None
+) -> tuple[Execution | None, Protocol]:
     """The execution of a call, and the protocol of its programs.
 
     Raises
@@ -250,10 +253,18 @@ def execution_of(execution: Execution | None, protocol: Protocol | None) -> tupl
     if execution not in (None, *EXECUTIONS):
         raise DataError(f"execution {execution!r} is not known", hint="one of: " + ", ".join(EXECUTIONS))
     if protocol is None:
-        return execution or DEFAULT_EXECUTION, KERNEL_PROTOCOL
+        return execution or _execution_of_module(module), KERNEL_PROTOCOL
     if execution is not None:
         raise DataError(
             f"execution {execution} and protocol {protocol} exclude each other",
             hint="leave protocol out, or pass it alone for the sum of the programs",
         )
     return None, protocol
+
+
+def _execution_of_module(module: Any) -> Execution:
+    """How ``torch.compile`` runs a module that it made; eager otherwise."""
+    if not is_compiled_module(module):
+        return DEFAULT_EXECUTION
+    options = module.get_compiler_config() if hasattr(module, "get_compiler_config") else None
+    return "compiled-graph" if (options or {}).get("triton.cudagraphs") else "compiled"

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.programs.frontends.kernel_work import ConvolutionWork, Work
+from cdmpp.programs.frontends.kernel_work import AttentionWork, ConvolutionWork, KernelWork, Work
 
-#: Operations of a unit's tensor cores in a cycle that cuDNN sustains at most.
-TENSOR_OPERATIONS_PER_CYCLE = 1040.0
+#: Operations of a unit's tensor cores in a cycle that cuDNN's convolutions and FlashAttention sustain at most.
+CONVOLUTION_RATE, ATTENTION_RATE = 700.0, 2600.0
+#: FlashAttention: queries of a tile, cycles of a tile without work, seconds without work, share of the bandwidth.
+QUERIES, TILE_CYCLES, ATTENTION_S, ATTENTION_BANDWIDTH = 128, 4500.0, 4e-6, 0.7
 #: Share of the peak that products inside convolutions reach on vector units.
 VECTOR_SHARE = 0.226
 #: Places and channels of a tile of the result (both kinds of units), and input channels to which tensor cores pad.
@@ -64,15 +66,17 @@ def seconds_of(work: Work, program_s: float, device: DeviceSpec) -> float:
 
     Parameters
     ----------
-    work : KernelWork or ConvolutionWork
+    work : KernelWork, ConvolutionWork or AttentionWork
     program_s : float
         Latency of the program in its place.
     device : DeviceSpec
     """
     if device.kind == "cpu":  # these are bounds of GPUs
-        return program_s * (1.0 if isinstance(work, ConvolutionWork) else work.steps)
+        return program_s * (work.steps if isinstance(work, KernelWork) else 1.0)
     if isinstance(work, ConvolutionWork):
         return _convolution_s(work, program_s, device)
+    if isinstance(work, AttentionWork):
+        return _attention_s(work, program_s, device)
     waves = max(1.0, work.blocks / (work.resident * device.compute_units))
     known_s = 0.0 if work.replaces else program_s * (1 + work.step_share * (work.steps - 1))
     return max(known_s, work.operations / _instruction_rate(device), waves * work.cycles / device.clock_hz)
@@ -105,12 +109,33 @@ def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) 
     skipping = work.taps if work.strides == 1 else VECTOR_GRADIENT * work.taps / work.strides
     choices = [product_s(VECTOR_SHARE * device.peak_flops_fp32, TILE[0], VECTOR_CHANNELS, 1, skipping)]
     if tensor_peak is not None:
-        per_cycle = tensor_peak / cycles_per_s
-        sustained = tensor_peak / (1 + per_cycle / TENSOR_OPERATIONS_PER_CYCLE)
+        sustained = cycles_per_s * _sustained(tensor_peak / cycles_per_s, CONVOLUTION_RATE)
         layouts_s = 2 * work.layout_bytes / min(bandwidth, LAYOUT_BYTES_PER_CYCLE * cycles_per_s)
         tensor_s = product_s(sustained, TILE[1], TENSOR_CHANNELS, CHANNELS_IN, work.taps)
         choices.append(tensor_s + layouts_s)
     return min(choices) + bias_s + CONVOLUTION_S + GROUP_S * (work.groups - 1)
+
+
+def _attention_s(work: AttentionWork, program_s: float, device: DeviceSpec) -> float:
+    """Tiles of queries in waves over the units; a causal mask halves most tiles but not the last one."""
+    if device.peak_flops_tf32_matrix is None or not device.vendor.startswith("NVIDIA"):
+        return program_s  # other kernels
+    cycles_per_s = device.compute_units * device.clock_hz
+    rate = _sustained((device.peak_flops_fp16_matrix or 0.0) / cycles_per_s, ATTENTION_RATE)
+    keys, dim = 64 * math.ceil(work.keys / 64), 32 * math.ceil(work.head_dim / 32)
+    whole, each = (
+        4 * QUERIES * n * dim / rate + TILE_CYCLES for n in (keys, keys / 2 + 64 if keys > QUERIES else keys)
+    )
+    waves = max(1.0, work.heads * math.ceil(work.queries / QUERIES) / device.compute_units)
+    cycles = max(whole, waves * each) if work.causal else waves * whole
+    moved = 2 * 2 * work.heads * (work.queries + work.keys) * work.head_dim
+    memory_s = moved / (ATTENTION_BANDWIDTH * device.mem_bandwidth_bytes_per_s)
+    return ATTENTION_S + max(cycles / device.clock_hz, memory_s)
+
+
+def _sustained(peak: float, most: float) -> float:
+    """A rate near the smaller of the two."""
+    return peak / math.hypot(1.0, peak / most)
 
 
 def tensor_flops(dtype: str, device: DeviceSpec) -> float | None:

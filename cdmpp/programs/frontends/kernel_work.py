@@ -85,4 +85,30 @@ class ConvolutionWork:
         return "a convolution by its arithmetic and layouts"
 
 
-Work = KernelWork | ConvolutionWork
+@dataclass(frozen=True)
+class AttentionWork:
+    """Fused attention in 16 bit with heads of up to 256, as PyTorch's FlashAttention computes it.
+
+    Attributes
+    ----------
+    heads : int
+        Of all sequences.
+    queries, keys : int
+        Tokens of a sequence.
+    head_dim : int
+    causal : bool
+    """
+
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    causal: bool
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return "FlashAttention by its tiles"
+
+
+Work = KernelWork | ConvolutionWork | AttentionWork

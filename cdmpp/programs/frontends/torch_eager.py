@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cdmpp.errors import CdmppError, InvalidProgramError
 from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
-from cdmpp.programs.frontends.kernel_work import KernelWork, Work
+from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -52,7 +52,7 @@ class EagerLaunch:
     phase : {"forward", "backward", "optimizer"}
     remark : str
         Why the operator is not the call's own, where it is not.
-    work : KernelWork, ConvolutionWork or None
+    work : KernelWork, ConvolutionWork, AttentionWork or None
         Bounds besides those of the operator.
     """
 
@@ -557,7 +557,7 @@ class _AsOnGpu(TorchFunctionMode):
         self._recorder, self._autocast = recorder, autocast
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
         if self._autocast is not None:
             if func in _LOWER:
                 args, kwargs = _cast(args, kwargs, self._autocast)
@@ -570,10 +570,12 @@ class _AsOnGpu(TorchFunctionMode):
                 return _multi_head_attention(*args, **kwargs)
         if func in (nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default):
             return fused_attention(self._recorder, func, args, kwargs)
-        if func in GATES and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
-            return recurrent(self._recorder, func.__name__, *args)
+        if func in RECURRENT and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
+            return recurrent(self._recorder, RECURRENT[func], *args)
         if func in _ITEMS and args[0].is_meta:
             return self._recorder.assume(func.__name__, args[0])
+        if isinstance(func, torch._ops.OpOverload) and kwargs.get("device") is not None:
+            kwargs["device"] = "meta"  # a new tensor of an exported program, which names the device of its export
         if func is nn.functional.batch_norm and not torch.is_grad_enabled():
             return self._recorder.batch_norm(*args, **kwargs)
         return func(*args, **kwargs)
@@ -594,6 +596,8 @@ def _cast(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
+#: Largest head of FlashAttention.
+MAX_FLASH = 256
 #: Forward kernels that stand for a backward kernel.
 BACKWARD_KERNELS = 3
 _NAME = "scaled_dot_product_attention"
@@ -613,12 +617,17 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
         recorder.missing(_NAME, "of other than four axes")
         with recorder.quiet():
             return func(q, k, v, attn_mask=mask, **given)
-    fields = _fields(q, k, bool(given.get("is_causal")))
+    causal = bool(given.get("is_causal"))
+    fields = _fields(q, k, causal)
     remark = "attention without its mask, which is not read" if mask is not None else ""
-    start = recorder.launch(_NAME, Launches((fields,), remark))
+    work = None
+    if q.dtype in _FLOATS[1:] and q.shape[3] <= MAX_FLASH:
+        work = AttentionWork(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.shape[3], causal)
+    start = recorder.launch(_NAME, Launches((fields,), remark, (work,)))
 
     def backward() -> None:
-        kernels = Launches((fields,) * BACKWARD_KERNELS, "the backward kernel as three forward kernels")
+        remark = "the backward kernel as three forward kernels"
+        kernels = Launches((fields,) * BACKWARD_KERNELS, remark, (work,) * BACKWARD_KERNELS)
         start = recorder.launch(f"{_NAME}_backward", kernels)
         recorder.connect(f"{_NAME}_backward", start, (q, k, v), (), is_library=True)
 
@@ -668,7 +677,9 @@ def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
 
 
 #: PyTorch's recurrent networks -> gates of a cell.
-GATES = {torch.lstm: 4, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+#: The calls of modules and of exported programs -> name.
+RECURRENT = {call: name for name in GATES for call in (getattr(torch, name), getattr(torch.ops.aten, name).input)}
 #: Hidden sizes up to this run in cuDNN's persistent kernel, which holds the weights in registers.
 MAX_PERSISTENT = 128
 
@@ -695,7 +706,7 @@ def recurrent(
     batch, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
     directions = 2 if bidirectional else 1
     hidden, width = states[-1].shape[-1], states[0].shape[-1] * directions
-    gates = GATES[getattr(torch, name)]
+    gates = GATES[name]
     dtype = str(x.dtype).removeprefix("torch.")
     persistent = hidden <= MAX_PERSISTENT
 

@@ -50,7 +50,7 @@ class ListedProgram:
         Launches in one run.
     remark : str
         Why the program is not the call's own, where it is not.
-    work : KernelWork, ConvolutionWork or None
+    work : KernelWork, ConvolutionWork, AttentionWork or None
         Bounds of the kernel besides those of the program.
     """
 
@@ -205,8 +205,16 @@ def list_module(
     if not trace.launches and not trace.unsupported:
         raise InvalidProgramError(f"{name} launches no kernel", hint="its forward pass computes nothing on tensors")
     names = {key: None if value is None else str(value).removeprefix("torch.") for key, value in types.items()}
-    listed = (*_grouped(trace), trace.unsupported, trace.incomplete, trace.assumptions)
+    assumptions = trace.assumptions
+    if not compiled and not exported and any(map(is_compiled_module, list(module.modules())[1:])):
+        assumptions += ("parts that torch.compile made run as eager ones",)
+    listed = (*_grouped(trace), trace.unsupported, trace.incomplete, assumptions)
     return ModuleListing(name, mode, names["dtype"], names["autocast"], phases, *listed)
+
+
+def is_compiled_module(module: Any) -> bool:
+    """Whether ``torch.compile(module)`` or ``module.compile()`` was called."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def exported_library_graph(exported: Any, name: str) -> ProgramGraph:

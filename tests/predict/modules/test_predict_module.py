@@ -77,6 +77,21 @@ def test_forward_keeps_the_flags_of_the_module(predictor: LatencyPredictor) -> N
     assert calls[False] == [p.call for p in predictor.predict_module(net.train(True), image, "t4").programs]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch in its own calls
+def test_modules_of_torch_compile_run_as_they_were_compiled(predictor: LatencyPredictor) -> None:
+    inner = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+    x = torch.empty(512, 64)
+    compiled = predictor.predict_module(torch.compile(inner), x, "t4")
+    graph = predictor.predict_module(torch.compile(inner, mode="reduce-overhead"), x, "t4")
+    assert (compiled.execution, graph.execution) == ("compiled", "compiled-graph")
+    assert compiled.latency_s == predictor.predict_module(inner, x, "t4", execution="compiled").latency_s
+    assert predictor.predict_module(torch.compile(inner), x, "t4", execution="eager").execution == "eager"
+    nested = predictor.predict_module(nn.Sequential(torch.compile(inner), nn.ReLU()), x, "t4")
+    assert nested.execution == "eager" and "torch.compile" in nested.assumptions[0]
+    inner.compile()
+    assert predictor.predict_module(inner, x, "t4").execution == "compiled"
+
+
 def test_compiled_module_has_fewer_kernels(predictor: LatencyPredictor) -> None:
     net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Tanh(), nn.LayerNorm(128), nn.Linear(128, 32))
     answer = predictor.predict_module(net, X, "t4", execution="compiled")

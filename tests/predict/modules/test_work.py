@@ -15,7 +15,7 @@ from cdmpp.errors import DataError
 from cdmpp.predict.modules.execution import host_profile, shipped_hosts
 from cdmpp.predict.modules.work import seconds_of
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.programs.frontends.kernel_work import ConvolutionWork, KernelWork
+from cdmpp.programs.frontends.kernel_work import AttentionWork, ConvolutionWork, KernelWork
 from cdmpp.programs.frontends.torch_module import list_module
 
 CONVOLUTION = ConvolutionWork("float32", 1e5, 64, 64, 27.0, 1, 2.56e7, 2.56e7, 5.12e7, bias=True, plain=False)
@@ -49,6 +49,21 @@ def test_larger_convolutions_take_longer(device: str) -> None:
     for change in ({"taps": 270.0}, {"c_in": 640}, {"places": 1e6}, {"groups": 8}, {"strides": 1.0, "y_bytes": 1e9}):
         assert seconds_of(replace(CONVOLUTION, **change), 1.0, spec) > before
     assert seconds_of(replace(CONVOLUTION, layout_bytes=0.0, bias=False), 1.0, spec) <= before
+
+
+def test_flash_attention_is_as_long_as_its_tiles() -> None:
+    spec = lookup("a100-sxm4-80gb")
+    work = AttentionWork(512, 2048, 2048, 64, causal=False)
+    before = seconds_of(work, 1.0, spec)
+    flops = 4 * 512 * 2048**2 * 64
+    assert 0.4 < flops / before / (spec.peak_flops_fp16_matrix or 0.0) < 0.9
+    assert 0.5 < seconds_of(replace(work, causal=True), 1.0, spec) / before < 0.6
+    # The last tile of a causal mask sees all keys; a single wave ends with it.
+    one = replace(work, heads=1)
+    assert seconds_of(replace(one, causal=True), 1.0, spec) == seconds_of(one, 1.0, spec)
+    assert seconds_of(replace(work, head_dim=128), 1.0, spec) > 1.5 * before
+    # Older devices have other kernels, which the tables know.
+    assert seconds_of(work, 0.125, lookup("t4")) == seconds_of(work, 0.125, lookup("mi300x")) == 0.125
 
 
 def test_tables_price_plain_convolutions_without_tensor_cores() -> None:

@@ -214,6 +214,7 @@ def test_attention_in_training_is_fused_both_ways() -> None:
     assert [launch.spec.text() for launch in backward] == [fused] * 3 and "three" in backward[0].remark
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # of the export of a recurrent network
 def test_compiled_and_exported_modules_are_listed() -> None:
     net = two_layers().eval()
     compiled = nn.Module()  # torch.compile wraps a module like this
@@ -221,6 +222,10 @@ def test_compiled_and_exported_modules_are_listed() -> None:
     assert lines(list_module(compiled, X)) == FORWARD
     exported = list_module(torch.export.export(net, (X,)), None)
     assert [name for _, name, _ in lines(exported)] == [name for _, name, _ in FORWARD]
+    # An exported recurrent network makes its first state on the device of its export.
+    gru = nn.GRU(16, 32, batch_first=True).eval()
+    x = torch.zeros(2, 8, 16)
+    assert lines(list_module(torch.export.export(gru, (x,)), None)) == lines(list_module(gru, x))
 
 
 def test_tensors_that_are_not_registered_go_to_meta_too() -> None:
