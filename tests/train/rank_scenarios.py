@@ -87,6 +87,7 @@ def main(folder: Path) -> None:
         except Stopped as stopped:
             losses["stopped"] = [float(stopped.step)]
         (folder / f"rank{ranks.rank}.json").write_text(json.dumps(losses))
+        torch.distributed.barrier()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from cdmpp.devices import DeviceSpec, find_known, from_mapping
 from cdmpp.devices.registry import commonest
 from cdmpp.errors import DataError
 from cdmpp.model.domain.score import Label
-from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, run
+from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, is_compiled, run
 from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells, total_line
@@ -318,7 +318,7 @@ def _on_device(
     if execution is not None and total.latency_s is not None:
         widened = [(p, row.count) for p, row in zip(predictions, listing.rows, strict=True)]
         seconds = [prediction.latency_s or 0.0 for prediction in predictions]
-        device_width = math.hypot(total_width(widened), RULES_WIDTH.get(execution, 0.0))
+        device_width = math.hypot(total_width(widened), RULES_WIDTH if is_compiled(execution) else 0.0)
         middle, low, high = (
             run(
                 listing.calls,
@@ -374,8 +374,8 @@ def _phase_s(line: Timeline, phase: str) -> float:
 WORK_INTERVAL = 2.0
 #: Half of an 80 % interval in standard deviations.
 HALF_INTERVAL = 1.2816
-#: Half of the interval of the rules of an execution, as a logarithm.
-RULES_WIDTH = {"compiled": 0.2}
+#: Half of the interval of the rules of ``torch.compile``, as a logarithm.
+RULES_WIDTH = 0.2
 #: Correlation of the errors of two programs of a module.
 CORRELATION = 0.5
 
