@@ -144,8 +144,8 @@ def predict(
 
     Prints one line per program, with a column for each of several devices, and the sum by device with its interval and
     the share of its time in each domain. A faulty program or device does not stop the others. A sum that leaves nodes
-    or programs out is a lower bound. The exit code is 1 when nothing could be predicted or a device is unknown, and 3 with
-    --strict when a sum is a lower bound.
+    or programs out is a lower bound. The exit code is 1 when nothing could be predicted or a device is unknown, and 3
+    with --strict when a sum is a lower bound.
 
     The schedules of a MetaSchedule folder are alternatives: they are ranked by task, and the sum has the fastest one of
     each task.
