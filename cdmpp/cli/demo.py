@@ -28,7 +28,7 @@ from typing import IO, Any
 from cdmpp.devices.loading import load_device
 from cdmpp.errors import CdmppError
 from cdmpp.predict.client import PredictorClient
-from cdmpp.predict.requests.render import Table, render
+from cdmpp.predict.rendering import Table, render
 from cdmpp.programs.operators import parse_operator
 from cdmpp.utils.units import format_latency
 

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.errors import FAILED, report
-from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
+from cdmpp.predict.rendering import render
 from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.utils.files import read_text
-from cdmpp.utils.units import format_latency, format_si
+from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
     from cdmpp.predict.llm import Goodput, LLMConfig, LLMEstimate, ServingResult
-    from cdmpp.predict.llm.estimate import Bounded
     from cdmpp.predict.predictor import LatencyPredictor
 
-#: Rows of the table of parts for a single device.
-_PARTS = 8
 MAX_TRACE_BYTES = 64 * 2**20
 
 
@@ -172,7 +170,7 @@ def llm(
         typer.Option(
             metavar="N",
             min=0,
-            help=f"Show the N most expensive parts of each device. Default: {_PARTS} for one device, else none.",
+            help="Show the N most expensive parts of each device. Default: 8 for one device, else none.",
             show_default=False,
         ),
     ] = None,
@@ -188,6 +186,7 @@ def llm(
     """
     from cdmpp.predict.engines import load_engine
     from cdmpp.predict.llm import estimate, read_config
+    from cdmpp.predict.llm.estimate_result import SHOWN_PARTS, estimate_tables
     from cdmpp.predict.predictor import LatencyPredictor
 
     dimensions = read_config(config, family=family)
@@ -253,7 +252,7 @@ def llm(
         values = [_json(result) for result in results]
         print_json(values[0] if len(values) == 1 else values)
     elif estimates:
-        _print(estimates, _PARTS if parts is None and len(results) == 1 else parts or 0)
+        print(render(estimate_tables(estimates, SHOWN_PARTS if parts is None and len(results) == 1 else parts or 0)))
     for fault in {fault.message: fault for _, fault in errors}.values():
         report(fault.message, fault.hint)
     if not estimates or any("device" in fault.code for _, fault in errors):
@@ -374,7 +373,8 @@ def _serve(
 ) -> None:
     """Simulate each device under the load, and find the largest rate that keeps the goals."""
     from cdmpp.predict.llm import goodput, load_curve, simulate
-    from cdmpp.predict.llm.load import powers_to
+    from cdmpp.predict.llm.load import goodput_table, powers_to
+    from cdmpp.predict.llm.serving import serving_tables
     from cdmpp.predict.prediction import ErrorInfo
 
     if plot is not None:
@@ -413,63 +413,10 @@ def _serve(
     if json and (answered or len(values) > 1):
         print_json(values[0] if len(values) == 1 else values)
     else:
-        if results:
-            _print_serving(results)
-        if limits:
-            _print_limits(limits, goals)
+        tables = serving_tables(results) if results else []
+        print(render(tables + ([goodput_table(dict(limits))] if limits else [])))
     if not answered:
         raise typer.Exit(FAILED)
-
-
-def _print_limits(limits: list[tuple[str, Goodput]], goals: dict[str, float]) -> None:
-    names = {"ttft_s": "first token", "tpot_s": "between tokens"}
-    wanted = " and ".join(f"{names[name]} within {format_latency(goal)}" for name, goal in goals.items())
-    print(f"goodput: largest rate at which {percent(limits[0][1].share)} of the requests keep {wanted}")
-    rows = [
-        (
-            name,
-            f"{limit.requests_per_s:.3g}",
-            f"{limit.saturation_requests_per_s:.3g}",
-            "-" if limit.result is None else f"{limit.result.throughput_tokens_per_s:,.0f}",
-        )
-        for name, limit in limits
-    ]
-    print_table(("device", "goodput, requests/s", "saturation, requests/s", "tokens/s"), rows, right=(1, 2, 3))
-
-
-def _print_serving(results: list[ServingResult]) -> None:
-    first = results[0]
-    print(f"{len(first.ttft_s):,} requests; engine {first.engine}; model {first.model_id}")
-    rows = [
-        (
-            r.device,
-            str(r.gpus),
-            *(format_latency(r.percentile("ttft_s", q)) for q in (50, 99)),
-            *((format_latency(r.percentile("tpot_s", q)) if len(r.tpot_s) else "-") for q in (50, 99)),
-            format_latency(float(r.queue_s.mean())),
-            f"{r.throughput_tokens_per_s:,.0f}",
-            f"{len(r.ttft_s) / r.duration_s:.3g}",
-            percent(r.cache_share),
-            str(r.preemptions),
-        )
-        for r in results
-    ]
-    header = (
-        "device",
-        "gpus",
-        "ttft p50",
-        "p99",
-        "tpot p50",
-        "p99",
-        "queue",
-        "tokens/s",
-        "requests/s",
-        "cache",
-        "preempted",
-    )
-    print_table(header, rows, right=tuple(range(1, len(header))))
-    bounds = ", ".join(f"{r.device} {r.relative_lower:.2f} to {r.relative_upper:.2f}" for r in results)
-    print(f"80 % interval of a step, as factors: {bounds}")
 
 
 def _json(result: LLMEstimate | tuple[str, CdmppError]) -> dict[str, Any]:
@@ -478,72 +425,3 @@ def _json(result: LLMEstimate | tuple[str, CdmppError]) -> dict[str, Any]:
     if isinstance(result, tuple):
         return {"device": result[0], "error": asdict(ErrorInfo.of(result[1]))}
     return result.to_dict()
-
-
-def _print(estimates: list[LLMEstimate], most: int) -> None:
-    first = estimates[0].to_dict()
-    s = estimates[0].settings
-    types = s.dtype if s.weights is None else f"{s.dtype}, weights {s.weights}"
-    types += "" if s.kv_dtype == s.dtype else f", cache {s.kv_dtype}"
-    print(
-        f"{first['model_type']}, {format_si(first['parameters'], '')} parameters; tp {s.tp}, pp {s.pp}, ep {s.ep}, "
-        f"dp {s.dp}; batch {s.batch}, input {s.input}, output {s.output}; {types}; engine {s.engine}, "
-        f"kernels of {s.framework}"
-    )
-    rows = [
-        (
-            e.settings.device,
-            str(e.gpus),
-            *_cells(e.prefill),
-            *_cells(e.decode),
-            *_cells(e.total),
-            _rate(e.tokens / e.total.point),
-            _memory(e),
-            e.domain,
-        )
-        for e in estimates
-    ]
-    header = ("device", "gpus", "prefill", "interval", "decode step", "interval", "total", "interval")
-    print_table((*header, "tokens/s", "memory", "domain"), rows, right=(1, 2, 4, 6, 8, 9))
-    for e in estimates if most else ():
-        _print_parts(e, most)
-    for name in estimates[0].config.left_out:
-        print(f"not included: {name}")
-    for remark in dict.fromkeys(remark for e in estimates for remark in e.remarks):
-        print(f"note: {remark}")
-    shares = "; ".join(f"{e.settings.device} {_shares(e)}" for e in estimates)
-    print(f"domain by share of the time: {shares}")
-    print(f"interval: 10 % – 90 %; memory: of one GPU; model {estimates[0].model_id}")
-
-
-def _print_parts(estimate: LLMEstimate, most: int) -> None:
-    parts = sorted(estimate.merged_parts(), key=lambda part: -part["seconds"])
-    rows = [
-        (p["phase"], p["name"], p["operator"], f"{p['count']:,} x", format_latency(p["seconds"]), percent(p["share"]))
-        for p in parts[:most]
-    ]
-    print()
-    print_table((estimate.settings.device, "part", "operator", "count", "time", "share"), rows, right=(3, 4, 5))
-    if parts[most:]:
-        rest = sum(part["seconds"] for part in parts[most:])
-        print(f"{len(parts) - most} more parts: {format_latency(rest)}")
-    print()
-
-
-def _cells(value: Bounded | None) -> tuple[str, str]:
-    if value is None:
-        return "-", "-"
-    return format_latency(value.point), f"{format_latency(value.lower)} – {format_latency(value.upper)}"
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
-
-
-def _memory(estimate: LLMEstimate) -> str:
-    used = f"{estimate.memory.total / 1e9:.1f}"
-    return f"{used} GB" if estimate.memory.device is None else f"{used} of {estimate.memory.device / 1e9:.0f} GB"
-
-
-def _shares(estimate: LLMEstimate) -> str:
-    return ", ".join(f"{100 * share:.0f} % {label}" for label, share in estimate.domain_shares.items() if share)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.predict.requests.render import format_columns
+from cdmpp.predict.rendering import format_columns
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -28,7 +28,7 @@ def print_json(value: Any, indent: int | None = 1) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
-    """Print a header and rows as columns (:func:`cdmpp.predict.requests.render.format_columns`)."""
+    """Print a header and rows as columns (:func:`cdmpp.predict.rendering.format_columns`)."""
     print("\n".join(format_columns([header, *rows], right)))
 
 

@@ -177,7 +177,7 @@ def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
 
 def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent: int | None = 1) -> None:
     """Print a plan, and draw it where a figure is wanted. JSON is on one line where ``indent`` is None."""
-    from cdmpp.predict.requests.render import render
+    from cdmpp.predict.rendering import render
 
     try:
         if figure is not None:

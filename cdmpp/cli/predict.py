@@ -135,14 +135,17 @@ def predict(
     out: OutOption = None,
     url: UrlOption = None,
     ray: RayOption = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With several devices: details of each program and device too.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict the latency of programs on devices.
 
-    Prints one line per program and device, and the sum per device with its interval and the share of its time in
-    each domain. A faulty program or device does not stop the others. A sum that leaves nodes or programs out is a
-    lower bound. The exit code is 1 when nothing could be predicted or a device is unknown, and 3 with --strict when a
-    sum is a lower bound.
+    Prints one line per program, with a column for each of several devices, and the sum by device with its interval and
+    the share of its time in each domain. A faulty program or device does not stop the others. A sum that leaves nodes
+    or programs out is a lower bound. The exit code is 1 when nothing could be predicted or a device is unknown, and 3
+    with --strict when a sum is a lower bound.
 
     The schedules of a MetaSchedule folder are alternatives: they are ranked by task, and the sum has the fastest one of
     each task.
@@ -171,6 +174,7 @@ def predict(
         implementation,
         execution,
         host,
+        verbose,
     )
     factory = module_of(
         program, for_module, {"--backend": backend, "--dim": dim, "--out": out, "--ray": ray is not None}
@@ -206,7 +210,7 @@ def predict(
             }
         )
     else:
-        _print(results, programs, predictor.model_id, protocol, levels)
+        _print(results, programs, predictor.model_id, protocol, levels, verbose)
     _report_errors(results)
     if not results:
         report("no program to predict", "see the operators listed above; cdmpp support lists all known")
@@ -327,8 +331,22 @@ def _totals(results: list[Result], left_out: bool) -> dict[str, PredictionTotal]
     return {device: PredictionTotal.of(counted, left_out=left_out) for device, counted in by_device.items()}
 
 
+def _print_matrix(results: list[Result], devices: int) -> None:
+    """One row per program, a column per device."""
+    from cdmpp.predict.prediction import latency_text
+
+    rows = [results[start : start + devices] for start in range(0, len(results), devices)]
+    cells = [(row[0].prediction.name, f"{row[0].count} x", *(latency_text(r.prediction) for r in row)) for row in rows]
+    print_table(("program", "count", *(r.prediction.device for r in rows[0])), cells, right=range(1, devices + 2))
+
+
 def _print(
-    results: list[Result], programs: _Programs, model_id: str, protocol: Protocol, levels: tuple[float, ...]
+    results: list[Result],
+    programs: _Programs,
+    model_id: str,
+    protocol: Protocol,
+    levels: tuple[float, ...],
+    verbose: bool,
 ) -> None:
     from cdmpp.model.domain.calibration import interval_levels
 
@@ -342,7 +360,14 @@ def _print(
         interval = f"{format_latency(p.lower_s)} – {format_latency(p.upper_s)}"
         values = [format_latency(p.quantiles[f"{level:g}"]) for level in beside]
         rows.append((p.name, f"{r.count} x", p.device, format_latency(p.latency_s), interval, *values, p.domain or ""))
-    if rows:
+    listed = [r for r in results if not r.task]
+    devices = len({r.prediction.device for r in listed})
+    several = devices > 1 and len(listed) > devices
+    if rows and several:
+        _print_matrix(listed, devices)
+    if rows and several and verbose:
+        print()
+    if rows and (verbose or beside or not several):
         columns = [f"{100 * level:g} %" for level in beside]
         print_table(("program", "count", "device", "latency", "interval", *columns, "domain"), rows, right=(1, 3))
     searches = [r for r in results if r.task]

@@ -15,7 +15,6 @@ from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.query_options import Framework, Implementation, Protocol
-from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -95,6 +94,7 @@ class ModuleArguments:
     implementation: Implementation | None = None
     execution: Literal["eager", "compiled", "cuda-graph", "compiled-graph"] | None = None
     host: str | None = None
+    verbose: bool = False
 
     @property
     def for_modules(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def predict_module(source: str, given: ModuleArguments) -> None:
     if given.json:
         print_json(_json(source, answers))
     elif answers:
-        _print(source, answers)
+        _print(source, answers, given.verbose)
     for fault in wrong:
         report(fault.message, fault.hint)
     if wrong or any(answer.total.latency_s is None for answer in answers):
@@ -230,60 +230,42 @@ def _json(source: str, answers: Sequence[ModulePrediction]) -> dict[str, Any]:
     }
 
 
-def _print(source: str, answers: Sequence[ModulePrediction]) -> None:
-    """Totals of every device; then a table of programs, most expensive first, with a column for each device."""
+def _print(source: str, answers: Sequence[ModulePrediction], verbose: bool) -> None:
+    """Several devices share a table of programs; a single device, or each with ``verbose``, has one of its own."""
     from cdmpp.predict.modules.prediction import (
         PROGRAM_HEADER,
         PROGRAM_RIGHT,
         by_time,
         left_out_lines,
+        module_matrix,
         program_cells,
         settings_text,
         timeline_text,
     )
     from cdmpp.predict.prediction_total import total_line
 
+    alone = len(answers) == 1
+    if not alone:
+        print(f"{module_matrix(answers)}\n")
     for answer in answers:
         print(f"total of {source} on {answer.device}: {total_line(answer.total)}{_launches(answer)}")
+        if not (alone or verbose):
+            continue
         if answer.timeline is not None:
             print(f"  {timeline_text(answer.timeline)}")
         if len(answer.phases) > 1:
             for phase, total in answer.phases.items():
                 print(f"  {phase}: {total_line(total)}")
-    print()
-    if len(answers) == 1:
-        rows = [program_cells(program, answers[0].name) for program in by_time(answers[0])]
+        print()
+        rows = [program_cells(program, answer.name) for program in by_time(answer)]
         print_table(PROGRAM_HEADER, rows, right=PROGRAM_RIGHT)
-    else:
-        _print_matrix(answers)
-    print()
+        print()
     remarks = Counter(_kind(program.remark) for program in answers[0].programs if program.remark)
     for line in dict.fromkeys(line for answer in answers for line in left_out_lines(answer)):
         print(line)
     if remarks:
         print("programs in place of other kernels: " + "; ".join(f"{text} ({n})" for text, n in remarks.items()))
     print(f"latency: {settings_text(answers[0])}")
-
-
-def _print_matrix(answers: Sequence[ModulePrediction]) -> None:
-    """One row per program, one column per device."""
-    rows = sorted(
-        zip(*(answer.programs for answer in answers), strict=True),
-        key=lambda row: -max(program.seconds or 0.0 for program in row),
-    )
-    header = ("call", "program", "module", "phase", "count", *(answer.device for answer in answers))
-    cells = [
-        (
-            row[0].call,
-            row[0].program,
-            row[0].module or answers[0].name,
-            row[0].phase,
-            f"{row[0].count:,} x",
-            *("error" if program.seconds is None else format_latency(program.seconds) for program in row),
-        )
-        for row in rows
-    ]
-    print_table(header, cells, right=range(4, len(header)))
 
 
 def _kind(remark: str) -> str:

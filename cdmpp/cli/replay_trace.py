@@ -66,7 +66,7 @@ def replay_traces(
     json: bool,
 ) -> None:
     """Replay traces and print the answer; write the graph where one is wanted."""
-    from cdmpp.predict.requests.render import render
+    from cdmpp.predict.rendering import render
     from cdmpp.simulate.traces import replay_trace
 
     factors = [_factor(text) for text in speed_up]

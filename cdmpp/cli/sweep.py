@@ -71,7 +71,7 @@ def sweep(
     if json:
         print_json(to_json(request, results))
     else:
-        from cdmpp.predict.requests.render import render
+        from cdmpp.predict.rendering import render
 
         print(render(tables(request, results)))
     if not any(result.status == "met" for result in results):

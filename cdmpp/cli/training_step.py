@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
 from cdmpp.errors import DataError
-from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
-    from cdmpp.predict.llm import SearchResult, TrainingStep
+    pass
 
 #: Operators of the table of parts.
-_PARTS = 8
 
 
 def training_step(
@@ -150,7 +148,7 @@ def training_step(
         elif json:
             print_json(result.to_dict())
         else:
-            _print_search(result)
+            print(result)
         return
     step = predict_step(
         dimensions,
@@ -170,59 +168,4 @@ def training_step(
     elif json:
         print_json(step.to_dict())
     else:
-        _print(step)
-
-
-def _print(step: TrainingStep) -> None:
-    from cdmpp.predict.llm.memory import parameter_count
-
-    memory = step.memory
-    print(
-        f"{step.config.model_type}, {format_si(parameter_count(step.config), '')} parameters on {step.layout.gpus} "
-        f"{step.device}; {step.layout.named()}; dp {step.layout.dp}, {step.layout.micro_batches} micro-batches; "
-        f"{step.products or step.dtype}; engine {step.engine}"
-    )
-    bounds = f"{format_latency(step.lower_s)} – {format_latency(step.upper_s)}"
-    print(f"step {format_latency(step.step_s)} ({bounds}), {step.domain}")
-    share = "" if step.model_flops_utilization is None else f", {percent(step.model_flops_utilization)} of the peak"
-    print(f"{step.tokens_per_s_per_gpu:,.0f} tokens/s for each GPU{share}")
-    capacity = "" if memory.device is None else f" of {memory.device / 1e9:.0f}"
-    print(
-        f"memory {memory.total / 1e9:.1f}{capacity} GB: weights {memory.weights / 1e9:.1f}, gradients "
-        f"{memory.gradients / 1e9:.1f}, optimizer {memory.optimizer / 1e9:.1f}, activations "
-        f"{memory.activations / 1e9:.1f}"
-    )
-    b = step.breakdown
-    operators = sorted(b["compute"].items(), key=lambda item: -item[1])
-    rows = [*operators[:_PARTS]]
-    if operators[_PARTS:]:
-        rows.append((f"{len(operators) - _PARTS} more", sum(seconds for _, seconds in operators[_PARTS:])))
-    rows += [(f"{name} communication", seconds) for name, seconds in b["exposed"].items() if seconds]
-    rows += [(name, b[name]) for name in ("bubble", "optimizer", "host") if b[name]]
-    print_table(
-        ["part", "seconds", "share"],
-        [[name, format_latency(seconds), percent(seconds / step.step_s)] for name, seconds in rows],
-        right=(1, 2),
-    )
-    for remark in step.remarks:
-        print(f"note: {remark}")
-
-
-def _print_search(result: SearchResult) -> None:
-    from cdmpp.predict.llm.training.search import binding
-
-    header = ["tp", "pp", "vp", "cp", "ep", "micro", "sharding", "recompute", "step", "tokens/s", "memory GB", "binds"]
-    rows = [
-        [
-            *(str(getattr(s.layout, name)) for name in ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch")),
-            s.layout.sharding,
-            s.layout.recompute,
-            format_latency(s.step_s),
-            f"{s.tokens_per_s_per_gpu:,.0f}",
-            f"{s.memory.total / 1e9:.0f}",
-            binding(s),
-        ]
-        for s in result.steps
-    ]
-    print_table(header, rows, right=(0, 1, 2, 3, 4, 5, 8, 9, 10))
-    print(f"{result.fitting:,} layouts fit the memory, {result.priced:,} were priced")
+        print(step)

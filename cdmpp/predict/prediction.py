@@ -16,7 +16,7 @@ from cdmpp.features.encode import EncodedProgram, operator_name
 from cdmpp.model.domain.calibration import DEFAULT_INTERVAL, interval_levels
 from cdmpp.model.domain.score import Label
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.predict.rendering import Column, arrow_table, html_table, interval_text
+from cdmpp.predict.rendering import Column, Table, arrow_table, html_table, interval_text
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import (
@@ -196,12 +196,15 @@ class Prediction:
         """A ``pyarrow.Table`` with one row: :meth:`Predictions.to_arrow`."""
         return predictions_arrow([self])
 
+    def __str__(self) -> str:
+        return predictions_text([self])
+
     def _repr_html_(self) -> str:
         return predictions_html([self])
 
 
 class Predictions(list[Prediction]):
-    """A list of predictions; notebooks show it as a table.
+    """A list of predictions; it prints as a table, with a column for each device where there are several.
 
     Examples
     --------
@@ -234,6 +237,9 @@ class Predictions(list[Prediction]):
             pyarrow is not installed.
         """
         return predictions_arrow(self)
+
+    def __str__(self) -> str:
+        return predictions_text(self)
 
     def _repr_html_(self) -> str:
         return predictions_html(self)
@@ -328,20 +334,49 @@ def framework_error(query: Query) -> DataError | None:
     )
 
 
+#: Columns of a table with one row per prediction.
+HEADER = ("program", "device", "latency", "interval", "domain")
+#: Notes below a table of predictions.
+MAX_NOTES = 10
+
+
 def predictions_html(predictions: Sequence[Prediction]) -> str:
     """One row per prediction: program, device, latency, interval and domain, or the error."""
-    rows, notes = [], []
+    rows = list(map(_cells, predictions))
+    return html_table(HEADER, rows, right=(2,), caption=_settings(predictions), notes=_notes(predictions))
+
+
+def predictions_text(predictions: Sequence[Prediction]) -> str:
+    """One row per prediction; or one per program and a column per device, of several."""
+    devices: dict[str, list[Prediction]] = {}
     for p in predictions:
-        if p.latency_s is None:
-            message = "" if p.error is None else p.error.message
-            rows.append((p.name, p.device, "error", message, ""))
-            continue
-        rows.append(
-            (p.name, p.device, format_latency(p.latency_s), interval_text(p.lower_s, p.upper_s), p.domain or "")
-        )
-        notes += [f"{p.name} on {p.device}: {p.domain_reason}"] if p.domain_reason else []
-    header = ("program", "device", "latency", "interval", "domain")
-    return html_table(header, rows, right=(2,), caption=_settings(predictions), notes=list(dict.fromkeys(notes))[:10])
+        devices.setdefault(p.device, []).append(p)
+    names = [[p.name for p in own] for own in devices.values()]
+    if len(devices) > 1 and len(names[0]) > 1 and all(own == names[0] for own in names):
+        rows = [(row[0].name, *map(latency_text, row)) for row in zip(*devices.values(), strict=True)]
+        table = Table(("program", *devices), rows, range(1, 1 + len(devices)))
+    else:
+        table = Table(HEADER, list(map(_cells, predictions)), (2,))
+    return "\n".join([str(table), *_notes(predictions), _settings(predictions)]).rstrip()
+
+
+def latency_text(prediction: Prediction) -> str:
+    """Latency and domain: "12.3 µs near"; "error" without a prediction."""
+    if prediction.latency_s is None:
+        return "error"
+    return f"{format_latency(prediction.latency_s)} {prediction.domain or '':>4}"
+
+
+def _cells(p: Prediction) -> tuple[str, ...]:
+    """Cells of :data:`HEADER`."""
+    if p.latency_s is None:
+        return p.name, p.device, "error", "" if p.error is None else p.error.message, ""
+    return p.name, p.device, format_latency(p.latency_s), interval_text(p.lower_s, p.upper_s), p.domain or ""
+
+
+def _notes(predictions: Sequence[Prediction]) -> list[str]:
+    notes = [f"{p.name} on {p.device}: {p.domain_reason}" for p in predictions if p.domain_reason]
+    return list(dict.fromkeys(notes))[:MAX_NOTES]
 
 
 def _settings(predictions: Sequence[Prediction]) -> str:

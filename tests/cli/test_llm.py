@@ -42,10 +42,12 @@ def test_several_devices_are_a_list_and_a_table(run: Run) -> None:
     assert "gate_up_proj" in run(*arguments, "--parts", 3).stdout
 
 
-def test_a_single_device_shows_its_most_expensive_parts(run: Run) -> None:
+def test_a_single_device_shows_its_most_expensive_parts(run: Run, predictor: LatencyPredictor) -> None:
     result = run("llm", LLAMA, "-d", "h100-sxm", "--output", 4)
-    assert "gate_up_proj" in result.stdout
-    assert "more parts" in result.stdout
+    assert "gate_up_proj" in result.stdout and " more " in result.stdout
+    value = estimate(LLAMA, "h100-sxm", output=4, predictor=predictor)
+    assert result.stdout == f"{value}\n"
+    assert value._repr_html_().count("<table>") == 2 and "gate_up_proj" in value._repr_html_()
     assert "gate_up_proj" not in run("llm", LLAMA, "-d", "h100-sxm", "--output", 4, "--parts", 0).stdout
 
 

@@ -125,7 +125,9 @@ def test_several_devices_share_one_table(run: Run) -> None:
     assert result.exit_code == 0, result.output
     header = next(line for line in result.stdout.splitlines() if line.startswith("call "))
     assert header.split()[-2:] == ["t4", "a100-pcie-40gb"]
-    assert "execution cuda-graph" in result.stdout
+    assert "execution cuda-graph" in result.stdout and "device busy" not in result.stdout
+    details = run("predict", f"{NAME}:both", "-d", "t4", "-d", "a100-pcie-40gb", "-v")
+    assert details.stdout.count("device busy") == 2 and details.stdout.count("\ncall ") == 2
 
 
 def test_host_profile_of_a_file(run: Run, current_folder: Path) -> None:

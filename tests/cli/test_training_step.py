@@ -41,7 +41,7 @@ def test_table_has_the_parts(run: Run) -> None:
 def test_search_and_export(run: Run) -> None:
     lines = run(*STEP, "--search", "--most", 3).stdout.splitlines()
     assert lines[0].split()[:6] == ["tp", "pp", "vp", "cp", "ep", "micro"]
-    assert len(lines) == 5 and "layouts fit the memory" in lines[-1]
+    assert len(lines) == 6 and "layouts fit the memory" in lines[-1]
     values = json.loads(run(*STEP, "--search", "--most", 3, "--json").stdout)
     assert [value["binds"] for value in values["layouts"]]
     assert "--micro-batch-size" in run(*STEP, "--search", "--export", "megatron").stdout

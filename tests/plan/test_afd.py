@@ -19,8 +19,8 @@ from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
 from cdmpp.plan.afd.solver import side_bytes
 from cdmpp.plan.afd.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.render import render
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ from cdmpp.plan.application.search import replay_graph, search
 from cdmpp.plan.application.simulate import without_idle_time
 from cdmpp.plan.application.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.render import render
 from cdmpp.simulate.replay import replay
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "application.json"

@@ -17,7 +17,7 @@ from cdmpp.plan.cluster.allocate import total_s
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest
 from cdmpp.plan.cluster.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.requests.render import render
+from cdmpp.predict.rendering import render
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "cluster.json"
 times = st.integers(1, 40)

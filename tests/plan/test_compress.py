@@ -28,8 +28,8 @@ from cdmpp.plan.compress.strategy import (
     timeline,
 )
 from cdmpp.plan.compress.view import draw
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.render import render
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "compress.json"
 

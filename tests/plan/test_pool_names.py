@@ -8,7 +8,7 @@ import pytest
 
 from cdmpp import make_plan
 from cdmpp.plan.registry import PLANNERS
-from cdmpp.predict.requests.render import render
+from cdmpp.predict.rendering import render
 from cdmpp_server.plan.warm import REQUESTS
 
 

@@ -16,8 +16,8 @@ from cdmpp.plan.base.solve import solve_request
 from cdmpp.plan.precision.schema import PrecisionPlan, PrecisionRequest
 from cdmpp.plan.precision.tables import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
 from cdmpp.plan.registry import PLANNERS, make_plan
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
-from cdmpp.predict.requests.render import render
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "precision.json"
 

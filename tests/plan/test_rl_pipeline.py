@@ -18,8 +18,8 @@ from cdmpp.plan.rl.problem import MOST_SHARE, schedules
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.training import ReadyTimes, TrainingCost
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.render import render
 
 ONE_MODEL: dict[str, Any] = {
     "models": [{"stages": 4, "micro_batches": 6, "forward_s": 0.5, "backward_s": 1.0}],

@@ -30,8 +30,8 @@ from cdmpp.plan.rl.solver import search
 from cdmpp.plan.rl.training import Mode, ReadyTimes, TrainingCost
 from cdmpp.plan.rl.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
-from cdmpp.predict.requests.render import render
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "rl.json"
 LENGTHS = LengthDistribution.of_quantiles({0.5: 300, 0.9: 1000, 1.0: 4000}, 64)

@@ -19,8 +19,8 @@ from cdmpp.plan.split.search import arrangements, every
 from cdmpp.plan.split.table import equal_count, greedy
 from cdmpp.plan.split.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
-from cdmpp.predict.requests.render import render
 from cdmpp.predict.requests.request import Answer
 from cdmpp.simulate.emulator import Emulator, Pass, Stage
 from tests.simulate.emulator.as_graph import simulate

@@ -23,7 +23,7 @@ from cdmpp.errors import OverloadedError
 from cdmpp.plan.base.solve import predict_prices
 from cdmpp.plan.registry import PLANNERS, make_plan
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.requests.render import render
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.request import Request as PlanRequest
 from cdmpp_server.concurrency import Deadline
 from cdmpp_server.plan import work

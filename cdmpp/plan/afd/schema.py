@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.predict.requests.render import Table
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.request import (
     Bytes,
     Closed,

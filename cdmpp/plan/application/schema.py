@@ -9,8 +9,8 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import Budget, Closed, Count, MaxSteps, Name, Plan, Request, Row, Seconds, Seed
 from cdmpp.utils.units import format_latency
 

@@ -10,9 +10,9 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.collective_forms import CollectiveOptions
 from cdmpp.predict.requests.pricing import CostField, collect, fill
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     MAX_COUNT,
     Bytes,

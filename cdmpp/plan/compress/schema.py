@@ -8,8 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from cdmpp.plan.compress.strategy import Place
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.pricing import CostField
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     Budget,
     Closed,

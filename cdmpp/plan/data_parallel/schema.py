@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.pricing import CostField, PredictedCost
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     MAX_BYTES,
     MAX_COUNT,

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.fused.problem import FusedProblem, Model
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.pricing import Cost, PredictedCost
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     Budget,
     Bytes,

@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, sort_topologically
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, memory_limit
 from cdmpp.predict.requests.pricing import Cost
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     MAX_COUNT,
     MAX_SECONDS,

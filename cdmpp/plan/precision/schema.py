@@ -9,9 +9,9 @@ from pydantic import Field, PrivateAttr, computed_field
 
 from cdmpp.plan.precision.indicator import OperatorStatistics, TensorStatistics
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES
 from cdmpp.predict.requests.pricing import collect, fill
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     Budget,
     Closed,

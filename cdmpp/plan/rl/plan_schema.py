@@ -9,7 +9,7 @@ from pydantic import Field
 from cdmpp.plan.fused.schema import FusedPlan
 from cdmpp.plan.rl.sizes import Objective, Stage
 from cdmpp.plan.rl.training import Mode
-from cdmpp.predict.requests.render import Table
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.request import Plan, Row
 from cdmpp.utils.units import format_latency, format_si
 

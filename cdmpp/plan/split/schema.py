@@ -12,8 +12,8 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import LanguageModelForm
 from cdmpp.plan.split.search import Goal
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.pricing import Cost, PredictedCost, collect, fill
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     Budget,
     Bytes,

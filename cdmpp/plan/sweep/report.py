@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
 from cdmpp.plan.sweep.points import COLUMNS, SweepResult
 from cdmpp.plan.sweep.request import Sweep
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.plot import PALE_GREY, colours_of, draw_legend, new_figure
-from cdmpp.predict.requests.render import Table
 from cdmpp.utils.units import format_latency
 from cdmpp.utils.writing import check_output, replacing
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from cdmpp.predict.engines import EngineProfile
 from cdmpp.predict.llm.calibrate import calibrate
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.estimate import EstimatePlan, LLMEstimate, estimate
+from cdmpp.predict.llm.estimate import EstimatePlan, estimate
+from cdmpp.predict.llm.estimate_result import LLMEstimate
 from cdmpp.predict.llm.layout import Layout
 from cdmpp.predict.llm.load import Goodput, goodput, load_curve
 from cdmpp.predict.llm.operators import Decode, Prefill, StepPart, step_operators

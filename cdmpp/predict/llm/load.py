@@ -17,6 +17,8 @@ from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.serving import ServingPlan, ServingResult, resolved_pool, simulate
+from cdmpp.predict.rendering import Rendered, Table, share_text
+from cdmpp.utils.units import format_latency
 
 #: Rates are found to within this share.
 PRECISION = 0.03
@@ -27,7 +29,7 @@ COUNT, MOST, TIMES = 400, 6000, 3
 
 
 @dataclass(frozen=True)
-class Goodput:
+class Goodput(Rendered):
     """Largest rates of a deployment.
 
     Attributes
@@ -50,9 +52,31 @@ class Goodput:
     tpot_s: float | None
     result: ServingResult | None
 
+    def tables(self) -> list[Table]:
+        """The rates as a row."""
+        return [goodput_table({"" if self.result is None else self.result.device: self})]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {**asdict(replace(self, result=None)), "result": None if self.result is None else self.result.to_dict()}
+
+
+def goodput_table(limits: Mapping[str, Goodput]) -> Table:
+    """Largest rates that keep the goals, by device."""
+    first = next(iter(limits.values()))
+    goals = {"first token": first.ttft_s, "between tokens": first.tpot_s}
+    wanted = " and ".join(f"{name} within {format_latency(goal)}" for name, goal in goals.items() if goal is not None)
+    rows = [
+        (
+            name,
+            f"{limit.requests_per_s:.3g}",
+            f"{limit.saturation_requests_per_s:.3g}",
+            "-" if limit.result is None else f"{limit.result.throughput_tokens_per_s:,.0f}",
+        )
+        for name, limit in limits.items()
+    ]
+    title = f"goodput: largest rate at which {share_text(first.share)} of the requests keep {wanted}"
+    return Table(("device", "goodput, requests/s", "saturation, requests/s", "tokens/s"), rows, (1, 2, 3), title)
 
 
 def goodput(

@@ -33,6 +33,8 @@ from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.serving_loop import Lane, ServedRequest, closed_loop, open_loop, two_pools
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.rendering import Rendered, Table, share_text
+from cdmpp.utils.units import format_latency
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MAX_REQUESTS = 100_000
@@ -45,7 +47,7 @@ NETWORK_BYTES_PER_S = 50e9
 
 
 @dataclass(frozen=True)
-class ServingResult:
+class ServingResult(Rendered):
     """Requests that were served, in their order.
 
     Attributes
@@ -86,6 +88,10 @@ class ServingResult:
     engine: str
     device: str
     model_id: str
+
+    def tables(self) -> list[Table]:
+        """Percentiles and rates as a row."""
+        return serving_tables([self])
 
     def percentile(self, name: str, q: float) -> float:
         """Percentile ``q``, from 0 to 100, of ``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s``, in seconds.
@@ -141,6 +147,32 @@ class ServingResult:
 
 
 SEQUENCES = ("ttft_s", "tpot_s", "latency_s", "queue_s")
+
+
+def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
+    """Requests that were served on devices, a row each."""
+    first = results[0]
+    rows = [
+        (
+            r.device,
+            str(r.gpus),
+            *(format_latency(r.percentile("ttft_s", q)) for q in (50, 99)),
+            *((format_latency(r.percentile("tpot_s", q)) if len(r.tpot_s) else "-") for q in (50, 99)),
+            format_latency(float(r.queue_s.mean())),
+            f"{r.throughput_tokens_per_s:,.0f}",
+            f"{len(r.ttft_s) / r.duration_s:.3g}",
+            share_text(r.cache_share),
+            str(r.preemptions),
+        )
+        for r in results
+    ]
+    header = ("device", "gpus", "ttft p50", "p99", "tpot p50", "p99", "queue", "tokens/s", "requests/s", "cache")
+    title = f"{len(first.ttft_s):,} requests; engine {first.engine}; model {first.model_id}"
+    bounds = ", ".join(f"{r.device} {r.relative_lower:.2f} to {r.relative_upper:.2f}" for r in results)
+    return [
+        Table((*header, "preempted"), rows, range(1, len(header) + 1), title),
+        Table.lines(f"80 % interval of a step, as factors: {bounds}"),
+    ]
 
 
 @dataclass(frozen=True)

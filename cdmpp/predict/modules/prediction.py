@@ -15,7 +15,7 @@ from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, ho
 from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells, total_line
-from cdmpp.predict.rendering import Column, arrow_table, html_table, share_text
+from cdmpp.predict.rendering import Column, Table, arrow_table, html_table, share_text
 from cdmpp.programs.frontends.graph import Unsupported
 from cdmpp.programs.frontends.torch_module import ListedProgram, ModuleListing
 from cdmpp.programs.operators import operator_family
@@ -218,7 +218,9 @@ class ModulePredictions(list[ModulePrediction]):
         return arrow_table(module_columns(self))
 
     def __str__(self) -> str:
-        return "\n".join([*map(total_text, self), settings_text(self[0])]) if self else "no predictions"
+        if not self:
+            return "no predictions"
+        return "\n".join([str(module_matrix(self, SHOWN_PROGRAMS)), "", *map(total_text, self), settings_text(self[0])])
 
     def _repr_html_(self) -> str:
         return modules_html(self)
@@ -450,12 +452,40 @@ def module_text(prediction: ModulePrediction) -> str:
     if len(prediction.phases) > 1:
         lines += [f"  {phase}: {total_line(total)}" for phase, total in prediction.phases.items()]
     programs = by_time(prediction)
-    for program in programs[:SHOWN_PROGRAMS]:
-        call, name, *_, count, _, seconds, share, domain = program_cells(program, prediction.name)
-        lines.append(f"  {seconds:>8} {share:>7} {count:>6} {call[:40]:<40} {name} {domain}".rstrip())
-    if len(programs) > SHOWN_PROGRAMS:
-        lines.append(f"  and {len(programs) - SHOWN_PROGRAMS} more programs")
-    return "\n".join([*lines, *left_out_lines(prediction), settings_text(prediction)])
+    rows = [program_cells(program, prediction.name) for program in programs[:SHOWN_PROGRAMS]]
+    if rest := programs[SHOWN_PROGRAMS:]:
+        rows.append(_rest([program.seconds for program in rest], [program.share for program in rest]))
+    table = str(Table(PROGRAM_HEADER, rows, PROGRAM_RIGHT))
+    return "\n".join([*lines, "", table, "", *left_out_lines(prediction), settings_text(prediction)])
+
+
+def _rest(seconds: Sequence[float | None], shares: Sequence[float | None]) -> tuple[str, ...]:
+    """Cells of the programs that are not shown."""
+    time_s, share = (sum(value or 0.0 for value in values) for values in (seconds, shares))
+    return f"{len(seconds)} more", "", "", "", "", "", format_latency(time_s), share_text(share), ""
+
+
+def module_matrix(predictions: Sequence[ModulePrediction], most: int | None = None) -> Table:
+    """One row per program, the ``most`` most expensive first, a column per device; then the totals."""
+    rows = sorted(
+        zip(*(answer.programs for answer in predictions), strict=True),
+        key=lambda row: -max(program.seconds or 0.0 for program in row),
+    )
+    first = predictions[0]
+    cells = [
+        (*program_cells(row[0], first.name)[:5], *(_seconds_text(program.seconds) for program in row))
+        for row in rows[:most]
+    ]
+    if rest := rows[len(cells) :]:
+        sums = [format_latency(sum(program.seconds or 0.0 for program in column)) for column in zip(*rest, strict=True)]
+        cells.append((f"{len(rest)} more", "", "", "", "", *sums))
+    cells.append(("total", "", "", "", "", *(_seconds_text(answer.latency_s) for answer in predictions)))
+    header = (*PROGRAM_HEADER[:5], *(answer.device for answer in predictions))
+    return Table(header, cells, range(4, len(header)))
+
+
+def _seconds_text(seconds: float | None) -> str:
+    return "error" if seconds is None else format_latency(seconds)
 
 
 def left_out_lines(prediction: ModulePrediction) -> list[str]:
@@ -481,12 +511,13 @@ def module_html(prediction: ModulePrediction) -> str:
 
 
 def modules_html(predictions: Sequence[ModulePrediction]) -> str:
-    """One row per device."""
+    """Programs by devices, then one row per device."""
+    matrix = module_matrix(predictions).html() if len(predictions) > 1 else ""
     header = ("module", "device", "latency", "interval", "domain", "time by domain", "launches", "programs", "failed")
     rows = [(p.name, p.device, *total_cells(p.total)) for p in predictions]
     notes = dict.fromkeys(line for prediction in predictions for line in left_out_lines(prediction))
     caption = settings_text(predictions[0]) if predictions else ""
-    return html_table(header, rows, right=(2, 6, 7, 8), caption=caption, notes=list(notes))
+    return matrix + html_table(header, rows, right=(2, 6, 7, 8), caption=caption, notes=list(notes))
 
 
 def module_columns(predictions: Sequence[ModulePrediction]) -> dict[str, Column]:

@@ -17,6 +17,7 @@ from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
 
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.fields import (
     MAX_BUDGET_S,
@@ -47,7 +48,6 @@ from cdmpp.predict.requests.fields import (
 )
 from cdmpp.predict.requests.pricing import collect, fill, given_costs
 from cdmpp.predict.requests.reliability import Reliability
-from cdmpp.predict.requests.render import Table
 from cdmpp.utils.units import format_latency
 
 #: Fields are defined in :mod:`cdmpp.predict.requests.fields`; schemas import everything from here.

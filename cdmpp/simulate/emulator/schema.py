@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost, PredictedCost, cost_of
-from cdmpp.predict.requests.render import Table
 from cdmpp.predict.requests.request import (
     MAX_COUNT,
     Bytes,

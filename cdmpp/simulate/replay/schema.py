@@ -10,7 +10,7 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_valida
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.prediction import Prediction
-from cdmpp.predict.requests.render import Table
+from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.request import (
     MAX_COUNT,
     Interval,

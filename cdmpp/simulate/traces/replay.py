@@ -17,7 +17,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.requests.render import Table
+from cdmpp.predict.rendering import Table
 from cdmpp.simulate.replay.engine import Replayer, Timeline
 from cdmpp.simulate.replay.records import paused_collector
 from cdmpp.simulate.traces.align import Alignment, align, windows

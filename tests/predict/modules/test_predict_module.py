@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.utils.units import format_latency
 
 X = torch.empty(8, 64)
 NET = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
@@ -108,7 +109,10 @@ def test_printed_answer_has_total_parts_and_programs(trained: ModulePrediction) 
     lines = str(trained).splitlines()
     assert lines[0].startswith("Sequential on t4: ") and "device busy" in lines[1]
     assert any("addmm" in line and PROGRAMS[0] in line for line in lines)
-    assert str(ModulePredictions([trained])).startswith("Sequential on t4: ")
+    both = str(ModulePredictions([trained, replace(trained, device="l4")])).splitlines()
+    assert both[0].split()[:2] == ["call", "program"] and both[0].endswith("l4")
+    total = next(line for line in both if line.startswith("total "))
+    assert total.count(format_latency(trained.latency_s or 0.0)) == 2 and "Sequential on l4: " in "".join(both)
 
 
 def test_phases_add_up_to_the_total(trained: ModulePrediction) -> None:
@@ -178,7 +182,7 @@ def test_html_has_totals_and_programs_and_escapes_names(trained: ModulePredictio
     evil = replace(trained, name="<b>x</b>", device="<i>")
     assert "<b>" not in evil._repr_html_() and "&lt;b&gt;x" in evil._repr_html_()
     both = ModulePredictions([trained, evil])._repr_html_()
-    assert both.count("<tr>") == 3 and "<i>" not in both
+    assert both.count("<tr>") == (2 + len(trained.programs)) + 3 and "<i>" not in both
     assert ModulePredictions()._repr_html_().count("<tr>") == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.requests.render import render
+from cdmpp.predict.rendering import render
 from cdmpp.simulate.emulator.schema import SimulatePlan, SimulateRequest
 from cdmpp.simulate.emulator.view import draw
 from cdmpp.utils.units import format_latency

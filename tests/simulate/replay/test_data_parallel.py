@@ -17,7 +17,7 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.data_parallel.schema import DataParallelPlan, DataParallelRequest
 from cdmpp.plan.data_parallel.view import draw
 from cdmpp.plan.registry import PLANNERS
-from cdmpp.predict.requests.render import render
+from cdmpp.predict.rendering import render
 from cdmpp.simulate.replay import Link
 from cdmpp.simulate.replay.data_parallel import GradientLayer, Setup, fill_buckets, simulate
 

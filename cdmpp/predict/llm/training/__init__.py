@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cdmpp.predict.llm.training.calibrate import calibrate_training, fit_training
 from cdmpp.predict.llm.training.layout import TrainingLayout
-from cdmpp.predict.llm.training.search import SearchResult, search_layouts
-from cdmpp.predict.llm.training.step import TrainingPlan, TrainingStep, training_step
+from cdmpp.predict.llm.training.result import SearchResult, TrainingStep
+from cdmpp.predict.llm.training.search import search_layouts
+from cdmpp.predict.llm.training.step import TrainingPlan, training_step
 
 __all__ = [
     "SearchResult",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cdmpp.errors import DataError
-from cdmpp.predict.llm.training.step import TrainingStep
+from cdmpp.predict.llm.training.result import TrainingStep
 
 ExportFormat = Literal["megatron", "torchtitan"]
 

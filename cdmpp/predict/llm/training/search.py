@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -19,43 +18,12 @@ from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.training.fitting import candidates, layout_fits, rough_cost
 from cdmpp.predict.llm.training.layout import Overlap, Sharding, TrainingLayout, training_types
 from cdmpp.predict.llm.training.links import Links
-from cdmpp.predict.llm.training.step import TrainingPlan, TrainingStep
+from cdmpp.predict.llm.training.result import SearchResult
+from cdmpp.predict.llm.training.step import TrainingPlan
 from cdmpp.predict.prediction import Query
 
 #: Layouts that are priced.
 MAX_PRICED = 1000
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """Layouts in the order of their predicted duration.
-
-    Attributes
-    ----------
-    steps : list of TrainingStep
-    fitting, priced : int
-        Layouts that fit the memory, and those of them that were priced.
-    """
-
-    steps: list[TrainingStep]
-    fitting: int
-    priced: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        steps = [{**step.to_dict(), "binds": binding(step)} for step in self.steps]
-        return {"fitting": self.fitting, "priced": self.priced, "layouts": steps}
-
-
-def binding(step: TrainingStep) -> str:
-    """What limits a layout: the largest share besides computation, or the memory where the rest is small."""
-    b = step.breakdown
-    shares = {f"{name} communication": seconds for name, seconds in b["exposed"].items()}
-    shares |= {"bubble": b["bubble"], "optimizer": b["optimizer"], "host": b["host"]}
-    shares["recomputation"] = b["compute"].get("recomputation", 0.0)
-    name, seconds = max(shares.items(), key=lambda item: item[1])
-    share = seconds / step.step_s
-    return f"{name} {100 * share:.0f} %" if share >= 0.05 else "computation"
 
 
 def _holds(config: LLMConfig, device: DeviceSpec, types: Types, gradient_bytes: float, layout: TrainingLayout) -> bool:

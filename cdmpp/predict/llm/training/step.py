@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
@@ -12,19 +11,19 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.model.domain.score import LABELS, Label, label_of_total
+from cdmpp.model.domain.score import LABELS, Label
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_training_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
-from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.pricing import KINDS, combined
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.training.fitting import layout_fits, smallest_layouts
 from cdmpp.predict.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
 from cdmpp.predict.llm.training.links import BOUNDS, Links, distinct
-from cdmpp.predict.llm.training.memory import RankParameters, TrainingMemory, model_flops, training_memory
+from cdmpp.predict.llm.training.memory import RankParameters, model_flops, training_memory
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
+from cdmpp.predict.llm.training.result import TrainingStep
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
@@ -43,89 +42,6 @@ _PIECE = 0.05
 _GB = 1e9
 #: Kinds of a breakdown besides computation, in order.
 EXPOSED = ("tp", "cp", "ep", "dp", "pp")
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """Duration, memory and breakdown of a training step.
-
-    Attributes
-    ----------
-    step_s, lower_s, upper_s : float
-        Seconds, with an 80 % interval.
-    memory : TrainingMemory
-        Of the rank that holds most.
-    breakdown : dict
-        Seconds of ``compute`` (by operator), ``exposed`` communication (tp, cp, ep, dp, pp), ``bubble``, ``optimizer``
-        and ``host`` on the slowest rank; they add up to ``step_s``.
-    domain_shares : dict
-        Share of the predicted time by domain.
-    """
-
-    model_id: str
-    device: str
-    engine: str
-    config: LLMConfig
-    layout: TrainingLayout
-    dtype: str
-    products: str | None
-    network_bytes_per_s: float
-    layers: tuple[int, ...]
-    step_s: float
-    lower_s: float
-    upper_s: float
-    model_flops_utilization: float | None
-    memory: TrainingMemory
-    breakdown: dict[str, Any]
-    domain_shares: dict[Label, float]
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def memory_bytes(self) -> dict[str, float | None]:
-        """Bytes of the rank that holds most, by part."""
-        return self.memory.to_dict()
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the step."""
-        return self.layout.global_batch * self.layout.sequence
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float:
-        """Throughput of one device."""
-        return self.tokens / self.step_s / self.layout.gpus
-
-    @property
-    def domain(self) -> Label:
-        """Domain by share of the time; at most ``near``, because backward passes are partly stated ratios."""
-        return max("near", label_of_total(self.domain_shares), key=LABELS.index)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as JSON values."""
-        return {
-            "model_id": self.model_id,
-            "model_type": self.config.model_type,
-            "parameters": parameter_count(self.config),
-            "device": self.device,
-            "engine": self.engine,
-            **asdict(self.layout),
-            "dp": self.layout.dp,
-            "micro_batches": self.layout.micro_batches,
-            "layers": list(self.layers),
-            "dtype": self.dtype,
-            "products": self.products,
-            "network_bytes_per_s": self.network_bytes_per_s,
-            "step_s": self.step_s,
-            "lower_s": self.lower_s,
-            "upper_s": self.upper_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-            "model_flops_utilization": self.model_flops_utilization,
-            "memory_bytes": self.memory_bytes,
-            "breakdown": self.breakdown,
-            "domain": self.domain,
-            "domain_shares": self.domain_shares,
-            "remarks": list(self.remarks),
-        }
 
 
 def stage_layers(layers: int, layout: TrainingLayout, layer_s: float, first_s: float, last_s: float) -> list[int]:
