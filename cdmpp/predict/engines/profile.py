@@ -69,6 +69,8 @@ class TrainingLoop(BaseModel):
         Framework whose matrix products are predicted; the profile's framework is that of all other kernels.
     attention_factor, expert_factor : float
         Time of the attention, and of the kernels of experts, over that of the predicted kernels.
+    block_scaled_expert_factor : float
+        Further factor on the kernels of experts whose products have block scales.
     exposed_tp, exposed_ep : float
         Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
     gradient_bytes : float
@@ -87,6 +89,7 @@ class TrainingLoop(BaseModel):
     products: ProgramFramework = "trtllm"
     attention_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
     expert_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    block_scaled_expert_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
     exposed_tp: Annotated[float, Field(ge=0, le=1)] = 0.3
     exposed_ep: Annotated[float, Field(ge=0, le=1)] = 1.0
     gradient_bytes: Annotated[float, Field(ge=1, le=8)] = 4.0

@@ -77,6 +77,8 @@ def feed_forward_tensors(config: LLMConfig, half: FeedForward) -> Iterator[Tenso
         return
     yield Tensor(config.hidden * half.count)
     yield Tensor(half.count * _projections(config, half.intermediate, half.latent), "experts", "experts")
+    if config.mlp_bias:
+        yield Tensor(half.count * (half.intermediate * (1 + config.gated) + config.hidden), "experts")
     yield Tensor(2 * config.hidden * half.latent)
     if half.shared:
         yield Tensor(_projections(config, half.shared), "tp", "shared")

@@ -16,7 +16,7 @@ def read_gpt_oss(f: Fields) -> LLMConfig:
     experts = Experts(f.size("num_local_experts", 128), f.size("num_experts_per_tok", 4), width, 0, False, layers)
     window = window_of(f, (layers + 1) // 2, default=128)
     checked = checked_experts(f, experts, "num_local_experts")
-    return common_fields(f, window=window, qkv_bias=bias, o_bias=bias, experts=checked)
+    return common_fields(f, window=window, qkv_bias=bias, o_bias=bias, mlp_bias=True, experts=checked)
 
 
 def read_llama4(f: Fields) -> LLMConfig:

@@ -33,7 +33,7 @@ TEXTS = ("sharding", "dtype", "products", "recompute", "overlap", "network", "co
 DURATIONS = ("step_s", "tokens_per_s_per_gpu")
 _LAYOUT = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence")
 #: Standard deviations in logs of the factors on kernels, experts and communication around those of the profile.
-SPREAD = np.array([0.07, 0.2, 0.2])
+SPREAD = np.array([0.07, 0.1, 0.1])
 #: Smallest standard deviation of a measured step around the fit; otherwise the residual of the profile.
 NOISE = 0.03
 #: Steps that the residual of the starting profile counts for.

@@ -46,6 +46,8 @@ BACKWARD: dict[str, float] = {
 _GRADIENT = 1.06
 #: Forward parts that selective recomputation runs again: attention, norms and activation functions.
 SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "activation", "shared_activation")
+#: Elements that an activation function with clamps moves beyond a fused one, over those of its result.
+UNFUSED_PASSES = 11
 #: Norms that add the residual, as those of twice as many rows.
 _WITH_RESIDUAL = ("attention_norm", "mlp_norm", "final_norm")
 #: Operators over the pairs of a sequence's tokens, which context parallelism divides.
@@ -295,6 +297,11 @@ class LayerBuilder:
         b.vector("experts_activation", activation, experts.intermediate)
         yield from self._both(b.parts)
         yield from self._grouped("experts_down", own, local, width, experts.intermediate)
+        if config.mlp_bias:
+            # Biases and the clamped activation of gpt-oss are passes of their own.
+            sums, passes = (1 + config.gated) * experts.intermediate + width, UNFUSED_PASSES * experts.intermediate
+            for backward, elements in ((False, 2 * sums + passes), (True, sums + 2 * passes)):
+                yield Item("unfused_bias_activation", backward, traffic=own * elements * self.types.bytes, launches=8)
         moved = rows * width * self.types.bytes
         tensors = 2 * (1 + experts.topk) + (4 * experts.topk if layout.ep > 1 else 0)
         for backward in (False, True):

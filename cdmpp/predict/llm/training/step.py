@@ -353,7 +353,11 @@ class TrainingPlan:
     def _factor(self, name: str) -> float:
         if name in ("attention", "window_attention"):
             return self.loop.attention_factor
-        return self.loop.expert_factor if name.startswith("expert") else 1.0
+        if not name.startswith("expert"):
+            return 1.0
+        return self.loop.expert_factor * (
+            self.loop.block_scaled_expert_factor if self.products in BLOCK_SCALED else 1.0
+        )
 
     def _unit(self, items: Iterable[Item]) -> _Unit:
         unit = _Unit()
