@@ -15,7 +15,7 @@ from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, ho
 from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells, total_line
-from cdmpp.predict.rendering import Column, Table, arrow_table, html_table, share_text
+from cdmpp.predict.rendering import Column, Table, arrow_table, html_table, percent
 from cdmpp.programs.frontends.graph import Unsupported
 from cdmpp.programs.frontends.torch_module import ListedProgram, ModuleListing
 from cdmpp.programs.operators import operator_family
@@ -406,7 +406,7 @@ def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
         f"{program.count:,} x",
         "error" if each is None else format_latency(each),
         "" if seconds is None else format_latency(seconds),
-        "" if program.share is None else share_text(program.share),
+        "" if program.share is None else percent(program.share),
         program.domain or "",
     )
 
@@ -462,7 +462,7 @@ def module_text(prediction: ModulePrediction) -> str:
 def _rest(seconds: Sequence[float | None], shares: Sequence[float | None]) -> tuple[str, ...]:
     """Cells of the programs that are not shown."""
     time_s, share = (sum(value or 0.0 for value in values) for values in (seconds, shares))
-    return f"{len(seconds)} more", "", "", "", "", "", format_latency(time_s), share_text(share), ""
+    return f"{len(seconds)} more", "", "", "", "", "", format_latency(time_s), percent(share), ""
 
 
 def module_matrix(predictions: Sequence[ModulePrediction], most: int | None = None) -> Table:
