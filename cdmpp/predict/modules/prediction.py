@@ -220,7 +220,8 @@ class ModulePredictions(list[ModulePrediction]):
     def __str__(self) -> str:
         if not self:
             return "no predictions"
-        return "\n".join([str(module_matrix(self, SHOWN_PROGRAMS)), "", *map(total_text, self), settings_text(self[0])])
+        matrix = [str(module_matrix(self, SHOWN_PROGRAMS)), ""] if _is_one_module(self) else []
+        return "\n".join([*matrix, *map(total_text, self), settings_text(self[0])])
 
     def _repr_html_(self) -> str:
         return modules_html(self)
@@ -465,6 +466,11 @@ def _rest(seconds: Sequence[float | None], shares: Sequence[float | None]) -> tu
     return f"{len(seconds)} more", "", "", "", "", "", format_latency(time_s), percent(share), ""
 
 
+def _is_one_module(predictions: Sequence[ModulePrediction]) -> bool:
+    """Whether all predictions have the same programs, so that devices can be columns."""
+    return len({tuple((p.call, p.program, p.phase) for p in answer.programs) for answer in predictions}) == 1
+
+
 def module_matrix(predictions: Sequence[ModulePrediction], most: int | None = None) -> Table:
     """One row per program, the ``most`` most expensive first, a column per device; then the totals."""
     rows = sorted(
@@ -512,7 +518,7 @@ def module_html(prediction: ModulePrediction) -> str:
 
 def modules_html(predictions: Sequence[ModulePrediction]) -> str:
     """Programs by devices, then one row per device."""
-    matrix = module_matrix(predictions).html() if len(predictions) > 1 else ""
+    matrix = module_matrix(predictions).html() if len(predictions) > 1 and _is_one_module(predictions) else ""
     header = ("module", "device", "latency", "interval", "domain", "time by domain", "launches", "programs", "failed")
     rows = [(p.name, p.device, *total_cells(p.total)) for p in predictions]
     notes = dict.fromkeys(line for prediction in predictions for line in left_out_lines(prediction))
