@@ -130,7 +130,7 @@ def measure(served: Served, options: argparse.Namespace) -> dict[str, Any]:
     """Capacity, then the overload and the recovery."""
     queries = distinct(0)
     source = bodies(queries, options.items)
-    ready = iter(list(itertools.islice(source, int(150 * options.capacity_seconds) + 32)))
+    ready = iter(list(itertools.islice(source, int(500 * options.capacity_seconds) + 100)))
     # The better of two runs; the first also fills caches.
     requests_per_s = max(asyncio.run(capacity(served.port, ready, options.capacity_seconds)) for _ in range(2))
     if not requests_per_s:

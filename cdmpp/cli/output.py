@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.predict.rendering import format_columns
+from cdmpp.predict.rendering import percent as percent
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -30,11 +31,6 @@ def print_json(value: Any, indent: int | None = 1) -> None:
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
     """Print a header and rows as columns (:func:`cdmpp.predict.rendering.format_columns`)."""
     print("\n".join(format_columns([header, *rows], right)))
-
-
-def percent(fraction: float | None) -> str:
-    """0.0731 as "7.3 %"."""
-    return "-" if fraction is None else f"{100 * fraction:.1f} %"
 
 
 def on_terminal() -> bool:

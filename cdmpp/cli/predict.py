@@ -331,13 +331,25 @@ def _totals(results: list[Result], left_out: bool) -> dict[str, PredictionTotal]
     return {device: PredictionTotal.of(counted, left_out=left_out) for device, counted in by_device.items()}
 
 
-def _print_matrix(results: list[Result], devices: int) -> None:
-    """One row per program, a column per device."""
+def _print_matrix(results: list[Result], devices: int, programs: _Programs) -> None:
+    """Time of all launches: one row per program, a column per device; then the totals."""
     from cdmpp.predict.prediction import latency_text
 
     rows = [results[start : start + devices] for start in range(0, len(results), devices)]
-    cells = [(row[0].prediction.name, f"{row[0].count} x", *(latency_text(r.prediction) for r in row)) for row in rows]
+    cells = [
+        (row[0].prediction.name, f"{row[0].count} x", *(latency_text(r.prediction, r.count) for r in row))
+        for row in rows
+    ]
+    for name, part in _sums(results, programs.unsupported):
+        totals = _totals(part, bool(_left_out(part, programs))).values()
+        bounds = ("at least " if total.lower_bound and total.latency_s is not None else "" for total in totals)
+        cells.append((f"total{name}", "", *(b + latency_text(t) for b, t in zip(bounds, totals, strict=True))))
     print_table(("program", "count", *(r.prediction.device for r in rows[0])), cells, right=range(1, devices + 2))
+
+
+def _left_out(results: list[Result], programs: _Programs) -> int:
+    """Nodes and tasks that the total of results lacks."""
+    return sum(programs.left_out[source] for source in {r.source for r in results})
 
 
 def _print(
@@ -349,22 +361,24 @@ def _print(
     verbose: bool,
 ) -> None:
     from cdmpp.model.domain.calibration import interval_levels
+    from cdmpp.predict.prediction_total import total_line
+    from cdmpp.predict.rendering import interval_text
 
     outer = interval_levels(levels)
     beside = () if outer is levels else tuple(dict.fromkeys(levels))
     rows = []
     for r in results:
         p = r.prediction
-        if r.task or p.latency_s is None or p.lower_s is None or p.upper_s is None:
+        if r.task or p.latency_s is None:
             continue
-        interval = f"{format_latency(p.lower_s)} – {format_latency(p.upper_s)}"
+        interval = interval_text(p.lower_s, p.upper_s)
         values = [format_latency(p.quantiles[f"{level:g}"]) for level in beside]
         rows.append((p.name, f"{r.count} x", p.device, format_latency(p.latency_s), interval, *values, p.domain or ""))
     listed = [r for r in results if not r.task]
     devices = len({r.prediction.device for r in listed})
     several = devices > 1 and len(listed) > devices
     if rows and several:
-        _print_matrix(listed, devices)
+        _print_matrix(listed, devices, programs)
     if rows and several and verbose:
         print()
     if rows and (verbose or beside or not several):
@@ -376,13 +390,11 @@ def _print(
         left_out = programs.left_out[source]
         print_search(source, device, schedules, _totals(schedules, bool(left_out))[device], left_out)
     for name, part in _sums([r for r in results if not r.task], programs.unsupported):
-        left_out = sum(programs.left_out[source] for source in {r.source for r in part})
+        left_out = _left_out(part, programs)
         for device, total in _totals(part, bool(left_out)).items():
-            if total.latency_s is not None and total.lower_s is not None and total.upper_s is not None:
-                interval = f"{format_latency(total.lower_s)} – {format_latency(total.upper_s)}"
+            if total.latency_s is not None:
                 print(
-                    f"total{name} on {device}: {'at least ' if total.lower_bound else ''}"
-                    f"{format_latency(total.latency_s)} [{interval}], domain {total.domain}: {total.domain_text()} "
+                    f"total{name} on {device}: {total_line(total)} "
                     f"({total.launches} launches of {total.programs} programs{_lacking(total.failed, left_out)})"
                 )
     predicted = sum(r.prediction.error is None for r in results)

@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from cdmpp.cli.output import print_table
+from cdmpp.predict.rendering import interval_text
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
@@ -76,14 +77,16 @@ def print_search(source: str, device: str, results: Sequence[Result], total: Pre
     left_out : int
         Tasks without a schedule.
     """
-    if total.latency_s is None or total.lower_s is None or total.upper_s is None:
+    from cdmpp.predict.prediction_total import total_line
+
+    if total.latency_s is None:
         return
     rows, more, tasks = [], 0, ranked(results).values()
     for alternatives in tasks:
         predicted = [r.prediction for r in alternatives if r.prediction.error is None]
         more += len(predicted[SHOWN:])
         for rank, p in enumerate(predicted[:SHOWN], 1):
-            interval = _interval(p.lower_s, p.upper_s)
+            interval = interval_text(p.lower_s, p.upper_s)
             rows.append((str(rank), p.name, format_latency(p.latency_s or 0.0), interval, p.domain or ""))
     print(f"schedules of {source} on {device}, fastest of each task first")
     print_table(("rank", "schedule", "latency", "interval", "domain"), rows, right=(0, 2))
@@ -91,11 +94,6 @@ def print_search(source: str, device: str, results: Sequence[Result], total: Pre
         print(f"... and {more:,} slower ones; --json has all")
     print(
         f"total of {source} on {device}, the fastest schedule of each task once: "
-        f"{'at least ' if total.lower_bound else ''}{format_latency(total.latency_s)} "
-        f"[{_interval(total.lower_s, total.upper_s)}], domain {total.domain}: {total.domain_text()} "
+        f"{total_line(total)} "
         f"(tasks: {total.programs} of {total.programs + total.failed + left_out}, schedules: {len(results):,})"
     )
-
-
-def _interval(lower_s: float | None, upper_s: float | None) -> str:
-    return f"{format_latency(lower_s or 0.0)} – {format_latency(upper_s or 0.0)}"

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -33,6 +33,9 @@ from cdmpp.programs.query_options import (
     implementation_of,
 )
 from cdmpp.utils.units import format_latency
+
+if TYPE_CHECKING:
+    from cdmpp.predict.prediction_total import PredictionTotal
 
 DEFAULT_QUANTILES = DEFAULT_INTERVAL
 #: A specification, its fields, or the name of a known device.
@@ -360,11 +363,11 @@ def predictions_text(predictions: Sequence[Prediction]) -> str:
     return "\n".join([str(table), *_notes(predictions), _settings(predictions)]).rstrip()
 
 
-def latency_text(prediction: Prediction) -> str:
-    """Latency and domain: "12.3 µs near"; "error" without a prediction."""
-    if prediction.latency_s is None:
+def latency_text(predicted: Prediction | PredictionTotal, runs: int = 1) -> str:
+    """Latency of all runs and domain: "12.3 µs near"; "error" without a prediction."""
+    if predicted.latency_s is None:
         return "error"
-    return f"{format_latency(prediction.latency_s)} {prediction.domain or '':>4}"
+    return f"{format_latency(runs * predicted.latency_s)} {predicted.domain or '':>4}"
 
 
 def _cells(p: Prediction) -> tuple[str, ...]:

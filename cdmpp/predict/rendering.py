@@ -151,9 +151,9 @@ def interval_text(lower_s: float | None, upper_s: float | None) -> str:
     return f"{format_latency(lower_s)} – {format_latency(upper_s)}"
 
 
-def share_text(share: float) -> str:
-    """A fraction as per cent with one decimal."""
-    return f"{100 * share:.1f} %"
+def percent(fraction: float | None) -> str:
+    """0.0731 as "7.3 %"; None as "-"."""
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"
 
 
 ColumnType = Literal["string", "float64", "int64", "bool", "levels"]

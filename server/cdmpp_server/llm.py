@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cdmpp.devices import DeviceSpec
 from cdmpp.devices.loading import resolve_device
-from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
+from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.engines.profile import DEFAULT_ENGINE, load_engine
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
@@ -33,9 +32,9 @@ from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.planned import answer_planned, json_bytes, problem_of
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.predict.service import bugs_hidden
-from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.settings import Settings
 
 #: Fields of a configuration; published ones have fewer than a hundred.
@@ -426,42 +425,10 @@ async def llm(request: Request) -> Response:
     return Response(text, media_type="application/json")
 
 
-Form = TypeVar("Form", SimulateRequest, CalibrateRequest)
-Plan = TypeVar("Plan", ServingPlan, CalibrationPlan)
-
-
-async def _planned(
-    request: Request,
-    form: type[Form],
-    plan_of: Callable[[Form, Artifact, int], Plan],
-    answer_of: Callable[[Plan, str, Sequence[Prediction]], dict[str, Any]],
-) -> Response:
-    """Answer a request by a plan: its queries, and what it makes of their predictions."""
-    state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
-    with bugs_hidden(request.scope["route"].path):
-        parsed = await state.limiter.run(lambda: check(form, parse_json(body)), deadline)
-        predictor = await state.service.model(parsed.model)
-        most = state.settings.max_items
-        plan = await state.limiter.run(partial(plan_of, parsed, predictor.artifact, most), deadline)
-        count_items(request, len(plan.queries))
-        predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
-
-        def render() -> bytes:
-            try:
-                return _json(answer_of(plan, predictor.model_id, predictions))
-            except CdmppError as error:
-                raise _problem(error) from None
-
-        text = await state.limiter.run(render, deadline)
-    return Response(text, media_type="application/json")
-
-
 @router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
 async def simulate(request: Request) -> Response:
     """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
-    return await _planned(request, SimulateRequest, _simulation, _simulated)
+    return await answer_planned(request, SimulateRequest, _simulation, _simulated)
 
 
 def _simulated(plan: ServingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -469,26 +436,23 @@ def _simulated(plan: ServingPlan, model_id: str, predictions: Sequence[Predictio
 
 
 def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> ServingPlan:
-    try:
-        options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
-        options["engine"] = load_engine(request.engine, request.framework, files=False)
-        options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: _device(device, artifact))
-        plan = ServingPlan(read_config(request.config), _device(request.device, artifact), **options)
-        if len(plan.queries) > most:
-            raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
-        if plan.tokens > MAX_SIMULATED_TOKENS:
-            raise DataError(
-                f"{plan.tokens:,} tokens in all; at most {MAX_SIMULATED_TOKENS:,}", hint="fewer or shorter requests"
-            )
-    except CdmppError as error:
-        raise _problem(error) from None
+    options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
+    options["engine"] = load_engine(request.engine, request.framework, files=False)
+    options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: _device(device, artifact))
+    plan = ServingPlan(read_config(request.config), _device(request.device, artifact), **options)
+    if len(plan.queries) > most:
+        raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
+    if plan.tokens > MAX_SIMULATED_TOKENS:
+        raise DataError(
+            f"{plan.tokens:,} tokens in all; at most {MAX_SIMULATED_TOKENS:,}", hint="fewer or shorter requests"
+        )
     return plan
 
 
 @router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
 async def calibrate(request: Request) -> Response:
     """Fit what an engine adds to its kernels to a few measured durations of a server."""
-    return await _planned(request, CalibrateRequest, _calibration, _fitted)
+    return await answer_planned(request, CalibrateRequest, _calibration, _fitted)
 
 
 def _fitted(plan: CalibrationPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -499,16 +463,13 @@ def _calibration(request: CalibrateRequest, artifact: Artifact, most: int) -> Ca
     def resolve(device: Any) -> DeviceSpec:
         return _device(device, artifact)
 
-    try:
-        for number, row in enumerate(request.measurements, 1):
-            if "config" in row and not isinstance(row["config"], dict):
-                raise DataError(f"row {number}: config is no object", hint="send the content of config.json")
-        profile = load_engine(request.engine, files=False)
-        plan = CalibrationPlan(read_config(request.config), resolve, request.device, request.measurements, profile)
-        if len(plan.queries) > most:
-            raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
-    except CdmppError as error:
-        raise _problem(error) from None
+    for number, row in enumerate(request.measurements, 1):
+        if "config" in row and not isinstance(row["config"], dict):
+            raise DataError(f"row {number}: config is no object", hint="send the content of config.json")
+    profile = load_engine(request.engine, files=False)
+    plan = CalibrationPlan(read_config(request.config), resolve, request.device, request.measurements, profile)
+    if len(plan.queries) > most:
+        raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
     return plan
 
 
@@ -543,7 +504,7 @@ def _plans(request: Body, artifact: Artifact, most: int) -> list[EstimatePlan | 
                 )
             plans.append(plan)
     except CdmppError as error:
-        raise _problem(error) from None
+        raise problem_of(error) from None
     return plans
 
 
@@ -556,23 +517,16 @@ def _name(device: str | dict[str, Any]) -> str:
     return str(device if isinstance(device, str) else device.get("name", ""))[:100]
 
 
-def _problem(error: CdmppError) -> ProblemError:
-    # Not 422: the body satisfies the schema.
-    status = 404 if isinstance(error, UnknownDeviceError) else 409
-    places = [SchemaViolation(path=error.path, message=error.message)] if isinstance(error, FieldError) else None
-    return ProblemError(error.code, error.message, error.hint, status=status, errors=places)
-
-
 def _render(
     request: Body, plans: Sequence[EstimatePlan | Failed], model_id: str, predictions: Sequence[Prediction]
 ) -> bytes:
     results = list(_estimates(plans, model_id, iter(predictions)))
     if isinstance(request, LlmDevicesRequest):
-        return _json({"answers": [_answer(result) for result in results]})
+        return json_bytes({"answers": [_answer(result) for result in results]})
     [result] = results
     if isinstance(result, Failed):
-        raise _problem(result.error)
-    return _json(result.to_dict())
+        raise problem_of(result.error)
+    return json_bytes(result.to_dict())
 
 
 def _estimates(
@@ -593,7 +547,3 @@ def _answer(result: LLMEstimate | Failed) -> dict[str, Any]:
     if isinstance(result, Failed):
         return {"device": result.name, "error": asdict(ErrorInfo.of(result.error))}
     return result.to_dict()
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

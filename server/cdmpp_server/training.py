@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cdmpp.devices.loading import resolve_device
-from cdmpp.errors import CdmppError, DataError, FieldError, UnknownDeviceError
+from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.engines.profile import load_training_engine
 from cdmpp.predict.llm import TrainingLayout, TrainingPlan, read_config
 from cdmpp.predict.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
+from cdmpp.predict.prediction import Prediction, Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
-from cdmpp_server.body import check, parse_json, read_json_body
-from cdmpp_server.concurrency import DESCRIPTION, Deadline
+from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.fields import Device
 from cdmpp_server.llm import MAX_CONFIG_FIELDS
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.planned import answer_planned
 from cdmpp_server.predict.schema import ModelName
-from cdmpp_server.predict.service import bugs_hidden
-from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.settings import Settings
 
 Degree = Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
@@ -201,47 +197,22 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
 @router.post("/training-step", summary="Predict a training step", response_class=Response)
 async def training_step(request: Request) -> Response:
     """Predict how long one training step of a language model takes on a cluster."""
-    state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
-    with bugs_hidden("/training-step"):
-        parsed = await state.limiter.run(lambda: check(TrainingStepRequest, parse_json(body)), deadline)
-        predictor = await state.service.model(parsed.model)
-        most = state.settings.max_items
-        plan = await state.limiter.run(partial(_plan, parsed, predictor.artifact, most), deadline)
-        count_items(request, len(plan.queries))
-        predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
+    return await answer_planned(request, TrainingStepRequest, _plan, _answer)
 
-        def render() -> bytes:
-            try:
-                answer = plan.result(predictor.model_id, predictions).to_dict()
-            except CdmppError as error:
-                raise _problem(error) from None
-            return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
 
-        text = await state.limiter.run(render, deadline)
-    return Response(text, media_type="application/json")
+def _answer(plan: TrainingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
+    return plan.result(model_id, predictions).to_dict()
 
 
 def _plan(request: TrainingStepRequest, artifact: Artifact, most: int) -> TrainingPlan:
     options = request.model_dump(exclude={"config", "device", "engine", "model"})
     own = {name: options.pop(name) for name in ("dtype", "products", "ranks_per_node", "network")}
-    try:
-        # By name or fields, never a file: a client's text must not be used as a path on this machine.
-        engine = load_training_engine(request.engine, files=False)
-        device = resolve_device(request.device, artifact.device)
-        assert engine.training is not None
-        options["overlap"] = options["overlap"] or engine.training.overlap
-        plan = TrainingPlan(read_config(request.config), device, TrainingLayout(**options), engine=engine, **own)
-        if len(plan.queries) > most:
-            raise DataError(f"the step needs more than {most:,} predictions", hint="raise the limit of the service")
-    except CdmppError as error:
-        raise _problem(error) from None
+    # By name or fields, never a file: a client's text must not be used as a path on this machine.
+    engine = load_training_engine(request.engine, files=False)
+    device = resolve_device(request.device, artifact.device)
+    assert engine.training is not None
+    options["overlap"] = options["overlap"] or engine.training.overlap
+    plan = TrainingPlan(read_config(request.config), device, TrainingLayout(**options), engine=engine, **own)
+    if len(plan.queries) > most:
+        raise DataError(f"the step needs more than {most:,} predictions", hint="raise the limit of the service")
     return plan
-
-
-def _problem(error: CdmppError) -> ProblemError:
-    # Not 422: the body satisfies the schema.
-    status = 404 if isinstance(error, UnknownDeviceError) else 409
-    places = [SchemaViolation(path=error.path, message=error.message)] if isinstance(error, FieldError) else None
-    return ProblemError(error.code, error.message, error.hint, status=status, errors=places)

@@ -107,6 +107,11 @@ def test_model_has_counts_and_totals(run: Run) -> None:
         items = [r for r in output["results"] if r["device"] == total["device"]]
         assert total["latency_s"] == pytest.approx(sum(r["count"] * r["latency_s"] for r in items), rel=1e-12)
         assert (total["launches"], total["programs"], total["failed"]) == (graph.launches, len(items), 0)
+    matrix = run("predict", MODEL, "--device", "t4", "--device", "v100-sxm2-16gb").stdout.splitlines()
+    assert matrix[0].split() == ["program", "count", "t4", "v100-sxm2-16gb"]
+    [row] = [line.split() for line in matrix if line.startswith("total  ")]  # number, unit, domain
+    shown = [float(row[i]) * {"ms": 1e-3, "µs": 1e-6}[row[i + 1]] for i in (1, 4)]
+    assert shown == pytest.approx([total["latency_s"] for total in output["totals"]], rel=5e-3)
     text = run("predict", MODEL, LINEAR, "--device", "t4").stdout
     assert f"total of {MODEL} on t4: " in text
     assert max(map(len, text.splitlines())) > 100  # uncut

@@ -9,7 +9,7 @@ from typing import Any
 from cdmpp.model.domain.score import LABELS, Label, label_of_total
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.memory import Memory, parameter_count
-from cdmpp.predict.rendering import Rendered, Table, interval_text, share_text
+from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
 from cdmpp.utils.units import format_latency, format_si
 
 
@@ -257,19 +257,12 @@ def estimate_tables(estimates: Sequence[LLMEstimate], parts: int = SHOWN_PARTS) 
 def _parts(estimate: LLMEstimate, most: int) -> Table:
     parts = sorted(estimate.merged_parts(), key=lambda part: -part["seconds"])
     rows = [
-        (
-            p["phase"],
-            p["name"],
-            p["operator"],
-            f"{p['count']:,} x",
-            format_latency(p["seconds"]),
-            share_text(p["share"]),
-        )
+        (p["phase"], p["name"], p["operator"], f"{p['count']:,} x", format_latency(p["seconds"]), percent(p["share"]))
         for p in parts[:most]
     ]
     if rest := parts[most:]:
         seconds, share = (sum(part[name] for part in rest) for name in ("seconds", "share"))
-        rows.append(("", f"{len(rest)} more", "", "", format_latency(seconds), share_text(share)))
+        rows.append(("", f"{len(rest)} more", "", "", format_latency(seconds), percent(share)))
     return Table((estimate.settings.device, "part", "operator", "count", "time", "share"), rows, (3, 4, 5))
 
 

@@ -17,7 +17,7 @@ from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.serving import ServingPlan, ServingResult, resolved_pool, simulate
-from cdmpp.predict.rendering import Rendered, Table, share_text
+from cdmpp.predict.rendering import Rendered, Table, percent
 from cdmpp.utils.units import format_latency
 
 #: Rates are found to within this share.
@@ -75,7 +75,7 @@ def goodput_table(limits: Mapping[str, Goodput]) -> Table:
         )
         for name, limit in limits.items()
     ]
-    title = f"goodput: largest rate at which {share_text(first.share)} of the requests keep {wanted}"
+    title = f"goodput: largest rate at which {percent(first.share)} of the requests keep {wanted}"
     return Table(("device", "goodput, requests/s", "saturation, requests/s", "tokens/s"), rows, (1, 2, 3), title)
 
 

@@ -33,7 +33,7 @@ from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.serving_loop import Lane, ServedRequest, closed_loop, open_loop, two_pools
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
-from cdmpp.predict.rendering import Rendered, Table, share_text
+from cdmpp.predict.rendering import Rendered, Table, percent
 from cdmpp.utils.units import format_latency
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -161,7 +161,7 @@ def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
             format_latency(float(r.queue_s.mean())),
             f"{r.throughput_tokens_per_s:,.0f}",
             f"{len(r.ttft_s) / r.duration_s:.3g}",
-            share_text(r.cache_share),
+            percent(r.cache_share),
             str(r.preemptions),
         )
         for r in results

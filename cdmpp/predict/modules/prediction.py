@@ -15,7 +15,7 @@ from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, ho
 from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells, total_line
-from cdmpp.predict.rendering import Column, Table, arrow_table, html_table, share_text
+from cdmpp.predict.rendering import Column, Table, arrow_table, html_table, percent
 from cdmpp.programs.frontends.graph import Unsupported
 from cdmpp.programs.frontends.torch_module import ListedProgram, ModuleListing
 from cdmpp.programs.operators import operator_family
@@ -220,7 +220,8 @@ class ModulePredictions(list[ModulePrediction]):
     def __str__(self) -> str:
         if not self:
             return "no predictions"
-        return "\n".join([str(module_matrix(self, SHOWN_PROGRAMS)), "", *map(total_text, self), settings_text(self[0])])
+        matrix = [str(module_matrix(self, SHOWN_PROGRAMS)), ""] if _is_one_module(self) else []
+        return "\n".join([*matrix, *map(total_text, self), settings_text(self[0])])
 
     def _repr_html_(self) -> str:
         return modules_html(self)
@@ -406,7 +407,7 @@ def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
         f"{program.count:,} x",
         "error" if each is None else format_latency(each),
         "" if seconds is None else format_latency(seconds),
-        "" if program.share is None else share_text(program.share),
+        "" if program.share is None else percent(program.share),
         program.domain or "",
     )
 
@@ -462,7 +463,12 @@ def module_text(prediction: ModulePrediction) -> str:
 def _rest(seconds: Sequence[float | None], shares: Sequence[float | None]) -> tuple[str, ...]:
     """Cells of the programs that are not shown."""
     time_s, share = (sum(value or 0.0 for value in values) for values in (seconds, shares))
-    return f"{len(seconds)} more", "", "", "", "", "", format_latency(time_s), share_text(share), ""
+    return f"{len(seconds)} more", "", "", "", "", "", format_latency(time_s), percent(share), ""
+
+
+def _is_one_module(predictions: Sequence[ModulePrediction]) -> bool:
+    """Whether all predictions have the same programs, so that devices can be columns."""
+    return len({tuple((p.call, p.program, p.phase) for p in answer.programs) for answer in predictions}) == 1
 
 
 def module_matrix(predictions: Sequence[ModulePrediction], most: int | None = None) -> Table:
@@ -512,7 +518,7 @@ def module_html(prediction: ModulePrediction) -> str:
 
 def modules_html(predictions: Sequence[ModulePrediction]) -> str:
     """Programs by devices, then one row per device."""
-    matrix = module_matrix(predictions).html() if len(predictions) > 1 else ""
+    matrix = module_matrix(predictions).html() if len(predictions) > 1 and _is_one_module(predictions) else ""
     header = ("module", "device", "latency", "interval", "domain", "time by domain", "launches", "programs", "failed")
     rows = [(p.name, p.device, *total_cells(p.total)) for p in predictions]
     notes = dict.fromkeys(line for prediction in predictions for line in left_out_lines(prediction))

@@ -113,6 +113,8 @@ def test_printed_answer_has_total_parts_and_programs(trained: ModulePrediction) 
     assert both[0].split()[:2] == ["call", "program"] and both[0].endswith("l4")
     total = next(line for line in both if line.startswith("total "))
     assert total.count(format_latency(trained.latency_s or 0.0)) == 2 and "Sequential on l4: " in "".join(both)
+    other = ModulePredictions([trained, replace(trained, name="Other", programs=trained.programs[:1])])
+    assert str(other).startswith("Sequential on t4: ") and other._repr_html_().count("<tr>") == 3
 
 
 def test_phases_add_up_to_the_total(trained: ModulePrediction) -> None:

@@ -10,7 +10,7 @@ from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.training.layout import TrainingLayout
 from cdmpp.predict.llm.training.memory import TrainingMemory
-from cdmpp.predict.rendering import Rendered, Table, interval_text, share_text
+from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
 from cdmpp.utils.units import format_latency, format_si
 
 #: Operators in the table of a step.
@@ -107,7 +107,7 @@ class TrainingStep(Rendered):
 def training_tables(step: TrainingStep) -> list[Table]:
     """A training step: duration, throughput, memory, and its parts, which add up to it."""
     memory, b = step.memory, step.breakdown
-    share = "" if step.model_flops_utilization is None else f", {share_text(step.model_flops_utilization)} of the peak"
+    share = "" if step.model_flops_utilization is None else f", {percent(step.model_flops_utilization)} of the peak"
     capacity = "" if memory.device is None else f" of {memory.device / 1e9:.0f}"
     figures = Table.lines(
         f"{step.config.model_type}, {format_si(parameter_count(step.config), '')} parameters on {step.layout.gpus} "
@@ -126,7 +126,7 @@ def training_tables(step: TrainingStep) -> list[Table]:
         parts.append((f"{len(operators) - SHOWN_PARTS} more", rest))
     parts += [(f"{name} communication", seconds) for name, seconds in b["exposed"].items() if seconds]
     parts += [(name, b[name]) for name in ("bubble", "optimizer", "host") if b[name]]
-    rows = [(name, format_latency(seconds), share_text(seconds / step.step_s)) for name, seconds in parts]
+    rows = [(name, format_latency(seconds), percent(seconds / step.step_s)) for name, seconds in parts]
     return [
         figures,
         Table(("part", "seconds", "share"), rows, (1, 2)),
