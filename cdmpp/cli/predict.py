@@ -337,13 +337,19 @@ def _print_matrix(results: list[Result], devices: int, programs: _Programs) -> N
 
     rows = [results[start : start + devices] for start in range(0, len(results), devices)]
     cells = [
-        (row[0].prediction.name, f"{row[0].count} x", *(latency_text(r.prediction, r.count) for r in row))
+        (row[0].prediction.name, f"{row[0].count} x", *(latency_text(r.seconds, r.prediction.domain) for r in row))
         for row in rows
     ]
     for name, part in _sums(results, programs.unsupported):
         totals = _totals(part, bool(_left_out(part, programs))).values()
         bounds = ("at least " if total.lower_bound and total.latency_s is not None else "" for total in totals)
-        cells.append((f"total{name}", "", *(b + latency_text(t) for b, t in zip(bounds, totals, strict=True))))
+        cells.append(
+            (
+                f"total{name}",
+                "",
+                *(b + latency_text(t.latency_s, t.domain) for b, t in zip(bounds, totals, strict=True)),
+            )
+        )
     print_table(("program", "count", *(r.prediction.device for r in rows[0])), cells, right=range(1, devices + 2))
 
 

@@ -41,6 +41,11 @@ class Result:
     task: str = ""
 
     @property
+    def seconds(self) -> float | None:
+        """Latency of all runs; None with an error."""
+        return None if self.prediction.latency_s is None else self.count * self.prediction.latency_s
+
+    @property
     def key(self) -> tuple[str, str, str]:
         """Source, task and device: results with the same key are alternatives."""
         return self.source, self.task, self.prediction.device

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -33,9 +33,6 @@ from cdmpp.programs.query_options import (
     implementation_of,
 )
 from cdmpp.utils.units import format_latency
-
-if TYPE_CHECKING:
-    from cdmpp.predict.prediction_total import PredictionTotal
 
 DEFAULT_QUANTILES = DEFAULT_INTERVAL
 #: A specification, its fields, or the name of a known device.
@@ -356,18 +353,19 @@ def predictions_text(predictions: Sequence[Prediction]) -> str:
         devices.setdefault(p.device, []).append(p)
     names = [[p.name for p in own] for own in devices.values()]
     if len(devices) > 1 and len(names[0]) > 1 and all(own == names[0] for own in names):
-        rows = [(row[0].name, *map(latency_text, row)) for row in zip(*devices.values(), strict=True)]
+        rows = [
+            (row[0].name, *(latency_text(p.latency_s, p.domain) for p in row))
+            for row in zip(*devices.values(), strict=True)
+        ]
         table = Table(("program", *devices), rows, range(1, 1 + len(devices)))
     else:
         table = Table(HEADER, list(map(_cells, predictions)), (2,))
     return "\n".join([str(table), *_notes(predictions), _settings(predictions)]).rstrip()
 
 
-def latency_text(predicted: Prediction | PredictionTotal, runs: int = 1) -> str:
-    """Latency of all runs and domain: "12.3 µs near"; "error" without a prediction."""
-    if predicted.latency_s is None:
-        return "error"
-    return f"{format_latency(runs * predicted.latency_s)} {predicted.domain or '':>4}"
+def latency_text(latency_s: float | None, domain: Label | None) -> str:
+    """Latency and domain: "12.3 µs near"; "error" without a latency."""
+    return "error" if latency_s is None else f"{format_latency(latency_s)} {domain or '':>4}"
 
 
 def _cells(p: Prediction) -> tuple[str, ...]:
