@@ -123,12 +123,6 @@ def training_step(
         )
         if out is not None:
             profile.write(out)
-    rate: float | str | None = network
-    if network is not None:
-        try:
-            rate = float(network)
-        except ValueError:
-            rate = network
     options: dict[str, Any] = {
         "gpus": gpus,
         "global_batch": global_batch,
@@ -137,7 +131,7 @@ def training_step(
         "products": products,
         "overlap": overlap,
         "ranks_per_node": ranks_per_node,
-        "network": rate,
+        "network": network,
         "engine": profile,
         "predictor": predictor,
     }

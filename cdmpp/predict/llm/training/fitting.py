@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
@@ -48,7 +49,7 @@ def smallest_layouts(
     for gpus in _powers(MAX_PROPOSED_GPUS):
         found = []
         for tp in _powers(min(gpus, together, 16)):
-            for pp in _powers(min(gpus // tp, config.layers)):
+            for pp in [1] if own.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
                 for ep in _powers(min(gpus // pp, experts)):
                     copies = max(1, gpus // (tp * pp))
                     batch = -(-own.global_batch // copies) * copies
@@ -99,32 +100,35 @@ def candidates(
 ) -> list[TrainingLayout]:
     """Layouts that fit the memory, each with the least recomputation that does."""
     found = []
-    experts = 1 if config.experts is None else config.experts.count
-    for tp in _powers(min(gpus, together, 16)):
-        for pp in _divisors(gpus // tp, min(gpus // tp, config.layers, 64)):
-            for cp in _powers(min(gpus // (tp * pp), max(1, sequence // 4096), 16)):
-                if gpus % (tp * pp * cp):
-                    continue
-                parts = config.layers // pp if config.layers % pp == 0 else 1
-                virtual = [1] if pp == 1 else [n for n in _divisors(parts, min(parts, 10)) if n in (1, 2, 3, 4, 5, 8)]
-                copies = gpus // (tp * pp * cp)
-                for ep in [n for n in _powers(min(gpus // pp, experts)) if experts % n == 0]:
-                    for micro in [n for n in (1, 2, 4, 8) if global_batch % (copies * n) == 0]:
-                        for vp in virtual:
-                            for kind in sharding:
-                                if kind == "fsdp" and pp > 1:
-                                    continue
-                                layout = TrainingLayout(
-                                    gpus, micro, global_batch, sequence, tp, pp, vp, cp, ep, kind, "none", overlap
-                                )
-                                if not _valid(layout, config):
-                                    continue
-                                for recompute in RECOMPUTE:
-                                    own = replace(layout, recompute=recompute)
-                                    if hold(own):
-                                        found.append(own)
-                                        break
+    choices = product(
+        _powers(min(gpus, together, 16)),
+        _divisors(gpus, min(gpus, config.layers, 64)),
+        _powers(min(gpus, max(1, sequence // 4096), 16)),
+        _powers(min(gpus, 1 if config.experts is None else config.experts.count)),
+        (1, 2, 4, 8),
+        sharding,
+    )
+    for tp, pp, cp, ep, micro, kind in choices:
+        if gpus % (tp * pp * cp) or (kind == "fsdp" and pp > 1):
+            continue
+        layout = TrainingLayout(gpus, micro, global_batch, sequence, tp, pp, 1, cp, ep, kind, "none", overlap)
+        if not _valid(layout, config):
+            continue
+        for virtual_pp in _parts(config.layers, pp, layout.micro_batches):
+            for recompute in RECOMPUTE:
+                own = replace(layout, virtual_pp=virtual_pp, recompute=recompute)
+                if hold(own):
+                    found.append(own)
+                    break
     return found
+
+
+def _parts(layers: int, pp: int, micro_batches: int) -> list[int]:
+    """Parts of the model on a stage: embedding and output layer count as layers where only that divides."""
+    counted = layers if layers % pp == 0 else layers + 2
+    if pp == 1 or counted % pp or micro_batches < pp:
+        return [1]
+    return [n for n in (1, 2, 3, 4, 5, 8) if counted // pp % n == 0]
 
 
 def rough_cost(layout: TrainingLayout) -> float:

@@ -108,8 +108,12 @@ class TrainingLayout:
         ranks = self.tp * self.pp * self.cp
         if self.gpus % ranks:
             raise FieldError(
-                f"gpus: {self.gpus} is no multiple of tp * pp * cp = {ranks}", path="gpus", hint=f"use {ranks} or more"
+                f"gpus: {self.gpus} is no multiple of tp * pp * cp = {ranks}",
+                path="gpus",
+                hint=f"use a multiple of {ranks}",
             )
+        if self.cp > self.sequence:
+            raise FieldError(f"cp: {self.cp} ranks share {self.sequence} tokens", path="cp", hint="use fewer ranks")
         allowed = allowed_tp(config)
         if self.tp not in allowed and not _divides(config, self.tp):
             raise FieldError(

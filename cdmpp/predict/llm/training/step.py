@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import fields
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -37,6 +38,8 @@ _PASS_S = 3e-6
 #: Bytes that a step of Adam reads and writes for each parameter: 30 for gradient, master weight, two moments and the
 #: 16-bit weight, and 12 for the norm of the gradients and their scaling. An H100 takes 30.4 and 13.2 at this rate.
 _ADAM_BYTES = 42
+#: Largest bound of an operator over its point. Bounds of backward attention outside of its measurements reach 100.
+_WIDEST = 3.0
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
 _PIECE = 0.05
 _GB = 1e9
@@ -136,6 +139,24 @@ class TrainingPlan:
         self.queries: list[Query] = []
         for program in self._programs():
             self._ask(program)
+
+    @classmethod
+    def of(
+        cls,
+        config: LLMConfig,
+        device: DeviceSpec,
+        engine: EngineProfile,
+        options: Mapping[str, Any],
+        *,
+        check_memory: bool = True,
+    ) -> Self:
+        """The plan of options named as those of :func:`training_step`; without ``overlap`` that of the engine."""
+        assert engine.training is not None
+        names = {field.name for field in fields(TrainingLayout)}
+        layout = {name: value for name, value in options.items() if name in names}
+        layout["overlap"] = layout.get("overlap") or engine.training.overlap
+        others = {name: value for name, value in options.items() if name not in names}
+        return cls(config, device, TrainingLayout(**layout), engine=engine, check_memory=check_memory, **others)
 
     def _items(self) -> list[list[Item]]:
         config = self.config
@@ -319,8 +340,9 @@ class TrainingPlan:
         prediction = self._predictions[self._places[program]]
         if prediction.error is not None:
             raise FieldError(f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint)
-        figures = [prediction.latency_s or 0.0, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
-        return np.array(figures), prediction.domain or "out"
+        point = prediction.latency_s or 0.0
+        bounds = [point, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
+        return np.clip(bounds, point / _WIDEST, point * _WIDEST), prediction.domain or "out"
 
     def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Label]:
         factor = self.loop.communication_factor
@@ -406,7 +428,9 @@ class TrainingPlan:
         slowest = max(range(layout.pp), key=lambda s: passes[s][0])
         _, compute, messages, host = passes[slowest]
         mean = sum(one[0] for one in passes) / layout.pp
-        bubble = (layout.pp - 1) / layout.virtual_pp * mean
+        # A round of fewer micro-batches than stages waits for the last stage.
+        waits = layout.pp - 1 + (layout.virtual_pp - 1) * max(0, layout.pp - m)
+        bubble = waits / layout.virtual_pp * mean
         dp, hidden_dp, dp_bounds = self._data_parallel(layer, passes[slowest][1])
         pp = self._stages_s(m)
         own = self._stage(slowest)
@@ -648,30 +672,25 @@ def training_step(
     9.1
     """
     predictor = shipped_predictor() if predictor is None else predictor
-    profile = load_training_engine(engine)
-    assert profile.training is not None
-    layout = TrainingLayout(
-        gpus=gpus,
-        micro_batch=micro_batch,
-        global_batch=global_batch,
-        sequence=sequence,
-        tp=tp,
-        pp=pp,
-        virtual_pp=virtual_pp,
-        cp=cp,
-        ep=ep,
-        sharding=sharding,
-        recompute=recompute,
-        overlap=profile.training.overlap if overlap is None else overlap,
-    )
-    plan = TrainingPlan(
-        read_config(config),
-        resolved_device(device, predictor),
-        layout,
-        dtype=dtype,
-        products=products,
-        ranks_per_node=ranks_per_node,
-        network=network,
-        engine=profile,
+    options = {
+        "gpus": gpus,
+        "tp": tp,
+        "pp": pp,
+        "virtual_pp": virtual_pp,
+        "cp": cp,
+        "ep": ep,
+        "sharding": sharding,
+        "micro_batch": micro_batch,
+        "global_batch": global_batch,
+        "sequence": sequence,
+        "dtype": dtype,
+        "products": products,
+        "recompute": recompute,
+        "overlap": overlap,
+        "ranks_per_node": ranks_per_node,
+        "network": network,
+    }
+    plan = TrainingPlan.of(
+        read_config(config), resolved_device(device, predictor), load_training_engine(engine), options
     )
     return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))
