@@ -8,9 +8,7 @@ from itertools import product
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.training.layout import Overlap, Recompute, Sharding, TrainingLayout
-from cdmpp.predict.llm.training.memory import training_memory
 
 #: Layouts of more devices are not proposed.
 MAX_PROPOSED_GPUS = 1024
@@ -30,7 +28,7 @@ def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
 
 
 def smallest_layouts(
-    config: LLMConfig, own: TrainingLayout, hold: Callable[[TrainingLayout], bool], together: int, most: int = 3
+    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], together: int, most: int = 3
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
@@ -38,9 +36,9 @@ def smallest_layouts(
 
     Parameters
     ----------
-    own : TrainingLayout
+    wanted : TrainingLayout
         The layout that does not fit; sharding and overlap are kept.
-    hold : callable
+    fits : callable
         Whether a layout fits the device.
     together : int
         Most tensor-parallel ranks.
@@ -49,13 +47,13 @@ def smallest_layouts(
     for gpus in _powers(MAX_PROPOSED_GPUS):
         found = []
         for tp in _powers(min(gpus, together, 16)):
-            for pp in [1] if own.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
+            for pp in [1] if wanted.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
                 for ep in _powers(min(gpus // pp, experts)):
                     copies = max(1, gpus // (tp * pp))
-                    batch = -(-own.global_batch // copies) * copies
+                    batch = -(-wanted.global_batch // copies) * copies
                     for recompute in RECOMPUTE:
                         layout = replace(
-                            own,
+                            wanted,
                             gpus=gpus,
                             tp=tp,
                             pp=pp,
@@ -66,21 +64,13 @@ def smallest_layouts(
                             global_batch=batch,
                             recompute=recompute,
                         )
-                        if _valid(layout, config) and hold(layout):
+                        if _valid(layout, config) and fits(layout):
                             found.append(layout)
                             break
         if found:
-            found.sort(key=lambda one: (RECOMPUTE.index(one.recompute), one.pp, one.tp, one.ep))
+            found.sort(key=lambda layout: (RECOMPUTE.index(layout.recompute), layout.pp, layout.tp, layout.ep))
             return found[:most]
     return []
-
-
-def layout_fits(
-    config: LLMConfig, device_bytes: float | None, types: Types, layout: TrainingLayout, gradient_bytes: float
-) -> bool:
-    """Whether a layout with equal stages fits a device."""
-    layers = [-(-config.layers // layout.pp)] * layout.pp
-    return training_memory(config, layout, types, layers, gradient_bytes, device_bytes).fits
 
 
 def _divisors(value: int, most: int) -> list[int]:
@@ -89,7 +79,7 @@ def _divisors(value: int, most: int) -> list[int]:
 
 def candidates(
     config: LLMConfig,
-    hold: Callable[[TrainingLayout], bool],
+    fits: Callable[[TrainingLayout], bool],
     together: int,
     *,
     gpus: int,
@@ -116,9 +106,9 @@ def candidates(
             continue
         for virtual_pp in _parts(config.layers, pp, layout.micro_batches):
             for recompute in RECOMPUTE:
-                own = replace(layout, virtual_pp=virtual_pp, recompute=recompute)
-                if hold(own):
-                    found.append(own)
+                candidate = replace(layout, virtual_pp=virtual_pp, recompute=recompute)
+                if fits(candidate):
+                    found.append(candidate)
                     break
     return found
 

@@ -19,10 +19,10 @@ from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.pricing import KINDS, combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training.fitting import layout_fits, smallest_layouts
+from cdmpp.predict.llm.training.fitting import smallest_layouts
 from cdmpp.predict.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
 from cdmpp.predict.llm.training.links import BOUNDS, Links, distinct
-from cdmpp.predict.llm.training.memory import RankParameters, model_flops, training_memory
+from cdmpp.predict.llm.training.memory import RankParameters, model_flops, stage_layers, training_memory
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
 from cdmpp.predict.llm.training.result import TrainingStep
 from cdmpp.predict.prediction import Prediction, Query
@@ -45,23 +45,6 @@ _PIECE = 0.05
 _GB = 1e9
 #: Kinds of a breakdown besides computation, in order.
 EXPOSED = ("tp", "cp", "ep", "dp", "pp")
-
-
-def stage_layers(layers: int, layout: TrainingLayout, layer_s: float, first_s: float, last_s: float) -> list[int]:
-    """Layers of each stage.
-
-    Equal numbers where they divide; otherwise each layer goes to the stage with the least work, as layouts that count
-    embedding and loss as layers do.
-    """
-    stages = layout.pp
-    if layers % (stages * layout.virtual_pp) == 0:
-        return [layers // stages] * stages
-    counts = [0] * stages
-    load = [first_s * (s == 0) + last_s * (s == stages - 1) for s in range(stages)]
-    for _ in range(layers):
-        least = min(range(stages), key=lambda s: load[s])
-        counts[least], load[least] = counts[least] + 1, load[least] + layer_s
-    return counts
 
 
 class _Unit:
@@ -129,10 +112,8 @@ class TrainingPlan:
             shared[key] = self._items()
         self._units: list[list[Item]] = shared[key]
         self.parameters = RankParameters.of(config, layout)
-        self._layers = stage_layers(config.layers, layout, *self._rough())
-        self.memory = training_memory(
-            config, layout, self.types, self._layers, self.loop.gradient_bytes, device.memory_bytes
-        )
+        self._layers = stage_layers(config, layout)
+        self.memory = training_memory(config, layout, self.types, self.loop.gradient_bytes, device.memory_bytes)
         if check_memory:
             self.check_memory()
         self._places: dict[OperatorSpec, int] = {}
@@ -177,27 +158,22 @@ class TrainingPlan:
             f"{name} {getattr(memory, name) / _GB:.1f}" for name in ("weights", "gradients", "optimizer", "activations")
         )
 
-        def hold(layout: TrainingLayout) -> bool:
-            return layout_fits(self.config, self.device.memory_bytes, self.types, layout, self.loop.gradient_bytes)
+        def fits(layout: TrainingLayout) -> bool:
+            gradient_bytes, device_bytes = self.loop.gradient_bytes, self.device.memory_bytes
+            return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits
 
-        fitting = smallest_layouts(self.config, self.layout, hold, self.links.together)
+        fitting = smallest_layouts(self.config, self.layout, fits, self.links.together)
         hint = "no layout of up to 1024 devices was found; use a shorter sequence or recompute"
         if fitting:
-            hint = "the smallest layouts that fit: " + "; ".join(f"{one.gpus} GPUs: {one.named()}" for one in fitting)
+            hint = "the smallest layouts that fit: " + "; ".join(
+                f"{other.gpus} GPUs: {other.named()}" for other in fitting
+            )
         raise InfeasibleError(
             f"the step needs {memory.total / _GB:.1f} GB on a {self.device.name} with {self.layout.named()} ({parts}); "
             f"the device has {capacity / _GB:.1f} GB",
             path="gpus",
             hint=hint,
         )
-
-    def _rough(self) -> tuple[float, float, float]:
-        """Work of a layer, of the embedding and of the output layer, by their parameters."""
-        own = self.parameters
-        head = self.config.vocab * self.config.hidden / self.layout.tp
-        experts = self.config.experts
-        share = 1.0 if experts is None else experts.topk * self.layout.ep / experts.count
-        return own.layer.dense + own.layer.experts * share, 0.05 * head, head
 
     def _programs(self) -> Iterator[OperatorSpec]:
         for unit in self._units:
