@@ -275,6 +275,9 @@ def test_search_ranks_layouts_that_fit(predictor: LatencyPredictor) -> None:
 def test_search_without_a_fitting_layout(predictor: LatencyPredictor) -> None:
     with pytest.raises(InfeasibleError, match="no layout"):
         search_layouts(LLAMA_70B, "t4", gpus=2, global_batch=2, sequence=4096, predictor=predictor)
+    wrong: Any = "zero"
+    with pytest.raises(FieldError, match="sharding"):
+        search_layouts(LLAMA_8B, "h100-sxm", gpus=2, global_batch=2, sequence=4096, sharding=wrong, predictor=predictor)
 
 
 def test_layouts_are_exported(predictor: LatencyPredictor) -> None:

@@ -21,7 +21,7 @@ from cdmpp.predict.llm.pricing import KINDS, combined
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.training.fitting import smallest_layouts
 from cdmpp.predict.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
-from cdmpp.predict.llm.training.links import BOUNDS, Links, distinct
+from cdmpp.predict.llm.training.links import BOUNDS, Links
 from cdmpp.predict.llm.training.memory import RankParameters, model_flops, stage_layers, training_memory
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
 from cdmpp.predict.llm.training.result import TrainingStep
@@ -54,7 +54,7 @@ class _Unit:
         self.names: dict[tuple[str, bool], Array] = {}
         self.kinds: dict[bool, Array] = {False: np.zeros((3, len(KINDS))), True: np.zeros((3, len(KINDS)))}
         self.groups: dict[tuple[str, bool], Array] = {}
-        self.launches = {False: 0, True: 0}
+        self.launches = {False: 0.0, True: 0.0}
         self.domains: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
 
     def compute(self, backward: bool) -> float:
@@ -332,18 +332,14 @@ class TrainingPlan:
     def _message_program(self, message: Message) -> OperatorSpec | None:
         """The program of an item's message inside a domain; None over the network."""
         ranks, span = self._group(message.group)
-        size = message.bytes * (distinct(ranks, message.topk) if message.topk else 1.0)
-        return self._collective(message.operator, size, ranks, span)
+        return self._collective(message.operator, message.size(ranks), ranks, span)
 
     def _item_message_s(self, message: Message) -> tuple[Array, Label]:
-        own, (ranks, span) = self._message_program(message), self._group(message.group)
-        if own is not None:
-            seconds, domain = self._predicted(own)
-            return self.loop.communication_factor * seconds, domain
-        if not message.topk:
-            return self._message_s(message.operator, message.bytes, ranks, span)
-        point = self.links.exchange_s(message.bytes, message.topk, ranks)
-        return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
+        ranks, span = self._group(message.group)
+        if message.topk and self.links.crosses(span):
+            point = self.links.exchange_s(message.bytes, message.topk, ranks)
+            return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
+        return self._message_s(message.operator, message.size(ranks), ranks, span)
 
     def _traffic_s(self, size: float) -> Array:
         return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
