@@ -117,8 +117,8 @@ def training_step(
         profile = found.profile
         left_out = "" if found.left_out is None else f", {percent(found.left_out)} for steps left out of the fit"
         print(
-            f"calibrated to {found.rows} steps: error {percent(found.before)} before, {percent(found.after)} after"
-            f"{left_out}",
+            f"measured steps: {found.rows}; error {percent(found.before)} before calibration, "
+            f"{percent(found.after)} after{left_out}",
             file=sys.stderr,
         )
         if out is not None:

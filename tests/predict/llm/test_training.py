@@ -240,6 +240,8 @@ def test_calibration_reads_a_file_and_one_step(predictor: LatencyPredictor, tmp_
     )
     found = fit_training(LLAMA_8B, "h100-sxm", path, predictor=predictor)
     assert found.rows == 1 and found.left_out is None
+    replaced = [name for name in found.profile.source if "kernel_factor" in name]
+    assert [found.profile.source[name] for name in replaced] == ["measured steps: 1; prior: megatron"]
 
 
 @pytest.mark.parametrize(

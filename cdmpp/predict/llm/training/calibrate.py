@@ -32,6 +32,8 @@ TEXTS = ("sharding", "dtype", "products", "recompute", "overlap", "network", "co
 DURATIONS = ("step_s", "tokens_per_s_per_gpu")
 #: Standard deviations in logs of the factors on kernels, experts and communication around those of the profile.
 SPREAD = np.array([0.05, 0.05, 0.1])
+#: Figures of a profile that a calibration replaces.
+FITTED = {"kernel_factor", "expert_factor", "communication_factor", "residual"}
 #: Smallest standard deviation of a measured step around the fit; otherwise the residual of the profile.
 NOISE = 0.03
 #: Standard deviations beyond which a measured step weighs less (Huber).
@@ -114,9 +116,8 @@ class TrainingCalibrationPlan:
             )
         seen = after if left_out is None else left_out
         profile = self._with(fitted, self._residual(seen))
-        source = dict(profile.source) | {
-            "kernel_factor, expert_factor, communication_factor": f"{len(self._plans)} measured steps"
-        }
+        source = {name: text for name, text in profile.source.items() if not FITTED & set(name.split(", "))}
+        source[", ".join(sorted(FITTED))] = f"measured steps: {len(self._plans)}; prior: {self._engine.name}"
         mean = [None if e is None else float(np.abs(np.expm1(e)).mean()) for e in (before, after, left_out)]
         return TrainingCalibration(
             profile.model_copy(update={"name": f"{self._engine.name}-calibrated", "source": source}),
