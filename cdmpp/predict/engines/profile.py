@@ -70,7 +70,8 @@ class TrainingLoop(BaseModel):
     attention_factor, expert_factor : float
         Time of the attention, and of the kernels of experts, over that of the predicted kernels.
     block_scaled_expert_factor : float
-        Further factor on the kernels of experts whose products have block scales.
+        Further factor on the kernels of gated experts whose products have block scales: frameworks fuse their products,
+        activation and quantisation.
     exposed_tp, exposed_ep : float
         Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
     gradient_bytes : float

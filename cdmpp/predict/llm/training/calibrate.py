@@ -33,9 +33,11 @@ TEXTS = ("sharding", "dtype", "products", "recompute", "overlap", "network", "co
 DURATIONS = ("step_s", "tokens_per_s_per_gpu")
 _LAYOUT = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence")
 #: Standard deviations in logs of the factors on kernels, experts and communication around those of the profile.
-SPREAD = np.array([0.07, 0.1, 0.1])
+SPREAD = np.array([0.05, 0.05, 0.1])
 #: Smallest standard deviation of a measured step around the fit; otherwise the residual of the profile.
 NOISE = 0.03
+#: Standard deviations beyond which a measured step weighs less (Huber).
+TRUSTED = 1.5
 #: Steps that the residual of the starting profile counts for.
 SURE = 4.0
 MAX_ROWS = 500
@@ -113,8 +115,7 @@ class TrainingCalibrationPlan:
                 [float(self._errors(self._fit(everything[everything != i]), np.array([i]))[0]) for i in everything]
             )
         seen = after if left_out is None else left_out
-        residual = (SURE * self._engine.residual**2 + float((seen**2).sum())) / (SURE + len(seen))
-        profile = self._with(fitted, min(2.0, residual**0.5))
+        profile = self._with(fitted, self._residual(seen))
         source = dict(profile.source) | {
             "kernel_factor, expert_factor, communication_factor": f"{len(self._plans)} measured steps"
         }
@@ -147,15 +148,21 @@ class TrainingCalibrationPlan:
         steps = [self._plans[i].result("", self._predictions[i], engine).step_s for i in rows]
         return np.asarray(np.log(np.array(steps)) - self._log_s[rows])
 
+    def _residual(self, errors: Array) -> float:
+        """Standard deviation of the errors, with that of the first profile as :data:`SURE` of them."""
+        squares = SURE * self._engine.residual**2 + float((errors**2).sum())
+        return float(np.clip((squares / (SURE + len(errors))) ** 0.5, NOISE, 2.0))
+
     def _fit(self, rows: Indices) -> Array:
         """Logs of the factors that explain steps best, with the profile as prior; three Gauss-Newton steps."""
         prior = factors = self._factors(self._engine)
-        noise = max(NOISE, self._engine.residual)
         for _ in range(3):
             errors = self._errors(factors, rows)
             slopes = np.stack([(self._errors(factors + step, rows) - errors) / 0.01 for step in 0.01 * np.eye(3)], 1)
-            left = slopes.T @ slopes / noise**2 + np.diag(SPREAD**-2.0)
-            right = -slopes.T @ errors / noise**2 + (prior - factors) / SPREAD**2
+            noise = self._residual(errors - errors.mean())
+            weights = np.minimum(1.0, TRUSTED * noise / np.maximum(np.abs(errors), 1e-9)) / noise**2
+            left = slopes.T @ (weights[:, None] * slopes) + np.diag(SPREAD**-2.0)
+            right = -slopes.T @ (weights * errors) + (prior - factors) / SPREAD**2
             factors = factors + np.linalg.solve(left, right)
         return np.asarray(factors)
 

@@ -355,9 +355,8 @@ class TrainingPlan:
             return self.loop.attention_factor
         if not name.startswith("expert"):
             return 1.0
-        return self.loop.expert_factor * (
-            self.loop.block_scaled_expert_factor if self.products in BLOCK_SCALED else 1.0
-        )
+        fused = self.products in BLOCK_SCALED and self.config.gated
+        return self.loop.expert_factor * (self.loop.block_scaled_expert_factor if fused else 1.0)
 
     def _unit(self, items: Iterable[Item]) -> _Unit:
         unit = _Unit()
