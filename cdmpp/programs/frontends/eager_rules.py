@@ -418,6 +418,7 @@ def _conv_work(x: Any, w: Any, y: Any, stride: Any, groups: int, bias: bool, tra
         layout_bytes=0.0 if _is_channels_last(x) else size_bytes(x) + size_bytes(y),
         bias=bias,
         plain=len(x.shape) < 5 and not transposed,
+        axes=len(x.shape) - 2,
         strides=math.prod(strides) if transposed else 1.0,
     )
 

@@ -61,6 +61,8 @@ class ConvolutionWork:
         A pass over the result of its own.
     plain : bool
         Two axes or fewer and not transposed: public tables have such convolutions.
+    axes : int
+        Of an image.
     strides : float
         Of a transposed convolution: positions of the result for each of the input. One of ``strides`` elements of the
         filter reaches a position.
@@ -77,6 +79,7 @@ class ConvolutionWork:
     layout_bytes: float
     bias: bool
     plain: bool
+    axes: int = 2
     strides: float = 1.0
 
     @property

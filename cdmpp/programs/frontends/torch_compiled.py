@@ -7,8 +7,9 @@ Inductor's scheduler does not run on ``meta`` tensors. The rules here are its ma
   of elements. Only inputs and outputs of a kernel move.
 - A reduction takes its element-wise producers into its kernel. Normalisations of rows and softmax stay in one kernel;
   batch and group normalisation are a reduction, and an element-wise part that goes on with the next calls.
-- Products, convolutions, attention and recurrent networks remain calls of libraries. Convolutions run in channels-last:
-  only inputs and outputs of the program change their layout. Their bias joins the next kernel.
+- Products, convolutions, attention and recurrent networks remain calls of libraries. Convolutions over two axes run in
+  channels-last: kernels copy inputs of the program and weights, and its outputs change their layout. Others keep their
+  layout. The bias of a convolution joins the next kernel.
 """
 
 from __future__ import annotations
@@ -85,7 +86,11 @@ def compiled_trace(trace: EagerTrace) -> EagerTrace:
     calls = [HostCall("guards", phase) for phase in dict.fromkeys(call.phase for call in trace.graph)]
     for place, group in enumerate(groups):
         first = group.calls[0]
-        own = _fused(group, place, used, made) if group.is_fused else _library(first, trace.launches, used, made)
+        if not group.is_fused:
+            copies = _channels_last_copies(first, trace.launches, made)
+            launches += copies
+            calls += [HostCall("compiled", first.phase, 1) for _ in copies]
+        own = _fused(group, place, used, made) if group.is_fused else _library(first, trace.launches, used)
         launches += own
         calls.append(HostCall("compiled" if group.is_fused else first.name, first.phase, len(own), first.times))
     return replace(trace, launches=tuple(launches), calls=tuple(calls), graph=())
@@ -165,17 +170,38 @@ def _fused(group: _Group, place: int, used: dict[Value, set[int]], made: dict[Va
     return [EagerLaunch(spec, group.name, first.module, first.phase, REMARK)]
 
 
-def _library(
-    call: TracedCall, launches: Sequence[EagerLaunch], used: dict[Value, set[int]], made: dict[Value, int]
+def _channels_last_copies(
+    call: TracedCall, launches: Sequence[EagerLaunch], made: dict[Value, int]
 ) -> list[EagerLaunch]:
-    """The call's own kernels. Inside of the program, tensors of convolutions are channels-last."""
+    """Kernels that copy the input of the program and the weight of a convolution over two axes to channels-last."""
+    first = launches[call.start] if call.launches else None
+    work = None if first is None else first.work
+    if first is None or not isinstance(work, ConvolutionWork) or work.axes != 2 or not work.layout_bytes:
+        return []
+    copied = [value for value in call.reads[:2] if value not in made]
+    if work.taps == 1:  # the weight has one order only
+        copied = [value for value in copied if value != call.reads[1]]
+    return [
+        EagerLaunch(
+            make_operator(traffic_of(2 * call.sizes[value], call.cols)),
+            "channels_last",
+            call.module,
+            call.phase,
+            REMARK,
+        )
+        for value in copied
+    ]
+
+
+def _library(call: TracedCall, launches: Sequence[EagerLaunch], used: dict[Value, set[int]]) -> list[EagerLaunch]:
+    """The call's own kernels. Inside of the program, images of convolutions are channels-last."""
     own = []
     for launch in launches[call.start : call.start + call.launches]:
         work = launch.work
         if isinstance(work, ConvolutionWork):
-            outer = sum(call.sizes[value] for value in call.reads[:1] if value not in made)
-            outer += sum(call.sizes[value] for value in call.writes if value not in used)
             bias = work.bias and all(value not in used for value in call.writes)
-            work = replace(work, bias=bias, layout_bytes=min(outer, work.layout_bytes))
+            outer = sum(call.sizes[value] for value in call.writes if value not in used)
+            changed = min(outer, work.layout_bytes) if work.axes == 2 else work.layout_bytes
+            work = replace(work, bias=bias, layout_bytes=changed)
         own.append(replace(launch, work=work))
     return own
