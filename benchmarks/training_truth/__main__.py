@@ -31,7 +31,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
 from cdmpp.plan.formats import import_request
 from cdmpp.predict.engines.profile import EngineProfile, load_training_engine
-from cdmpp.predict.llm import TrainingLayout, TrainingPlan, read_config
+from cdmpp.predict.llm import TrainingPlan, read_config
 from cdmpp.predict.llm.training.calibrate import TrainingCalibrationPlan
 from cdmpp.predict.llm.training.memory import active_parameters
 
@@ -74,14 +74,10 @@ def price(rows: Sequence[Row], predictor: LatencyPredictor) -> Step:
     CdmppError
     """
     first, engine = rows[0], load_training_engine(rows[0].engine)
-    assert engine.training is not None
-    options = dict(first.options)
-    products = options.pop("products")
-    choices = [options.pop("recompute")] if first.recompute_known else ["none", "selective", "full"]
+    choices = [first.options["recompute"]] if first.recompute_known else ["none", "selective", "full"]
     config, device = read_config(first.config), lookup(first.device)
     for recompute in choices:
-        layout = TrainingLayout(overlap=engine.training.overlap, recompute=recompute, **options)
-        plan = TrainingPlan(config, device, layout, products=products, engine=engine, check_memory=False)
+        plan = TrainingPlan.of(config, device, engine, {**first.options, "recompute": recompute}, check_memory=False)
         if plan.memory.fits:
             return Step(list(rows), plan, predictor.predict_queries(plan.queries), recompute)
     plan.check_memory()

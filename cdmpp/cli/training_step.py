@@ -117,18 +117,12 @@ def training_step(
         profile = found.profile
         left_out = "" if found.left_out is None else f", {percent(found.left_out)} for steps left out of the fit"
         print(
-            f"calibrated to {found.rows} steps: error {percent(found.before)} before, {percent(found.after)} after"
-            f"{left_out}",
+            f"measured steps: {found.rows}; error {percent(found.before)} before calibration, "
+            f"{percent(found.after)} after{left_out}",
             file=sys.stderr,
         )
         if out is not None:
             profile.write(out)
-    rate: float | str | None = network
-    if network is not None:
-        try:
-            rate = float(network)
-        except ValueError:
-            rate = network
     options: dict[str, Any] = {
         "gpus": gpus,
         "global_batch": global_batch,
@@ -137,7 +131,7 @@ def training_step(
         "products": products,
         "overlap": overlap,
         "ranks_per_node": ranks_per_node,
-        "network": rate,
+        "network": network,
         "engine": profile,
         "predictor": predictor,
     }

@@ -12,7 +12,7 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.engines.profile import load_training_engine
-from cdmpp.predict.llm import TrainingLayout, TrainingPlan, read_config
+from cdmpp.predict.llm import TrainingPlan, read_config
 from cdmpp.predict.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
 from cdmpp.predict.prediction import Prediction, Seconds
 from cdmpp.predict.requests.request import WholeNumber
@@ -205,14 +205,11 @@ def _answer(plan: TrainingPlan, model_id: str, predictions: Sequence[Prediction]
 
 
 def _plan(request: TrainingStepRequest, artifact: Artifact, most: int) -> TrainingPlan:
-    options = request.model_dump(exclude={"config", "device", "engine", "model"})
-    own = {name: options.pop(name) for name in ("dtype", "products", "ranks_per_node", "network")}
     # By name or fields, never a file: a client's text must not be used as a path on this machine.
     engine = load_training_engine(request.engine, files=False)
     device = resolve_device(request.device, artifact.device)
-    assert engine.training is not None
-    options["overlap"] = options["overlap"] or engine.training.overlap
-    plan = TrainingPlan(read_config(request.config), device, TrainingLayout(**options), engine=engine, **own)
+    options = request.model_dump(exclude={"config", "device", "engine", "model"})
+    plan = TrainingPlan.of(read_config(request.config), device, engine, options)
     if len(plan.queries) > most:
         raise DataError(f"the step needs more than {most:,} predictions", hint="raise the limit of the service")
     return plan

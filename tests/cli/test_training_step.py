@@ -54,7 +54,7 @@ def test_measured_steps_calibrate_the_engine(run: Run, tmp_path: Path) -> None:
     measured.write_text(f"{header}\n8,fsdp,1,16,2048,6000\n8,fsdp,1,32,2048,6200\n", encoding="utf-8")
     result = run(*STEP, "--sharding", "fsdp", "--measured", measured, "--out", profile)
     assert result.exit_code == 0, result.stderr
-    assert "calibrated to 2 steps" in result.stderr and "left out of the fit" in result.stderr
+    assert "measured steps: 2;" in result.stderr and "left out of the fit" in result.stderr
     again = run(*STEP, "--sharding", "fsdp", "--engine", profile)
     assert again.stdout == result.stdout
 

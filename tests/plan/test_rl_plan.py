@@ -150,6 +150,7 @@ def test_no_plan_is_below_its_lower_bound(inference: float, mode: Any, seed: int
     assert result.outcome.generation_s.mean() >= result.longest_alone_s * (1 - 1e-12)
     if layout != "separate":
         assert result.colocated is not None
+    assert (result.disaggregated is not None) == (result.sizes.shared and layout == "any")
     engines = {index: pool.generation_engine() for index, pool in enumerate(sizing.pools)}
     held_out = problem.dispatchers(engines, held_out=True)
     seconds, price = lower_bounds(sizing, held_out)

@@ -12,7 +12,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.predict.engines.profile import load_training_engine
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training import TrainingLayout, TrainingPlan
+from cdmpp.predict.llm.training import TrainingPlan
 from cdmpp.predict.llm.training.layout import MAX_RANKS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.fields import Closed, Count, DeviceForm, PriceRequest, WholeNumber
@@ -63,35 +63,17 @@ def training_plan(
     FieldError
     """
     engine = load_training_engine(layout["engine"] or "megatron", files=False)
-    assert engine.training is not None
     whole = form.passes == "step"
     micro = form.micro_batch if whole else batch
     each = micro * layout["dp"]
-    own = TrainingLayout(
-        gpus=layout["tp"] * layout["pp"] * form.cp * layout["dp"],
-        micro_batch=micro,
-        global_batch=-(-batch // each) * each if whole else each,
-        sequence=layout["sequence"],
-        tp=layout["tp"],
-        pp=layout["pp"],
-        virtual_pp=form.virtual_pp,
-        cp=form.cp,
-        ep=layout["ep"],
-        sharding=form.sharding,
-        recompute=form.recompute,
-        overlap=form.overlap or engine.training.overlap,
-    )
-    return TrainingPlan(
-        read_config(config),
-        device,
-        own,
-        dtype=layout["dtype"],
-        products=form.products,
-        network=form.network,
-        engine=engine,
-        # The planner compares memory with its devices.
-        check_memory=False,
-    )
+    options = {name: layout[name] for name in ("tp", "pp", "ep", "sequence", "dtype")}
+    options |= form.model_dump(exclude={"passes"}) | {
+        "gpus": layout["tp"] * layout["pp"] * form.cp * layout["dp"],
+        "micro_batch": micro,
+        "global_batch": -(-batch // each) * each if whole else each,
+    }
+    # The planner compares memory with its devices.
+    return TrainingPlan.of(read_config(config), device, engine, options, check_memory=False)
 
 
 def training_requests(plan: TrainingPlan, path: str, device: DeviceForm) -> list[PriceRequest]:

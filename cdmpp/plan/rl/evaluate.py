@@ -399,6 +399,9 @@ class SearchResult:
         lengths). In several: ``random`` and ``proportional`` (samples in proportion to throughput).
     one_pool : (float, float) or None
         Baseline of a mix: seconds and price of the best plan that generates in one pool, without split and migration.
+    disaggregated : (float, float) or None
+        Baseline of a plan whose units generate and then train: seconds and price of the best plan with separate units,
+        without migration.
     unstreamed : StepOutcome
         Baseline: training after generation, in one batch.
     unmigrated : StepOutcome
@@ -433,6 +436,7 @@ class SearchResult:
     migration_applied: bool
     dispatches: dict[str, StepOutcome]
     one_pool: tuple[float, float] | None
+    disaggregated: tuple[float, float] | None
     unstreamed: StepOutcome
     unmigrated: StepOutcome
     colocated: tuple[float, float] | None

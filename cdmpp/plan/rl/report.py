@@ -143,6 +143,8 @@ def _baselines(problem: RlProblem, result: SearchResult) -> dict[str, float]:
         baselines["not_migrated"] = mean(result.unmigrated.step_s) * factor
     if result.colocated is not None:
         baselines["colocated"] = result.colocated[0 if time else 1]
+    if result.disaggregated is not None:
+        baselines["disaggregated"] = result.disaggregated[0 if time else 1]
     if result.one_pool is not None:
         baselines["one_pool"] = result.one_pool[0 if time else 1]
     return baselines

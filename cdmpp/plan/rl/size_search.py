@@ -64,6 +64,8 @@ class SizeSearchResult:
         may be better than the front.
     one_pool : list of PoolSizes
         The front without mixes and tail splits.
+    separate : list of PoolSizes
+        The Pareto front of sizes that train on other units than those that generate.
     """
 
     front: list[PoolSizes]
@@ -71,6 +73,7 @@ class SizeSearchResult:
     complete: bool
     inference_sizes: list[PoolSizes]
     one_pool: list[PoolSizes] = field(default_factory=list)
+    separate: list[PoolSizes] = field(default_factory=list)
 
 
 def search_sizes(
@@ -100,6 +103,7 @@ def search_sizes(
     sizing = problem.sizing
     priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
     front: list[PoolSizes] = []
+    separate: list[PoolSizes] = []
     queue = SizeQueue(problem, list(dispatchers))
     best: dict[tuple[int, int], float] = {}
     budget_s = control.left_s if control.left_s < np.inf else 0.0
@@ -111,6 +115,7 @@ def search_sizes(
         pool, units = size
         candidates = candidate_sizes(sizing, pool, dispatchers[pool], TailSplit(0, units))
         front = pareto_front(front + candidates, priced)
+        separate = pareto_front(separate + _separate(candidates), priced)
         queue.done(size)
         if candidates:
             best[size] = min(sizes.value(problem.objective) for sizes in candidates)
@@ -137,20 +142,26 @@ def search_sizes(
         candidates = candidate_sizes(sizing, pool, dispatcher, split)
         candidates += _between(problem, pool, dispatcher, split, candidates)
         front = pareto_front(front + candidates, priced)
+        separate = pareto_front(separate + _separate(candidates), priced)
         for sizes in candidates if sizing.trains else []:
             if sizing.generation_inference_s(sizes) == 0:
                 continue
             other = inference_sizes.get(sizes.shared)
             if other is None or sizes.value(problem.objective) < other.value(problem.objective):
                 inference_sizes[sizes.shared] = sizes
-    return SizeSearchResult(front, queue.tried, complete, list(inference_sizes.values()), one_pool)
+    return SizeSearchResult(front, queue.tried, complete, list(inference_sizes.values()), one_pool, separate)
+
+
+def _separate(candidates: list[PoolSizes]) -> list[PoolSizes]:
+    """Sizes that train on other units than those that generate."""
+    return [sizes for sizes in candidates if sizes.training is not None and not sizes.shared]
 
 
 def _between(
     problem: RlProblem, pool: int, dispatcher: Dispatcher, split: TailSplit, candidates: list[PoolSizes]
 ) -> list[PoolSizes]:
     """Sizes around the best candidate that a grid of training units leaves out; none if it leaves out none."""
-    separate = [sizes for sizes in candidates if sizes.training is not None and not sizes.shared]
+    separate = _separate(candidates)
     if problem.sizing.training_units is not None or not separate:
         return []
     best = min(separate, key=lambda sizes: sizes.value(problem.objective))

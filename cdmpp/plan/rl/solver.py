@@ -189,6 +189,7 @@ def _complete(
         migration_applied=applied,
         dispatches=dispatches | (_dispatches(sizing, sizes, judge, control) if baselines else {}),
         one_pool=_one_pool(problem, sizes, held_out, result) if baselines else None,
+        disaggregated=_best_of(problem, result.separate, held_out) if baselines and sizes.shared else None,
         unstreamed=evaluate(sizing, replace(sizes, batches=1), judge),
         unmigrated=unmigrated,
         colocated=colocated(sizing, problem.objective, held_out) if baselines else None,
@@ -287,9 +288,14 @@ def _one_pool(
     problem: RlProblem, sizes: PoolSizes, held_out: dict[int, Dispatcher], result: SizeSearchResult
 ) -> tuple[float, float] | None:
     """Seconds and price of the best sizes that generate in one pool, if the plan generates in several."""
+    return _best_of(problem, result.one_pool, held_out) if isinstance(sizes.split, PoolMix) else None
+
+
+def _best_of(problem: RlProblem, front: list[PoolSizes], held_out: dict[int, Dispatcher]) -> tuple[float, float] | None:
+    """Seconds and price of the best of some sizes that generate in one pool; None if none is fast enough."""
     limit = problem.most_step_s
-    front = [other for other in result.one_pool if limit is None or other.step_s <= limit]
-    if not isinstance(sizes.split, PoolMix) or not front:
+    front = [sizes for sizes in front if limit is None or sizes.step_s <= limit]
+    if not front:
         return None
     best = choose_sizes(problem, front)
     seconds = float(evaluate(problem.sizing, best, held_out[best.generation]).step_s.mean())

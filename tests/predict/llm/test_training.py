@@ -61,7 +61,7 @@ def test_breakdown_adds_up_to_the_step(
 ) -> None:
     found = step(predictor, config, device, **options)
     assert breakdown_sum(found) == pytest.approx(found.step_s, rel=1e-9)
-    assert found.lower_s < found.step_s < found.upper_s
+    assert found.lower_s < found.step_s < found.upper_s < 3 * found.step_s
     tokens = found.layout.global_batch * found.layout.sequence
     assert found.tokens_per_s_per_gpu == pytest.approx(tokens / found.step_s / found.layout.gpus)
     assert found.model_flops_utilization is not None and 0.02 < found.model_flops_utilization < 0.8
@@ -113,6 +113,9 @@ def test_bubble_is_that_of_the_schedule(predictor: LatencyPredictor) -> None:
     plain = step(predictor, LLAMA_70B, **{**options, "virtual_pp": 1})
     interleaved = step(predictor, LLAMA_70B, **options)
     assert plain.breakdown["bubble"] == pytest.approx(5 * interleaved.breakdown["bubble"], rel=0.01)
+    # One micro-batch passes through all stages, whatever their parts are.
+    single = [step(predictor, LLAMA_70B, **{**options, "virtual_pp": n, "global_batch": 4}) for n in (1, 5)]
+    assert single[0].breakdown["bubble"] == pytest.approx(single[1].breakdown["bubble"])
     one = step(predictor, LLAMA_70B, **{**options, "tp": 8, "pp": 1, "virtual_pp": 1})
     assert one.breakdown["bubble"] == one.breakdown["exposed"]["pp"] == 0
 
@@ -136,13 +139,21 @@ def test_network_matters_only_between_nodes(predictor: LatencyPredictor) -> None
 
 @pytest.mark.parametrize(
     ("name", "rate"),
-    [(None, 50e9), (12.5e9, 12.5e9), ("infiniband-ndr", 50e9), ("roce-200", 25e9), ("efa-400", 50e9), ("roce", 50e9)],
+    [
+        (None, 50e9),
+        (12.5e9, 12.5e9),
+        ("infiniband-ndr", 50e9),
+        ("roce-200", 25e9),
+        ("efa-400", 50e9),
+        ("roce", 50e9),
+        ("1e10", 1e10),
+    ],
 )
 def test_named_networks(name: Any, rate: float) -> None:
     assert network_bandwidth(name) == rate
 
 
-@pytest.mark.parametrize("name", ["token-ring", "roce-fast", 0.0, True, "nvlink4"])
+@pytest.mark.parametrize("name", ["token-ring", "roce-fast", 0.0, True, "nvlink4", "nan"])
 def test_unknown_networks_are_refused(name: Any) -> None:
     with pytest.raises(FieldError, match="network"):
         network_bandwidth(name)
@@ -177,6 +188,7 @@ def test_memory_follows_sharding_and_recomputation(predictor: LatencyPredictor) 
         ({"gpus": 0}, "gpus"),
         ({"tp": 3}, "gpus"),
         ({"ep": 2}, "ep"),
+        ({"cp": 8, "sequence": 4}, "cp"),
         ({"global_batch": 60}, "global_batch"),
         ({"virtual_pp": 2}, "virtual_pp"),
         ({"sharding": "zero"}, "sharding"),
@@ -228,13 +240,23 @@ def test_calibration_reads_a_file_and_one_step(predictor: LatencyPredictor, tmp_
     )
     found = fit_training(LLAMA_8B, "h100-sxm", path, predictor=predictor)
     assert found.rows == 1 and found.left_out is None
+    replaced = [name for name in found.profile.source if "kernel_factor" in name]
+    assert [found.profile.source[name] for name in replaced] == ["measured steps: 1; prior: megatron"]
 
 
 @pytest.mark.parametrize(
-    "row", [{}, {"gpus": 8, "step_s": 1.0}, {**SMALL, "step_s": -1}, {**SMALL, "speed": 3, "step_s": 1.0}]
+    "row",
+    [
+        {},
+        {"gpus": 8, "step_s": 1.0},
+        {**SMALL, "step_s": -1},
+        {**SMALL, "speed": 3, "step_s": 1.0},
+        {**SMALL, "tp": 3, "step_s": 1.0},
+        {**SMALL, "device": "h1000", "step_s": 1.0},
+    ],
 )
 def test_unusable_measurements_are_refused(predictor: LatencyPredictor, row: dict[str, Any]) -> None:
-    with pytest.raises(CdmppError, match="measurement"):
+    with pytest.raises(FieldError, match="measurement 1: "):
         fit_training(LLAMA_8B, "h100-sxm", [row], predictor=predictor)
 
 
@@ -255,6 +277,9 @@ def test_search_ranks_layouts_that_fit(predictor: LatencyPredictor) -> None:
 def test_search_without_a_fitting_layout(predictor: LatencyPredictor) -> None:
     with pytest.raises(InfeasibleError, match="no layout"):
         search_layouts(LLAMA_70B, "t4", gpus=2, global_batch=2, sequence=4096, predictor=predictor)
+    wrong: Any = "zero"
+    with pytest.raises(FieldError, match="sharding"):
+        search_layouts(LLAMA_8B, "h100-sxm", gpus=2, global_batch=2, sequence=4096, sharding=wrong, predictor=predictor)
 
 
 def test_layouts_are_exported(predictor: LatencyPredictor) -> None:
@@ -262,6 +287,10 @@ def test_layouts_are_exported(predictor: LatencyPredictor) -> None:
     text = export_layout(found, "megatron")
     assert "--tensor-model-parallel-size 4\n--pipeline-model-parallel-size 4\n" in text
     assert "--num-layers-per-virtual-pipeline-stage 4\n" in text and "--use-distributed-optimizer" in text
+    uneven = json.loads(LLAMA_8B.read_text(encoding="utf-8")) | {"num_hidden_layers": 30, "vocab_size": 32000}
+    stages: dict[str, Any] = {"pp": 4, "virtual_pp": 2, "sharding": "optimizer"}
+    text = export_layout(step(predictor, uneven, **stages), "megatron")
+    assert "--account-for-loss-in-pipeline-split\n--num-virtual-stages-per-pipeline-rank 2\n" in text
     assert "pipeline_parallel_degree = 4" in export_layout(found, "torchtitan")
     with pytest.raises(CdmppError, match="export"):
         export_layout(found, "jax")

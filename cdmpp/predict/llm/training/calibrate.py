@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import DataError, FieldError
+from cdmpp.errors import CdmppError, DataError, FieldError
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_training_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training.layout import TrainingLayout
 from cdmpp.predict.llm.training.step import TrainingPlan
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
@@ -31,9 +30,10 @@ Indices = np.ndarray[Any, np.dtype[Any]]
 COUNTS = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence", "ranks_per_node")
 TEXTS = ("sharding", "dtype", "products", "recompute", "overlap", "network", "config", "device")
 DURATIONS = ("step_s", "tokens_per_s_per_gpu")
-_LAYOUT = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence")
 #: Standard deviations in logs of the factors on kernels, experts and communication around those of the profile.
 SPREAD = np.array([0.05, 0.05, 0.1])
+#: Figures of a profile that a calibration replaces.
+FITTED = {"kernel_factor", "expert_factor", "communication_factor", "residual"}
 #: Smallest standard deviation of a measured step around the fit; otherwise the residual of the profile.
 NOISE = 0.03
 #: Standard deviations beyond which a measured step weighs less (Huber).
@@ -116,9 +116,8 @@ class TrainingCalibrationPlan:
             )
         seen = after if left_out is None else left_out
         profile = self._with(fitted, self._residual(seen))
-        source = dict(profile.source) | {
-            "kernel_factor, expert_factor, communication_factor": f"{len(self._plans)} measured steps"
-        }
+        source = {name: text for name, text in profile.source.items() if not FITTED & set(name.split(", "))}
+        source[", ".join(sorted(FITTED))] = f"measured steps: {len(self._plans)}; prior: {self._engine.name}"
         mean = [None if e is None else float(np.abs(np.expm1(e)).mean()) for e in (before, after, left_out)]
         return TrainingCalibration(
             profile.model_copy(update={"name": f"{self._engine.name}-calibrated", "source": source}),
@@ -176,56 +175,38 @@ def _plan(
     predictor: Predictor | None,
 ) -> tuple[TrainingPlan, float]:
     """The plan of a measured step, and its seconds."""
-    assert engine.training is not None
-    known = {*COUNTS, *TEXTS, *DURATIONS}
-    values = {name: value for name, value in row.items() if value not in (None, "")}
-    if set(values) - known:
+    options: dict[str, Any] = {name: value for name, value in row.items() if value not in (None, "")}
+    unknown = set(options) - {*COUNTS, *TEXTS, *DURATIONS}
+    if unknown:
         raise FieldError(
-            f"measurement {number}: {min(set(values) - known)!r} is not known",
+            f"measurement {number}: {min(unknown)!r} is not known",
             path="measurements",
             hint="known are " + ", ".join((*COUNTS, *TEXTS, *DURATIONS)),
         )
-    given = [name for name in DURATIONS if name in values]
-    if len(given) != 1:
+    if len(options.keys() & set(DURATIONS)) != 1:
         raise FieldError(
             f"measurement {number}: one of {' and '.join(DURATIONS)} is needed", path="measurements", hint="give one"
         )
     try:
-        whole = {name: int(values[name]) for name in COUNTS if name in values}
-        figure = float(values[given[0]])
-        layout: dict[str, Any] = {name: value for name, value in whole.items() if name in _LAYOUT}
-        layout |= {name: values[name] for name in ("sharding", "recompute") if name in values}
-        own = TrainingLayout(overlap=values.get("overlap", engine.training.overlap), **layout)
+        options |= {name: int(options[name]) for name in COUNTS if name in options}
+        duration, rate = (float(options.pop(name, 0.0)) for name in DURATIONS)
+        if not 1e-6 < duration + rate < 1e9:
+            raise ValueError(f"{duration + rate} is no duration or throughput")
+        if "config" in options:
+            config = read_config(options.pop("config"))
+        if "device" in options:
+            device = resolved_device(options.pop("device"), predictor or shipped_predictor())
+        plan = TrainingPlan.of(config, device, engine, options, check_memory=False)
+    except CdmppError as error:
+        raise FieldError(f"measurement {number}: {error.message}", path="measurements", hint=error.hint) from None
     except (TypeError, ValueError) as error:
         raise FieldError(
             f"measurement {number}: {error}",
             path="measurements",
             hint="gpus, micro_batch, global_batch and sequence are needed",
         ) from None
-    if not 1e-6 < figure < 1e9:
-        raise FieldError(f"measurement {number}: {given[0]} is {figure}", path="measurements", hint="a positive number")
-    network: Any = values.get("network")
-    if isinstance(network, str) and network.replace(".", "").replace("e", "").isdecimal():
-        network = float(network)
-    if "config" in values:
-        config = read_config(values["config"])
-    if "device" in values:
-        device = resolved_device(values["device"], predictor or shipped_predictor())
-    plan = TrainingPlan(
-        config,
-        device,
-        own,
-        dtype=values.get("dtype", "bfloat16"),
-        products=values.get("products"),
-        ranks_per_node=whole.get("ranks_per_node"),
-        network=network,
-        engine=engine,
-        check_memory=False,
-    )
-    seconds = figure
-    if given[0] == "tokens_per_s_per_gpu":
-        seconds = own.global_batch * own.sequence / figure / own.gpus
-    return plan, seconds
+    layout = plan.layout
+    return plan, duration or layout.global_batch * layout.sequence / rate / layout.gpus
 
 
 def read_training_measurements(source: str | PathLike[str]) -> list[dict[str, Any]]:

@@ -43,9 +43,13 @@ def _megatron(step: TrainingStep) -> str:
         lines.append("--sequence-parallel")
     if x.virtual_pp > 1 and layers % (x.pp * x.virtual_pp) == 0:
         lines.append(f"--num-layers-per-virtual-pipeline-stage {layers // (x.pp * x.virtual_pp)}")
-    elif x.pp > 1 and len(set(step.layers)) > 1:
-        lines.append(f"--decoder-first-pipeline-num-layers {step.layers[0]}")
-        lines.append(f"--decoder-last-pipeline-num-layers {step.layers[-1]}")
+    elif len(set(step.layers)) > 1:
+        first, *between, last = step.layers
+        if {first + 1, last + 1} == set(between):
+            lines += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
+        else:
+            lines += [f"--decoder-first-pipeline-num-layers {first}", f"--decoder-last-pipeline-num-layers {last}"]
+        lines += [f"--num-virtual-stages-per-pipeline-rank {x.virtual_pp}"] if x.virtual_pp > 1 else []
     if step.config.experts is not None:
         lines += [f"--expert-model-parallel-size {x.ep}", "--expert-tensor-parallel-size 1"]
     if x.sharding != "none":

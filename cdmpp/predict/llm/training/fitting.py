@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.training.layout import Overlap, Recompute, Sharding, TrainingLayout
-from cdmpp.predict.llm.training.memory import training_memory
 
 #: Layouts of more devices are not proposed.
 MAX_PROPOSED_GPUS = 1024
@@ -29,7 +28,7 @@ def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
 
 
 def smallest_layouts(
-    config: LLMConfig, own: TrainingLayout, hold: Callable[[TrainingLayout], bool], together: int, most: int = 3
+    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], together: int, most: int = 3
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
@@ -37,9 +36,9 @@ def smallest_layouts(
 
     Parameters
     ----------
-    own : TrainingLayout
+    wanted : TrainingLayout
         The layout that does not fit; sharding and overlap are kept.
-    hold : callable
+    fits : callable
         Whether a layout fits the device.
     together : int
         Most tensor-parallel ranks.
@@ -48,13 +47,13 @@ def smallest_layouts(
     for gpus in _powers(MAX_PROPOSED_GPUS):
         found = []
         for tp in _powers(min(gpus, together, 16)):
-            for pp in _powers(min(gpus // tp, config.layers)):
+            for pp in [1] if wanted.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
                 for ep in _powers(min(gpus // pp, experts)):
                     copies = max(1, gpus // (tp * pp))
-                    batch = -(-own.global_batch // copies) * copies
+                    batch = -(-wanted.global_batch // copies) * copies
                     for recompute in RECOMPUTE:
                         layout = replace(
-                            own,
+                            wanted,
                             gpus=gpus,
                             tp=tp,
                             pp=pp,
@@ -65,21 +64,13 @@ def smallest_layouts(
                             global_batch=batch,
                             recompute=recompute,
                         )
-                        if _valid(layout, config) and hold(layout):
+                        if _valid(layout, config) and fits(layout):
                             found.append(layout)
                             break
         if found:
-            found.sort(key=lambda one: (RECOMPUTE.index(one.recompute), one.pp, one.tp, one.ep))
+            found.sort(key=lambda layout: (RECOMPUTE.index(layout.recompute), layout.pp, layout.tp, layout.ep))
             return found[:most]
     return []
-
-
-def layout_fits(
-    config: LLMConfig, device_bytes: float | None, types: Types, layout: TrainingLayout, gradient_bytes: float
-) -> bool:
-    """Whether a layout with equal stages fits a device."""
-    layers = [-(-config.layers // layout.pp)] * layout.pp
-    return training_memory(config, layout, types, layers, gradient_bytes, device_bytes).fits
 
 
 def _divisors(value: int, most: int) -> list[int]:
@@ -88,7 +79,7 @@ def _divisors(value: int, most: int) -> list[int]:
 
 def candidates(
     config: LLMConfig,
-    hold: Callable[[TrainingLayout], bool],
+    fits: Callable[[TrainingLayout], bool],
     together: int,
     *,
     gpus: int,
@@ -99,32 +90,35 @@ def candidates(
 ) -> list[TrainingLayout]:
     """Layouts that fit the memory, each with the least recomputation that does."""
     found = []
-    experts = 1 if config.experts is None else config.experts.count
-    for tp in _powers(min(gpus, together, 16)):
-        for pp in _divisors(gpus // tp, min(gpus // tp, config.layers, 64)):
-            for cp in _powers(min(gpus // (tp * pp), max(1, sequence // 4096), 16)):
-                if gpus % (tp * pp * cp):
-                    continue
-                parts = config.layers // pp if config.layers % pp == 0 else 1
-                virtual = [1] if pp == 1 else [n for n in _divisors(parts, min(parts, 10)) if n in (1, 2, 3, 4, 5, 8)]
-                copies = gpus // (tp * pp * cp)
-                for ep in [n for n in _powers(min(gpus // pp, experts)) if experts % n == 0]:
-                    for micro in [n for n in (1, 2, 4, 8) if global_batch % (copies * n) == 0]:
-                        for vp in virtual:
-                            for kind in sharding:
-                                if kind == "fsdp" and pp > 1:
-                                    continue
-                                layout = TrainingLayout(
-                                    gpus, micro, global_batch, sequence, tp, pp, vp, cp, ep, kind, "none", overlap
-                                )
-                                if not _valid(layout, config):
-                                    continue
-                                for recompute in RECOMPUTE:
-                                    own = replace(layout, recompute=recompute)
-                                    if hold(own):
-                                        found.append(own)
-                                        break
+    choices = product(
+        _powers(min(gpus, together, 16)),
+        _divisors(gpus, min(gpus, config.layers, 64)),
+        _powers(min(gpus, max(1, sequence // 4096), 16)),
+        _powers(min(gpus, 1 if config.experts is None else config.experts.count)),
+        (1, 2, 4, 8),
+        sharding,
+    )
+    for tp, pp, cp, ep, micro, kind in choices:
+        if gpus % (tp * pp * cp) or (kind == "fsdp" and pp > 1):
+            continue
+        layout = TrainingLayout(gpus, micro, global_batch, sequence, tp, pp, 1, cp, ep, kind, "none", overlap)
+        if not _valid(layout, config):
+            continue
+        for virtual_pp in _parts(config.layers, pp, layout.micro_batches):
+            for recompute in RECOMPUTE:
+                candidate = replace(layout, virtual_pp=virtual_pp, recompute=recompute)
+                if fits(candidate):
+                    found.append(candidate)
+                    break
     return found
+
+
+def _parts(layers: int, pp: int, micro_batches: int) -> list[int]:
+    """Parts of the model on a stage: embedding and output layer count as layers where only that divides."""
+    counted = layers if layers % pp == 0 else layers + 2
+    if pp == 1 or counted % pp or micro_batches < pp:
+        return [1]
+    return [n for n in (1, 2, 3, 4, 5, 8) if counted // pp % n == 0]
 
 
 def rough_cost(layout: TrainingLayout) -> float:

@@ -97,7 +97,7 @@ class TrainingLayout:
         """Raise :class:`FieldError` where the model or the batch cannot be split so."""
         limits = {"gpus": MAX_RANKS, "sequence": MAX_SEQUENCE, "global_batch": MAX_BATCH, "micro_batch": MAX_BATCH}
         for name in ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence"):
-            _whole(name, getattr(self, name), limits.get(name, MAX_RANKS))
+            check_whole(name, getattr(self, name), limits.get(name, MAX_RANKS))
         for name, kind in (("sharding", Sharding), ("recompute", Recompute), ("overlap", Overlap)):
             if getattr(self, name) not in get_args(kind):
                 raise FieldError(
@@ -108,8 +108,12 @@ class TrainingLayout:
         ranks = self.tp * self.pp * self.cp
         if self.gpus % ranks:
             raise FieldError(
-                f"gpus: {self.gpus} is no multiple of tp * pp * cp = {ranks}", path="gpus", hint=f"use {ranks} or more"
+                f"gpus: {self.gpus} is no multiple of tp * pp * cp = {ranks}",
+                path="gpus",
+                hint=f"use a multiple of {ranks}",
             )
+        if self.cp > self.sequence:
+            raise FieldError(f"cp: {self.cp} ranks share {self.sequence} tokens", path="cp", hint="use fewer ranks")
         allowed = allowed_tp(config)
         if self.tp not in allowed and not _divides(config, self.tp):
             raise FieldError(
@@ -150,7 +154,8 @@ class TrainingLayout:
         return ", ".join([*degrees, f"micro_batch={self.micro_batch}", self.sharding, f"recompute {self.recompute}"])
 
 
-def _whole(name: str, value: Any, most: int) -> None:
+def check_whole(name: str, value: Any, most: int) -> None:
+    """Raise :class:`FieldError` unless a value is a whole number from 1 to ``most``."""
     if type(value) is not int or not 1 <= value <= most:
         raise FieldError(
             f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cdmpp.devices.links import LINKS
@@ -41,6 +42,8 @@ def network_bandwidth(network: float | str | None) -> float:
     if isinstance(network, int | float) and not isinstance(network, bool) and 1e6 <= network <= 1e14:
         return float(network)
     if isinstance(network, str):
+        with suppress(ValueError):
+            return network_bandwidth(float(network))
         link = LINKS.get(network)
         if link is not None and link.kind == "network":
             return link.bandwidth_bytes_per_s

@@ -82,6 +82,27 @@ class RankParameters:
         return Parameters(dense, layers * self.layer.experts)
 
 
+def stage_layers(config: LLMConfig, layout: TrainingLayout) -> list[int]:
+    """Layers of each stage.
+
+    Equal numbers where they divide; otherwise each layer goes to the stage with the least work, as layouts that count
+    embedding and loss as layers do.
+    """
+    stages = layout.pp
+    if config.layers % (stages * layout.virtual_pp) == 0:
+        return [config.layers // stages] * stages
+    # Work by parameters; the embedding has little.
+    layer, experts = RankParameters.of(config, layout).layer, config.experts
+    share = 1.0 if experts is None else experts.topk * layout.ep / experts.count
+    work = layer.dense + layer.experts * share
+    head = config.vocab * config.hidden / layout.tp
+    counts, load = [0] * stages, [0.05 * head, *[0.0] * (stages - 2), head] if stages > 1 else [head]
+    for _ in range(config.layers):
+        least = min(range(stages), key=lambda stage: load[stage])
+        counts[least], load[least] = counts[least] + 1, load[least] + work
+    return counts
+
+
 @dataclass(frozen=True)
 class TrainingMemory:
     """Bytes on the rank that holds most.
@@ -117,19 +138,9 @@ class TrainingMemory:
 
 
 def training_memory(
-    config: LLMConfig,
-    layout: TrainingLayout,
-    types: Types,
-    layers: list[int],
-    gradient_bytes: float,
-    device_bytes: float | None = None,
+    config: LLMConfig, layout: TrainingLayout, types: Types, gradient_bytes: float, device_bytes: float | None = None
 ) -> TrainingMemory:
     """Memory of the fullest rank.
-
-    Parameters
-    ----------
-    layers : list of int
-        Layers of each stage.
 
     Notes
     -----
@@ -145,7 +156,7 @@ def training_memory(
         _layer_activations(config, layout, types, "none"),
         _layer_activations(config, layout, types, layout.recompute),
     )
-    for stage, count in enumerate(layers):
+    for stage, count in enumerate(stage_layers(config, layout)):
         last = stage == layout.pp - 1
         p = own.stage(count, first=stage == 0, last=last)
         shared = p.dense / copies + p.experts / expert_copies

@@ -20,6 +20,7 @@ from cdmpp.predict.llm.operators import PREFILL_PARTS
 from cdmpp.predict.llm.step_builder import StepBuilder, StepPart
 from cdmpp.predict.llm.steps import Prefill
 from cdmpp.predict.llm.training.layout import TrainingLayout
+from cdmpp.predict.llm.training.links import distinct
 from cdmpp.programs.elements import DTYPE_BYTES
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
@@ -67,6 +68,10 @@ class Message:
     group: Group
     topk: int = 0
 
+    def size(self, ranks: int) -> float:
+        """Bytes of the larger buffer among ``ranks``."""
+        return self.bytes * (distinct(ranks, self.topk) if self.topk else 1.0)
+
 
 @dataclass(frozen=True)
 class Item:
@@ -82,8 +87,8 @@ class Item:
         Bytes read and written, of an item without program.
     message : Message or None
     runs : float
-        Runs in one pass; a fraction or multiple where another program's time stands for it.
-    launches : int
+        Runs of the program or message in one pass; a fraction or multiple where another program's time stands for it.
+    launches : float
     stated : bool
         A ratio stands for a kernel.
     """
@@ -94,7 +99,7 @@ class Item:
     traffic: float = 0.0
     message: Message | None = None
     runs: float = 1.0
-    launches: int = 1
+    launches: float = 1
     stated: bool = False
 
 
@@ -156,8 +161,9 @@ class LayerBuilder:
         items.append(Item("loss", backward=True, traffic=0.6 * loss, launches=2))
         return items
 
-    def _builder(self) -> StepBuilder:
-        return StepBuilder(self.config, self.layout.layer, self.types, self.layout.tokens)
+    def _builder(self, tokens: int | None = None) -> StepBuilder:
+        """A builder for rows of a layer; default: those of a micro-batch."""
+        return StepBuilder(self.config, self.layout.layer, self.types, tokens or self.layout.tokens)
 
     def _norm(self, b: StepBuilder, name: str) -> None:
         """A norm with the sum of the residual: as one of twice as many rows."""
@@ -205,15 +211,18 @@ class LayerBuilder:
     def _products(self, name: str, fields: dict[str, Any], runs: float) -> Iterator[Item]:
         """Gradients of input and weight, with the casts of quantised operands."""
         m, n, k = fields["m"], fields["n"], fields["k"]
-        more = runs * self._gradient(fields)
-        yield Item(name, True, self._linear(fields, m=m, n=k, k=n), runs=more)
-        yield Item(name, True, self._linear(fields, m=n, n=k, k=m), runs=more)
-        # The product writes 16 bits; accumulation reads and writes the gradient.
-        more = max(0.0, 2 * self._gradient_bytes - self.types.bytes) if self._gradient_bytes > 2 else 0.0
-        yield Item(name, True, traffic=runs * n * k * more, launches=0)
+        slower = runs * self._gradient(fields)
+        yield Item(name, True, self._linear(fields, m=m, n=k, k=n), runs=slower)
+        yield Item(name, True, self._linear(fields, m=n, n=k, k=m), runs=slower)
+        yield self._accumulation(name, runs * n * k)
         if DTYPE_BYTES[fields["dtype"]] < self.types.bytes:
             own = DTYPE_BYTES[fields["dtype"]]
             yield from self._quantisation(runs * m * k, runs * m * n, own)
+
+    def _accumulation(self, name: str, elements: float) -> Item:
+        """Sum of a weight's gradient beyond 16 bits: the product writes 16, the sum reads and writes the gradient."""
+        each = max(0.0, 2 * self._gradient_bytes - self.types.bytes) if self._gradient_bytes > 2 else 0.0
+        return Item(name, True, traffic=elements * each, launches=0)
 
     def _gradient(self, fields: dict[str, Any]) -> float:
         return _GRADIENT if DTYPE_BYTES[fields["dtype"]] == self.types.bytes else 1.0
@@ -276,7 +285,7 @@ class LayerBuilder:
 
     def _experts(self, experts: Experts) -> Iterator[Item]:
         config, layout, rows = self.config, self.layout, self._rows
-        b = replace_tokens(self._builder(), rows)
+        b = self._builder(rows)
         b.linear("router", experts.count, config.hidden, None)
         b.vector("router_topk", "softmax", experts.count, dtype="float32")
         width = experts.latent or config.hidden
@@ -293,7 +302,7 @@ class LayerBuilder:
         own, local = rows * experts.topk, experts.count // layout.ep
         yield from self._grouped("experts_up", own, local, (1 + config.gated) * experts.intermediate, width)
         activation = "silu_and_mul" if config.gated else "gelu"
-        b = replace_tokens(self._builder(), own)
+        b = self._builder(own)
         b.vector("experts_activation", activation, experts.intermediate)
         yield from self._both(b.parts)
         yield from self._grouped("experts_down", own, local, width, experts.intermediate)
@@ -326,8 +335,7 @@ class LayerBuilder:
         each = max(1, rows // groups)
         weight = self._linear(fields, m=n, n=k, k=each)
         yield Item(name, True, weight, runs=slower * groups, launches=groups, stated=True)
-        more = 2 * self._gradient_bytes - self.types.bytes if self._gradient_bytes > 2 else 0.0
-        yield Item(name, True, traffic=groups * n * k * more, launches=0)
+        yield self._accumulation(name, groups * n * k)
         if DTYPE_BYTES[spec["dtype"]] < self.types.bytes:
             own = DTYPE_BYTES[spec["dtype"]]
             yield from self._quantisation(rows * k, rows * n, own)
@@ -339,28 +347,14 @@ class LayerBuilder:
         yield Item("quantisation", True, traffic=results * each, launches=self._casts)
 
 
-def replace_tokens(b: StepBuilder, tokens: int) -> StepBuilder:
-    """The builder for another number of rows."""
-    b.tokens = tokens
-    return b
-
-
 def merged_items(items: list[Item], times: float = 1.0) -> list[Item]:
-    """Items with those of one name, direction and program added up."""
-    found: dict[Any, Item] = {}
+    """``times`` of items, with those of one name, direction and program added up."""
+    merged: dict[Any, Item] = {}
     for item in items:
         key = (item.name, item.backward, item.program, item.message)
-        runs = 1.0 if item.program is None and item.message is None else item.runs
-        traffic = item.traffic * times
-        if key in found:
-            before = found[key]
-            found[key] = replace(
-                before,
-                runs=before.runs + (runs * times if item.program or item.message else 0.0),
-                traffic=before.traffic + traffic,
-                launches=before.launches + round(item.launches * times),
-            )
-        else:
-            scaled = runs * times if item.program or item.message else 1.0
-            found[key] = replace(item, runs=scaled, traffic=traffic, launches=round(item.launches * times))
-    return list(found.values())
+        runs, traffic, launches = (times * value for value in (item.runs, item.traffic, item.launches))
+        if key in merged:
+            before = merged[key]
+            runs, traffic, launches = runs + before.runs, traffic + before.traffic, launches + before.launches
+        merged[key] = replace(item, runs=runs, traffic=traffic, launches=launches)
+    return list(merged.values())

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from os import PathLike
 from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.errors import InfeasibleError
 from cdmpp.predict.engines.profile import Engine, load_training_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
-from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training.fitting import candidates, layout_fits, rough_cost
-from cdmpp.predict.llm.training.layout import Overlap, Sharding, TrainingLayout, training_types
+from cdmpp.predict.llm.training.fitting import candidates, rough_cost
+from cdmpp.predict.llm.training.layout import MAX_BATCH, Overlap, Sharding, TrainingLayout, check_whole, training_types
 from cdmpp.predict.llm.training.links import Links
+from cdmpp.predict.llm.training.memory import training_memory
 from cdmpp.predict.llm.training.result import SearchResult
 from cdmpp.predict.llm.training.step import TrainingPlan
 from cdmpp.predict.prediction import Query
 
 #: Layouts that are priced.
 MAX_PRICED = 1000
-
-
-def _holds(config: LLMConfig, device: DeviceSpec, types: Types, gradient_bytes: float, layout: TrainingLayout) -> bool:
-    return layout_fits(config, device.memory_bytes, types, layout, gradient_bytes)
 
 
 def search_layouts(
@@ -64,19 +59,20 @@ def search_layouts(
     model, spec = read_config(config), resolved_device(device, predictor)
     profile = load_training_engine(engine)
     assert profile.training is not None
-    for name, value in (("gpus", gpus), ("global_batch", global_batch), ("sequence", sequence)):
-        if type(value) is not int or not 1 <= value <= 1 << 24:
-            raise FieldError(f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint="a positive whole number")
+    overlap = overlap or profile.training.overlap
+    check_whole("global_batch", global_batch, MAX_BATCH)
+    TrainingLayout(gpus, 1, gpus, sequence, sharding=sharding or "none", overlap=overlap).check(model)
     types, links = training_types(dtype, products, spec), Links.of(spec, ranks_per_node, network)
+    gradient_bytes = profile.training.gradient_bytes
     fitting = candidates(
         model,
-        partial(_holds, model, spec, types, profile.training.gradient_bytes),
+        lambda layout: training_memory(model, layout, types, gradient_bytes, spec.memory_bytes).fits,
         links.together,
         gpus=gpus,
         global_batch=global_batch,
         sequence=sequence,
         sharding=("optimizer", "fsdp") if sharding is None else (sharding,),
-        overlap=overlap or profile.training.overlap,
+        overlap=overlap,
     )
     if not fitting:
         raise InfeasibleError(
@@ -91,7 +87,6 @@ def search_layouts(
         TrainingPlan(model, spec, layout, network=network, engine=profile, check_memory=False, shared=shared, **options)
         for layout in chosen
     ]
-    plans = [plan for plan in plans if plan.memory.fits]
     places: dict[Any, int] = {}
     queries: list[Query] = []
     for plan in plans:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import fields
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.pricing import KINDS, combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training.fitting import layout_fits, smallest_layouts
+from cdmpp.predict.llm.training.fitting import smallest_layouts
 from cdmpp.predict.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
-from cdmpp.predict.llm.training.links import BOUNDS, Links, distinct
-from cdmpp.predict.llm.training.memory import RankParameters, model_flops, training_memory
+from cdmpp.predict.llm.training.links import BOUNDS, Links
+from cdmpp.predict.llm.training.memory import RankParameters, model_flops, stage_layers, training_memory
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
 from cdmpp.predict.llm.training.result import TrainingStep
 from cdmpp.predict.prediction import Prediction, Query
@@ -37,28 +38,13 @@ _PASS_S = 3e-6
 #: Bytes that a step of Adam reads and writes for each parameter: 30 for gradient, master weight, two moments and the
 #: 16-bit weight, and 12 for the norm of the gradients and their scaling. An H100 takes 30.4 and 13.2 at this rate.
 _ADAM_BYTES = 42
+#: Largest bound of an operator over its point. Bounds of backward attention outside of its measurements reach 100.
+_WIDEST = 3.0
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
 _PIECE = 0.05
 _GB = 1e9
 #: Kinds of a breakdown besides computation, in order.
 EXPOSED = ("tp", "cp", "ep", "dp", "pp")
-
-
-def stage_layers(layers: int, layout: TrainingLayout, layer_s: float, first_s: float, last_s: float) -> list[int]:
-    """Layers of each stage.
-
-    Equal numbers where they divide; otherwise each layer goes to the stage with the least work, as layouts that count
-    embedding and loss as layers do.
-    """
-    stages = layout.pp
-    if layers % (stages * layout.virtual_pp) == 0:
-        return [layers // stages] * stages
-    counts = [0] * stages
-    load = [first_s * (s == 0) + last_s * (s == stages - 1) for s in range(stages)]
-    for _ in range(layers):
-        least = min(range(stages), key=lambda s: load[s])
-        counts[least], load[least] = counts[least] + 1, load[least] + layer_s
-    return counts
 
 
 class _Unit:
@@ -68,7 +54,7 @@ class _Unit:
         self.names: dict[tuple[str, bool], Array] = {}
         self.kinds: dict[bool, Array] = {False: np.zeros((3, len(KINDS))), True: np.zeros((3, len(KINDS)))}
         self.groups: dict[tuple[str, bool], Array] = {}
-        self.launches = {False: 0, True: 0}
+        self.launches = {False: 0.0, True: 0.0}
         self.domains: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
 
     def compute(self, backward: bool) -> float:
@@ -126,16 +112,32 @@ class TrainingPlan:
             shared[key] = self._items()
         self._units: list[list[Item]] = shared[key]
         self.parameters = RankParameters.of(config, layout)
-        self._layers = stage_layers(config.layers, layout, *self._rough())
-        self.memory = training_memory(
-            config, layout, self.types, self._layers, self.loop.gradient_bytes, device.memory_bytes
-        )
+        self._layers = stage_layers(config, layout)
+        self.memory = training_memory(config, layout, self.types, self.loop.gradient_bytes, device.memory_bytes)
         if check_memory:
             self.check_memory()
         self._places: dict[OperatorSpec, int] = {}
         self.queries: list[Query] = []
         for program in self._programs():
             self._ask(program)
+
+    @classmethod
+    def of(
+        cls,
+        config: LLMConfig,
+        device: DeviceSpec,
+        engine: EngineProfile,
+        options: Mapping[str, Any],
+        *,
+        check_memory: bool = True,
+    ) -> Self:
+        """The plan of options named as those of :func:`training_step`; without ``overlap`` that of the engine."""
+        assert engine.training is not None
+        names = {field.name for field in fields(TrainingLayout)}
+        layout = {name: value for name, value in options.items() if name in names}
+        layout["overlap"] = layout.get("overlap") or engine.training.overlap
+        others = {name: value for name, value in options.items() if name not in names}
+        return cls(config, device, TrainingLayout(**layout), engine=engine, check_memory=check_memory, **others)
 
     def _items(self) -> list[list[Item]]:
         config = self.config
@@ -156,27 +158,22 @@ class TrainingPlan:
             f"{name} {getattr(memory, name) / _GB:.1f}" for name in ("weights", "gradients", "optimizer", "activations")
         )
 
-        def hold(layout: TrainingLayout) -> bool:
-            return layout_fits(self.config, self.device.memory_bytes, self.types, layout, self.loop.gradient_bytes)
+        def fits(layout: TrainingLayout) -> bool:
+            gradient_bytes, device_bytes = self.loop.gradient_bytes, self.device.memory_bytes
+            return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits
 
-        fitting = smallest_layouts(self.config, self.layout, hold, self.links.together)
+        fitting = smallest_layouts(self.config, self.layout, fits, self.links.together)
         hint = "no layout of up to 1024 devices was found; use a shorter sequence or recompute"
         if fitting:
-            hint = "the smallest layouts that fit: " + "; ".join(f"{one.gpus} GPUs: {one.named()}" for one in fitting)
+            hint = "the smallest layouts that fit: " + "; ".join(
+                f"{other.gpus} GPUs: {other.named()}" for other in fitting
+            )
         raise InfeasibleError(
             f"the step needs {memory.total / _GB:.1f} GB on a {self.device.name} with {self.layout.named()} ({parts}); "
             f"the device has {capacity / _GB:.1f} GB",
             path="gpus",
             hint=hint,
         )
-
-    def _rough(self) -> tuple[float, float, float]:
-        """Work of a layer, of the embedding and of the output layer, by their parameters."""
-        own = self.parameters
-        head = self.config.vocab * self.config.hidden / self.layout.tp
-        experts = self.config.experts
-        share = 1.0 if experts is None else experts.topk * self.layout.ep / experts.count
-        return own.layer.dense + own.layer.experts * share, 0.05 * head, head
 
     def _programs(self) -> Iterator[OperatorSpec]:
         for unit in self._units:
@@ -319,8 +316,9 @@ class TrainingPlan:
         prediction = self._predictions[self._places[program]]
         if prediction.error is not None:
             raise FieldError(f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint)
-        figures = [prediction.latency_s or 0.0, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
-        return np.array(figures), prediction.domain or "out"
+        point = prediction.latency_s or 0.0
+        bounds = [point, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
+        return np.clip(bounds, point / _WIDEST, point * _WIDEST), prediction.domain or "out"
 
     def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Label]:
         factor = self.loop.communication_factor
@@ -334,18 +332,14 @@ class TrainingPlan:
     def _message_program(self, message: Message) -> OperatorSpec | None:
         """The program of an item's message inside a domain; None over the network."""
         ranks, span = self._group(message.group)
-        size = message.bytes * (distinct(ranks, message.topk) if message.topk else 1.0)
-        return self._collective(message.operator, size, ranks, span)
+        return self._collective(message.operator, message.size(ranks), ranks, span)
 
     def _item_message_s(self, message: Message) -> tuple[Array, Label]:
-        own, (ranks, span) = self._message_program(message), self._group(message.group)
-        if own is not None:
-            seconds, domain = self._predicted(own)
-            return self.loop.communication_factor * seconds, domain
-        if not message.topk:
-            return self._message_s(message.operator, message.bytes, ranks, span)
-        point = self.links.exchange_s(message.bytes, message.topk, ranks)
-        return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
+        ranks, span = self._group(message.group)
+        if message.topk and self.links.crosses(span):
+            point = self.links.exchange_s(message.bytes, message.topk, ranks)
+            return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
+        return self._message_s(message.operator, message.size(ranks), ranks, span)
 
     def _traffic_s(self, size: float) -> Array:
         return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
@@ -406,7 +400,9 @@ class TrainingPlan:
         slowest = max(range(layout.pp), key=lambda s: passes[s][0])
         _, compute, messages, host = passes[slowest]
         mean = sum(one[0] for one in passes) / layout.pp
-        bubble = (layout.pp - 1) / layout.virtual_pp * mean
+        # A round of fewer micro-batches than stages waits for the last stage.
+        waits = layout.pp - 1 + (layout.virtual_pp - 1) * max(0, layout.pp - m)
+        bubble = waits / layout.virtual_pp * mean
         dp, hidden_dp, dp_bounds = self._data_parallel(layer, passes[slowest][1])
         pp = self._stages_s(m)
         own = self._stage(slowest)
@@ -648,30 +644,25 @@ def training_step(
     9.1
     """
     predictor = shipped_predictor() if predictor is None else predictor
-    profile = load_training_engine(engine)
-    assert profile.training is not None
-    layout = TrainingLayout(
-        gpus=gpus,
-        micro_batch=micro_batch,
-        global_batch=global_batch,
-        sequence=sequence,
-        tp=tp,
-        pp=pp,
-        virtual_pp=virtual_pp,
-        cp=cp,
-        ep=ep,
-        sharding=sharding,
-        recompute=recompute,
-        overlap=profile.training.overlap if overlap is None else overlap,
-    )
-    plan = TrainingPlan(
-        read_config(config),
-        resolved_device(device, predictor),
-        layout,
-        dtype=dtype,
-        products=products,
-        ranks_per_node=ranks_per_node,
-        network=network,
-        engine=profile,
+    options = {
+        "gpus": gpus,
+        "tp": tp,
+        "pp": pp,
+        "virtual_pp": virtual_pp,
+        "cp": cp,
+        "ep": ep,
+        "sharding": sharding,
+        "micro_batch": micro_batch,
+        "global_batch": global_batch,
+        "sequence": sequence,
+        "dtype": dtype,
+        "products": products,
+        "recompute": recompute,
+        "overlap": overlap,
+        "ranks_per_node": ranks_per_node,
+        "network": network,
+    }
+    plan = TrainingPlan.of(
+        read_config(config), resolved_device(device, predictor), load_training_engine(engine), options
     )
     return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))
