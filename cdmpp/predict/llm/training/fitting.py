@@ -28,7 +28,7 @@ def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
 
 
 def smallest_layouts(
-    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], together: int, most: int = 3
+    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], domain_ranks: int, most: int = 3
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
@@ -40,13 +40,13 @@ def smallest_layouts(
         The layout that does not fit; sharding and overlap are kept.
     fits : callable
         Whether a layout fits the device.
-    together : int
+    domain_ranks : int
         Most tensor-parallel ranks.
     """
     experts = 1 if config.experts is None else config.experts.count
     for gpus in _powers(MAX_PROPOSED_GPUS):
         found = []
-        for tp in _powers(min(gpus, together, 16)):
+        for tp in _powers(min(gpus, domain_ranks, 16)):
             for pp in [1] if wanted.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
                 for ep in _powers(min(gpus // pp, experts)):
                     copies = max(1, gpus // (tp * pp))
@@ -80,7 +80,7 @@ def _divisors(value: int, most: int) -> list[int]:
 def candidates(
     config: LLMConfig,
     fits: Callable[[TrainingLayout], bool],
-    together: int,
+    domain_ranks: int,
     *,
     gpus: int,
     global_batch: int,
@@ -91,7 +91,7 @@ def candidates(
     """Layouts that fit the memory, each with the least recomputation that does."""
     found = []
     choices = product(
-        _powers(min(gpus, together, 16)),
+        _powers(min(gpus, domain_ranks, 16)),
         _divisors(gpus, min(gpus, config.layers, 64)),
         _powers(min(gpus, max(1, sequence // 4096), 16)),
         _powers(min(gpus, 1 if config.experts is None else config.experts.count)),

@@ -70,14 +70,14 @@ class Links:
     Attributes
     ----------
     device : DeviceSpec
-    together : int
+    domain_ranks : int
         Ranks of a node, or of an NVLink domain, which reach each other without the network.
     network : float
         Bytes per second of a rank's adapter.
     """
 
     device: DeviceSpec
-    together: int
+    domain_ranks: int
     network: float
 
     @classmethod
@@ -95,15 +95,15 @@ class Links:
                 hint="a whole number from 1 to 1024",
             )
         inside = link_of_device(device)
-        together = int(min(devices_together(device, inside), 1 << 16))
+        domain_ranks = int(min(devices_together(device, inside), 1 << 16))
         if ranks_per_node is not None:
             domain = device.nvlink_domain if inside.kind == "switched" else None
-            together = max(ranks_per_node, domain or 0)
-        return cls(device, together, network_bandwidth(network))
+            domain_ranks = max(ranks_per_node, domain or 0)
+        return cls(device, domain_ranks, network_bandwidth(network))
 
     def crosses(self, span: int) -> bool:
         """Whether ranks spread over ``span`` consecutive devices use the network."""
-        return span > self.together
+        return span > self.domain_ranks
 
     def program(self, operator: str, size: float, ranks: int, span: int) -> OperatorSpec:
         """A collective inside a domain, for the predictor."""
@@ -119,7 +119,7 @@ class Links:
         all-to-all each rank sends over its own adapter what is for other nodes.
         """
         inside = link_of_device(self.device).bandwidth_bytes_per_s
-        per_node = max(1, ranks * self.together // max(span, ranks))
+        per_node = max(1, ranks * self.domain_ranks // max(span, ranks))
         nodes = -(-ranks // per_node)
         start = _START_S + _HOP_S * math.log2(max(2, nodes))
         if operator == "send_recv":
@@ -138,7 +138,7 @@ class Links:
         A token crosses the network once for each other node of its experts, and is spread inside of it.
         """
         inside = link_of_device(self.device).bandwidth_bytes_per_s
-        nodes = max(2, -(-ranks // self.together))
+        nodes = max(2, -(-ranks // self.domain_ranks))
         over = size * distinct(nodes, topk) * (nodes - 1) / nodes
         within = size * distinct(ranks, topk)
         start = _START_S + _HOP_S * math.log2(nodes)

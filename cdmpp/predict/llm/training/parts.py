@@ -109,16 +109,16 @@ class LayerBuilder:
     Parameters
     ----------
     loop : TrainingLoop
-    twice : bool
+    block_scaled : bool
         Operands are quantised by rows and by columns, each from the 16-bit tensor (block scales).
     """
 
     def __init__(
-        self, config: LLMConfig, layout: TrainingLayout, types: Types, loop: TrainingLoop, *, twice: bool = False
+        self, config: LLMConfig, layout: TrainingLayout, types: Types, loop: TrainingLoop, *, block_scaled: bool = False
     ) -> None:
         self.config, self.layout, self.types = config, layout, types
         self._gradient_bytes, self._loss_bytes = loop.gradient_bytes, loop.loss_bytes
-        self._casts = 2 if twice else 1
+        self._casts = 2 if block_scaled else 1
         #: Rows that a rank holds between the halves of a layer (sequence parallelism divides them by tp).
         self._rows = -(-layout.tokens // layout.tp)
 

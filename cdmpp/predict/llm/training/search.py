@@ -67,7 +67,7 @@ def search_layouts(
     fitting = candidates(
         model,
         lambda layout: training_memory(model, layout, types, gradient_bytes, spec.memory_bytes).fits,
-        links.together,
+        links.domain_ranks,
         gpus=gpus,
         global_batch=global_batch,
         sequence=sequence,

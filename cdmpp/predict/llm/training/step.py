@@ -57,6 +57,18 @@ class _Unit:
         self.launches = {False: 0.0, True: 0.0}
         self.domains: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
 
+    def add(self, unit: _Unit, times: float) -> None:
+        """Add ``times`` passes of another part."""
+        for name, seconds in unit.names.items():
+            self.names[name] = self.names.get(name, 0.0) + times * seconds
+        for group, seconds in unit.groups.items():
+            self.groups[group] = self.groups.get(group, 0.0) + times * seconds
+        for backward in (False, True):
+            self.kinds[backward] += times * unit.kinds[backward]
+            self.launches[backward] += times * unit.launches[backward]
+        for label, share in unit.domains.items():
+            self.domains[label] += times * share
+
     def compute(self, backward: bool) -> float:
         """Seconds of the kernels in one direction."""
         return float(self.kinds[backward][0].sum())
@@ -64,6 +76,34 @@ class _Unit:
     def message(self, group: str, backward: bool) -> Array:
         """Seconds of the messages of a group: point, lower and upper bound."""
         return self.groups.get((group, backward), np.zeros(3))
+
+
+class _StagePass:
+    """One forward and backward pass of a micro-batch on a stage.
+
+    Attributes
+    ----------
+    compute, host : float
+        Seconds of the kernels with what is recomputed, and what their launches take longer.
+    exposed : dict of str to (3,)
+        Messages that computation does not hide, by group, with bounds.
+    recompute_s : float
+        Seconds of the kernels that the backward pass runs again.
+    """
+
+    def __init__(self, unit: _Unit, recompute_s: float, exposed: dict[str, Array], launches_s: float) -> None:
+        self.unit, self.recompute_s, self.exposed = unit, recompute_s, exposed
+        self.compute = unit.compute(False) + unit.compute(True) + recompute_s
+        device = self.compute + sum(float(seconds[0]) for seconds in exposed.values())
+        self.host = max(0.0, launches_s - device)
+        self.total = device + self.host
+
+    def operators(self) -> dict[str, float]:
+        """Seconds of the kernels by name."""
+        operators: dict[str, float] = {}
+        for (name, _), seconds in self.unit.names.items():
+            operators[name] = operators.get(name, 0.0) + float(seconds[0])
+        return operators | ({"recomputation": self.recompute_s} if self.recompute_s else {})
 
 
 class TrainingPlan:
@@ -116,10 +156,10 @@ class TrainingPlan:
         self.memory = training_memory(config, layout, self.types, self.loop.gradient_bytes, device.memory_bytes)
         if check_memory:
             self.check_memory()
-        self._places: dict[OperatorSpec, int] = {}
+        self._query_index: dict[OperatorSpec, int] = {}
         self.queries: list[Query] = []
         for program in self._programs():
-            self._ask(program)
+            self._add_query(program)
 
     @classmethod
     def of(
@@ -141,7 +181,7 @@ class TrainingPlan:
 
     def _items(self) -> list[list[Item]]:
         config = self.config
-        builder = LayerBuilder(config, self.layout, self.types, self.loop, twice=self.products in BLOCK_SCALED)
+        builder = LayerBuilder(config, self.layout, self.types, self.loop, block_scaled=self.products in BLOCK_SCALED)
         layer: list[Item] = []
         for count, mixer in config.first_halves:
             layer += merged_items(builder.attention_half(mixer), count / config.layers)
@@ -162,7 +202,7 @@ class TrainingPlan:
             gradient_bytes, device_bytes = self.loop.gradient_bytes, self.device.memory_bytes
             return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits
 
-        fitting = smallest_layouts(self.config, self.layout, fits, self.links.together)
+        fitting = smallest_layouts(self.config, self.layout, fits, self.links.domain_ranks)
         hint = "no layout of up to 1024 devices was found; use a shorter sequence or recompute"
         if fitting:
             hint = "the smallest layouts that fit: " + "; ".join(
@@ -192,9 +232,9 @@ class TrainingPlan:
     def _framework(self, program: OperatorSpec) -> ProgramFramework:
         return self.loop.products if program.operator == "linear" else self.engine.frameworks[0]
 
-    def _ask(self, program: OperatorSpec) -> None:
-        if program not in self._places:
-            self._places[program] = len(self.queries)
+    def _add_query(self, program: OperatorSpec) -> None:
+        if program not in self._query_index:
+            self._query_index[program] = len(self.queries)
             query = Query(TensorProgram.from_operator(program), self.device, "kernel", self._framework(program))
             self.queries.append(query)
 
@@ -272,8 +312,7 @@ class TrainingPlan:
             other.engine, other.loop = engine, engine.training
             return other.result(model_id, predictions)
         self._predictions = predictions
-        layer, first, last = (self._unit(items) for items in self._units)
-        return self._assembled(model_id, layer, first, last)
+        return self._assembled(model_id, [self._unit(items) for items in self._units])
 
     def layer_pass(self, predictions: Sequence[Prediction], *, backward: bool) -> tuple[Array, dict[str, float]]:
         """Seconds of one pass of a mean layer over a micro-batch, with its exposed messages; and those of its parts.
@@ -292,9 +331,9 @@ class TrainingPlan:
         for (name, back), value in layer.names.items():
             if back == backward:
                 names[name] = float(value[0])
-        if backward and (again := self._again(layer)):
-            kinds += layer.kinds[False] * again / layer.compute(False)
-            names["recomputation"] = again
+        if backward and (recompute_s := self._recompute_s(layer)):
+            kinds += layer.kinds[False] * recompute_s / layer.compute(False)
+            names["recomputation"] = recompute_s
         for group in ("tp", "cp", "ep"):
             both = layer.message(group, False) + layer.message(group, True)
             if both[0] > 0:
@@ -303,7 +342,7 @@ class TrainingPlan:
                 names[f"{group} communication"] = float(own[0])
         return combined(kinds, self.engine.residual), names
 
-    def _again(self, layer: _Unit) -> float:
+    def _recompute_s(self, layer: _Unit) -> float:
         """Seconds of a layer's forward pass that the backward pass computes again."""
         if self.layout.recompute == "full":
             return layer.compute(False)
@@ -313,7 +352,7 @@ class TrainingPlan:
 
     def _predicted(self, program: OperatorSpec) -> tuple[Array, Label]:
         """Seconds of a program with bounds, and its domain."""
-        prediction = self._predictions[self._places[program]]
+        prediction = self._predictions[self._query_index[program]]
         if prediction.error is not None:
             raise FieldError(f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint)
         point = prediction.latency_s or 0.0
@@ -377,57 +416,42 @@ class TrainingPlan:
             unit.domains[domain] += float(seconds[0])
         return unit
 
-    def _assembled(self, model_id: str, layer: _Unit, first: _Unit, last: _Unit) -> TrainingStep:
+    def _stage_pass(self, units: Sequence[_Unit], layers: int, *, is_first: bool, is_last: bool) -> _StagePass:
+        layer, first, last = units
+        unit = _Unit()
+        for part, times in ((layer, layers), (first, is_first), (last, is_last)):
+            if times:
+                unit.add(part, times)
+        launches = sum(unit.launches.values()) + (self.layout.recompute == "full") * layers * layer.launches[False]
+        exposed = {group: self._exposed(unit, group) for group in ("tp", "cp", "ep")}
+        return _StagePass(unit, layers * self._recompute_s(layer), exposed, launches * self.engine.host.launch_s)
+
+    def _assembled(self, model_id: str, units: Sequence[_Unit]) -> TrainingStep:
         layout, m = self.layout, self.layout.micro_batches
-        again = self._again(layer)
-        # One pass of a layer on a rank: kernels, exposed messages, and what the host needs to launch it.
-        exposed = {group: self._exposed(layer, group) for group in ("tp", "cp", "ep")}
-        edge = {unit: self._exposed(unit, "tp") for unit in (first, last)}
-        device_layer = layer.compute(False) + layer.compute(True) + again
-        passes = []
-        for stage, count in enumerate(self._layers):
-            compute = count * device_layer
-            messages = {group: count * float(value[0]) for group, value in exposed.items()}
-            launches = count * (layer.launches[False] * (1 + (layout.recompute == "full")) + layer.launches[True])
-            for unit, here in ((first, stage == 0), (last, stage == layout.pp - 1)):
-                if here:
-                    compute += unit.compute(False) + unit.compute(True)
-                    messages["tp"] += float(edge[unit][0])
-                    launches += unit.launches[False] + unit.launches[True]
-            device = compute + sum(messages.values())
-            host = max(0.0, launches * self.engine.host.launch_s - device)
-            passes.append((device + host, compute, messages, host))
-        slowest = max(range(layout.pp), key=lambda s: passes[s][0])
-        _, compute, messages, host = passes[slowest]
-        mean = sum(one[0] for one in passes) / layout.pp
+        keys = [(count, s == 0, s == layout.pp - 1) for s, count in enumerate(self._layers)]
+        passes = {key: self._stage_pass(units, key[0], is_first=key[1], is_last=key[2]) for key in set(keys)}
+        slowest = max(range(layout.pp), key=lambda s: passes[keys[s]].total)
+        stage = passes[keys[slowest]]
+        mean = sum(passes[key].total for key in keys) / layout.pp
         # A round of fewer micro-batches than stages waits for the last stage.
         waits = layout.pp - 1 + (layout.virtual_pp - 1) * max(0, layout.pp - m)
         bubble = waits / layout.virtual_pp * mean
-        dp, hidden_dp, dp_bounds = self._data_parallel(layer, passes[slowest][1])
-        pp = self._stages_s(m)
-        own = self._stage(slowest)
-        optimizer = self._optimizer_s(own)
-        host_s = m * host + self.engine.host.step_s
-        exposed_s = {group: m * messages[group] for group in ("tp", "cp", "ep")} | {
+        dp, hidden_dp, dp_bounds = self._data_parallel(units[0], stage.compute)
+        optimizer = self._optimizer_s(self._stage(slowest))
+        host_s = m * stage.host + self.engine.host.step_s
+        exposed_s = {group: m * float(seconds[0]) for group, seconds in stage.exposed.items()} | {
             "dp": dp + self.loop.contention * hidden_dp,
-            "pp": pp,
+            "pp": self._stages_s(m),
         }
-        operators = self._by_operator(layer, first, last, slowest, again)
-        step_s = m * compute + sum(exposed_s.values()) + bubble + float(optimizer[0]) + host_s
-        kinds = self._kinds(layer, first, last, slowest, again, m, bubble, m * compute)
-        names = ("tp", "cp", "ep")
-        wide = sum((m * self._layers[slowest] * exposed[g] for g in names), np.zeros(3)) + dp_bounds
+        kinds = m * (stage.unit.kinds[False] + stage.unit.kinds[True])
+        kinds *= (m * stage.compute + bubble) / max(1e-12, float(kinds[0].sum()))
+        wide = m * sum(stage.exposed.values()) + dp_bounds
         wide = wide * (sum(exposed_s.values()) / wide[0]) if wide[0] > 0 else np.ones(3) * sum(exposed_s.values())
         kinds[:, KINDS.index("collective")] += wide
         kinds[:, KINDS.index("vector")] += optimizer
         kinds[:, -1] += np.array([host_s, 0.5 * host_s, 2.0 * host_s])
-        kinds[0, -1] += step_s - kinds[0].sum()
         point, lower, upper = (float(v) for v in combined(kinds, self.engine.residual))
-        shares: dict[Label, float] = {
-            label: self._layers[slowest] * layer.domains[label] + first.domains[label] + last.domains[label]
-            for label in LABELS
-        }
-        whole = sum(shares.values())
+        whole = sum(stage.unit.domains.values())
         flops = model_flops(self.config, layout.sequence) * layout.global_batch * layout.sequence
         peak = self.peak_flops
         return TrainingStep(
@@ -446,13 +470,13 @@ class TrainingPlan:
             model_flops_utilization=None if peak is None else flops / (peak * layout.gpus * point),
             memory=self.memory,
             breakdown={
-                "compute": {name: m * seconds for name, seconds in operators.items()},
+                "compute": {name: m * seconds for name, seconds in stage.operators().items()},
                 "exposed": exposed_s,
                 "bubble": bubble,
                 "optimizer": float(optimizer[0]),
                 "host": host_s,
             },
-            domain_shares={label: value / whole for label, value in shares.items()},
+            domain_shares={label: seconds / whole for label, seconds in stage.unit.domains.items()},
             remarks=tuple(self._remarks()),
         )
 
@@ -509,30 +533,6 @@ class TrainingPlan:
         share = own.dense / (layout.dp * layout.cp) + own.experts / layout.expert_copies
         # The sum and the norm of gradients read those of the rank.
         return self._traffic_s(_ADAM_BYTES * share)
-
-    def _by_operator(self, layer: _Unit, first: _Unit, last: _Unit, stage: int, again: float) -> dict[str, float]:
-        """Seconds of a micro-batch's kernels on a stage, by name."""
-        found: dict[str, float] = {}
-        units = [(layer, self._layers[stage]), (first, stage == 0), (last, stage == self.layout.pp - 1)]
-        for unit, times in units:
-            for (name, _), seconds in unit.names.items():
-                if times:
-                    found[name] = found.get(name, 0.0) + times * float(seconds[0])
-        if again:
-            found["recomputation"] = self._layers[stage] * again
-        return found
-
-    def _kinds(
-        self, layer: _Unit, first: _Unit, last: _Unit, stage: int, again: float, m: int, bubble: float, compute: float
-    ) -> Array:
-        """Seconds by kind of kernel in a step, with the bubble, (3, kinds)."""
-        both = layer.kinds[False] + layer.kinds[True]
-        both = both * (1 + again / max(1e-12, float(both[0].sum())))
-        total = self._layers[stage] * both
-        for unit, here in ((first, stage == 0), (last, stage == self.layout.pp - 1)):
-            if here:
-                total = total + unit.kinds[False] + unit.kinds[True]
-        return np.asarray(m * total * (1 + bubble / max(1e-12, compute)))
 
     @property
     def peak_flops(self) -> float | None:
