@@ -113,7 +113,8 @@ def _load(folder: Path | None, cache: Lru[CachedRow], taken: Proposal | None) ->
 
 
 router = APIRouter()
-#: Time limit for all workers together; loading a model takes a second or two.
+#: Time limit for all workers together, or the service's deadline if that is longer; loading a model takes a second or
+#: two.
 _TIMEOUT_S = 60.0
 _PATH = "/models/reload"
 _MEANING = {
@@ -250,18 +251,20 @@ def _take(state: State, job_id: str | None) -> None:
 
 
 async def _reload(request: Request) -> Reloaded:
+    settings = request.app.state.settings
+    limit_s = max(_TIMEOUT_S, settings.deadline_s)
     try:
         model_id: str = await request.app.state.reloader.reload()
         statuses = WorkerStatuses.of_this_process()
         if statuses is None:
             return Reloaded(model_id=model_id, workers=1)
-        async with asyncio.timeout(_TIMEOUT_S):
-            workers = await statuses.reload_all(model_id, request.app.state.settings.workers)
+        async with asyncio.timeout(limit_s):
+            workers = await statuses.reload_all(model_id, settings.workers)
     except ReloadRefusedError as error:
         raise _refused(str(error)) from None
     except TimeoutError:
         raise ProblemError(
-            "deadline_exceeded", f"not every worker has the model after {_TIMEOUT_S:g} s", "GET /models"
+            "deadline_exceeded", f"not every worker has the model after {limit_s:g} s", "GET /models"
         ) from None
     errors = [worker.error for worker in workers.values() if worker.error]
     if errors:

@@ -23,6 +23,8 @@ from cdmpp_server.operate.metrics import shared_by_workers, worker_ended
 #: Environment variable with the path of the folder.
 FOLDER_VARIABLE = "CDMPP_WORKERS_FOLDER"
 _POLL_S = 0.05
+#: The signal is sent again after so many polls: a worker that was replaced meanwhile may not have seen the first.
+_POLLS_OF_A_SIGNAL = 300
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,11 @@ class WorkerStatuses:
         Cancel the call to stop waiting.
         """
         before = self.read()
-        os.kill(os.getppid(), signal.SIGHUP)
+        polls = 0
         while True:
+            if polls % _POLLS_OF_A_SIGNAL == 0:
+                os.kill(os.getppid(), signal.SIGHUP)
+            polls += 1
             await asyncio.sleep(_POLL_S)
             now = self.read()
             # A worker that is starting has no status yet. It loads the new folder, or receives SIGHUP later.
