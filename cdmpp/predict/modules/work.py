@@ -90,14 +90,15 @@ def _instruction_rate(device: DeviceSpec) -> float:
 
 def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) -> float:
     """The faster of tensor cores with changes of layout and vector units without; tables know plain ones in float32."""
-    tensor_peak = tensor_flops(work.dtype, device)
-    if work.plain and (tensor_peak is None or not device.vendor.startswith("NVIDIA")):
-        return program_s
     moved = work.x_bytes + work.y_bytes
     bandwidth = device.mem_bandwidth_bytes_per_s
     if moved < CACHE_SHARE * (device.l2_bytes or 0.0):
         bandwidth *= CACHE_FACTOR
+    # PyTorch adds the bias in a kernel of its own.
     bias_s = 2 * work.y_bytes / (BIAS_BANDWIDTH * bandwidth) if work.bias else 0.0
+    tensor_peak = tensor_flops(work.dtype, device)
+    if work.plain and (tensor_peak is None or not device.vendor.startswith("NVIDIA")):
+        return program_s + bias_s
     cycles_per_s = device.compute_units * device.clock_hz
 
     def product_s(flops: float, places: int, channels: int, channels_in: int, taps: float) -> float:
