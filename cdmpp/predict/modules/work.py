@@ -143,4 +143,8 @@ def tensor_flops(dtype: str, device: DeviceSpec) -> float | None:
     """Peak of the tensor cores for convolutions: PyTorch lets them round float32 to TF32. None: without."""
     if dtype == "float32":
         return device.peak_flops_tf32_matrix if device.vendor.startswith("NVIDIA") else device.peak_flops_fp32_matrix
-    return device.peak_flops_fp16_matrix
+    peak = device.peak_flops_fp16_matrix
+    if dtype == "bfloat16" and device.peak_flops_bf16_matrix is not None:
+        peak = device.peak_flops_bf16_matrix
+    # The rate of vector units stands in data sheets for types that tensor cores do not have.
+    return None if peak is None or peak <= device.peak_flops_fp32 else peak
