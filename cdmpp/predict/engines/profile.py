@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -142,6 +142,7 @@ class EngineProfile(BaseModel):
     """
 
     model_config = _CLOSED
+    DOCUMENT: ClassVar[str] = "docs/llm.md"
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
     versions: Annotated[str, Field(max_length=200)] = ""
@@ -187,7 +188,7 @@ class EngineProfile(BaseModel):
             raise FieldError(
                 f"{where}: {path or 'engine'}: {first['msg']}",
                 path=f"engine.{path}".rstrip("."),
-                hint="docs/llm.md has the fields",
+                hint=f"{cls.DOCUMENT} has the fields",
             ) from None
 
     def to_toml(self) -> str:

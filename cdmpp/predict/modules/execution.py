@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from os import PathLike
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -79,6 +79,8 @@ class HostProfile(EngineProfile):
         Architectures of the devices that this class of machines has.
     """
 
+    DOCUMENT: ClassVar[str] = "docs/modules.md"
+
     host: ModuleHost = ModuleHost()
     archs: tuple[str, ...] = ()
 
@@ -119,6 +121,11 @@ def host_profile(
         return HostProfile.of({"name": "host", **host}, "host")
     if isinstance(host, str) and host in profiles:
         return profiles[host]
+    if not isinstance(host, str | PathLike):
+        raise DataError(
+            f"host must be a name, a path, a dictionary or a HostProfile, not {type(host).__name__}",
+            hint="one of: " + ", ".join(profiles),
+        )
     try:
         return HostProfile.of(tomllib.loads(read_text(host, MAX_CONFIG_BYTES)), str(host))
     except OSError as error:

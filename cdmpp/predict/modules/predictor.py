@@ -266,5 +266,6 @@ def _execution_of_module(module: Any) -> Execution:
     """How ``torch.compile`` runs a module that it made; eager otherwise."""
     if not is_compiled_module(module):
         return DEFAULT_EXECUTION
-    options = module.get_compiler_config() if hasattr(module, "get_compiler_config") else None
+    made = module if hasattr(module, "_orig_mod") else module._compiled_call_impl
+    options = made.get_compiler_config() if hasattr(made, "get_compiler_config") else None
     return "compiled-graph" if (options or {}).get("triton.cudagraphs") else "compiled"

@@ -90,14 +90,15 @@ def _instruction_rate(device: DeviceSpec) -> float:
 
 def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) -> float:
     """The faster of tensor cores with changes of layout and vector units without; tables know plain ones in float32."""
-    tensor_peak = tensor_flops(work.dtype, device)
-    if work.plain and (tensor_peak is None or not device.vendor.startswith("NVIDIA")):
-        return program_s
     moved = work.x_bytes + work.y_bytes
     bandwidth = device.mem_bandwidth_bytes_per_s
     if moved < CACHE_SHARE * (device.l2_bytes or 0.0):
         bandwidth *= CACHE_FACTOR
+    # PyTorch adds the bias in a kernel of its own.
     bias_s = 2 * work.y_bytes / (BIAS_BANDWIDTH * bandwidth) if work.bias else 0.0
+    tensor_peak = tensor_flops(work.dtype, device)
+    if work.plain and (tensor_peak is None or not device.vendor.startswith("NVIDIA")):
+        return program_s + bias_s
     cycles_per_s = device.compute_units * device.clock_hz
 
     def product_s(flops: float, places: int, channels: int, channels_in: int, taps: float) -> float:
@@ -142,4 +143,8 @@ def tensor_flops(dtype: str, device: DeviceSpec) -> float | None:
     """Peak of the tensor cores for convolutions: PyTorch lets them round float32 to TF32. None: without."""
     if dtype == "float32":
         return device.peak_flops_tf32_matrix if device.vendor.startswith("NVIDIA") else device.peak_flops_fp32_matrix
-    return device.peak_flops_fp16_matrix
+    peak = device.peak_flops_fp16_matrix
+    if dtype == "bfloat16" and device.peak_flops_bf16_matrix is not None:
+        peak = device.peak_flops_bf16_matrix
+    # The rate of vector units stands in data sheets for types that tensor cores do not have.
+    return None if peak is None or peak <= device.peak_flops_fp32 else peak

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, further_outcome, size_bytes
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, dtype_of, further_outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
-from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, not_traceable
+from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -235,7 +236,7 @@ def eager_trace(
     """
     module = meta_module(module, dtype, train)
     arguments, keyword_arguments = meta_inputs((list(inputs), dict(keywords or {})), dtype)
-    recorder = _Recorder(module, with_graph)
+    recorder = _Recorder(module, with_graph, autocast is not None)
     try:
         with ExitStack() as stack:
             stack.enter_context(recorder.watching())
@@ -312,11 +313,16 @@ def _run_optimizer(
 _ONE_PASS = frozenset(tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Tag, name, None)) is not None)
 
 
+#: Products whose tensors have one type: on a GPU PyTorch refuses others, on ``meta`` it does not.
+_OF_ONE_TYPE = frozenset(("mm", "addmm", "bmm", "baddbmm", "convolution"))
+
+
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every call below autograd."""
 
-    def __init__(self, module: nn.Module, with_graph: bool = False) -> None:
+    def __init__(self, module: nn.Module, with_graph: bool = False, autocast: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._of_one_type: frozenset[str] = frozenset() if autocast else _OF_ONE_TYPE
         self._graph: list[TracedCall] | None = [] if with_graph else None
         self._versions: Counter[int] = Counter()
         # Held so that no storage has the address of an earlier one.
@@ -340,6 +346,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._quiet:
             call = AtenCall(func.overloadpacket.__name__, args, kwargs or {}, out)
             before = len(self._launches)
+            if call.name in self._of_one_type and len(types := dict.fromkeys(map(dtype_of, call.tensors))) > 1:
+                raise InvalidProgramError(
+                    f"{self.running or type(self._module).__name__}: {call.name} of tensors of different types: "
+                    + ", ".join(types),
+                    hint="cast the inputs, or pass dtype or autocast",
+                )
             self.add(call, one_pass=not _ONE_PASS.isdisjoint(func.tags))
             if self._graph is not None and len(self._launches) > before:
                 self.connect(call.name, before, call.tensors, call.results)
@@ -456,7 +468,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def watching(self) -> Iterator[None]:
         """Follow which module is running."""
         hooks: list[Any] = []
-        names = {id(module): name for name, module in reversed(list(self._module.named_modules()))}
+        names = {id(module): module_name(name) for name, module in reversed(list(self._module.named_modules()))}
 
         def enter(module: nn.Module, _: Any) -> None:
             self._stack.append(names[id(module)])
@@ -512,16 +524,32 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _LOWER = {
     nn.functional.linear,
-    nn.functional.conv1d,
-    nn.functional.conv2d,
-    torch.conv2d,
+    *(
+        getattr(where, f"{name}{axes}d")
+        for where in (nn.functional, torch)
+        for name in ("conv", "conv_transpose")
+        for axes in (1, 2, 3)
+    ),
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+    torch.einsum,
     torch.matmul,
     torch.bmm,
     torch.mm,
     torch.addmm,
     torch.baddbmm,
+    torch.mv,
+    torch.addbmm,
     Tensor.matmul,
     Tensor.__matmul__,
+    Tensor.__rmatmul__,
+    Tensor.mm,
+    Tensor.bmm,
+    Tensor.mv,
+    Tensor.addmm,
+    Tensor.baddbmm,
     nn.functional.scaled_dot_product_attention,
 }
 _UPPER = {
@@ -590,7 +618,7 @@ def _cast(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     def to(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.dtype in _FLOATS else value
 
-    return tuple(to(a) for a in args), {key: to(value) for key, value in kwargs.items()}
+    return tuple(tree_map(to, args)), tree_map(to, kwargs)
 
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -53,6 +53,11 @@ def meta_module(module: nn.Module, dtype: torch.dtype | None, train: bool | None
         ) from None
 
 
+def module_name(path: str) -> str:
+    """A submodule's qualified name, as if no module were compiled."""
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+
+
 def meta_inputs(inputs: Any, dtype: torch.dtype | None) -> Any:
     """Inputs with every tensor replaced by one on ``meta``; floating-point tensors in ``dtype`` where it is given."""
 

@@ -167,6 +167,8 @@ def list_module(
         torch is not installed.
     """
     torch = import_torch()
+    from torch.utils._pytree import tree_leaves
+
     from cdmpp.programs.frontends.torch_eager import eager_trace
 
     if mode not in MODES:
@@ -179,9 +181,12 @@ def list_module(
     else:
         arguments, keywords = _arguments(torch, example_inputs)
     if not exported and not isinstance(module, torch.nn.Module):
-        raise DataError(
-            f"a {type(module).__name__} is no torch module", hint="pass a torch.nn.Module or an exported program"
-        )
+        kind = module.__name__ if isinstance(module, type) else type(module).__name__
+        raise DataError(f"{kind} is not a torch module", hint="pass a torch.nn.Module object or an exported program")
+    tensors = [value for value in tree_leaves((arguments, keywords)) if isinstance(value, torch.Tensor)]
+    if tensors and not any(tensor.numel() for tensor in tensors):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise InvalidProgramError(f"example_inputs have no elements: {shapes}", hint="pass a batch of at least 1")
     types = {"dtype": _type(torch, "dtype", dtype), "autocast": _type(torch, "autocast", autocast)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch copies exported programs with its own deprecated calls
@@ -201,7 +206,7 @@ def list_module(
 
         trace = compiled_trace(trace)
     phases = PHASES[:1] if mode != "training" else PHASES[: 2 if optimizer is None else 3]
-    name = type(module).__name__
+    name = type(getattr(module, "_orig_mod", module)).__name__
     if not trace.launches and not trace.unsupported:
         raise InvalidProgramError(f"{name} launches no kernel", hint="its forward pass computes nothing on tensors")
     names = {key: None if value is None else str(value).removeprefix("torch.") for key, value in types.items()}
@@ -268,8 +273,9 @@ def _arguments(torch: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
         return (), dict(inputs)
     if isinstance(inputs, tuple | list):
         return tuple(inputs), {}
+    names = f" with keys {', '.join(map(repr, inputs))}"[:80] if isinstance(inputs, Mapping) else ""
     raise DataError(
-        f"example_inputs must be inputs of the module, not {str(inputs)[:60]!r} ({type(inputs).__name__})",
+        f"example_inputs must be inputs of the module, not {type(inputs).__name__}{names}",
         hint="pass a tuple of positional arguments, a dictionary of keyword arguments, or one tensor",
     )
 

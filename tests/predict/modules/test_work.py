@@ -68,7 +68,10 @@ def test_flash_attention_is_as_long_as_its_tiles() -> None:
 
 def test_tables_price_plain_convolutions_without_tensor_cores() -> None:
     plain = replace(CONVOLUTION, plain=True)
-    assert seconds_of(plain, 0.125, lookup("t4")) == 0.125
+    assert seconds_of(replace(plain, bias=False), 0.125, lookup("t4")) == 0.125
+    assert 0.125 < seconds_of(plain, 0.125, lookup("t4")) < 0.126  # PyTorch adds the bias in its own kernel
+    half, brain = (seconds_of(replace(CONVOLUTION, dtype=name), 1.0, lookup("t4")) for name in ("float16", "bfloat16"))
+    assert brain > 2 * half  # tensor cores of Turing do not have bfloat16
     assert seconds_of(plain, 0.125, lookup("a100-sxm4-80gb")) < 0.125
 
 
@@ -154,6 +157,8 @@ def test_items_are_assumed_and_waited_for(predictor: LatencyPredictor) -> None:
 def test_profiles_of_hosts_are_chosen_by_the_device() -> None:
     assert host_profile(lookup("t4")).name == "turing" and host_profile(None).name == "pytorch"
     assert host_profile(lookup("mi300x")).name == "pytorch" and host_profile(lookup("t4"), "ada").name == "ada"
+    with pytest.raises(DataError, match="host must be a name, a path, a dictionary or a HostProfile, not int"):
+        host_profile(None, 5)  # type: ignore[arg-type]
     [cpu] = [spec for spec in known() if spec.kind == "cpu"][:1]
     assert host_profile(cpu).name == "cpu" and seconds_of(KernelWork("", cycles=1e9, steps=3), 1.0, cpu) == 3.0
     for profile in shipped_hosts().values():

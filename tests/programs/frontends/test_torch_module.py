@@ -80,6 +80,8 @@ def test_dtype_casts_parameters_buffers_and_inputs() -> None:
 
 
 def test_autocast_casts_products_alone() -> None:
+    volume = list_module(nn.Conv3d(2, 2, 3), torch.empty(1, 2, 8, 8, 8), autocast="float16")
+    assert any(name.startswith("conv2d:dtype=float16") for _, name, _ in lines(volume))
     listing = list_module(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), X, autocast="bfloat16")
     names = [name for _, name, _ in lines(listing)]
     assert any(name.startswith("linear:dtype=bfloat16") for name in names)
@@ -285,9 +287,13 @@ class Uncopied(nn.Module):
         (two_layers(), (), {}, "the inputs do not fit: .*missing 1 required"),
         (two_layers(), {"images": X}, {}, "the inputs do not fit: .*images"),
         (two_layers(), torch.empty(8, 65), {}, "does not run on these inputs: .*dim"),
-        (two_layers(), "x", {}, "example_inputs must be inputs of the module, not 'x'"),
-        (two_layers(), None, {}, "example_inputs must be inputs of the module, not 'None'"),
-        ("net", X, {}, "a str is no torch module"),
+        (two_layers(), "x", {}, "example_inputs must be inputs of the module, not str"),
+        (two_layers(), None, {}, "example_inputs must be inputs of the module, not NoneType"),
+        (two_layers(), {1: X}, {}, "must be inputs of the module, not dict with keys 1"),
+        (two_layers(), torch.empty(0, 64), {}, r"example_inputs have no elements: \(0, 64\)"),
+        (two_layers().half(), X, {}, "0: addmm of tensors of different types: float16, float32"),
+        ("net", X, {}, "str is not a torch module"),
+        (nn.ReLU, X, {}, "ReLU is not a torch module"),
         (nn.Identity(), X, {}, "launches no kernel"),
         (nn.ReLU(), X, {"mode": "training"}, "requires a gradient"),
         (two_layers(), X, {"mode": "both"}, "mode 'both' is not known"),
