@@ -167,8 +167,6 @@ def list_module(
         torch is not installed.
     """
     torch = import_torch()
-    from torch.utils._pytree import tree_leaves
-
     from cdmpp.programs.frontends.torch_eager import eager_trace
 
     if mode not in MODES:
@@ -183,7 +181,8 @@ def list_module(
     if not exported and not isinstance(module, torch.nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         raise DataError(f"{kind} is not a torch module", hint="pass a torch.nn.Module object or an exported program")
-    tensors = [value for value in tree_leaves((arguments, keywords)) if isinstance(value, torch.Tensor)]
+    leaves = torch.utils._pytree.tree_leaves((arguments, keywords))
+    tensors = [value for value in leaves if isinstance(value, torch.Tensor)]
     if tensors and not any(tensor.numel() for tensor in tensors):
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise InvalidProgramError(f"example_inputs have no elements: {shapes}", hint="pass a batch of at least 1")
