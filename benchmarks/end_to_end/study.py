@@ -141,7 +141,7 @@ def _modules_s(labels: Sequence[Label], predictor: LatencyPredictor) -> dict[Lab
     for label in labels:
         run = (label.source, label.model, label.mode, label.precision, label.batch, label.size)
         by_run.setdefault(run, []).append(label)
-    found = {}
+    parts_s = {}
     for (source, model, mode, precision, batch, size), own in by_run.items():
         training = mode == "training"
         if source == "neusight":
@@ -156,8 +156,8 @@ def _modules_s(labels: Sequence[Label], predictor: LatencyPredictor) -> dict[Lab
         for label, answer in zip(own, answers, strict=True):
             assert answer.timeline is not None and not answer.lower_bound
             ends_s, once_s = answer.timeline.phase_ends_s, answer.timeline.first_call_s
-            found[label] = (ends_s["forward"] + once_s, answer.timeline.latency_s - ends_s["forward"] - once_s)
-    return found
+            parts_s[label] = (ends_s["forward"] + once_s, answer.timeline.latency_s - ends_s["forward"] - once_s)
+    return parts_s
 
 
 def _tokens(batch: int, size: int) -> torch.Tensor:

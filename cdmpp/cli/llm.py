@@ -412,7 +412,7 @@ def _serve(
         save_figure(draw_load(curves, goals), plot)
     if json and (answered or len(values) > 1):
         print_json(values[0] if len(values) == 1 else values)
-    else:
+    elif answered:
         tables = serving_tables(results) if results else []
         print(render(tables + ([goodput_table(dict(limits))] if limits else [])))
     if not answered:

@@ -385,8 +385,8 @@ def _print(
     several = devices > 1 and len(listed) > devices
     if rows and several:
         _print_matrix(listed, devices, programs)
-    if rows and several and verbose:
-        print()
+        if verbose:
+            print()
     if rows and (verbose or beside or not several):
         columns = [f"{100 * level:g} %" for level in beside]
         print_table(("program", "count", "device", "latency", "interval", *columns, "domain"), rows, right=(1, 3))

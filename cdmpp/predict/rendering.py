@@ -87,7 +87,7 @@ class Rendered:
     """An answer that prints as tables; notebooks show them as HTML."""
 
     def tables(self) -> list[Table]:
-        """What people see."""
+        """Tables of the answer, in order."""
         raise NotImplementedError
 
     def __str__(self) -> str:

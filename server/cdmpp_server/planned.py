@@ -21,7 +21,7 @@ from cdmpp_server.problems import ProblemError, SchemaViolation
 
 
 class QueryPlan(Protocol):
-    """What has queries."""
+    """A plan with queries for a predictor."""
 
     queries: list[Query]
 

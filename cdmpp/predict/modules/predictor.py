@@ -263,7 +263,7 @@ def execution_of(
 
 
 def _execution_of_module(module: Any) -> Execution:
-    """How ``torch.compile`` runs a module that it made; eager otherwise."""
+    """The execution that ``torch.compile`` gave a module; eager without it."""
     if not is_compiled_module(module):
         return DEFAULT_EXECUTION
     made = module if hasattr(module, "_orig_mod") else module._compiled_call_impl

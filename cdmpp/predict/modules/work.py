@@ -119,10 +119,10 @@ def _convolution_s(work: ConvolutionWork, program_s: float, device: DeviceSpec) 
 
 def _attention_s(work: AttentionWork, program_s: float, device: DeviceSpec) -> float:
     """Tiles of queries in waves over the units; a causal mask halves most tiles but not the last one."""
-    if device.peak_flops_tf32_matrix is None or not device.vendor.startswith("NVIDIA"):
+    peak = device.peak_flops_fp16_matrix
+    if peak is None or device.peak_flops_tf32_matrix is None or not device.vendor.startswith("NVIDIA"):
         return program_s  # other kernels
-    cycles_per_s = device.compute_units * device.clock_hz
-    rate = _sustained((device.peak_flops_fp16_matrix or 0.0) / cycles_per_s, ATTENTION_RATE)
+    rate = _sustained(peak / (device.compute_units * device.clock_hz), ATTENTION_RATE)
     keys, dim = 64 * math.ceil(work.keys / 64), 32 * math.ceil(work.head_dim / 32)
     whole, each = (
         4 * QUERIES * n * dim / rate + TILE_CYCLES for n in (keys, keys / 2 + 64 if keys > QUERIES else keys)

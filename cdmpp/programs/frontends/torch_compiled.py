@@ -178,9 +178,8 @@ def _channels_last_copies(
     work = None if first is None else first.work
     if first is None or not isinstance(work, ConvolutionWork) or work.axes != 2 or not work.layout_bytes:
         return []
-    copied = [value for value in call.reads[:2] if value not in made]
-    if work.taps == 1:  # the weight has one order only
-        copied = [value for value in copied if value != call.reads[1]]
+    # The weight of a single tap has one order only.
+    copied = call.reads[:1] if work.taps == 1 else call.reads[:2]
     return [
         EagerLaunch(
             make_operator(traffic_of(2 * call.sizes[value], call.cols)),
@@ -190,6 +189,7 @@ def _channels_last_copies(
             REMARK,
         )
         for value in copied
+        if value not in made
     ]
 
 

@@ -160,7 +160,7 @@ class SearchResult(Rendered):
 
 
 def binding(step: TrainingStep) -> str:
-    """What limits a layout: the largest share besides computation, or the memory where the rest is small."""
+    """The limit of a layout: the largest share besides computation, or the memory where the rest is small."""
     b = step.breakdown
     shares = {f"{name} communication": seconds for name, seconds in b["exposed"].items()}
     shares |= {"bubble": b["bubble"], "optimizer": b["optimizer"], "host": b["host"]}
