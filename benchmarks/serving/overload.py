@@ -2,7 +2,8 @@
 
 Server and client share the machine, on loopback; the server has its default settings. Requests of 200 new operators
 arrive in an open loop at six times the capacity, each on a new connection. A closed loop on another service measures
-the capacity before. Requests of one new operator arrive beside them. Writes ``benchmarks/results/overload.json`` and prints a table with the goals.
+the capacity before. Requests of one new operator arrive beside them. Writes ``benchmarks/results/overload.json`` and
+prints a table with the goals.
 """
 
 from __future__ import annotations
