@@ -1,8 +1,9 @@
 """``python -m benchmarks.serving.overload``: the service under a load of several times its capacity.
 
 Server and client share the machine, on loopback; the server has its default settings. Requests of 200 new operators
-arrive in an open loop at six times the capacity, which is measured before in a closed loop. Requests of one new
-operator arrive beside them. Writes ``benchmarks/results/overload.json`` and prints a table with the goals.
+arrive in an open loop at six times the capacity, each on a new connection. A closed loop on another service measures
+the capacity before. Requests of one new operator arrive beside them. Writes ``benchmarks/results/overload.json`` and
+prints a table with the goals.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ async def capacity(port: int, queries: Iterator[bytes], seconds: float, connecti
 
 
 async def arrivals(port: int, queries: list[bytes], rate: float, seconds: float, started: float) -> Tally:
-    """Send one request every ``1 / rate`` seconds, whatever the server does."""
-    tally, free, tasks = Tally(), [], set()
+    """Send one request every ``1 / rate`` seconds on a new connection, whatever the server does."""
+    tally, tasks = Tally(), set()
 
     async def send(body: bytes) -> None:
-        connection = free.pop() if free else Connection(port)
+        connection = Connection(port)
         tally.answers.append(await connection.post("/predict", body, PATIENCE_S))
-        free.append(connection)
+        await connection.close()
 
     for number, body in enumerate(queries[: int(rate * seconds)]):
         if (wait := started + number / rate - time.perf_counter()) > 0:
@@ -84,8 +85,6 @@ async def arrivals(port: int, queries: list[bytes], rate: float, seconds: float,
         task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)
     tally.wall_s = time.perf_counter() - started
-    for connection in free:
-        await connection.close()
     return tally
 
 
@@ -126,15 +125,20 @@ def quantile(answers: list[Answer], share: float) -> float:
     return times[min(int(share * len(times)), len(times) - 1)] if times else 0.0
 
 
-def measure(served: Served, options: argparse.Namespace) -> dict[str, Any]:
-    """Capacity, then the overload and the recovery."""
-    queries = distinct(0)
-    source = bodies(queries, options.items)
+def measured_capacity(port: int, options: argparse.Namespace) -> float:
+    """Requests answered a second: the better of two runs; the first also fills caches."""
+    source = bodies(distinct(0), options.items)
     ready = iter(list(itertools.islice(source, int(500 * options.capacity_seconds) + 100)))
-    # The better of two runs; the first also fills caches.
-    requests_per_s = max(asyncio.run(capacity(served.port, ready, options.capacity_seconds)) for _ in range(2))
+    requests_per_s = max(asyncio.run(capacity(port, ready, options.capacity_seconds)) for _ in range(2))
     if not requests_per_s:
         raise SystemExit("no request was answered in the closed loop")
+    return requests_per_s
+
+
+def measure(served: Served, options: argparse.Namespace, requests_per_s: float) -> dict[str, Any]:
+    """The overload of a new service, and the recovery."""
+    queries = distinct(0)
+    source = bodies(queries, options.items)
     rate = options.factor * requests_per_s
     large = list(itertools.islice(source, int(rate * options.seconds)))
     small = list(itertools.islice(bodies(queries, 1), int(options.small_rate * options.seconds)))
@@ -219,7 +223,10 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "load_before": os.getloadavg()[0]}
     with running("--workers", str(options.workers)) as served:
-        result |= measure(served, options)
+        requests_per_s = measured_capacity(served.port, options)
+    # Another service, which knows neither its own speed nor the bodies of the sender.
+    with running("--workers", str(options.workers)) as served:
+        result |= measure(served, options, requests_per_s)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     print("\n".join(table(result)))

@@ -294,25 +294,6 @@ def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
     return _encode_class(":".join([operator, dtype, *flags]), operator, dtype, columns, len(sizes))
 
 
-def pad_leaves(encoded: Sequence[EncodedPrograms], width: int | None = None) -> tuple[Array, Array, Array]:
-    """Stack programs of different leaf counts: leaves, positions and a mask (True = a real leaf)."""
-    longest = max(e.leaves.shape[1] for e in encoded)
-    width = max(width or 0, longest)
-    count = sum(len(e) for e in encoded)
-    leaves = np.zeros((count, width, encoded[0].leaves.shape[2]), dtype=np.float32)
-    where = np.zeros((count, width), dtype=np.int32)
-    mask = np.zeros((count, width), dtype=bool)
-    start = 0
-    for e in encoded:
-        rows = slice(start, start + len(e))
-        n = e.leaves.shape[1]
-        leaves[rows, :n] = e.leaves
-        where[rows, :n] = e.positions
-        mask[rows, :n] = True
-        start += len(e)
-    return leaves, where, mask
-
-
 #: :attr:`EncodedProgram.operator` of a program given as TIR.
 TIR = "tir"
 

@@ -159,19 +159,14 @@ _PLACES = np.array([ORDER.index(name) for name in _CPU])
 _IS_FLAG = np.array([name in SCHEDULE_FLAGS for name in _CPU])
 
 
-def schedule_matrix(ast: CompactAST) -> Array:
-    """Schedule columns of a concrete program.
+def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
+    """Schedule columns of concrete programs.
 
     Returns
     -------
-    ndarray of float32, (leaves, SCHEDULE_WIDTH)
+    list of ndarray of float32, (leaves, SCHEDULE_WIDTH)
         Magnitudes as log2(1 + x), flags as they are; columns named by :data:`SCHEDULE_COLUMNS`.
     """
-    return schedule_matrices([ast])[0]
-
-
-def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
-    """:func:`schedule_matrix` of programs, in order."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         raw = columns(tables(asts))[:, _PLACES]
         scaled = np.where(_IS_FLAG, raw, np.log2(1 + np.maximum(raw, 0))).astype(np.float32)

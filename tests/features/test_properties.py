@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.class_features import PROGRAM_COLUMNS
-from cdmpp.features.encode import EncodedPrograms, encode_operator, operator_ast, pad_leaves
+from cdmpp.features.encode import EncodedPrograms, encode_operator, operator_ast
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.schema import COLUMN, COLUMNS
 from cdmpp.programs.elements import DTYPE_BYTES
@@ -92,18 +92,6 @@ def test_positions_are_twice_the_rank_less_the_depth(spec: OperatorSpec) -> None
         sequence.append(rank)
         depth = level
     assert [sequence.index(leaf.rank) for leaf in ast.leaves] == [leaf.position for leaf in ast.leaves]
-
-
-def test_mask_marks_the_real_leaves() -> None:
-    encoded = [encode_operator(s) for s in random_specs(12, 3)]
-    leaves, positions, mask = pad_leaves(encoded, width=9)
-    assert leaves.shape[:2] == positions.shape == mask.shape
-    for row, one in enumerate(encoded):
-        count = one.leaves.shape[1]
-        assert mask[row].tolist() == [True] * count + [False] * (leaves.shape[1] - count)
-        np.testing.assert_array_equal(leaves[row, :count], one.leaves[0])
-        assert not leaves[row, count:].any()
-        assert positions[row, :count].tolist() == one.positions.tolist()
 
 
 def test_bytes_of_element_types() -> None:

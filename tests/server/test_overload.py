@@ -282,3 +282,28 @@ def test_overloaded_service_refuses_a_request_before_parsing(app: FastAPI, clien
         client.portal.call(waiting.__exit__, None, None, None)
     assert send(malformed).status_code == 400
     assert send(body_of(range(1000, 1060))).status_code == 200
+
+
+def test_refusal_does_not_wait_until_other_bodies_are_read(app: FastAPI, client: TestClient) -> None:
+    """A sample of the items shows that the request will be refused; only admitted requests wait for their turn."""
+    assert client.portal is not None
+    batcher: Batcher = app.state.batcher
+    programs = ({"operator": "softmax", "rows": 11 + 2 * n, "cols": 997} for n in range(60))
+    items = {"items": [{"program": program, "device": "t4"} for program in programs]}
+
+    def hold() -> AbstractContextManager[Ticket]:
+        current_sender.set(sender_of(None, "another"))
+        waiting = batcher.admitted(19_000, 1e12, Deadline(600))
+        waiting.__enter__()
+        return waiting
+
+    turn = app.state.service._chunks
+    client.portal.call(turn.acquire)
+    waiting = client.portal.call(hold)
+    try:
+        # One in eight is read even if those before were refused unread.
+        responses = [client.post("/predict", json=items, headers={"x-request-timeout-s": "3"}) for _ in range(9)]
+    finally:
+        client.portal.call(waiting.__exit__, None, None, None)
+        client.portal.call(turn.release)
+    assert [response.status_code for response in responses] == [503] * 9

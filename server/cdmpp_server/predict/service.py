@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -108,13 +108,25 @@ class PredictionService:
             predictor = await self.model(envelope.model)
             reading = self._reader.start(envelope, predictor)
             find = partial(self._reader.find_cached, envelope, reading)
-            await self._in_chunks(find, range(len(envelope.items)), small, deadline)
-            known = len(reading.kinds)
-            self.batcher.learn(len(body), reading.work)
-            if reading.unread:
-                with self.batcher.admitted(len(reading.unread), reading.work, deadline) as place:
-                    read = partial(self._reader.read, envelope, reading)
-                    await self._in_chunks(read, reading.unread, small, deadline)
+            positions = range(len(envelope.items))
+            # A sample predicts the work of all items, so that a request need not wait for its turn to be refused.
+            sample = positions[:: -(-len(positions) // CHUNK_ITEMS)]
+            find(sample)
+            share = len(sample) / len(positions)
+            self.batcher.learn(len(body), reading.work / share)
+            with ExitStack() as stack:
+                place: Ticket | None = None
+                if reading.unread:
+                    expected = math.ceil(len(reading.unread) / share), reading.work / share
+                    place = stack.enter_context(self.batcher.admitted(*expected, deadline))
+                rest = [position for position in positions if position % sample.step]
+                await self._in_chunks(find, rest, small, deadline)
+                known, unread = len(reading.kinds), sorted(reading.unread)
+                if unread:
+                    if place is None or place.rows < len(unread):  # more than the sample predicted
+                        stack.close()
+                        place = stack.enter_context(self.batcher.admitted(len(unread), reading.work, deadline))
+                    await self._in_chunks(partial(self._reader.read, envelope, reading), unread, small, deadline)
                     await self._resolve(reading, deadline)
                     await self._compute(reading, deadline, place)
             self._metrics.cache("answers", known, len(envelope.items) - known)
