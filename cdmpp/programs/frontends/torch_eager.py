@@ -29,10 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, dtype_of, further_outcome, size_bytes
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, dtype_of, further_outcome, is_known, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable
+from cdmpp.programs.frontends.torch_values import ExpectedValues, teach_higher_order
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -253,10 +254,27 @@ def eager_trace(
     except CdmppError:
         raise
     except Exception as error:
+        if "rule registered for HigherOrderOperator" in str(error) and not _TAUGHT:
+            _TAUGHT.append(teach_higher_order(_Recorder, _Recorder.missing, flex_attention))
+            return eager_trace(
+                module,
+                inputs,
+                keywords=keywords,
+                backward=backward,
+                accumulate=accumulate,
+                dtype=dtype,
+                autocast=autocast,
+                optimizer=optimizer,
+                with_graph=with_graph,
+            )
         raise not_traceable(module, recorder.running, error) from None
     if optimizer is not None:
         _run_optimizer(module, optimizer, recorder)
     return recorder.trace()
+
+
+#: Whether operators of higher order are known to :class:`_Recorder`.
+_TAUGHT: list[None] = []
 
 
 @contextmanager
@@ -340,11 +358,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules: list[str] = [""]
         self._gradients: list[tuple[str, int]] = []
         self._quiet = False
+        self.values = ExpectedValues(lambda text: self._assumed.update([text]))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense" and args[0].is_meta and args[0].dtype != torch.bool and not self._quiet:
+            return self.assume("item", args[0])
+        if not is_known(name) and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+            with self:  # inside of operators of higher order
+                return func.decompose(*args, **(kwargs or {}))
+        if name in ("index", "index_put", "index_put_"):
+            with self:
+                args = (args[0], self.values.without_masks(args[1]), *args[2:])
+        out = self.values.result(name, args)
+        out = func(*args, **(kwargs or {})) if out is None else out
         if not self._quiet:
-            call = AtenCall(func.overloadpacket.__name__, args, kwargs or {}, out)
+            call = AtenCall(name, args, kwargs or {}, out)
+            self.values.note(name, call.tensors, call.results)
             before = len(self._launches)
             if call.name in self._of_one_type and len(types := dict.fromkeys(map(dtype_of, call.tensors))) > 1:
                 raise InvalidProgramError(
@@ -424,7 +454,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def assume(self, call: str, tensor: Tensor) -> int | float:
         """The value 1 for one that is not known; the host waits for the device."""
-        self._assumed[call] += 1
+        self._assumed[f"Tensor.{call}() is 1"] += 1
         self._calls.append(HostCall("_local_scalar_dense", self.phase))
         return 1.0 if tensor.is_floating_point() and call != "__int__" else 1
 
@@ -518,7 +548,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
         recorded = (tuple(self._launches), tuple(self._calls))
         graph = tuple(self._graph or ())
-        assumed = tuple(f"Tensor.{name}() is 1 ({count} x)" for name, count in self._assumed.items())
+        assumed = tuple(f"{text} ({count} x)" for text, count in self._assumed.items())
         return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete), graph, assumed)
 
 
@@ -600,6 +630,14 @@ class _AsOnGpu(TorchFunctionMode):
             return fused_attention(self._recorder, func, args, kwargs)
         if func in RECURRENT and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
             return recurrent(self._recorder, RECURRENT[func], *args)
+        if func is nn.functional.one_hot and isinstance(classes := kwargs.get("num_classes", args[-1]), int):
+            self._recorder.values.choose(args[0], classes)
+        if func is Tensor.__bool__:  # a decision is refused
+            with self._recorder.quiet():
+                return func(*args)
+        if func is Tensor.tolist and args[0].is_meta:
+            self._recorder.assume("tolist", args[0])
+            return torch.zeros(args[0].shape, dtype=torch.int64, device="cpu").tolist()
         if func in _ITEMS and args[0].is_meta:
             return self._recorder.assume(func.__name__, args[0])
         if isinstance(func, torch._ops.OpOverload) and kwargs.get("device") is not None:
@@ -663,6 +701,17 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
     result = _one_node(recorder, attend, trained, backward)
     recorder.connect(_NAME, start, (q, k, v), (result,), is_library=True)
     return result  # type: ignore[no-any-return]
+
+
+def flex_attention(recorder: _Recorder, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Take down flex attention as a fused kernel over all pairs of tokens."""
+    remark = "flex attention over all pairs: its mask and its change of the scores are not read"
+    start = recorder.launch("flex_attention", Launches((_fields(q, k, False),), remark))
+    with recorder.quiet():
+        rows = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        result = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    recorder.connect("flex_attention", start, (q, k, v), (result,), is_library=True)
+    return result, rows, torch.empty_like(rows)
 
 
 def _one_node(

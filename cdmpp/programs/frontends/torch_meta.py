@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -166,6 +167,16 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
 #: Signs in PyTorch's messages, what they mean, and what to do; the first that fits.
 _PROBLEMS = (
     (
+        ("FlexAttention", "flex_attention"),
+        "flex attention is compiled for the mask and the scores that it is given, and has no kernel without a device",
+        "call torch.nn.functional.scaled_dot_product_attention in its place, which has the same products",
+    ),
+    (
+        ("HigherOrderOperator",),
+        "the number of steps of this operator is not known without data",
+        "write the loop in Python with a number of steps of its own",
+    ),
+    (
         ("fake impl", "'Meta' backend"),
         "an operator gives no shapes without data",
         "register its shapes with torch.library.register_fake, or use PyTorch's own operator in its place",
@@ -185,4 +196,6 @@ _PROBLEMS = (
 
 
 def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    """First sentence of an error's message."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.split(r"(?<=[\w)'\"])[.:;!] ?(?=[A-Z]|There|attempted)", line)[0][:200]
