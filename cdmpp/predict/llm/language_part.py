@@ -14,7 +14,7 @@ from cdmpp.predict.llm.families import FAMILIES, architecture_family
 _NAMES = (
     "text_config llm_config language_config thinker_config language_model_config text_model_config llm_cfg lm_config "
     "language_model llm"
-).split()
+)
 #: Names of parts that belong to other inputs and outputs than text.
 _OTHER_PARTS = re.compile(
     r"vision|visual|audio|speech|image|video|talker|2wav|vocoder|codec|projector|^vit|^dit|code_predictor|^draft|adapter"
@@ -101,7 +101,7 @@ def _below(config: Mapping[str, Any], depth: int = 0) -> tuple[list[str], Mappin
     """Names and fields of the nearest language part inside of ``config``."""
     parts = {key: value for key, value in _parts(config) if not _OTHER_PARTS.search(key)}
     stated = [key for key, value in parts.items() if value.get("model_type") in tuple(FAMILIES)]
-    for name in (*_NAMES, *stated):
+    for name in (*_NAMES.split(), *stated):
         if name in parts:
             return [name], parts[name]
     found = ((key, _below(value, depth + 1)) for key, value in parts.items() if depth < 8)

@@ -28,7 +28,7 @@ _ALGORITHMS: dict[str, tuple[str, str, bool]] = {
     "W4A16_AWQ": ("int4", "block128", True),
 }
 #: Fields that list modules whose weights are not quantised.
-_EXCLUDED = "ignore exclude_modules modules_to_not_convert exclude skip_modules llm_int8_skip_modules".split()
+_EXCLUDED = "ignore exclude_modules modules_to_not_convert exclude skip_modules llm_int8_skip_modules"
 #: Patterns of module names, in order, and the parts of a layer that they mean. No part: weights that are never
 #: quantised in an estimate.
 _MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -55,7 +55,7 @@ _TYPES: tuple[tuple[str, str, str | None], ...] = (
     (r"int8(?!\d)", "int8", None),
 )
 #: Methods that state ``bits``, and the type of the activations where they have one.
-_BY_BITS = "gptq gptq_marlin gptq_v2 awq awq_marlin marlin higgs auto-round auto_round intel/auto-round squeezellm".split()
+_BY_BITS = "gptq gptq_marlin gptq_v2 awq awq_marlin marlin higgs auto-round auto_round intel/auto-round squeezellm"
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,9 @@ def _stated_type(method: Any, value: Mapping[str, Any]) -> tuple[str, bool, str]
     grouped = "channel" if value.get("group_size") in (None, -1, 0) else "block128"
     if method == "bitsandbytes":
         # LLM.int8 computes the columns of outliers in 16 bits: what it saves is the weights' memory.
-        loaded = [bits for bits in (4, 8) if True in (value.get(f"load_in_{bits}bit"), value.get(f"_load_in_{bits}bit"))]
+        loaded = [
+            bits for bits in (4, 8) if True in (value.get(f"load_in_{bits}bit"), value.get(f"_load_in_{bits}bit"))
+        ]
         return (f"int{loaded[0]}", True, "channel") if loaded else None
     if method == "torchao":
         return _torchao(_inner(value, "quant_type").get("default", value.get("quant_type")), value)
@@ -224,7 +226,7 @@ def _stated_type(method: Any, value: Mapping[str, Any]) -> tuple[str, bool, str]
         return str(value.get("weights", "int8")), value.get("activations") is None, "channel"
     if method == "fp_quant":
         return str(value.get("forward_dtype", "mxfp4")), False, "channel"
-    if not isinstance(method, str) or method.casefold() not in _BY_BITS:
+    if not isinstance(method, str) or method.casefold() not in _BY_BITS.split():
         return None
     bits = next((value[key] for key in ("bits", "w_bit", "weight_bits") if key in value), 4)
     activations = value.get("act_bits")
@@ -291,7 +293,7 @@ def _excluded_layers(value: Mapping[str, Any], layers: int) -> dict[str, int]:
 
 
 def _names(value: Mapping[str, Any]) -> Iterator[str]:
-    for field in _EXCLUDED:
+    for field in _EXCLUDED.split():
         names = value.get(field)
         if isinstance(names, list):
             yield from (name for name in names if isinstance(name, str))

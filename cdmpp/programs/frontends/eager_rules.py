@@ -752,7 +752,8 @@ _FURTHER_STREAMED = """
     upsample_nearest1d upsample_nearest3d upsample_trilinear3d max_unpool2d max_unpool3d fractional_max_pool2d
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
     multi_margin_loss multilabel_margin_loss_forward rrelu_with_noise poisson exponential uniform normal random
-    multinomial triu_indices tril_indices renorm complex dot quantize_per_tensor quantize_per_channel dequantize linalg_cross
+    multinomial triu_indices tril_indices renorm complex dot quantize_per_tensor quantize_per_channel dequantize
+    linalg_cross isin
     adaptive_max_pool2d_backward binary_cross_entropy_backward binary_cross_entropy_with_logits
     elu_backward floor_divide glu glu_backward huber_loss_backward log_sigmoid_backward
     log_sigmoid_forward mish_backward mse_loss_backward pixel_shuffle pixel_unshuffle scatter scatter_add
@@ -815,7 +816,9 @@ def outcome(call: AtenCall) -> Launches:
     if name in FREE or not call.results or not any(t.numel() for t in call.results):
         return Launches()
     if name not in RULES:
-        raise NoRuleError(next((why for sign, why in _REASONS if re.search(sign, name)), "no operator describes its kernel"))
+        raise NoRuleError(
+            next((why for sign, why in _REASONS if re.search(sign, name)), "no operator describes its kernel")
+        )
     if name in _PRODUCTS and not all(t.numel() for t in call.tensors):
         return filled(call)
     return RULES[name](AtenCall(name, call.args, call.kwargs, call.out))

@@ -29,7 +29,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, dtype_of, further_outcome, is_known, size_bytes
+from cdmpp.programs.frontends.eager_rules import (
+    AtenCall,
+    Fields,
+    Launches,
+    dtype_of,
+    further_outcome,
+    is_known,
+    size_bytes,
+)
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable

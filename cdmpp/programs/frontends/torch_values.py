@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 #: Calls whose first result is about the same choices as their first tensor.
-_KEEPING = frozenset("eq index index_select clone _to_copy sum gt ne cat stack contiguous any squeeze".split())
+_KEEPING = "eq index index_select clone _to_copy sum gt ne cat stack contiguous any squeeze"
 
 
 @dataclass
@@ -66,7 +66,7 @@ class ExpectedValues:
         """Follow the choices of experts through a call."""
         if name == "topk" and len(results) == 2:
             self.choose(results[1], tensors[0].shape[-1] if tensors[0].ndim else 1)
-        elif name in _KEEPING and tensors and results and tensors[0].is_meta and results[0].is_meta:
+        elif name in _KEEPING.split() and tensors and results and tensors[0].is_meta and results[0].is_meta:
             found = self._choices.get(tensors[0].untyped_storage()._cdata)
             if found is not None:
                 key = results[0].untyped_storage()._cdata

@@ -34,5 +34,5 @@ def _defaults() -> dict[str, dict[str, Any]]:
 
 
 def default_fields(family: str) -> dict[str, Any]:
-    """Defaults of the configuration class of transformers 4.57 (else 5.24) for a ``model_type``, without false flags."""
+    """Defaults of the configuration class of transformers (4.57, else 5.24) for a ``model_type``; no false flags."""
     return _defaults().get(family, {})

@@ -13,7 +13,7 @@ from cdmpp.predict.llm.families.fields import Fields
 _KINDS = {
     "experts": r"(n|num)_\w*experts(_per_tok(en)?)?$|(moe|expert)_(\w+_)?(size|freq|period|offset|step|layers|top_?k|"
     r"interval|dim|experts|experts_per_tok)$|first_k_dense_replace$|decoder_sparse_step$|mlp_only_layers$|top_k_experts$",
-    "Mamba layers": r"mamba_|ssm_|(d_state|d_conv|state_size|conv_kernel|time_step_rank|dt_rank|conv1d_width|lru_width)$",
+    "Mamba layers": r"mamba_|ssm_|(d_(state|conv)|state_size|conv_kernel|(time_step|dt)_rank|conv1d_width|lru_width)$",
     "latent attention": r"(kv|q)_lora_rank$|qk_(rope|nope)_head_dim$|v_head_dim$",
     "linear attention": r"linear_(num|key|value|conv|attn)_|lightning_|full_attention_interval$|attention_hidden_size$",
     "sparse attention": r"index(er)?_|\w*sparse_attention|compress_ratios$",
@@ -23,8 +23,8 @@ _KINDS = {
     r"(add_)?cross_attention\w*$|is_encoder_decoder$",
     "a feed-forward layer without a gate": r"(n_inner|ffn_dim|activation_function|expansion_ratio)$",
 }
-_UNGATED = frozenset(
-    "phi gptj gpt_neox gpt_neo gpt_bigcode bloom falcon starcoder2 codegen persimmon nemotron xglm biogpt gpt2 opt mpt".split()
+_UNGATED = re.compile(
+    "phi|gptj|gpt_?neox?|gpt_?bigcode|bloom|falcon|starcoder2|codegen|persimmon|nemotron|xglm|biogpt|gpt2|opt|mpt"
 )
 _UNGATED_ACTIVATIONS = ("gelu_new", "gelu_fast", "relu", "relu2", "squared_relu")
 #: Fields at these values describe nothing.
@@ -50,7 +50,7 @@ def contradictions(config: LLMConfig, fields: Fields, own_type: str) -> list[str
     if config.gated:
         own = re.sub(r"forcausallm|lmheadmodel", "", own_type.casefold())
         ungated = found.setdefault("a feed-forward layer without a gate", [])
-        ungated += [own] * (own in _UNGATED)
+        ungated += [own] * (_UNGATED.fullmatch(own) is not None)
         activation = fields.values.get("hidden_act")
         ungated += [f"hidden_act={activation}"] * (activation in _UNGATED_ACTIVATIONS)
     return [f"{kind} ({', '.join(names[:6])})" for kind, names in found.items() if names]

@@ -42,9 +42,7 @@ def read_qwen3_5(f: Fields) -> LLMConfig:
         )
         experts = checked_experts(f, experts, "num_experts")
     width = f.size("intermediate_size", f.size("moe_intermediate_size", 1))
-    config = common_fields(
-        f.changed(intermediate_size=width), qk_norm=True, experts=experts, remarks=(_SCAN,)
-    )
+    config = common_fields(f.changed(intermediate_size=width), qk_norm=True, experts=experts, remarks=(_SCAN,))
     attention = Attention(config.heads, config.kv_heads, config.head_dim, gate=f.flag("attn_output_gate", True))
     delta = Recurrent(
         heads=f.size("linear_num_value_heads"),
