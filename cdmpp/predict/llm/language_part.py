@@ -29,7 +29,7 @@ _DEFAULT_TYPES = {
 _LLAVA = re.compile(r"llava|idefics3|smolvlm|janus|deepseek_vl$|voxtral")
 _ENCODER = re.compile(
     r"bert|roberta|^xlm|electra|^mpnet|longformer|big_?bird$|^funnel|^esm|layoutlm|^vit|^deit|^beit|^swin|dino|siglip|clip|"
-    r"^wav2vec|hubert|^aimv2|^vision_|_vision|_encoder$|^new$|^nomic|^canine|^ernie$|^luke|^splinter"
+    r"^wav2vec|hubert|^aimv2|^vision_|_vision|_encoder$|^nomic|^canine|^ernie$|^luke|^splinter"
 )
 _ENCODER_DECODER = re.compile(
     r"t5|bart|pegasus|marian|^m2m|^nllb|whisper|^led$|prophetnet|^blenderbot|switch_transformers|moonshine|^fsmt|encoder-decoder"

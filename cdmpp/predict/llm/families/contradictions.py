@@ -64,5 +64,6 @@ def _described(values: Mapping[str, Any], read: set[str]) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _described(value, read)
         kinds = value if isinstance(value, list) and value else [value]
-        if any(kind not in _NEUTRAL for kind in kinds) and (len(kinds) == 1 or any(kind != kinds[0] for kind in kinds)):
+        told = any(kind is True or kind not in _NEUTRAL for kind in kinds)
+        if told and (len(kinds) == 1 or any(kind != kinds[0] for kind in kinds)):
             yield name
