@@ -177,7 +177,7 @@ _PROBLEMS = (
         "write the loop in Python with a number of steps of its own",
     ),
     (
-        ("fake impl", "'Meta' backend"),
+        ("fake impl", "'Meta' backend", "aten::"),
         "an operator gives no shapes without data",
         "register its shapes with torch.library.register_fake, or use PyTorch's own operator in its place",
     ),
