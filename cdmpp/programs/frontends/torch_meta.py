@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -155,8 +156,11 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
             f"{name}: the inputs do not fit: {line}",
             hint="pass example_inputs as forward takes them: a tuple, a dictionary of keywords, or one tensor",
         )
+    text = str(error)
+    if any("_higher_order_ops" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        text += "HigherOrderOperator"
     for signs, problem, hint in _PROBLEMS:
-        if any(sign in line for sign in signs):
+        if any(sign in text for sign in signs):
             return InvalidProgramError(f"{name}: {problem}: {line}", hint=hint)
     return InvalidProgramError(
         f"{name}: does not run on these inputs: {type(error).__name__}: {line}",
@@ -173,11 +177,11 @@ _PROBLEMS = (
     ),
     (
         ("HigherOrderOperator",),
-        "the number of steps of this operator is not known without data",
-        "write the loop in Python with a number of steps of its own",
+        "control flow in operators of higher order is listed in inference only, and not for every operator",
+        "write the loop or the condition in Python",
     ),
     (
-        ("fake impl", "'Meta' backend", "aten::"),
+        ("fake impl", "'Meta' backend"),
         "an operator gives no shapes without data",
         "register its shapes with torch.library.register_fake, or use PyTorch's own operator in its place",
     ),
