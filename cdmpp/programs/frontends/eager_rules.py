@@ -576,18 +576,6 @@ def added(call: AtenCall) -> Launches:
     return moves(call, moved, rows)
 
 
-def compacted(call: AtenCall) -> Launches:
-    """The mask is read to count and to choose, what is chosen is written."""
-    return moves(call, 2 * sum(map(size_bytes, call.tensors)) + size_bytes(call.results[0]), call.tensors[0])
-
-
-def embedding_bag(call: AtenCall) -> Launches:
-    """The rows of all bags are read, their sums written."""
-    table, indices = call.tensors[:2]
-    moved = indices.numel() * table.shape[1] * table.element_size()
-    return moves(call, moved + size_bytes(indices) + size_bytes(call.results[0]), table)
-
-
 #: Longest row that one thread block sorts in its own memory.
 BLOCK_SORT = 4096
 
@@ -595,25 +583,12 @@ BLOCK_SORT = 4096
 def sort(call: AtenCall) -> Launches:
     """Short rows: one pass. Long ones: a radix sort, whose passes over 8 bits move keys and int64 indices."""
     x = call.tensors[0]
-    axis = call.kwargs.get("dim", next((v for v in call.args[1:] if type(v) is int), -1))
+    axes = [v for v in call.args[1:] if type(v) is int][call.name == "kthvalue" :]
+    axis = call.kwargs.get("dim", axes[0] if axes else -1)
     pairs = size_bytes(x) + 8 * x.numel()
     if x.shape and x.shape[axis] <= BLOCK_SORT:
         return moves(call, size_bytes(x) + sum(map(size_bytes, call.results)), x)
     return moves(call, size_bytes(x) + x.element_size() * 2 * pairs, x)
-
-
-def select_by_radix(call: AtenCall) -> Launches:
-    """A pass over the values for every 8 bits of an element."""
-    x = call.tensors[0]
-    return moves(call, (x.element_size() + 1) * size_bytes(x), x)
-
-
-def scaled_mm(call: AtenCall) -> Launches:
-    """A product of 8-bit floating-point operands with their scales."""
-    a, b = call.tensors[:2]
-    scaling = "tensor" if all(t.numel() == 1 for t in call.tensors[2:4]) else "channel"
-    fields = {"operator": "linear", "dtype": "float8_e4m3", "scaling": scaling}
-    return one({**fields, "m": a.shape[0], "n": b.shape[1], "k": a.shape[1]})
 
 
 def group_norm(call: AtenCall) -> Launches:
@@ -747,7 +722,7 @@ RULES: dict[str, Callable[[AtenCall], Launches]] = {
 #: Further calls that stream their tensors once, without a tag in PyTorch that says so.
 _FURTHER_STREAMED = """
     _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward 
-    masked_scatter scatter_reduce searchsorted bucketize histc bincount unique_consecutive index_copy index_fill put
+    nonzero masked_select masked_scatter scatter_reduce searchsorted bucketize histc bincount unique_consecutive index_copy index_fill put
     im2col col2im grid_sampler_2d grid_sampler_3d affine_grid_generator upsample_bicubic2d upsample_linear1d
     upsample_nearest1d upsample_nearest3d upsample_trilinear3d max_unpool2d max_unpool3d fractional_max_pool2d
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
@@ -771,13 +746,9 @@ FURTHER_RULES: dict[str, Callable[[AtenCall], Launches]] = {
     "native_group_norm_backward": group_norm_backward,
     **dict.fromkeys((name + end for name in _FURTHER_STREAMED.split() for end in ("", "_")), streamed),
     **dict.fromkeys(("index_add", "index_add_"), added),
-    **dict.fromkeys(("nonzero", "masked_select"), compacted),
-    **dict.fromkeys(("sort", "_unique2", "mode", "argsort"), sort),
-    **dict.fromkeys(("kthvalue", "median", "nanmedian"), select_by_radix),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), embedding_bag),
+    **dict.fromkeys(("sort", "_unique2", "mode", "kthvalue", "median", "nanmedian"), sort),
     "take": picked,
     "_int_mm": mm,
-    "_scaled_mm": scaled_mm,
     **dict.fromkeys(_VIEWS, lambda call: Launches()),
 }
 
@@ -786,20 +757,11 @@ _PRODUCTS = frozenset(("mm", "mv", "addmm", "bmm", "baddbmm"))
 #: Signs in names of calls without a rule -> why they have none.
 _REASONS = (
     ("fft|stft", "no operator describes the Fourier transforms of cuFFT"),
-    (
-        "linalg|cholesky|svd|(^|_)eig|lu_|triangular|pinverse|^qr|slogdet",
-        "no operator describes factorisations of matrices, whose steps follow each other",
-    ),
+    ("linalg|cholesky|svd|(^|_)eig|lu_|triangular|^qr", "no operator describes factorisations of matrices"),
     ("sparse|csr|csc|coo", "no operator describes sparse tensors, whose work depends on their values"),
     ("nested|jagged", "no operator describes nested tensors, whose sizes are values"),
-    ("ctc|transducer", "no operator describes this loss, whose steps follow each other"),
+    ("", "no operator describes its kernel"),
 )
-
-
-def is_known(name: str) -> bool:
-    """Whether a call has a rule, or launches nothing."""
-    names = {name, name.removesuffix("_")}
-    return not names.isdisjoint(RULES.keys() | FURTHER_RULES.keys() | FREE)
 
 
 def outcome(call: AtenCall) -> Launches:
@@ -816,9 +778,7 @@ def outcome(call: AtenCall) -> Launches:
     if name in FREE or not call.results or not any(t.numel() for t in call.results):
         return Launches()
     if name not in RULES:
-        raise NoRuleError(
-            next((why for sign, why in _REASONS if re.search(sign, name)), "no operator describes its kernel")
-        )
+        raise NoRuleError(next(why for sign, why in _REASONS if re.search(sign, name)))
     if name in _PRODUCTS and not all(t.numel() for t in call.tensors):
         return filled(call)
     return RULES[name](AtenCall(name, call.args, call.kwargs, call.out))
@@ -840,4 +800,5 @@ def further_outcome(call: AtenCall, *, one_pass: bool) -> Launches:
     rule = foreach if call.name.startswith("_foreach_") else FURTHER_RULES.get(call.name)
     if rule is not None:
         return rule(call)
-    return streamed(call) if one_pass and not is_known(call.name) and call.results else outcome(call)
+    known = {call.name, call.name.removesuffix("_")} & (RULES.keys() | FREE)
+    return streamed(call) if one_pass and not known and call.results else outcome(call)

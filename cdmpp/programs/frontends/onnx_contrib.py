@@ -29,27 +29,21 @@ Types = dict[str, tuple[int, Shape]]
 
 
 def _fused_conv(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    launch = conv_launch(graph, node)
-    # The addition of a fourth input is a kernel where cuDNN does not fuse it.
-    return NodeLaunch(launch.fields, then=(("add", over(graph, "add", node.outputs[0])),)) if node.input(3) else launch
+    added = (("add", over(graph, "add", node.outputs[0])),) if node.input(3) else ()
+    return NodeLaunch(conv_launch(graph, node).fields, then=added)
 
 
-def _sides(graph: OnnxGraph, node: OnnxNode) -> tuple[Shape, Shape] | None:
+def _sides(graph: OnnxGraph, node: OnnxNode) -> list[Shape]:
     """Shapes of the operands of FusedMatMul as they are multiplied."""
-    sides = []
-    for index, name in enumerate(("transA", "transB")):
-        shape = graph.shape(node.input(index))
-        if shape is None or node.attrs.get(f"transBatch{name[-1]}"):
-            return None
-        sides.append((*shape[:-2], shape[-1], shape[-2]) if node.attrs.get(name) and len(shape) > 1 else shape)
-    return sides[0], sides[1]
+    if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
+        raise NoRuleError("transposed batches")
+    shapes = [(shape_of(graph, node.input(i)), node.attrs.get(name)) for i, name in enumerate(("transA", "transB"))]
+    return [(*shape[:-2], shape[-1], shape[-2]) if turned and len(shape) > 1 else shape for shape, turned in shapes]
 
 
 def _fused_matmul(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    sides = _sides(graph, node)
-    if sides is None:
-        raise NoRuleError("transposed batches")
-    return NodeLaunch(product_fields(*sides, shape_of(graph, node.outputs[0]), dtype_of(graph, node.outputs[0])))
+    left, right = _sides(graph, node)
+    return NodeLaunch(product_fields(left, right, shape_of(graph, node.outputs[0]), dtype_of(graph, node.outputs[0])))
 
 
 def _gelu(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -88,38 +82,36 @@ def _attention_sizes(graph: OnnxGraph, node: OnnxNode) -> tuple[int, int, int, i
     if node.op == "GroupQueryAttention":
         kv_heads = int(node.attrs["kv_num_heads"])
         dim = query[2] // heads if key else query[2] // (heads + 2 * kv_heads)
-        past = graph.shape(node.input(3)) if node.input(3) else None
-        total = graph.scalar(node.input(6)) if node.input(6) else None
-        cached = past[2] if past is not None else 0
-        return query[0], query[1], int(total) if total else cached + query[1], heads, kv_heads, dim
+        total = graph.scalar(node.input(6)) or query[1] + _cached(graph, node, 3)
+        return query[0], query[1], int(total), heads, kv_heads, dim
     if node.op == "Attention":
         dim = shape_of(graph, node.inputs[1])[1] // 3 // heads
-        past = graph.shape(node.input(4)) if node.input(4) else None
-        return query[0], query[1], query[1] + (past[3] if past else 0), heads, heads, dim
+        return query[0], query[1], query[1] + _cached(graph, node, 4), heads, heads, dim
     if len(query) == 5:  # packed: (batch, tokens, heads, 3, columns)
         return query[0], query[1], query[1], heads, heads, query[4]
-    keys, past = shape_of(graph, key), graph.shape(node.input(6)) if node.input(6) else None
-    length = keys[2] if len(keys) == 4 else keys[1]
-    return query[0], query[1], length + (past[2] if past else 0), heads, heads, query[2] // heads
+    length = shape_of(graph, key)[1 if len(shape_of(graph, key)) == 3 else 2]
+    return query[0], query[1], length + _cached(graph, node, 6), heads, heads, query[2] // heads
+
+
+def _cached(graph: OnnxGraph, node: OnnxNode, index: int) -> int:
+    """Tokens of the cache that an input holds; 0 where it is left out."""
+    return shape_of(graph, node.input(index))[-2] if node.input(index) else 0
 
 
 def _attention(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     batch, q_len, k_len, heads, kv_heads, dim = _attention_sizes(graph, node)
     dtype, window = dtype_of(graph, node.outputs[0]), int(node.attrs.get("local_window_size", -1))
-    remark = ""
-    if 0 < window < k_len:
-        k_len = max(window, q_len)
-        remark = "the window of the attention counts for the cache, not inside of the prompt" if q_len > 1 else ""
+    k_len = max(window, q_len) if 0 < window < k_len else k_len  # inside of a prompt the window is not counted
     causal = node.op == "GroupQueryAttention" or bool(node.attrs.get("unidirectional"))
     fields = attention_fields(dtype, batch, q_len, k_len, heads, kv_heads, dim, causal)
     if node.op == "Attention":
         weight = shape_of(graph, node.inputs[1])
         product = {"operator": "linear", "dtype": dtype, "m": batch * q_len, "n": weight[1], "k": weight[0]}
-        return NodeLaunch({**product, "bias": bool(node.input(2))}, remark, (("attention", fields),))
+        return NodeLaunch({**product, "bias": bool(node.input(2))}, then=(("attention", fields),))
     if node.attrs.get("do_rotary"):
         rotated = _rotation(dtype, batch * q_len, (heads + kv_heads) * dim, dim)
-        return NodeLaunch(rotated, remark, (("attention", fields),))
-    return NodeLaunch(fields, remark)
+        return NodeLaunch(rotated, then=(("attention", fields),))
+    return NodeLaunch(fields)
 
 
 _NORMS = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -162,19 +154,15 @@ def _result_shapes(graph: OnnxGraph, node: OnnxNode) -> list[Shape | None]:
         return [shape, shape[:-1], shape[:-1], shape]
     if node.op in _SAME_SHAPE:
         return [shape]
-    if node.op == "FusedConv":
-        return [conv_shape(node, shape, shape_of(graph, node.inputs[1]))]
     if node.op == "FusedGemm":
         fields = gemm_launch(graph, node, "float32").fields
         return [(fields["m"], fields["n"])]
+    if node.op == "FusedConv":
+        return [conv_shape(node, shape, shape_of(graph, node.inputs[1]))]
     if node.op == "FusedMatMul":
-        sides = _sides(graph, node)
-        if sides is None:
-            return []
-        left, right = sides
+        left, right = _sides(graph, node)
         return [(*(left[:-2] if len(left) >= len(right) else right[:-2]), *left[-2:-1], right[-1])]
     batch, q_len, k_len, heads, kv_heads, dim = _attention_sizes(graph, node)
-    past = graph.shape(node.input(3)) if node.op == "GroupQueryAttention" and node.input(3) else None
-    cache = (batch, kv_heads, max(k_len, past[2] if past else 0), dim)
+    cache = (batch, kv_heads, k_len, dim)
     present = cache if node.op != "Attention" else (2, *cache)
     return [(batch, q_len, heads * dim), present, present]

@@ -29,19 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import (
-    AtenCall,
-    Fields,
-    Launches,
-    dtype_of,
-    further_outcome,
-    is_known,
-    size_bytes,
-)
+from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, dtype_of, further_outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable
-from cdmpp.programs.frontends.torch_values import ExpectedValues, teach_higher_order
+from cdmpp.programs.frontends.torch_values import ExpectedValues
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -262,27 +254,10 @@ def eager_trace(
     except CdmppError:
         raise
     except Exception as error:
-        if "rule registered for HigherOrderOperator" in str(error) and not _TAUGHT:
-            _TAUGHT.append(teach_higher_order(_Recorder, _Recorder.missing, flex_attention))
-            return eager_trace(
-                module,
-                inputs,
-                keywords=keywords,
-                backward=backward,
-                accumulate=accumulate,
-                dtype=dtype,
-                autocast=autocast,
-                optimizer=optimizer,
-                with_graph=with_graph,
-            )
         raise not_traceable(module, recorder.running, error) from None
     if optimizer is not None:
         _run_optimizer(module, optimizer, recorder)
     return recorder.trace()
-
-
-#: Whether operators of higher order are known to :class:`_Recorder`.
-_TAUGHT: list[None] = []
 
 
 @contextmanager
@@ -372,9 +347,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         if name == "_local_scalar_dense" and args[0].is_meta and args[0].dtype != torch.bool and not self._quiet:
             return self.assume("item", args[0])
-        if not is_known(name) and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            with self:  # inside of operators of higher order
-                return func.decompose(*args, **(kwargs or {}))
         if name in ("index", "index_put", "index_put_"):
             with self:
                 args = (args[0], self.values.without_masks(args[1]), *args[2:])
@@ -709,17 +681,6 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
     result = _one_node(recorder, attend, trained, backward)
     recorder.connect(_NAME, start, (q, k, v), (result,), is_library=True)
     return result  # type: ignore[no-any-return]
-
-
-def flex_attention(recorder: _Recorder, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Take down flex attention as a fused kernel over all pairs of tokens."""
-    remark = "flex attention over all pairs: its mask and its change of the scores are not read"
-    start = recorder.launch("flex_attention", Launches((_fields(q, k, False),), remark))
-    with recorder.quiet():
-        rows = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        result = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    recorder.connect("flex_attention", start, (q, k, v), (result,), is_library=True)
-    return result, rows, torch.empty_like(rows)
 
 
 def _one_node(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -156,9 +155,7 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
             f"{name}: the inputs do not fit: {line}",
             hint="pass example_inputs as forward takes them: a tuple, a dictionary of keywords, or one tensor",
         )
-    text = str(error)
-    if any("_higher_order_ops" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
-        text += "HigherOrderOperator"
+    text = str(error).strip().partition("\n")[0]
     for signs, problem, hint in _PROBLEMS:
         if any(sign in text for sign in signs):
             return InvalidProgramError(f"{name}: {problem}: {line}", hint=hint)
@@ -177,8 +174,8 @@ _PROBLEMS = (
     ),
     (
         ("HigherOrderOperator",),
-        "control flow in operators of higher order is listed in inference only, and not for every operator",
-        "write the loop or the condition in Python",
+        "the steps of PyTorch's operators of control flow (while_loop, cond, scan, map) are values",
+        "write the loop with a number of steps, or the branch that is taken, in Python",
     ),
     (
         ("fake impl", "'Meta' backend"),

@@ -1,4 +1,4 @@
-"""Sizes of results that depend on values, as expected: experts of tokens, elements that are not zero, loops."""
+"""Sizes of results that depend on values, as expected: experts of tokens, elements that are not zero."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 #: Calls whose first result is about the same choices as their first tensor.
 _KEEPING = "eq index index_select clone _to_copy sum gt ne cat stack contiguous any squeeze"
@@ -17,16 +16,9 @@ _KEEPING = "eq index index_select clone _to_copy sum gt ne cat stack contiguous 
 
 @dataclass
 class Choices:
-    """Tokens that choose among experts; each expert gets as many as any other.
+    """Choices of all tokens (``number``) among experts (``classes``), each of which gets as many as any other.
 
-    Attributes
-    ----------
-    classes, number : int
-        Experts, and choices of all tokens.
-    experts : int
-        Experts that a loop visits.
-    given : float
-        Choices that were handed out so far.
+    ``experts``: those that a loop visits, where it is known; ``given``: choices that were handed out so far.
     """
 
     classes: int
@@ -74,13 +66,9 @@ class ExpectedValues:
 
     def without_masks(self, indices: Sequence[Any]) -> list[Any]:
         """Indices in which masks are replaced by the numbers of their elements."""
-        numbers: list[Any] = []
-        for index in indices:
-            if isinstance(index, Tensor) and index.is_meta and index.dtype == torch.bool:
-                numbers += torch.ops.aten.nonzero.default(index).unbind(1)
-            else:
-                numbers.append(index)
-        return numbers
+        masks = [isinstance(i, Tensor) and i.is_meta and i.dtype == torch.bool for i in indices]
+        nonzero = torch.ops.aten.nonzero.default
+        return [j for i, mask in zip(indices, masks, strict=True) for j in (nonzero(i).unbind(1) if mask else (i,))]
 
     def result(self, name: str, args: Sequence[Any]) -> Any:
         """The result of a call whose sizes depend on values; None for other calls."""
@@ -115,40 +103,3 @@ _DEPENDENT: dict[str, Callable[[Tensor], Any]] = {
     **dict.fromkeys(("_unique2", "unique_consecutive"), _unique),
     "bincount": lambda x: x.new_empty(x.numel(), dtype=torch.int64),
 }
-
-
-def teach_higher_order(recorder: type, missing: Callable[[Any, str, str], None], attend: Callable[..., Any]) -> None:
-    """Teach a mode PyTorch's operators of control flow, which run their parts as often as the shapes say, or once.
-
-    It imports PyTorch's compiler, which takes two seconds.
-    """
-
-    def conditional(mode: Any, chosen: Any, yes: Any, no: Any, operands: Sequence[Any]) -> Any:
-        missing(mode, "cond", "one branch is priced, the first, because the condition is a value")
-        with mode:
-            return yes(*operands)
-
-    def while_loop(mode: Any, go_on: Any, body: Any, carried: Sequence[Any], more: Sequence[Any]) -> Any:
-        missing(mode, "while_loop", "its body is priced once, because the number of its runs is a value")
-        with mode:
-            return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, body(*carried, *more))
-
-    def scan(mode: Any, combine: Any, start: Sequence[Any], rows: Sequence[Tensor], more: Sequence[Any]) -> Any:
-        state, pieces = list(start), []
-        with mode:
-            for i in range(rows[0].shape[0]):
-                results = combine(*state, *(row[i] for row in rows), *more)
-                state = list(results[: len(start)])
-                pieces.append(results[len(start) :])
-            return [*state, *(torch.stack(column) for column in zip(*pieces, strict=True))]
-
-    def mapped(mode: Any, body: Any, rows: Sequence[Tensor], more: Sequence[Any]) -> Any:
-        with mode:
-            results = [body(*(row[i] for row in rows), *more) for i in range(rows[0].shape[0])]
-            return [torch.stack(column) for column in zip(*results, strict=True)]
-
-    rules = {"cond": conditional, "while_loop": while_loop, "scan": scan, "map_impl": mapped, "flex_attention": attend}
-    for name, rule in rules.items():
-        operator = getattr(torch.ops.higher_order, name, None)
-        if operator is not None and recorder not in operator.python_key_table:
-            operator.py_impl(recorder)(torch.compiler.disable(rule))
