@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.families import FAMILIES, architecture_family
@@ -38,23 +37,12 @@ _DECODING = re.compile(r"ForCausalLM|LMHeadModel|DoubleHeads")
 _PROMPT_ONLY = re.compile(r"Classification|Reward|Embedding|ForQuestionAnswering|Retrieval")
 
 
-@dataclass(frozen=True)
-class LanguagePart:
+class LanguagePart(NamedTuple):
     """The fields of a decoder.
 
-    Attributes
-    ----------
-    fields : mapping
-    path : str
-        Name of the part in error messages.
-    nested : bool
-        Whether it is inside of another configuration.
-    quantisation : object
-        ``quantization_config`` of the part, else of the nearest part around it.
-    left_out : tuple of str
-        Other parts.
-    prompt_only : str or None
-        Class of a model that makes no tokens: published for embeddings, classification or rewards.
+    ``path`` is their name in error messages, ``nested`` whether they are inside of another configuration,
+    ``quantisation`` the ``quantization_config`` of the part or of the nearest one around it, ``left_out`` the other
+    parts, and ``prompt_only`` the class of a model that makes no tokens (embeddings, classification, rewards).
     """
 
     fields: Mapping[str, Any]
@@ -73,14 +61,13 @@ def language_part(config: Mapping[str, Any], path: str) -> LanguagePart:
     FieldError
         The part is an encoder, or has one beside its decoder.
     """
-    part, inside, around, left_out = config, "", [config], list[str]()
+    part, inside, around = config, "", [config]
+    left_out = _others(config, "")
     while (found := _below(part)) is not None:
-        left_out += [f"{inside}{key}" for key, _ in _parts(part) if _OTHER_PARTS.search(key)]
-        names, part = found
-        inside += ".".join(names) + "."
+        name, part = found
+        inside += f"{name}."
         around.insert(0, part)
-    if part is config:
-        left_out = [key for key, _ in _parts(config) if _OTHER_PARTS.search(key)]
+        left_out += _others(part, inside)
     part = dict(part)
     if inside and "model_type" not in part and "architectures" not in part:
         outer = str(next((p["model_type"] for p in around[1:] if "model_type" in p), ""))
@@ -89,7 +76,7 @@ def language_part(config: Mapping[str, Any], path: str) -> LanguagePart:
     if "tie_word_embeddings" in config:
         part = {"tie_word_embeddings": config["tie_word_embeddings"], **part}
     where = f"{path}.{inside}".rstrip(".")
-    check_decodes(part, where)
+    _check_decodes(part, where)
     return LanguagePart(part, where, bool(inside), stated, tuple(left_out), _prompt_only(config, bool(inside)))
 
 
@@ -97,18 +84,24 @@ def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
     return ((key, value) for key, value in config.items() if isinstance(key, str) and isinstance(value, Mapping))
 
 
-def _below(config: Mapping[str, Any], depth: int = 0) -> tuple[list[str], Mapping[str, Any]] | None:
-    """Names and fields of the nearest language part inside of ``config``."""
+def _others(config: Mapping[str, Any], inside: str) -> list[str]:
+    return [f"{inside}{key}" for key, _ in _parts(config) if _OTHER_PARTS.search(key)]
+
+
+def _below(config: Mapping[str, Any], depth: int = 0) -> tuple[str, Mapping[str, Any]] | None:
+    """Name and fields of the nearest language part inside of ``config``."""
     parts = {key: value for key, value in _parts(config) if not _OTHER_PARTS.search(key)}
     stated = [key for key, value in parts.items() if value.get("model_type") in tuple(FAMILIES)]
     for name in (*_NAMES.split(), *stated):
         if name in parts:
-            return [name], parts[name]
-    found = ((key, _below(value, depth + 1)) for key, value in parts.items() if depth < 8)
-    return next((([key, *below[0]], below[1]) for key, below in found if below is not None), None)
+            return name, parts[name]
+    for key, value in parts.items():
+        if depth < 8 and (below := _below(value, depth + 1)) is not None:
+            return f"{key}.{below[0]}", below[1]
+    return None
 
 
-def check_decodes(part: Mapping[str, Any], path: str) -> None:
+def _check_decodes(part: Mapping[str, Any], path: str) -> None:
     """Raise :class:`FieldError` for encoders, whatever family the configuration is read as."""
     classes = part.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""

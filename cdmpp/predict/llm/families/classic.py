@@ -171,10 +171,6 @@ def read_deepseek(f: Fields) -> LLMConfig:
     return common_fields(f, kv_heads=heads, head_dim=latent.rope + latent.nope, experts=experts, latent=latent)
 
 
-def _mimo(f: Fields) -> LLMConfig:
-    return _qwen(f, bias=True, qk_norm=False)
-
-
 def _mpt(f: Fields) -> LLMConfig:
     names = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
     values = {name: f.size(own) for name, own in names.items()}
@@ -196,13 +192,13 @@ def _mpt(f: Fields) -> LLMConfig:
     )
 
 
+_QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text")
 #: ``model_type`` -> how its configuration is read.
 CLASSIC = {
-    **dict.fromkeys(("llama", "internlm2"), _llama),
-    **dict.fromkeys(("mistral", "phi3"), _mistral),
+    "llama": _llama,
+    "mistral": _mistral,
     "mixtral": _mixtral,
-    **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _qwen2),
-    "qwen2_5_omni_text": _qwen2,
+    **dict.fromkeys(_QWEN2, _qwen2),
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_vl": _qwen3,
@@ -218,7 +214,9 @@ CLASSIC = {
     "gpt2": _gpt2,
     "opt": _opt,
     "mpt": _mpt,
-    "mimo": _mimo,
+    "mimo": _qwen2,
+    "internlm2": _llama,
+    "phi3": _mistral,
     "deepseek_v2": read_deepseek,
     "deepseek_v3": read_deepseek,
     "kimi_k2": read_deepseek,
