@@ -724,7 +724,8 @@ _FURTHER_STREAMED = """
     _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward
     nonzero masked_select masked_scatter scatter_reduce searchsorted bucketize histc bincount unique_consecutive
     index_copy index_fill put im2col col2im grid_sampler_2d grid_sampler_3d affine_grid_generator
-    upsample_bicubic2d upsample_linear1d upsample_nearest1d upsample_nearest3d upsample_trilinear3d max_unpool2d max_unpool3d fractional_max_pool2d
+    upsample_bicubic2d upsample_linear1d upsample_nearest1d upsample_nearest3d upsample_trilinear3d max_unpool2d
+    max_unpool3d fractional_max_pool2d
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
     multi_margin_loss multilabel_margin_loss_forward rrelu_with_noise poisson exponential uniform normal random
     multinomial triu_indices tril_indices renorm complex dot quantize_per_tensor quantize_per_channel dequantize
