@@ -91,7 +91,10 @@ def _others(config: Mapping[str, Any], inside: str) -> list[str]:
 def _below(config: Mapping[str, Any], depth: int = 0) -> tuple[str, Mapping[str, Any]] | None:
     """Name and fields of the nearest language part inside of ``config``."""
     parts = {key: value for key, value in _parts(config) if not _OTHER_PARTS.search(key)}
-    stated = [key for key, value in parts.items() if value.get("model_type") in tuple(FAMILIES)]
+    known = tuple(FAMILIES)
+    # Parts of other names inside of a decoder are drafts and their like.
+    parts = {key: part for key, part in parts.items() if key in _NAMES.split() or config.get("model_type") not in known}
+    stated = [key for key, value in parts.items() if value.get("model_type") in known]
     for name in (*_NAMES.split(), *stated):
         if name in parts:
             return name, parts[name]

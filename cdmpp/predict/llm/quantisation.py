@@ -40,6 +40,7 @@ _MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"attn|attention", ("attention", "output")),
     (r"mlp|ffn", ("dense", "shared")),
 )
+_FEW = "weights of 8 bits are widened in the products: few such kernels are measured"
 _SEVERAL = "weights of several types: each part of a layer has the type of most of its layers"
 SUPPORTED = (
     "weights of 8 or 4 bits of fp8, fbgemm_fp8, mxfp4, gptq, awq, bitsandbytes, torchao, quark, hqq, auto-round, eetq, "
@@ -97,10 +98,12 @@ def quantised(config: LLMConfig, value: Any, path: str, expert_dtype: Any = None
         mixed = _mixed(value, path)
         # ModelOpt lists the layers it quantised itself; the others keep the type of a checkpoint in fp8.
         parts = {part: mixed.get(part, base) for part in WEIGHT_PARTS}
-    remarks = (_SEVERAL,) if partly or value.get("quant_algo") == "MIXED_PRECISION" else ()
+    remarks: tuple[str, ...] = (_SEVERAL,) if partly or value.get("quant_algo") == "MIXED_PRECISION" else ()
     order = ("experts", "dense", "attention", "shared", "output")
     held = [part for part in order if part != "experts" or config.experts is not None]
     main = next((weight for part in held if (weight := parts[part]) is not None), None)
+    if main is not None and (main.weights, main.packed) == ("int8", True):
+        remarks += (_FEW,)
     if main is None:
         return replace(config, kv_dtype=cache_type(value))
     others = tuple(

@@ -208,3 +208,7 @@ def test_generating_models_of_several_inputs_have_outputs() -> None:
     fields = {"architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "llm_config": INTERNLM}
     assert read_config(fields).prompt_only is None
     assert read_config({**MISTRAL, "architectures": ["MistralForCausalLM"]}).prompt_only is None
+
+
+def test_a_decoder_inside_of_a_decoder_is_not_its_language_part() -> None:
+    assert read_config({**LLAMA, "speculator": {**LLAMA, "num_hidden_layers": 1}}).layers == 32
