@@ -265,12 +265,19 @@ def _without_fast_path() -> Iterator[None]:
     """``nn.MultiheadAttention`` calls the attention that it was asked for.
 
     Its fast path is one call for the host and has the same kernels on a GPU. On ``meta`` it loses the fused attention.
+    ``torch.autocast("meta")``, which transformers 4 turns off, is refused by PyTorch: that of "cpu" stands for it.
     """
-    before = torch.backends.mha.get_fastpath_enabled()
+    before, autocast = torch.backends.mha.get_fastpath_enabled(), torch.autocast.__init__
+
+    def of_known_device(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.autocast.__init__ = of_known_device  # type: ignore[assignment]
     try:
         yield
     finally:
+        torch.autocast.__init__ = autocast  # type: ignore[method-assign]
         torch.backends.mha.set_fastpath_enabled(before)
 
 

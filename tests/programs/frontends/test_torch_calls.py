@@ -93,6 +93,16 @@ def test_loops_over_experts_have_the_expected_loads(form: str, mode: Any, tokens
     assert any("every expert has as many tokens" in text for text in listing.assumptions)
 
 
+def test_experts_in_one_call_and_autocast_that_is_turned_off() -> None:
+    def call(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):  # as transformers 4 does
+            return functional.grouped_mm(x, weights, offs=ends)
+
+    inputs = (torch.empty(64, 32), torch.empty(4, 32, 16), torch.empty(4, dtype=torch.int32))
+    listing = list_module(Calling(call), inputs)
+    assert calls(listing)["_grouped_mm"] == "grouped_gemm:dtype=float32,groups=4,rows=64,n=16,k=32"
+
+
 def _set(x: Tensor) -> Tensor:
     y = x.clone()
     y[y > 0.5] = x[x > 0.5]
