@@ -56,13 +56,13 @@ def contradictions(config: LLMConfig, fields: Fields, own_type: str) -> list[str
     return [f"{kind} ({', '.join(names[:6])})" for kind, names in found.items() if names]
 
 
-def _described(values: Mapping[str, Any], read: set[str]) -> Iterator[str]:
+def _described(values: Mapping[str, Any], read: set[str], depth: int = 0) -> Iterator[str]:
     """Names of fields that were not read and describe something, those of nested parts included."""
     for name, value in values.items():
         if not isinstance(name, str) or name in read or _OTHER.search(name):
             continue
-        if isinstance(value, Mapping):
-            yield from _described(value, read)
+        if isinstance(value, Mapping) and depth < 8:
+            yield from _described(value, read, depth + 1)
         kinds = value if isinstance(value, list) and value else [value]
         told = any(kind is True or kind not in _NEUTRAL for kind in kinds)
         if told and (len(kinds) == 1 or any(kind != kinds[0] for kind in kinds)):
