@@ -273,7 +273,7 @@ def _without_fast_path() -> Iterator[None]:
         autocast(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
     torch.backends.mha.set_fastpath_enabled(False)
-    torch.autocast.__init__ = of_known_device  # type: ignore[assignment]
+    torch.autocast.__init__ = of_known_device  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -361,7 +361,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {})) if out is None else out
         if not self._quiet:
             call = AtenCall(name, args, kwargs or {}, out)
-            self.values.note(name, call.tensors, call.results)
+            self.values.note(call)
             before = len(self._launches)
             if call.name in self._of_one_type and len(types := dict.fromkeys(map(dtype_of, call.tensors))) > 1:
                 raise InvalidProgramError(

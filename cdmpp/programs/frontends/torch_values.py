@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cdmpp.programs.frontends.eager_rules import AtenCall
+
 #: Calls whose first result is about the same choices as their first tensor.
-_KEEPING = "eq index index_select clone _to_copy sum gt ne cat stack contiguous any squeeze"
+_NAMES = "eq index index_select clone _to_copy sum gt ne cat stack contiguous any squeeze"
+_KEEPING = frozenset(_NAMES.split())
 
 
 @dataclass
@@ -54,11 +57,15 @@ class ExpectedValues:
             key = chosen.untyped_storage()._cdata
             self._choices.setdefault(key, (Choices(classes, chosen.numel()), False, chosen))
 
-    def note(self, name: str, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    def note(self, call: AtenCall) -> None:
         """Follow the choices of experts through a call."""
+        name = call.name
+        if name != "topk" and (name not in _KEEPING or not self._choices):
+            return
+        tensors, results = call.tensors, call.results
         if name == "topk" and len(results) == 2:
             self.choose(results[1], tensors[0].shape[-1] if tensors[0].ndim else 1)
-        elif name in _KEEPING.split() and tensors and results and tensors[0].is_meta and results[0].is_meta:
+        elif name in _KEEPING and tensors and results and tensors[0].is_meta and results[0].is_meta:
             found = self._choices.get(tensors[0].untyped_storage()._cdata)
             if found is not None:
                 key = results[0].untyped_storage()._cdata
@@ -73,10 +80,12 @@ class ExpectedValues:
     def result(self, name: str, args: Sequence[Any]) -> Any:
         """The result of a call whose sizes depend on values; None for other calls."""
         x = args[0] if args else None
-        if name == "_grouped_mm" and x.is_meta and x.dtype != torch.bfloat16:  # others run on a GPU, not on ``meta``
+        if not isinstance(x, Tensor) or not x.is_meta:
+            return None
+        if name == "_grouped_mm" and x.dtype != torch.bfloat16:  # other types run on a GPU, not on ``meta``
             operands = [tensor.bfloat16() for tensor in args[:2]]
             return torch.ops.aten._grouped_mm.default(*operands, *args[2:]).to(x.dtype)
-        if name not in _DEPENDENT or not isinstance(x, Tensor) or not x.is_meta:
+        if name not in _DEPENDENT:
             return None
         if name != "nonzero":
             self._assume(f"{name} gives the largest result")
