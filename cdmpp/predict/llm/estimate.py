@@ -88,6 +88,8 @@ class EstimatePlan:
                 raise FieldError(
                     f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
                 )
+        if config.prompt_only is not None:
+            output = 1  # the step of the prompt, whose result is the embedding or the score
         made = tokens_per_step(mtp, acceptance)
         lengths = [input] * batch if lengths is None else lengths
         longest = max(lengths)
@@ -232,6 +234,8 @@ def _remarks(
     config: LLMConfig, device: DeviceSpec, types: Types, tokens: int, usual_cache: bool, mtp: int
 ) -> Iterator[str]:
     yield from config.remarks
+    if config.prompt_only is not None:
+        yield f"{config.prompt_only} makes no output tokens: the step of the prompt alone, without output layer"
     if types.weight_only and types.weights not in WEIGHT_ONLY and not config.packed:
         yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
     if types.dtype == "bfloat16" and 2 * device.peak("bfloat16", True) < device.peak("float16", True):
@@ -352,7 +356,8 @@ def estimate(
         Degrees of tensor, pipeline and expert parallelism, and replicas of the attention, by default
         ``max(1, ep // tp)``: ``tp * pp * dp`` devices, ``ep <= tp * dp`` (:class:`cdmpp.predict.llm.Layout`).
     batch, input, output : int
-        Sequences of all replicas, and tokens of each prompt and each answer.
+        Sequences of all replicas, and tokens of each prompt and each answer. ``output`` is 1 for models published for
+        embeddings, classification or rewards.
     dtype : {"bfloat16", "float16", "float32"}
         Type of activations, and of weights that are not quantised.
     weights : str, optional

@@ -170,7 +170,7 @@ class StepPricing:
                 for part, p in zip(self.parts, chosen, strict=True)
             ]
         )
-        return PricedStep(self, chosen, self.engine.kernel_factor * seconds.T)
+        return PricedStep(self, chosen, self.engine.kernel_factor * seconds.reshape(-1, 3).T)
 
     def _fastest(self, part: StepPart, predictions: Iterator[Prediction]) -> Prediction:
         """The kernel that the engine runs: of its own framework, or a faster one of the others."""

@@ -16,13 +16,12 @@ from typing import Any
 from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.engines.profile import engine_fields
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.families import ARCHITECTURES, FAMILIES
+from cdmpp.predict.llm.families import FAMILIES, architecture_family, default_fields
+from cdmpp.predict.llm.families.contradictions import contradictions
 from cdmpp.predict.llm.families.fields import Fields
+from cdmpp.predict.llm.language_part import language_part
 from cdmpp.predict.llm.quantisation import quantised, with_separate_file
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
-
-#: Parts of a configuration that belong to other inputs than text.
-_OTHER_INPUTS = ("vision_config", "audio_config")
 
 
 def read_config(
@@ -33,12 +32,13 @@ def read_config(
     Parameters
     ----------
     config : LLMConfig, mapping or path
-        The content of a ``config.json`` of Hugging Face, or the path of the file. A configuration of several inputs
-        has the language model in ``text_config``; the other parts are listed in ``left_out``.
+        The content of a ``config.json`` of Hugging Face, or the path of the file. Of a configuration of several inputs
+        the language part is read (:mod:`cdmpp.predict.llm.language_part`); the others are listed in ``left_out``.
     path : str
         Name of the configuration in error messages.
     family : str, optional
-        Architecture in place of the configuration's ``model_type``, such as "llama".
+        Architecture in place of the configuration's ``model_type``, such as "llama". Fields of layers that it lacks are
+        an error.
 
     Raises
     ------
@@ -100,21 +100,27 @@ def _json_object(file: Path, shown: str, hint: str) -> dict[str, Any]:
 
 
 def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LLMConfig:
-    left_out = tuple(name for name in _OTHER_INPUTS if config.get(name) is not None)
-    quantisation = config.get("quantization_config")
-    outer = config
-    if isinstance(config.get("text_config"), Mapping):
-        path, config = f"{path}.text_config", config["text_config"]
-        quantisation = config.get("quantization_config", quantisation)
-        if "model_type" not in config and "architectures" not in config:
-            config = {**config, "model_type": outer.get("model_type")}
-        if "tie_word_embeddings" in outer:
-            config = {"tie_word_embeddings": outer["tie_word_embeddings"], **config}
-    name = _model_type(config if family is None else {"model_type": family}, path)
-    read = FAMILIES[name](Fields({**config, "model_type": name}, path))
-    read = quantised(read, quantisation, f"{path}.quantization_config", config.get("expert_dtype"))
-    positions = config.get("max_position_embeddings")
-    return replace(read, left_out=left_out, context=positions if type(positions) is int and positions > 0 else None)
+    part = language_part(config, path)
+    own, path, classes = part.fields, part.path, part.fields.get("architectures")
+    name = _model_type(own if family is None else {"model_type": family}, path)
+    # transformers writes a nested part without the fields that have their default.
+    defaults = default_fields(str(own.get("model_type"))) if part.nested else {}
+    fields = Fields({**defaults, **own, "model_type": name}, path)
+    read = FAMILIES[name](fields)
+    stated = str(own.get("model_type") or (classes[0] if isinstance(classes, list) and classes else ""))
+    as_another = FAMILIES[name] is not FAMILIES.get(stated)
+    if family is not None and as_another and (problems := contradictions(read, fields, stated)):
+        raise FieldError(
+            f"{path}: fields contradict {family}: " + "; ".join(problems),
+            path=path,
+            hint="name a family that has such layers, or take the fields out if the model does not use them",
+        )
+    read = quantised(read, part.quantisation, f"{path}.quantization_config", own.get("expert_dtype"))
+    if part.prompt_only is not None:
+        read = replace(read, prompt_only=part.prompt_only, tied=True)
+    positions = fields.values.get("max_position_embeddings")
+    context = positions if type(positions) is int and positions > 0 else None
+    return replace(read, left_out=part.left_out, context=context)
 
 
 def with_configs(request: Any) -> Any:
@@ -159,7 +165,7 @@ def _model_type(config: Mapping[str, Any], path: str) -> str:
     if name is None:
         classes = config.get("architectures")
         first = classes[0] if isinstance(classes, list) and classes else None
-        name = ARCHITECTURES.get(first, first) if isinstance(first, str) else None
+        name = (architecture_family(first) or first) if isinstance(first, str) else None
     known = ", ".join(FAMILIES)
     if not isinstance(name, str):
         raise FieldError(

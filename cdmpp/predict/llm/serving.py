@@ -337,6 +337,8 @@ class ServingPlan:
                 raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
         self._hit, self._clients, self._rate = prefix_hit, concurrency, rate
         self._requests = _requests(requests, concurrency, rate, input, output, count, seed, spread)
+        if config.prompt_only is not None:  # as in an estimate: no output tokens
+            self._requests = [(arrival, prompt, 1) for arrival, prompt, _ in self._requests]
         #: Tokens of all prompts and answers.
         self.tokens = sum(prompt + answer for _, prompt, answer in self._requests)
         prompts = max(prompt for _, prompt, _ in self._requests)
