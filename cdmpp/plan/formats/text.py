@@ -140,7 +140,11 @@ class CommandOptions:
         FieldError
             The value is not such a number.
         """
-        value = self.text(name, None, *others)
+        try:
+            value = self.text(name, None, *others)
+        except FieldError as error:
+            error.message += "; it is not a whole number"
+            raise
         if value is None:
             if default is not None:
                 self.assumed[f"--{name}"] = default

@@ -197,7 +197,7 @@ def is_trace(path: str | Path) -> bool:
         return path.suffix.lower() == ".gz"
     if head.startswith(b"["):
         return head[1:].lstrip().startswith((b"{", b"]"))
-    return head.startswith(b"{") and b'"traceEvents"' in head
+    return head.startswith(b"{") and any(part in head for part in (b'"traceEvents"', b"chakra", b'"ctrl_deps"'))
 
 
 def read_trace(path: str | Path) -> RankTrace:
@@ -211,7 +211,17 @@ def read_trace(path: str | Path) -> RankTrace:
     path = Path(path)
     if path.suffix.lower() in (".nsys-rep", ".qdrep"):
         raise DataError(f"{path}: a report of Nsight Systems", hint=f"export it: nsys export --type sqlite {path.name}")
-    return read_nsys(path) if is_sqlite(path) else read_torch(path)
+    trace = read_nsys(path) if is_sqlite(path) else read_torch(path)
+    launched = {event.correlation for event in trace.events if event.kind == "kernel"} - {-1}
+    working = [e for e in trace.events if (e.kind == "runtime" and e.correlation in launched) or e.kind == "op"]
+    kind = "runtime" if trace.on_device and any(event.kind == "runtime" for event in working) else "op"
+    owners = dict.fromkeys(event.lane.owner for event in working if event.kind == kind)
+    if len(owners) > 1:
+        raise DataError(
+            f"{path}: events of {len(owners)} processes ({', '.join(list(owners)[:8])}): several ranks in one file",
+            hint="give the file that the profiler wrote on each rank (one for each), or split this one by pid",
+        )
+    return trace
 
 
 def read_ranks(paths: Sequence[str | Path]) -> list[RankTrace]:
