@@ -97,9 +97,9 @@ class MegatronImporter(RequestImporter):
     def _model(self, args: CommandOptions, tp: int, notes: list[str]) -> LLMConfig:
         hidden, heads = _needed(args, "hidden-size"), _needed(args, "num-attention-heads")
         gated = args.flag("swiglu")
-        groups = args.whole("num-query-groups", 1) or 1
-        kv_heads = groups if args.flag("group-query-attention") else heads
-        vocab = args.whole("padded-vocab-size", args.whole("vocab-size", self.vocab)) or 0
+        grouped = args.flag("group-query-attention")
+        kv_heads = (args.whole("num-query-groups", 1) or 1) if grouped else heads
+        vocab = args.whole("padded-vocab-size") or args.whole("vocab-size") or self.vocab or 0
         if not vocab:
             raise FieldError(
                 "--vocab-size: missing", path="--vocab-size", hint="give the option vocab: rows of the embedding"

@@ -14,7 +14,7 @@ from cdmpp.errors import FieldError
 
 #: Characters of a script, and of all its expansions.
 MAX_TEXT = 1_000_000
-_MAX_DEPTH = 20
+_MAX_DEPTH, _MAX_ARITHMETIC = 20, 1000
 _NAME = r"[A-Za-z_]\w*"
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)*")
 _GAP = re.compile(r"(?:\s|\\\n|#.*)*")
@@ -83,7 +83,7 @@ def commands(text: str) -> list[Command]:
     script = _Script(text.replace("\r\n", "\n"), {}, [])
     found = script.commands()
     if not found:
-        values = [w for v in script.variables.values() for w in (v if isinstance(v, list) else v.split())]
+        values = [word for value in script.variables.values() for item in _listed(value) for word in item.split()]
         found = [Command(values)] if values else []
     return [Command([script.resolved(word) for word in command.words], command.block) for command in found]
 
@@ -303,15 +303,13 @@ class _Script:
 
     def _arithmetic(self, inner: str, raw: str) -> str:
         text = self._nested(inner.replace('"', ""), True)
-        for _ in range(len(self.variables) + 1):
-            if (name := re.search(_NAME, text)) is None or len(text) > 1000:
-                break
-            value = self._parameter(name[0], f"${name[0]}")
-            text = text[: name.start()] + f"({value[0] if isinstance(value, list) else value})" + text[name.end() :]
+        for _ in range(_MAX_DEPTH):
+            if len(text) < _MAX_ARITHMETIC:
+                text = re.sub(_NAME, lambda name: f"({self._parameter(name[0], f'${name[0]}')})", text)
         if mark := _MARK.search(text):
             return mark[0]
         try:
-            return str(_whole(ast.parse(text.strip(), mode="eval").body))
+            return str(_whole(ast.parse(text.strip() if len(text) < _MAX_ARITHMETIC else "", mode="eval").body))
         except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
             return self._mark(raw, "this arithmetic is not read")
 
@@ -332,6 +330,10 @@ class _Script:
             raise FieldError(
                 f"the script has more than {MAX_TEXT:,} characters with its expansions", hint="give its arguments alone"
             )
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return value if isinstance(value, list) else [value]
 
 
 def _quotient(a: int, b: int) -> int:

@@ -50,7 +50,7 @@ def _options(words: list[str]) -> dict[str, Value]:
             found[name] = FLAG if option.group(2) is None else _part(word, option.group(2))
         elif name and not _may_be_options(word, False):
             before = found[name]
-            found[name] = word if before is FLAG else [*(before if isinstance(before, list) else [str(before)]), word]
+            found[name] = word if before is FLAG else [*(before if isinstance(before, list) else [before]), word]
         elif number:
             _may_be_options(word, True)
     return found

@@ -469,7 +469,7 @@ class TracedRank:
                 continue
             launched = own.get(segment.event.correlation) if segment.event is not None else None
             at = bisect.bisect_right(ended, segment.end_s + TINY_S) - 1
-            while at >= 0 and launched is not None and work[at].stream != launched.stream:
+            while at >= 0 and ended[at] > segment.start_s and launched and work[at].stream != launched.stream:
                 at -= 1
             if at >= 0 and ended[at] > segment.start_s:
                 self._let_wait(position, [work[at]])
