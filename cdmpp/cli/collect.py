@@ -179,7 +179,7 @@ def collect(
         _build_only(wanted, chosen, out, settings, sizes, json)
     else:
         _measure(wanted, chosen, out, settings, sizes, tracker, key, chooser, json)
-    _exit_if_skipped(out / HOME if standalone else out / WORK if build_only else out, wanted, sizes)
+    exit_if_skipped(out / HOME if standalone else out / WORK if build_only else out, wanted, sizes)
 
 
 def _measure(
@@ -228,7 +228,7 @@ def _measure(
     print_summary(out, json)
 
 
-def _exit_if_skipped(folder: Path, wanted: list[str], sizes: dict[str, int]) -> None:
+def exit_if_skipped(folder: Path, wanted: list[str], sizes: dict[str, int]) -> None:
     """Name the networks that could not be lowered; the exit code is 1 where there are any."""
     from cdmpp.data.measure.store import Store
     from cdmpp.programs.frontends.tasks import network_name
