@@ -33,6 +33,7 @@ from cdmpp.utils.files import check_regular, open_gzip
 
 _CHUNK = 1 << 20
 _MOST_LEFT_OUT = 6
+_PHASES = {"i": "instants", "C": "counters"}
 #: Text of one event, or of one field beside the events, in characters.
 _MOST_TEXT = 64 << 20
 _GZIP = b"\x1f\x8b"
@@ -316,7 +317,7 @@ class _Reader:
             self._thread(event)
             return
         if phase not in ("X", "B", "E"):
-            self._left_out[str(event.get("cat") or f"phase {phase}")] += 1
+            self._left_out[str(event.get("cat") or _PHASES.get(phase, f"phase {phase}"))] += 1
             return
         at = event.get("ts")
         at = _number(at)

@@ -105,7 +105,7 @@ def test_events_that_are_not_read_are_counted(tmp_path: Path) -> None:
     answer = replay_trace(trace.write(tmp_path / "more.json"))
     remarks = " ".join(answer.to_dict()["remarks"])
     assert "with a negative duration, which count as 0 s: 1" in remarks and "left out" in remarks
-    assert all(f"{kind} (1 x)" in remarks for kind in ("python_function", "without a category: MatMul", "phase C"))
+    assert all(f"{kind} (1 x)" in remarks for kind in ("python_function", "without a category: MatMul", "counters"))
     assert remarks.split()[-1] in " ".join(str(table) for table in answer.tables())
 
 
