@@ -239,9 +239,9 @@ class Collector:
                 self._step(name not in failed)
         if len(failed) == len(names):
             raise next(iter(failed.values()))
-        for name, error in failed.items():
-            logger.warning("%s is skipped: %s", name, error.message)
-            self.store.add_network(name, TaskList(name, (), ((WHOLE, error.message),)))
+        for name, failure in failed.items():
+            logger.warning("%s is skipped: %s", name, failure.message)
+            self.store.add_network(name, TaskList(name, (), ((WHOLE, failure.message),)))
 
     def _repeat_rest(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
         """Measure the last programs again, once their first measurements are old enough."""

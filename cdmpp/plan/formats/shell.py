@@ -17,6 +17,7 @@ MAX_TEXT = 1_000_000
 _MAX_DEPTH, _MAX_ARITHMETIC = 20, 1000
 _NAME = r"[A-Za-z_]\w*"
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)*")
+_COMMENT = re.compile(r"[^\n]*")
 _GAP = re.compile(r"(?:\s|\\\n|#.*)*")
 _PLAIN = re.compile(r"[^\\\"'$`\s;&|<>()]+|.", re.DOTALL)
 _OPERATOR = re.compile(r"\n|;;?&?|&&|\|\|?&?|&|[()]")
@@ -103,13 +104,13 @@ class _Script:
         found: list[Command] = []
         words: list[str] = []
         documents: list[str] = []
-        skip = False
+        skip = assigned = False
         while True:
             text = self._text
             self._at = _BLANKS.match(text, self._at).end()  # type: ignore[union-attr]  # it matches ""
             rest = text[self._at : self._at + 2]
             if rest[:1] == "#":
-                self._at = (text + "\n").find("\n", self._at)
+                self._at = _COMMENT.match(text, self._at).end()  # type: ignore[union-attr]  # it matches ""
             elif match := _REDIRECTION.match(text, self._at):
                 self._at = match.end()
                 target = self._word(False)
@@ -124,15 +125,15 @@ class _Script:
                 sign = match[0] if rest and match else ""
                 if words and not skip:
                     found += self._finished(words)
-                if words or sign != "\n" or not self._guard:
+                if words or assigned or sign != "\n":
                     self._guard = self._guarded(sign, words)
-                words, skip = [], False
+                words, skip, assigned = [], False, False
                 if not rest:
                     return found
                 self._at += len(sign)
                 while sign == "\n" and documents:
-                    end = re.compile(rf"^\t*{re.escape(documents.pop(0))}$", re.MULTILINE).search(text, self._at)
-                    self._at = end.end() if end else len(text)
+                    last = re.compile(rf"^\t*{re.escape(documents.pop(0))}$", re.MULTILINE).search(text, self._at)
+                    self._at = last.end() if last else len(text)
             elif not words and (match := _FUNCTION.match(text, self._at)):
                 self._blocks.append(f"the function {match[1] or match[2]}")
                 self._at = match.end()
@@ -141,9 +142,9 @@ class _Script:
                 self._at = match.end()
             elif (not words or words[0] in _DECLARING) and (match := _ASSIGNMENT.match(text, self._at)):
                 self._assign(match)
+                assigned = True
             else:
-                words += self._word(True).split(_SEPARATOR)
-                words = [word for word in words if word]
+                words += filter(None, self._word(True).split(_SEPARATOR))
 
     def resolved(self, word: str) -> str:
         """A word as text, or as :class:`Unknown`."""
@@ -161,9 +162,12 @@ class _Script:
             return []
         at = next((k for k in range(2, len(words)) if words[k - 1] in ("-c", "-lc") and words[k - 2][-2:] == "sh"), 0)
         if at and self._depth < _MAX_DEPTH:
+            self._spend(len(self.variables))
             inner = _Script(words[at], dict(self.variables), self._parts)
             inner._depth, inner._spent = self._depth + 1, self._spent
-            return [Command(c.words, c.block or self._block()) for c in inner.commands()]
+            found = [Command(c.words, c.block or self._block()) for c in inner.commands()]
+            self._spent = inner._spent
+            return found
         return [Command(words, self._block())]
 
     def _guarded(self, sign: str, words: list[str]) -> str:
@@ -207,7 +211,7 @@ class _Script:
         elif plus and isinstance(before, list):
             value = before + (value if isinstance(value, list) else [value])
         elif plus:
-            value = f"{before}{value}" if isinstance(value, str) else [before, *value]
+            value = f"{before}{value}" if isinstance(value, str) else [str(before), *value]
         self._spend(sum(map(len, value)))
         self.variables[name] = value
 
@@ -251,25 +255,24 @@ class _Script:
         if text[at] == "`":
             end = text.find("`", at + 1) + 1 or len(text)
             return self._mark(text[at:end], "it is the output of a command"), end
-        bracket = text[at + 1 : at + 2]
-        if bracket in ("(", "{") and bracket:
-            depth = 0
-            for match in re.compile(r"[()]" if bracket == "(" else r"[{}]").finditer(text, at):
-                depth += 1 if match[0] == bracket else -1
-                if not depth:
-                    break
-            else:
-                raise self._open(f"${bracket}")
-            end = match.end()
-            raw = text[at:end]
-            if bracket == "{":
-                return self._parameter(raw[2:-1], raw), end
-            if raw.startswith("$((") and raw.endswith("))"):
-                return self._arithmetic(raw[3:-2], raw), end
-            return self._mark(raw, "it is the output of a command"), end
         if parameter := _PARAMETER.match(text, at):
             return self._parameter(parameter[1], parameter[0]), parameter.end()
-        return ("" if bracket in ("'", '"') and bracket else "$"), at + 1
+        bracket = text[at + 1 : at + 2] or " "
+        if bracket not in "({":
+            return ("" if bracket in "'\"" else "$"), at + 1
+        depth = 0
+        for match in re.compile(r"[()]" if bracket == "(" else r"[{}]").finditer(text, at):
+            depth += 1 if match[0] == bracket else -1
+            if not depth:
+                break
+        else:
+            raise self._open(f"${bracket}")
+        raw = text[at : match.end()]
+        if bracket == "{":
+            return self._parameter(raw[2:-1], raw), match.end()
+        if raw.startswith("$((") and raw.endswith("))"):
+            return self._arithmetic(raw[3:-2], raw), match.end()
+        return self._mark(raw, "it is the output of a command"), match.end()
 
     def _parameter(self, inner: str, raw: str) -> str | list[str]:
         if inner in ("@", "*"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
@@ -48,11 +49,14 @@ def _options(words: list[str]) -> dict[str, Value]:
         if option is not None:
             name = option.group(1)
             found[name] = FLAG if option.group(2) is None else _part(word, option.group(2))
-        elif name and not _may_be_options(word, False):
+        elif name:
+            _check_single(word, False)
             before = found[name]
-            found[name] = word if before is FLAG else [*(before if isinstance(before, list) else [before]), word]
+            found[name] = (
+                word if isinstance(before, bool) else [*(before if isinstance(before, list) else [before]), word]
+            )
         elif number:
-            _may_be_options(word, True)
+            _check_single(word, True)
     return found
 
 
@@ -63,7 +67,7 @@ def _overrides(words: list[str]) -> dict[str, Value]:
         if item is not None:
             found[item.group(1)] = _part(word, item.group(2))
         else:
-            _may_be_options(word, not before.startswith("-"))
+            _check_single(word, not before.startswith("-"))
     return found
 
 
@@ -71,7 +75,7 @@ def _part(word: str, value: str) -> str:
     return Unknown(value, word.why) if isinstance(word, Unknown) else value
 
 
-def _may_be_options(word: str, alone: bool) -> None:
+def _check_single(word: str, alone: bool) -> None:
     """Refuse a word that may stand for any number of options.
 
     Parameters
@@ -95,9 +99,11 @@ def _merged(text: str, read: Callable[[list[str]], dict[str, Value]]) -> dict[st
             programs.setdefault(command.words[0], []).append((command.block, values))
     for runs in programs.values():
         block = next((block for block, _ in runs if block), "")
-        for name in dict.fromkeys(name for _, values in runs for name in values) if block and runs[1:] else ():
-            if any(values.get(name) != runs[0][1].get(name) for _, values in runs):
-                found[name] = Unknown(str(found[name]), f"its value is not known: {block} decides it")
+        times = Counter(name for _, values in runs for name in values)
+        for _, values in runs if block else ():
+            for name, value in values.items():
+                if times[name] < len(runs) or value != runs[0][1][name]:
+                    found[name] = Unknown(str(found[name]), f"its value is not known: {block} decides it")
     return found
 
 

@@ -317,7 +317,7 @@ class _Reader:
             self._thread(event)
             return
         if phase not in ("X", "B", "E"):
-            self._left_out[str(event.get("cat") or _PHASES.get(phase, f"phase {phase}"))] += 1
+            self._left_out[str(event.get("cat") or _PHASES.get(str(phase), f"phase {phase}"))] += 1
             return
         at = event.get("ts")
         at = _number(at)

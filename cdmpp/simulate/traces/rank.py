@@ -454,14 +454,15 @@ class TracedRank:
         work = sorted(self._device, key=lambda activity: activity.end_s)
         own = {activity.event.correlation: activity for activity in work}
         begun, ended = sorted(map(_launched_s, work)), [activity.end_s for activity in work]
-        calls = [
-            (bisect.bisect_left(begun, s.start_s) - bisect.bisect_right(ended, s.start_s), s, *places)
-            for host in self.host.lanes
-            for s, *places in zip(host.segments, host.positions, host.before, strict=True)
-            if s.role == "launch"
-        ]
+        calls: list[tuple[int, Segment, int, int | None]] = []
+        for host in self.host.lanes:
+            for segment, position, before in zip(host.segments, host.positions, host.before, strict=True):
+                if segment.role == "launch":
+                    at_s = segment.start_s
+                    depth = bisect.bisect_left(begun, at_s) - bisect.bisect_right(ended, at_s)
+                    calls.append((depth, segment, position, before))
         full = max(_LEAST_QUEUE, _FULL * max((depth for depth, *_ in calls), default=0))
-        usual_s = [s.end_s - s.start_s for depth, s, *_ in calls if depth < full]
+        usual_s = [segment.end_s - segment.start_s for depth, segment, *_ in calls if depth < full]
         own_s = statistics.median(usual_s) if usual_s else _DEFAULT_LATENCY_S
         for depth, segment, position, before in calls:
             node = self.graph.nodes[position]

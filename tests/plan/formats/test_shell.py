@@ -34,6 +34,7 @@ MODEL = """--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-leng
         ("if [ $R = 0 ]; then run --x 16 --y 1; else run --x 16 --y 2; fi", "16"),
         ("run='go --x 17'; eval $run", "17"),
         ("A=1\\\n8\nrun --x $A", "18"),
+        ("[ $B ] && C=1\nA=19\nrun --x $A", "19"),
     ],
 )
 def test_values_are_those_of_bash(text: str, value: str) -> None:
@@ -82,6 +83,7 @@ def test_what_a_run_decides_is_an_error_where_it_counts(script: str, says: str) 
         ("A=(1 2", r"\( of line 1 has no end"),
         ("A=xxxxxxxxxx\n" + "A=$A$A$A$A\n" * 30, "more than 1,000,000 characters"),
         ("run --x " + "${A:-" * 500 + "}" * 500, "nested too deeply"),
+        ("A=1\n" + "#\n" * 200_000 + "A+=(b)\n" * 2000 + "run " + "x " * 200_000 + "--y", "1,000,000 characters"),
     ],
 )
 @pytest.mark.timeout(60)
