@@ -51,10 +51,9 @@ def _options(words: list[str]) -> dict[str, Value]:
             found[name] = FLAG if option.group(2) is None else _part(word, option.group(2))
         elif name:
             _check_single(word, False)
-            before = found[name]
-            found[name] = (
-                word if isinstance(before, bool) else [*(before if isinstance(before, list) else [before]), word]
-            )
+            given = found[name]
+            before = given if isinstance(given, list) else [] if isinstance(given, bool) else [given]
+            found[name] = [*before, word] if before else word
         elif number:
             _check_single(word, True)
     return found

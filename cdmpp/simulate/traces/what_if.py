@@ -274,7 +274,7 @@ def _answer(
         name,
         seconds,
         before_s - seconds,
-        sum(durations[i] != base[i] for i in method),
+        sum(bool(durations[i] != base[i]) for i in method),
         {how: share for how, share in shares.items() if share > 0},
         worst(domain for domain in domains) if domains else None,
         dict(ordered[:_MOST_REASONS]),
