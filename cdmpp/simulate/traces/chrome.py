@@ -372,7 +372,7 @@ class _Reader:
             )
         trace.origin_s = self._base_s + (self._origin_us or 0.0) * 1e-6
         self._connect_flows()
-        for kind, count in sorted(self._instants.items()):
+        for kind, count in sorted((+self._instants).items()):
             if kind == "time":
                 trace.remarks.append(f"events without a time, which are left out: {count:,}")
             else:
@@ -453,6 +453,7 @@ class _Reader:
         lane = Lane("host", str(event.get("pid", 0)), str(event.get("tid", 0)))
         if self._open.get(lane):
             begun = self._open[lane].pop()
+            self._instants[f"({begun.kind}) with a negative duration"] += at_s < begun.start_s
             begun.duration_s = max(at_s - begun.start_s, 0.0)
 
     def _flow(self, event: dict[str, Any]) -> None:
