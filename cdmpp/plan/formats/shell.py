@@ -7,7 +7,6 @@ import bisect
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.errors import FieldError
@@ -65,12 +64,8 @@ def known(value: Any, path: str) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command: its words, and the condition, loop or function that decides whether it runs (empty: none)."""
-
-    words: list[str]
-    block: str = ""
+#: Words of a command, and the condition, loop or function that decides whether it runs (empty: none).
+Command = tuple[list[str], str]
 
 
 def commands(text: str) -> list[Command]:
@@ -85,8 +80,8 @@ def commands(text: str) -> list[Command]:
     found = script.commands()
     if not found:
         values = [word for value in script.variables.values() for item in _listed(value) for word in item.split()]
-        found = [Command(values)] if values else []
-    return [Command([script.resolved(word) for word in command.words], command.block) for command in found]
+        found = [(values, "")] if values else []
+    return [([script.resolved(word) for word in words], block) for words, block in found]
 
 
 class _Script:
@@ -165,10 +160,10 @@ class _Script:
             self._spend(len(self.variables))
             inner = _Script(words[at], dict(self.variables), self._parts)
             inner._depth, inner._spent = self._depth + 1, self._spent
-            found = [Command(c.words, c.block or self._block()) for c in inner.commands()]
+            found = [(inside, block or self._block()) for inside, block in inner.commands()]
             self._spent = inner._spent
             return found
-        return [Command(words, self._block())]
+        return [(words, self._block())]
 
     def _guarded(self, sign: str, words: list[str]) -> str:
         """What decides whether the command after an operator runs."""

@@ -91,11 +91,10 @@ def _merged(text: str, read: Callable[[list[str]], dict[str, Value]]) -> dict[st
     """Values of all commands; those that a condition, a loop or a function decides are not known."""
     found: dict[str, Value] = {}
     programs: dict[str, list[tuple[str, dict[str, Value]]]] = {}
-    for command in commands(text):
-        values = read(command.words)
-        found |= values
-        if values:
-            programs.setdefault(command.words[0], []).append((command.block, values))
+    for words, block in commands(text):
+        if values := read(words):
+            found |= values
+            programs.setdefault(words[0], []).append((block, values))
     for runs in programs.values():
         block = next((block for block, _ in runs if block), "")
         times = Counter(name for _, values in runs for name in values)
