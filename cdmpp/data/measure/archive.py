@@ -30,7 +30,7 @@ from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
-_WORK, _BUILT = "work", "built.jsonl"
+WORK, _BUILT = "work", "built.jsonl"
 #: Tables of a store that define the programs to measure, and the copied columns.
 _TABLES = {
     "networks": "name, unsupported",
@@ -81,7 +81,7 @@ def write_job(
     for configuration in configurations:
         check_toolchain(configuration.target)
     folder = Path(out)
-    with Store(folder / _WORK) as store:
+    with Store(folder / WORK) as store:
         writer = _Writer(store, settings, configurations, progress=progress)
         writer.prepare(sources, dims)
         with _room(folder):
