@@ -13,6 +13,7 @@ from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.rendering import render
 from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.utils.files import read_text
@@ -53,9 +54,9 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = 1,
-    pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = 1,
-    ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = 1,
+    tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = defaults.DEGREE,
+    pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = defaults.DEGREE,
+    ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = defaults.DEGREE,
     dp: Annotated[
         int | None,
         typer.Option(
@@ -63,7 +64,7 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences of all replicas.")] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences of all replicas.")] = defaults.BATCH,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +87,13 @@ def llm(
             help="Requests of --concurrency and --rate. Default: 8 for each in flight; 1,000.", show_default=False
         ),
     ] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests at the beginning that percentiles leave out. Default: those of --concurrency, else 0.",
+            show_default=False,
+        ),
+    ] = None,
     spread: Annotated[
         float | None,
         typer.Option(
@@ -94,7 +102,9 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    prefix_hit: Annotated[float, typer.Option(help="Share of each prompt that is in the cache already.")] = 0.0,
+    prefix_hit: Annotated[
+        float, typer.Option(help="Share of each prompt that is in the cache already.")
+    ] = defaults.PREFIX_HIT,
     prefill_pool: Annotated[
         str | None,
         typer.Option(
@@ -123,10 +133,16 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
-    input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
-    output: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
-    dtype: Annotated[str, typer.Option(help="Type of activations: bfloat16, float16, float32.")] = "bfloat16",
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = defaults.SEED,
+    input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = defaults.INPUT,
+    output: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Tokens of each answer. Default: {defaults.OUTPUT:,}, or {defaults.SERVED_OUTPUT:,} simulated.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Type of activations: bfloat16, float16, float32.")] = defaults.DTYPE,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -160,11 +176,13 @@ def llm(
     ] = None,
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps may be captured graphs.")
-    ] = True,
-    mtp: Annotated[int, typer.Option(help="Tokens that a decode step drafts (prediction of several tokens).")] = 0,
+    ] = defaults.CUDA_GRAPH,
+    mtp: Annotated[
+        int, typer.Option(help="Tokens that a decode step drafts (prediction of several tokens).")
+    ] = defaults.MTP,
     acceptance: Annotated[
         float, typer.Option(help="Share of drafted tokens that is right, where those before are.")
-    ] = 0.8,
+    ] = defaults.ACCEPTANCE,
     parts: Annotated[
         int | None,
         typer.Option(
@@ -205,9 +223,11 @@ def llm(
             "dtype": dtype,
             "weights": weights,
             "kv_dtype": kv_dtype,
+            "cuda_graph": cuda_graph,
             "input": input,
-            "output": output,
+            "output": defaults.SERVED_OUTPUT if output is None else output,
             "count": count,
+            "warmup": warmup,
             "seed": seed,
             "spread": spread,
             "prefix_hit": prefix_hit,
@@ -232,7 +252,7 @@ def llm(
                     dp=dp,
                     batch=batch,
                     input=input,
-                    output=output,
+                    output=defaults.OUTPUT if output is None else output,
                     dtype=dtype,
                     weights=weights,
                     kv_dtype=kv_dtype,
@@ -274,7 +294,7 @@ def calibrate(
         str, typer.Option("--device", "-d", help="A known device, or a specification.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.", show_default=False)],
-    engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = "vllm",
+    engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = defaults.ENGINE,
     tp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
     pp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
     ep: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,

@@ -19,6 +19,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
@@ -131,7 +132,7 @@ def calibrate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
-    engine: Engine = "vllm",
+    engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
 ) -> EngineProfile:
     """Fit an engine profile to measured durations.
@@ -166,7 +167,7 @@ def fit_engine(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
-    engine: Engine = "vllm",
+    engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
 ) -> Calibration:
     """:func:`calibrate`, with the errors of the fit."""

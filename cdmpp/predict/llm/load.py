@@ -12,6 +12,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
@@ -85,7 +86,7 @@ def goodput(
     *,
     ttft_s: float | None = None,
     tpot_s: float | None = None,
-    share: float = 0.9,
+    share: float = defaults.SHARE,
     predictor: Predictor | None = None,
     **options: Any,
 ) -> Goodput:
@@ -121,7 +122,7 @@ def goodput(
     model, spec = read_config(config), resolved_device(device, predictor)
     count = options.pop("count", None)
     if count is None:
-        probe = ServingPlan(model, spec, rate=1.0, count=1, **options)
+        probe = ServingPlan(model, spec, rate=1.0, count=1, **{**options, "warmup": 0})
         count = min(MOST, max(COUNT, TIMES * probe.slots))
     plan = ServingPlan(model, spec, rate=1.0, count=count, **options)
     tables = plan.tables(predictor.predict_queries(plan.queries))
@@ -150,13 +151,13 @@ def goodput(
 
 
 def share_met(result: ServingResult, ttft_s: float | None, tpot_s: float | None) -> float:
-    """Share of the requests that keep the goals; requests of one token have no time between tokens."""
+    """Share of the requests after the warm-up that keep the goals; one token has no time between tokens."""
     kept = np.ones(len(result.ttft_s), dtype=bool)
     if ttft_s is not None:
         kept &= result.ttft_s <= ttft_s
     if tpot_s is not None:
         kept &= (result.latency_s - result.ttft_s) <= tpot_s * np.maximum(result.output - 1, 1)
-    return float(kept.mean())
+    return float(kept[result.warmup :].mean())
 
 
 def load_curve(
