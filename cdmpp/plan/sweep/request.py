@@ -95,7 +95,8 @@ class Sweep(Closed):
     price_per_gpu_hour : dict of str to float
         By device, in any currency.
     load : Load, optional
-        Adds the goodput and the saturation rate to each point.
+        Judges each point by requests that arrive one by one at its goodput, whatever its batch; the default of
+        ``output`` is then that of :func:`cdmpp.llm.simulate`.
     objectives : list of str
         Two or more figures that the Pareto front minimises; the plot has the first two.
     """
@@ -118,6 +119,13 @@ class Sweep(Closed):
     goals: Goals = Goals()
     load: Load | None = None
     objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_output(cls, value: Any) -> Any:
+        """Requests under load have the default answer of a simulation."""
+        loaded = isinstance(value, dict) and value.get("load") is not None
+        return {"output": defaults.SERVED_OUTPUT, **value} if loaded else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -40,6 +40,8 @@ class Goodput(Rendered):
     saturation_requests_per_s : float
         Rate at which requests end while all wait from the start: beyond it the queue grows without end.
     share : float
+    slots : int
+        Requests that run at once, at most.
     ttft_s, tpot_s : float or None
         The goals, in seconds.
     result : ServingResult or None
@@ -49,6 +51,7 @@ class Goodput(Rendered):
     requests_per_s: float
     saturation_requests_per_s: float
     share: float
+    slots: int
     ttft_s: float | None
     tpot_s: float | None
     result: ServingResult | None
@@ -138,16 +141,16 @@ def goodput(
     low, high = LOWEST * saturation, saturation
     best = at(low)
     if not met(best):
-        return Goodput(0.0, saturation, share, ttft_s, tpot_s, None)
+        return Goodput(0.0, saturation, share, plan.slots, ttft_s, tpot_s, None)
     if met(result := at(high)):
-        return Goodput(saturation, saturation, share, ttft_s, tpot_s, result)
+        return Goodput(saturation, saturation, share, plan.slots, ttft_s, tpot_s, result)
     while high > low * (1 + PRECISION):
         middle = float(np.sqrt(low * high))
         if met(result := at(middle)):
             low, best = middle, result
         else:
             high = middle
-    return Goodput(low, saturation, share, ttft_s, tpot_s, best)
+    return Goodput(low, saturation, share, plan.slots, ttft_s, tpot_s, best)
 
 
 def share_met(result: ServingResult, ttft_s: float | None, tpot_s: float | None) -> float:
