@@ -284,8 +284,8 @@ def calibrate(
         Path,
         typer.Argument(
             metavar="MEASURED.csv",
-            help="Columns batch, input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, dtype, "
-            "weights, kv_dtype, config, device, closed_loop. Or a JSON result of vLLM's or SGLang's serving benchmark.",
+            help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, "
+            "dtype, weights, kv_dtype, config, device, closed_loop, prefix_hit. Or a JSON result of vLLM's or SGLang's serving benchmark.",
             show_default=False,
         ),
     ],
@@ -403,10 +403,12 @@ def _serve(
     limits: list[tuple[str, Goodput]] = []
     curves: dict[str, list[ServingResult]] = {}
     values: list[dict[str, Any]] = []
+    unknown = False
     for name in dict.fromkeys(devices):
+        value: dict[str, Any] = {"device": name}
         try:
             device = device_of(predictor.artifact, name)
-            value: dict[str, Any] = {"device": device.name}
+            value["device"] = device.name
             if load:
                 result = simulate(config, device, predictor=predictor, **settings, **load)
                 results.append(result)
@@ -420,11 +422,12 @@ def _serve(
                 limit = goodput(config, device, predictor=predictor, **settings, **goals)
                 limits.append((device.name, limit))
                 value["goodput"] = limit.to_dict()
-            values.append(value)
         except CdmppError as error:
-            values.append({"device": name, "error": asdict(ErrorInfo.of(error))})
+            unknown = unknown or "device" in error.code
+            value["error"] = asdict(ErrorInfo.of(error))
             if not json or len(devices) == 1:
                 report(error.message, error.hint)
+        values.append(value)
     answered = bool(results or limits)
     if plot is not None and curves:
         from cdmpp.predict.requests.load_plot import draw_load
@@ -435,7 +438,7 @@ def _serve(
     elif answered:
         tables = serving_tables(results) if results else []
         print(render(tables + ([goodput_table(dict(limits))] if limits else [])))
-    if not answered:
+    if not answered or unknown:
         raise typer.Exit(FAILED)
 
 

@@ -136,8 +136,8 @@ class CalibrateRequest(BaseModel):
         Field(
             min_length=MIN_ROWS,
             max_length=MAX_MEASUREMENTS,
-            description="Objects with batch, input, output; optionally tp, pp, ep, dp, dtype, weights, kv_dtype, "
-            "config, device, closed_loop; one or more of total_s, ttft_s, tpot_s.",
+            description="Objects with batch (or rate), input, output; optionally tp, pp, ep, dp, dtype, weights, "
+            "kv_dtype, config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
         ),
     ]
     engine: Annotated[

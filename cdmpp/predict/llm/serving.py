@@ -369,7 +369,8 @@ class ServingPlan:
                 raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
         self._hit, self._clients, self._rate = prefix_hit, concurrency, rate
         self._requests = _requests(requests, concurrency, rate, input, output, count, seed, spread)
-        self._warmup = self._checked_warmup(warmup)
+        #: Requests at the beginning that means and percentiles leave out.
+        self.warmup = self._checked_warmup(warmup)
         #: Tokens of all prompts and answers.
         self.tokens = sum(prompt + answer for _, prompt, answer in self._requests)
         prompts = max(prompt for _, prompt, _ in self._requests)
@@ -380,8 +381,8 @@ class ServingPlan:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
             return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, cuda_graph)
 
-        layout = Layout(tp, pp, ep, dp)
-        self._pools = [pool(layout, device, longest, mtp)]
+        self.layout = Layout(tp, pp, ep, dp)
+        self._pools = [pool(self.layout, device, longest, mtp)]
         self._token_s = 0.0
         if prefill_pool is not None:
             other = PrefillPool.of(prefill_pool)
@@ -418,16 +419,20 @@ class ServingPlan:
         remaining = iter(predictions)
         return [one.costs.tables(islice(remaining, len(one.costs.queries))) for one in self._pools]
 
-    def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
-        """Simulate with step costs.
+    def serve_requests(
+        self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
+    ) -> tuple[list[ServedRequest], list[list[Lane]]]:
+        """Requests with their times, and the replicas of each pool; parameters are those of :meth:`serve`.
 
         Parameters
         ----------
-        rate : float, optional
-            Requests per second, in place of the plan's; infinite: all arrive together.
+        log : bool
+            Whether replicas log their steps.
         """
         drafts = self._made, self._mtp
         pools = [one.replicas(own, self._hit, *drafts) for one, own in zip(self._pools, tables, strict=True)]
+        for lane in (lane for own in pools for lane in own if log):
+            lane.log = []
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
         requests = [ServedRequest(i, scale * at, *sizes) for i, (at, *sizes) in enumerate(self._requests)]
         if len(pools) == 2:
@@ -436,6 +441,17 @@ class ServingPlan:
             open_loop(pools[0], requests)
         else:
             closed_loop(pools[0], requests, self._clients)
+        return requests, pools
+
+    def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
+        """Simulate with step costs.
+
+        Parameters
+        ----------
+        rate : float, optional
+            Requests per second, in place of the plan's; infinite: all arrive together.
+        """
+        requests, pools = self.serve_requests(tables, rate)
         first = np.array([r.first_s - r.arrival_s for r in requests])
         latency = np.array([r.done_s - r.arrival_s for r in requests])
         several = np.array([r.output > 1 for r in requests])
@@ -448,7 +464,7 @@ class ServingPlan:
             latency_s=latency,
             queue_s=np.array([r.scheduled_s - r.arrival_s for r in requests]),
             output=np.array([r.output for r in requests], dtype=np.float64),
-            warmup=self._warmup,
+            warmup=self.warmup,
             single_token=int((~several).sum()),
             duration_s=max(r.done_s for r in requests) - min(r.arrival_s for r in requests),
             output_tokens=sum(r.output for r in requests),

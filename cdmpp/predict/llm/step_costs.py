@@ -199,9 +199,9 @@ class StepTables:
         self._rest, self._prefill, self._output, self._attention, self._chunk, self._drafts = map(
             _growing, (rest, prefill, output, attention, chunk, drafts)
         )
-        self._eager_s = eager_s
-        self._launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
-        self._decode_launched_s = decode_launches * engine.host.launch_s
+        self.eager_s = eager_s
+        self.launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
+        self.decode_launched_s = decode_launches * engine.host.launch_s
         #: Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.predict.llm.pricing.combined`).
         self.kinds = kinds
         self._decode_row = lru_cache(4096)(self._row)
@@ -218,14 +218,22 @@ class StepTables:
             attention = (1 - share) * self._attention[low] + share * self._attention[high]
         return float(np.interp(at, self._batches, self._rest)), attention
 
-    def decode_s(self, sequences: int, cached: Array) -> Array:
-        """Seconds of decode steps of ``sequences`` behind ``cached`` tokens each, on average; (steps,)."""
+    def decode_kernels_s(self, sequences: int, cached: Array) -> Array:
+        """Kernels of decode steps of ``sequences`` behind ``cached`` tokens each, on average; (steps,)."""
         rest, attention = self._decode_row(sequences)
-        kernels_s = rest + np.interp(cached, self._cached, attention)
-        return self._with_host(np.maximum(kernels_s, self._decode_launched_s), sequences)
+        return np.asarray(rest + np.interp(cached, self._cached, attention))
 
-    def mixed_s(self, chunks: Sequence[tuple[int, int]], sequences: int, cached: float) -> float:
-        """Seconds of a step.
+    def decode_s(self, kernels_s: Array, sequences: int) -> Array:
+        """Seconds of decode steps of ``sequences`` with such kernels; (steps,)."""
+        return self._with_host(np.maximum(kernels_s, self.decode_launched_s), sequences)
+
+    def mixed_s(self, kernels_s: float, sequences: int) -> float:
+        """Seconds of a step with prompts, of ``sequences`` with them, with such kernels."""
+        seconds = np.array(max(kernels_s, self.launched_s) + self.eager_s)
+        return float(self._with_host(seconds, sequences))
+
+    def mixed_kernels_s(self, chunks: Sequence[tuple[int, int]], sequences: int, cached: float) -> float:
+        """Kernels of a step with prompts, in seconds.
 
         Parameters
         ----------
@@ -246,8 +254,7 @@ class StepTables:
         if sequences:
             seconds += float(np.interp(cached, self._cached, self._decode_row(sequences)[1]))
             seconds += float(np.interp(sequences, self._batches, self._drafts))
-        seconds = max(seconds, self._launched_s) + self._eager_s
-        return float(self._with_host(np.array(seconds), sequences + len(chunks)))
+        return seconds
 
     def _chunk_s(self, new: int, past: int) -> float:
         at = int(np.searchsorted(self._chunks, new))
