@@ -210,29 +210,32 @@ def llm(
     dimensions = read_config(config, family=family)
     profile = load_engine(engine, framework)
     predictor = LatencyPredictor.load(model)
+    common: dict[str, Any] = {
+        "engine": profile,
+        "tp": tp,
+        "pp": pp,
+        "ep": ep,
+        "dp": dp,
+        "dtype": dtype,
+        "weights": weights,
+        "kv_dtype": kv_dtype,
+        "cuda_graph": cuda_graph,
+        "input": input,
+        "mtp": mtp,
+        "acceptance": acceptance,
+        "predictor": predictor,
+    }
     goals = {name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None}
     if plot is not None and concurrency is None:
         raise DataError("--plot draws curves up to a concurrency", hint="add --concurrency 64")
     if (concurrency, rate, requests, prefill_pool) != (None,) * 4 or goals:
-        settings: dict[str, Any] = {
-            "engine": profile,
-            "tp": tp,
-            "pp": pp,
-            "ep": ep,
-            "dp": dp,
-            "dtype": dtype,
-            "weights": weights,
-            "kv_dtype": kv_dtype,
-            "cuda_graph": cuda_graph,
-            "input": input,
+        settings = common | {
             "output": defaults.SERVED_OUTPUT if output is None else output,
             "count": count,
             "warmup": warmup,
             "seed": seed,
             "spread": spread,
             "prefix_hit": prefix_hit,
-            "mtp": mtp,
-            "acceptance": acceptance,
             "prefill_pool": None if prefill_pool is None else _pool(prefill_pool),
         }
         load = {"concurrency": concurrency, "rate": rate, "requests": None if requests is None else _trace(requests)}
@@ -242,28 +245,9 @@ def llm(
     results: list[LLMEstimate | tuple[str, CdmppError]] = []
     for name in dict.fromkeys(device):
         try:
-            results.append(
-                estimate(
-                    dimensions,
-                    device_of(predictor.artifact, name),
-                    tp=tp,
-                    pp=pp,
-                    ep=ep,
-                    dp=dp,
-                    batch=batch,
-                    input=input,
-                    output=defaults.OUTPUT if output is None else output,
-                    dtype=dtype,
-                    weights=weights,
-                    kv_dtype=kv_dtype,
-                    engine=profile,
-                    framework=framework,
-                    cuda_graph=cuda_graph,
-                    mtp=mtp,
-                    acceptance=acceptance,
-                    predictor=predictor,
-                )
-            )
+            spec = device_of(predictor.artifact, name)
+            tokens = defaults.OUTPUT if output is None else output
+            results.append(estimate(dimensions, spec, batch=batch, output=tokens, **common))
         except CdmppError as error:
             results.append((name, error))
     estimates = [result for result in results if not isinstance(result, tuple)]
@@ -285,7 +269,8 @@ def calibrate(
         typer.Argument(
             metavar="MEASURED.csv",
             help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, "
-            "dtype, weights, kv_dtype, config, device, closed_loop, prefix_hit. Or a JSON result of vLLM's or SGLang's serving benchmark.",
+            "dtype, weights, kv_dtype, config, device, closed_loop, prefix_hit. "
+            "Or a JSON result of vLLM's or SGLang's serving benchmark.",
             show_default=False,
         ),
     ],
@@ -410,16 +395,16 @@ def _serve(
             device = device_of(predictor.artifact, name)
             value["device"] = device.name
             if load:
-                result = simulate(config, device, predictor=predictor, **settings, **load)
+                result = simulate(config, device, **settings, **load)
                 results.append(result)
                 value = result.to_dict()
             if plot is not None:
                 several = powers_to(load["concurrency"])[:-1]
-                curve = load_curve(config, device, several, predictor=predictor, **settings)
+                curve = load_curve(config, device, several, **settings)
                 curves[device.name] = [*curve, results[-1]]
                 value["curve"] = [one.to_dict() for one in curves[device.name]]
             if goals:
-                limit = goodput(config, device, predictor=predictor, **settings, **goals)
+                limit = goodput(config, device, **settings, **goals)
                 limits.append((device.name, limit))
                 value["goodput"] = limit.to_dict()
         except CdmppError as error:

@@ -169,9 +169,14 @@ def load_curve(
     concurrency: Sequence[int],
     **options: Any,
 ) -> Iterator[ServingResult]:
-    """Simulations with several numbers of requests in flight; ``options`` are those of :func:`cdmpp.llm.simulate`."""
+    """Simulations with several numbers of requests in flight; ``options`` are those of :func:`cdmpp.llm.simulate`.
+
+    A ``warmup`` counts up to the number in flight.
+    """
+    warmup = options.pop("warmup", None)
     for clients in concurrency:
-        yield simulate(config, device, concurrency=clients, **options)
+        left_out = None if warmup is None else min(warmup, clients)
+        yield simulate(config, device, concurrency=clients, warmup=left_out, **options)
 
 
 def powers_to(most: int) -> list[int]:
