@@ -225,7 +225,9 @@ def llm(
         "acceptance": acceptance,
         "predictor": predictor,
     }
-    goals = {name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None}
+    goals: dict[str, Any] = {
+        name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None
+    }
     if plot is not None and concurrency is None:
         raise DataError("--plot draws curves up to a concurrency", hint="add --concurrency 64")
     if (concurrency, rate, requests, prefill_pool) != (None,) * 4 or goals:
@@ -372,7 +374,7 @@ def _serve(
     predictor: LatencyPredictor,
     settings: dict[str, Any],
     load: dict[str, Any],
-    goals: dict[str, float],
+    goals: dict[str, Any],
     plot: Path | None,
     json: bool,
 ) -> None:

@@ -279,7 +279,7 @@ def _goodput(sweep: Sweep, config: LLMConfig, point: SweepPoint, options: dict[s
         goals = {"ttft_s": sweep.goals.ttft_s, "tpot_s": sweep.goals.tpot_s}
 
         def limit(factor: float) -> Goodput:
-            scaled = {name: None if goal is None else goal / factor for name, goal in goals.items()}
+            scaled: dict[str, Any] = {name: None if goal is None else goal / factor for name, goal in goals.items()}
             return goodput(config, point.device, share=load.share, count=load.count, **scaled, **options)
 
         load = sweep.load

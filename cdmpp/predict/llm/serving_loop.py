@@ -36,7 +36,7 @@ class ServedRequest:
     scheduled_s: float = -1.0
     first_s: float = -1.0
     done_s: float = -1.0
-    lane: Lane | None = field(default=None, repr=False)
+    lane: Lane | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.ready_s = max(self.ready_s, self.arrival_s)
