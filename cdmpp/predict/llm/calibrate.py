@@ -30,7 +30,7 @@ from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -373,12 +373,21 @@ class CalibrationPlan:
                 raise DataError(f"row {number}: more than {MAX_ROWS} rows are simulated", hint="send fewer such rows")
         if len(self._plans) < MIN_ROWS:
             raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
-        self.queries = [query for plan, _ in self._plans for query in plan.queries]
+        # Rows of one model share most of their programs: each is asked once.
+        index: dict[Any, int] = {}
+        self.queries: list[Query] = []
+        self._places: list[list[int]] = []
+        for plan, _ in self._plans:
+            keys = [(q.program.operator, id(q.device), q.protocol, q.framework) for q in plan.queries]
+            for key, query in zip(keys, plan.queries, strict=True):
+                if index.setdefault(key, len(self.queries)) == len(self.queries):
+                    self.queries.append(query)
+            self._places.append([index[key] for key in keys])
 
     def fit(self, predictions: Iterable[Prediction]) -> Calibration:
         """The fit made of the predictions of :attr:`queries`."""
-        remaining = iter(predictions)
-        own = [[next(remaining) for _ in plan.queries] for plan, _ in self._plans]
+        shared = list(predictions)
+        own = [[shared[place] for place in places] for places in self._places]
         found = fit_profile(self._measured(own, self._profile), self._profile)
         before = found.before
         # Which steps requests share depends on how fast they are.
