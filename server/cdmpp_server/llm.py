@@ -15,10 +15,11 @@ from cdmpp.devices import DeviceSpec
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.predict.engines.profile import DEFAULT_ENGINE, load_engine
+from cdmpp.predict import llm_defaults as defaults
+from cdmpp.predict.engines.profile import load_engine
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
 from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
-from cdmpp.predict.llm.estimate import ACCEPTANCE, MAX_BATCH, MAX_MTP, MAX_TOKENS
+from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_MTP, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
 from cdmpp.predict.llm.serving import MAX_RATE, MIN_RATE, NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
@@ -55,9 +56,9 @@ class _Model(BaseModel):
     config: Annotated[
         dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
     ]
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
-    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
+    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = defaults.DEGREE
+    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = defaults.DEGREE
+    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = defaults.DEGREE
     dp: Annotated[
         Degree | None,
         Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp). ep <= tp * dp."),
@@ -66,7 +67,7 @@ class _Model(BaseModel):
         Literal["bfloat16", "float16", "float32"],
         BeforeValidator(canonical_dtype),
         Field(description="Type of activations."),
-    ] = "bfloat16"
+    ] = defaults.DTYPE
     weights: Annotated[
         Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
         BeforeValidator(canonical_dtype),
@@ -85,28 +86,30 @@ class _Model(BaseModel):
         Field(
             max_length=100,
             description="What the serving engine adds to its kernels: the name of a profile, or the fields of one "
-            f"(docs/llm.md). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
+            f"(docs/llm.md). null: the current profile of `framework`, else {defaults.ENGINE}.",
         ),
     ] = None
     framework: Annotated[ProgramFramework | None, Field(description="Alone: the current profile of this engine.")] = (
         None
     )
-    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
-    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
+    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = defaults.CUDA_GRAPH
+    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = defaults.INPUT
     mtp: Annotated[
         int,
         Field(ge=0, le=MAX_MTP, description="Tokens that a decode step drafts (prediction of several tokens)."),
         WholeNumber,
-    ] = 0
+    ] = defaults.MTP
     acceptance: Annotated[
         float, Field(ge=0, le=1, description="Share of drafted tokens that is right, where those before are.")
-    ] = ACCEPTANCE
+    ] = defaults.ACCEPTANCE
     model: ModelName = None
 
 
 class _Request(_Model):
-    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = (
+        defaults.BATCH
+    )
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = defaults.OUTPUT
 
 
 class LlmRequest(_Request):
@@ -133,13 +136,13 @@ class CalibrateRequest(BaseModel):
         Field(
             min_length=MIN_ROWS,
             max_length=MAX_MEASUREMENTS,
-            description="Objects with batch, input, output; optionally tp, pp, ep, dp, dtype, weights, kv_dtype, "
-            "config, device, closed_loop; one or more of total_s, ttft_s, tpot_s.",
+            description="Objects with batch (or rate), input, output; optionally tp, pp, ep, dp, dtype, weights, "
+            "kv_dtype, config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
         ),
     ]
     engine: Annotated[
         str | dict[str, Any], Field(max_length=100, description="The profile to start from, by name or fields.")
-    ] = DEFAULT_ENGINE
+    ] = defaults.ENGINE
     model: ModelName = None
 
 
@@ -161,9 +164,9 @@ class PrefillPoolFields(BaseModel):
 
     model_config = _CLOSED
 
-    tp: Degree = 1
-    pp: Degree = 1
-    ep: Degree = 1
+    tp: Degree = defaults.DEGREE
+    pp: Degree = defaults.DEGREE
+    ep: Degree = defaults.DEGREE
     dp: Degree | None = None
     device: Annotated[Device | None, Field(description="null: the same.")] = None
     bytes_per_s: Annotated[
@@ -181,13 +184,22 @@ class SimulateRequest(_Model):
     ] = None
     concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
     rate: Annotated[float | None, Field(ge=MIN_RATE, le=MAX_RATE, description="Requests per second (Poisson).")] = None
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 1024
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = defaults.SERVED_OUTPUT
     count: Annotated[
         int | None,
         Field(ge=1, le=MAX_SIMULATED, description="Requests; null: 8 for each in flight, 1,000 for a rate."),
         WholeNumber,
     ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = 0
+    warmup: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            lt=MAX_SIMULATED,
+            description="Requests at the beginning that percentiles leave out; null: those in flight of `concurrency`.",
+        ),
+        WholeNumber,
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = defaults.SEED
     spread: Annotated[
         float | None,
         Field(
@@ -197,7 +209,9 @@ class SimulateRequest(_Model):
             "prompts and decoding, else 0.",
         ),
     ] = None
-    prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = 0.0
+    prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = (
+        defaults.PREFIX_HIT
+    )
     prefill_pool: PrefillPoolFields | None = None
 
 
@@ -222,6 +236,8 @@ class SimulateAnswer(BaseModel):
     engine: str
     gpus: int
     requests: int
+    warmup_requests: Annotated[int, Field(description="Of them, those at the beginning that the spreads leave out.")]
+    warmup_ttft_s: Annotated[Spread | None, Field(description="First tokens of those; null without a warm-up.")]
     ttft_s: Annotated[Spread, Field(description="From arrival to the first token.")]
     tpot_s: Annotated[Spread | None, Field(description="Between tokens; null where all requests have one token.")]
     latency_s: Annotated[Spread, Field(description="From arrival to the last token.")]
@@ -236,6 +252,7 @@ class SimulateAnswer(BaseModel):
     cache_share: Annotated[float, Field(description="Largest share of the cache in use.")]
     relative_lower: Annotated[float, Field(description="80 % interval of a step's duration, as factors of it.")]
     relative_upper: float
+    remarks: Annotated[list[str], Field(description="What was assumed.")]
 
 
 class LlmMemory(BaseModel):
@@ -436,7 +453,7 @@ def _simulated(plan: ServingPlan, model_id: str, predictions: Sequence[Predictio
 
 
 def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> ServingPlan:
-    options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
+    options = request.model_dump(exclude={"config", "device", "model", "framework"})
     options["engine"] = load_engine(request.engine, request.framework, files=False)
     options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: _device(device, artifact))
     plan = ServingPlan(read_config(request.config), _device(request.device, artifact), **options)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import DataError
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import load_training_engine
 from cdmpp.predict.llm import TrainingPlan, read_config
 from cdmpp.predict.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
@@ -39,28 +40,30 @@ class TrainingStepRequest(BaseModel):
     ]
     device: Device
     gpus: Annotated[Degree, Field(description="Devices of the job.")]
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
-    virtual_pp: Annotated[Degree, Field(description="Parts of the model on each stage.")] = 1
-    cp: Annotated[Degree, Field(description="Ranks that share each sequence.")] = 1
-    ep: Annotated[Degree, Field(description="Ranks that share the experts.")] = 1
+    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = defaults.DEGREE
+    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = defaults.DEGREE
+    virtual_pp: Annotated[Degree, Field(description="Parts of the model on each stage.")] = defaults.DEGREE
+    cp: Annotated[Degree, Field(description="Ranks that share each sequence.")] = defaults.DEGREE
+    ep: Annotated[Degree, Field(description="Ranks that share the experts.")] = defaults.DEGREE
     sharding: Annotated[
         Literal["none", "optimizer", "fsdp"], Field(description="What data-parallel copies divide.")
-    ] = "none"
-    micro_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of one pass of a copy."), WholeNumber]
+    ] = defaults.SHARDING
+    micro_batch: Annotated[
+        int, Field(ge=1, le=MAX_BATCH, description="Sequences of one pass of a copy."), WholeNumber
+    ] = defaults.MICRO_BATCH
     global_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of the step."), WholeNumber]
     sequence: Annotated[int, Field(ge=1, le=MAX_SEQUENCE, description="Tokens of a sequence."), WholeNumber]
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"],
         BeforeValidator(canonical_dtype),
         Field(description="Type of weights and activations."),
-    ] = "bfloat16"
+    ] = defaults.DTYPE
     products: Annotated[
         Literal["float8_e4m3", "mxfp8", "nvfp4"] | None, Field(description="Type of the products; null: `dtype`.")
     ] = None
     recompute: Annotated[
         Literal["none", "selective", "full"], Field(description="Activations that are computed again.")
-    ] = "none"
+    ] = defaults.RECOMPUTE
     overlap: Annotated[
         Literal["none", "gradients", "all"] | None,
         Field(description="Communication beside computation; null: as the engine does."),
@@ -75,7 +78,7 @@ class TrainingStepRequest(BaseModel):
     engine: Annotated[
         str | dict[str, Any],
         Field(max_length=100, description="Name of a training profile, or the fields of one (docs/training-steps.md)."),
-    ] = "megatron"
+    ] = defaults.TRAINING_ENGINE
     model: ModelName = None
 
 

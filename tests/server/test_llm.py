@@ -148,6 +148,12 @@ def test_calibration_equals_the_python_result(client: TestClient, predictor: Lat
     CalibrateAnswer.model_validate(response.json())
     assert response.json() == fit_engine(LLAMA, "h100-sxm", rows, predictor=predictor).to_dict()
     assert post(client, {**GOOD, "engine": response.json()["profile"]}).json()["engine"] == "vllm-calibrated"
+    loads = [
+        {**rows[0], "closed_loop": True},
+        {"rate": 2.0, "input": 128, "output": 32, "ttft_s": 0.1, "prefix_hit": 0.5},
+    ]
+    loaded = client.post("/llm/calibrate", content=json.dumps({**body, "measurements": loads}), headers=JSON)
+    assert loaded.json() == fit_engine(LLAMA, "h100-sxm", loads, predictor=predictor).to_dict()
     for change, message, code in (
         ({"measurements": [rows[0], {**rows[1], "total_s": 1e-6}]}, "row 2: total_s 1e-06 is below", "data_error"),
         ({"measurements": [{**rows[0], "config": "/etc/passwd"}, rows[1]]}, "row 1: config is no object", "data_error"),
@@ -168,6 +174,9 @@ def test_simulation_equals_the_python_result(client: TestClient, predictor: Late
     pools = client.post("/llm/simulate", content=json.dumps({**body, **more}), headers=JSON)
     load = {"concurrency": 4, "input": 128, "output": 16, "count": 12}
     assert pools.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **more).to_dict()
+    other = {"warmup": 2, "framework": "sglang", "cuda_graph": False}
+    options = client.post("/llm/simulate", content=json.dumps({**body, **other}), headers=JSON)
+    assert options.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **other).to_dict()
     requests = [[0.0, 100, 4], [0.5, 200, 8]]
     listed = client.post(
         "/llm/simulate", content=json.dumps({**body, "concurrency": None, "requests": requests}), headers=JSON

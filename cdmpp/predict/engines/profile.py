@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import DataError, FieldError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 from cdmpp.utils.writing import replacing
@@ -229,7 +230,7 @@ def _shipped(name: str) -> EngineProfile:
 
 
 #: Profile of a request that names neither engine nor framework.
-DEFAULT_ENGINE = "vllm"
+DEFAULT_ENGINE = defaults.ENGINE
 #: Profile that adds nothing but the launches of a prefill.
 KERNELS_ONLY = "kernels-only"
 

@@ -15,6 +15,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
@@ -31,8 +32,6 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 #: Decode steps, and chunks of a prompt, that are priced; the others are interpolated over the length of the cache.
 PRICED_POINTS = 5
 MAX_BATCH, MAX_TOKENS, MAX_MTP = 65_536, 1_048_576, 16
-#: Of drafted tokens, where nothing is stated; DeepSeek V3 reports 85 to 90 % for the first one.
-ACCEPTANCE = 0.8
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -60,21 +59,21 @@ class EstimatePlan:
         config: LLMConfig,
         device: DeviceSpec,
         *,
-        tp: int = 1,
-        pp: int = 1,
-        ep: int = 1,
+        tp: int = defaults.DEGREE,
+        pp: int = defaults.DEGREE,
+        ep: int = defaults.DEGREE,
         dp: int | None = None,
-        batch: int = 1,
-        input: int = 1024,
-        output: int = 128,
-        dtype: str = "bfloat16",
+        batch: int = defaults.BATCH,
+        input: int = defaults.INPUT,
+        output: int = defaults.OUTPUT,
+        dtype: str = defaults.DTYPE,
         weights: str | None = None,
         kv_dtype: str | None = None,
         engine: Engine | None = None,
         framework: str | None = None,
-        cuda_graph: bool = True,
-        mtp: int = 0,
-        acceptance: float = ACCEPTANCE,
+        cuda_graph: bool = defaults.CUDA_GRAPH,
+        mtp: int = defaults.MTP,
+        acceptance: float = defaults.ACCEPTANCE,
         lengths: Sequence[int] | None = None,
     ) -> None:
         if lengths is not None:
@@ -241,7 +240,7 @@ def _remarks(
     if types.dtype == "bfloat16" and 2 * device.peak("bfloat16", True) < device.peak("float16", True):
         yield f"{device.name} has no matrix units for bfloat16; float16 is faster"
     if usual_cache and types.kv_dtype not in (None, config.kv_dtype):
-        yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"
+        yield f"the cache is in {types.kv_dtype}, as the engine profile says; kv_dtype changes it"
     if mtp:
         yield "layers for the prediction of several tokens: like the last layer, and not part of the memory"
     if config.context is not None and tokens > config.context:
@@ -327,21 +326,21 @@ def estimate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
-    tp: int = 1,
-    pp: int = 1,
-    ep: int = 1,
+    tp: int = defaults.DEGREE,
+    pp: int = defaults.DEGREE,
+    ep: int = defaults.DEGREE,
     dp: int | None = None,
-    batch: int = 1,
-    input: int = 1024,
-    output: int = 128,
-    dtype: str = "bfloat16",
+    batch: int = defaults.BATCH,
+    input: int = defaults.INPUT,
+    output: int = defaults.OUTPUT,
+    dtype: str = defaults.DTYPE,
     weights: str | None = None,
     kv_dtype: str | None = None,
     engine: Engine | None = None,
     framework: str | None = None,
-    cuda_graph: bool = True,
-    mtp: int = 0,
-    acceptance: float = ACCEPTANCE,
+    cuda_graph: bool = defaults.CUDA_GRAPH,
+    mtp: int = defaults.MTP,
+    acceptance: float = defaults.ACCEPTANCE,
     predictor: Predictor | None = None,
 ) -> LLMEstimate:
     """Estimate latency, throughput and memory of a batch of requests to a language model.

@@ -36,6 +36,7 @@ class ServedRequest:
     scheduled_s: float = -1.0
     first_s: float = -1.0
     done_s: float = -1.0
+    lane: Lane | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.ready_s = max(self.ready_s, self.arrival_s)
@@ -50,7 +51,9 @@ class ServedRequest:
 class Lane:
     """One replica (or one of the batches that pass pipeline stages in turn).
 
-    A decode step makes ``made`` tokens of each sequence on average, of ``tried`` ones.
+    A decode step makes ``made`` tokens of each sequence on average, of ``tried`` ones. A ``log`` has begin and end in
+    seconds of equal steps, their number, prompts and sequences, the seconds of all their kernels, and those of one's
+    launches and eager layers.
     """
 
     tables: StepTables
@@ -69,6 +72,7 @@ class Lane:
     steps: int = 0
     preemptions: int = 0
     peak: float = 0.0
+    log: list[tuple[float, ...]] | None = None
 
     @property
     def load(self) -> int:
@@ -79,7 +83,14 @@ class Lane:
         """A request arrives."""
         if not self.load:
             self.now_s = max(self.now_s, request.ready_s)
+        request.lane = self
         self.waiting.append(request)
+
+    def _write(self, end_s: float, steps: int, prompts: int, sequences: int, kernels_s: float) -> None:
+        tables = self.tables
+        launched_s, eager_s = (tables.launched_s, tables.eager_s) if prompts else (tables.decode_launched_s, 0.0)
+        if self.log is not None:
+            self.log.append((self.now_s, end_s, steps, prompts, sequences, kernels_s, launched_s, eager_s))
 
     def advance(self, until_s: float) -> list[ServedRequest]:
         """Run steps until the clock passes ``until_s``, a request ends, or none is left; the requests that ended."""
@@ -96,7 +107,10 @@ class Lane:
         count = len(decoding)
         sizes = [(new, request.computed) for request, new in chunks]
         mean = self.cached / count if count else 0.0
-        self.now_s += self.tables.mixed_s(sizes, count, mean)
+        kernels_s = self.tables.mixed_kernels_s(sizes, count, mean)
+        end_s = self.now_s + self.tables.mixed_s(kernels_s, count + len(chunks))
+        self._write(end_s, 1, len(chunks), count + len(chunks), kernels_s)
+        self.now_s = end_s
         self.steps += 1
         for request in decoding:
             request.made += self.made
@@ -124,10 +138,13 @@ class Lane:
         if (room := int((self.capacity - self.cached) // (count * self.made))) < steps and count > 1:
             steps = max(1, room)
         cached = self.cached / count + self.made * np.arange(steps, dtype=np.float64)
-        ends = np.cumsum(self.tables.decode_s(count, cached))
+        kernels_s = self.tables.decode_kernels_s(count, cached)
+        ends = np.cumsum(self.tables.decode_s(kernels_s, count))
         if (late := int(np.searchsorted(ends, until_s - self.now_s))) < steps - 1:
             steps = late + 1
-        self.now_s += float(ends[steps - 1])
+        end_s = self.now_s + float(ends[steps - 1])
+        self._write(end_s, steps, 0, count, float(kernels_s[:steps].sum()))
+        self.now_s = end_s
         self.steps += steps
         self.cached += count * steps * self.made
         for request in self.running:

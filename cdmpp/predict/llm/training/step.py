@@ -13,6 +13,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.model.domain.score import LABELS, Label
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_training_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
@@ -130,7 +131,7 @@ class TrainingPlan:
         device: DeviceSpec,
         layout: TrainingLayout,
         *,
-        dtype: str = "bfloat16",
+        dtype: str = defaults.DTYPE,
         products: str | None = None,
         ranks_per_node: int | None = None,
         network: float | str | None = None,
@@ -573,22 +574,22 @@ def training_step(
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
     gpus: int,
-    tp: int = 1,
-    pp: int = 1,
-    virtual_pp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    sharding: Sharding = "none",
-    micro_batch: int,
+    tp: int = defaults.DEGREE,
+    pp: int = defaults.DEGREE,
+    virtual_pp: int = defaults.DEGREE,
+    cp: int = defaults.DEGREE,
+    ep: int = defaults.DEGREE,
+    sharding: Sharding = defaults.SHARDING,
+    micro_batch: int = defaults.MICRO_BATCH,
     global_batch: int,
     sequence: int,
-    dtype: str = "bfloat16",
+    dtype: str = defaults.DTYPE,
     products: str | None = None,
-    recompute: Recompute = "none",
+    recompute: Recompute = defaults.RECOMPUTE,
     overlap: Overlap | None = None,
     ranks_per_node: int | None = None,
     network: float | str | None = None,
-    engine: Engine = "megatron",
+    engine: Engine = defaults.TRAINING_ENGINE,
     predictor: Predictor | None = None,
 ) -> TrainingStep:
     """Predict how long one training step of a language model takes on a cluster.
