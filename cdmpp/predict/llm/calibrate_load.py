@@ -88,6 +88,10 @@ class LoadRow:
         ranks, fixed_s = float(plan.layout.tp > 1), profile.host.replicas_s * (plan.layout.dp > 1)
         for name in names:
             kept = [r for r in requests[plan.warmup :] if name != "tpot_s" or r.output > 1]
+            if not kept:
+                raise DataError(
+                    f"{name}: no request has a second token", hint="give ttft_s or total_s, or a longer output"
+                )
             if self._together:
                 kept = [max(kept, key=lambda r: r.first_s if name == "ttft_s" else r.done_s)]
             shares = [_shares(own, [_window(r, name) for r in kept if r.lane is lane]) for lane, own in logs]
