@@ -24,12 +24,14 @@ def read_text(path: Path) -> str:
     """
     try:
         if str(path) != "-":
-            return read_bytes(path, MAX_REQUEST_BYTES).decode()
+            return read_bytes(path, MAX_REQUEST_BYTES, pipe=True).decode()
         if sys.stdin is None:
             raise DataError("-: the standard input is closed", hint="give the path of a text file")
         return read_at_most(sys.stdin.buffer, MAX_REQUEST_BYTES).decode()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}", hint="give the path of a text file") from None
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror or error}", hint="give the path of a text file"
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not text in UTF-8: {error.reason}", hint="give the path of a text file") from None
 

@@ -1,51 +1,221 @@
-"""Bounded reading of files from elsewhere: endless and unpacked content cannot fill the memory."""
+"""Bounded reading of files from elsewhere: bytes, JSON, TOML, CSV and packed files.
+
+Only regular files are opened. Size, nesting, rows and unpacked bytes have limits, so no file can block a command or
+fill the memory.
+"""
 
 from __future__ import annotations
 
+import csv
 import errno
 import gzip
 import io
+import json
+import lzma
 import os
+import re
+import select
 import stat
+import tomllib
+import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from cdmpp.errors import DataError
+from cdmpp.errors import CdmppError, DataError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_T = TypeVar("_T")
 
 #: Most bytes of a request, a pool of programs or a tuning database. A replay of a million nodes has 0.2 GB of JSON.
 MAX_REQUEST_BYTES = 512 * 2**20
 #: Most bytes of a configuration.
 MAX_CONFIG_BYTES = 4 * 2**20
+#: Most bytes of a TOML file. Python's reader takes about a second for each MiB.
+_MAX_TOML_BYTES = 2**20
+#: Most levels of lists and objects in JSON and TOML.
+MAX_DEPTH = 100
+#: Most characters of a cell of a CSV file that is read whole.
+MAX_CELL = 2**15
+_MAX_KEY_PARTS = 32
+_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % _MAX_KEY_PARTS)
 #: Most columns of a table.
 MAX_COLUMNS = 4096
 #: Most bytes that a gzip file unpacks to: these, and so many for each of its bytes. Traces and tables have 10 to 30.
 _UNPACKED_BYTES, _UNPACKED_RATIO = 64 * 2**20, 100
 _CHUNK = 2**20
+_PIPE_WAIT_MS = 1000
 
 
-def read_bytes(path: str | PathLike[str], max_bytes: int) -> bytes:
-    """Content of a file or pipe.
+def open_file(path: str | PathLike[str], *, pipe: bool = False) -> BinaryIO:
+    """Open a regular file for reading; a FIFO or device is refused before a read could block.
+
+    Parameters
+    ----------
+    pipe : bool
+        Accept a FIFO too. It is empty where no process opens it for writing within a second.
 
     Raises
     ------
     OSError
-        The file cannot be read, is a device, or has more than ``max_bytes``; ``strerror`` is the reason.
+        The file cannot be opened, or is not a regular file; ``strerror`` is the reason.
     """
-    with open(path, "rb") as file:
-        info = os.fstat(file.fileno())
-        if not (stat.S_ISREG(info.st_mode) or stat.S_ISFIFO(info.st_mode) or file.isatty()):
-            raise OSError(errno.EINVAL, "it is a device, not a file", os.fspath(path))
-        if stat.S_ISREG(info.st_mode) and info.st_size > max_bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if pipe and stat.S_ISFIFO(mode):
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(_PIPE_WAIT_MS)
+            os.set_blocking(descriptor, True)
+        else:
+            _check_mode(mode, path)
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: str | PathLike[str], max_bytes: int, *, pipe: bool = False) -> bytes:
+    """Content of a file; see :func:`open_file`.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read, is not a regular file, or has more than ``max_bytes``; ``strerror`` is the reason.
+    """
+    with open_file(path, pipe=pipe) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
             raise _too_large(max_bytes)
         return read_at_most(file, max_bytes)
 
 
-def read_text(path: str | PathLike[str], max_bytes: int) -> str:
+def read_text(path: str | PathLike[str], max_bytes: int, *, pipe: bool = False) -> str:
     """Text of a UTF-8 file; errors as :func:`read_bytes`, and UnicodeDecodeError."""
-    return read_bytes(path, max_bytes).decode()
+    return read_bytes(path, max_bytes, pipe=pipe).decode()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON value; ValueError if it is not JSON or has more than :data:`MAX_DEPTH` levels."""
+    try:
+        return _checked_depth(json.loads(text))
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def parse_toml(text: bytes) -> dict[str, Any]:
+    """The tables of a TOML document.
+
+    Raises
+    ------
+    ValueError
+        It is not TOML, has more than :data:`MAX_DEPTH` levels, or a key of more than :data:`_MAX_KEY_PARTS` parts,
+        whose reading takes quadratic time.
+    """
+    document = text.decode("utf-8-sig")
+    if _LONG_KEY.search(document):
+        raise ValueError(f"a dotted key has more than {_MAX_KEY_PARTS} parts")
+    try:
+        table: dict[str, Any] = _checked_depth(tomllib.loads(document))
+    except RecursionError:
+        raise _too_deep() from None
+    return table
+
+
+def parse_csv(text: bytes, max_rows: int) -> list[list[str]]:
+    """Rows of a CSV document that have a cell which is not blank; cells are stripped.
+
+    The separator is the comma, semicolon or tab that the first line has most.
+
+    Raises
+    ------
+    ValueError
+        It is not CSV, or has too many rows, columns, or characters in a cell.
+    """
+    rows: list[list[str]] = []
+    document = io.StringIO(text.decode("utf-8-sig"), newline="")
+    separator = max(",;\t", key=document.readline().count)
+    document.seek(0)
+    try:
+        for row in csv.reader(document, delimiter=separator, skipinitialspace=True):
+            cells = [cell.strip() for cell in row]
+            if len(cells) > MAX_COLUMNS:
+                raise ValueError(f"row {len(rows):,} has more than {MAX_COLUMNS:,} cells")
+            if any(len(cell) > MAX_CELL for cell in cells):
+                raise ValueError(f"row {len(rows):,} has a cell of more than {MAX_CELL:,} characters")
+            if any(cells):
+                rows.append(cells)
+            if len(rows) > max_rows + 1:
+                raise ValueError(f"it has more than {max_rows:,} rows")
+    except csv.Error as error:
+        raise ValueError(f"row {len(rows):,}: {error}") from None
+    return rows
+
+
+def parse_table(text: bytes, max_rows: int) -> list[dict[str, str]]:
+    """Rows of a CSV document by the names of its header in lower case; a short row lacks its last columns.
+
+    Raises
+    ------
+    ValueError
+        As :func:`parse_csv`; or there is no row, the header repeats a column, or a row is longer than it.
+    """
+    header, *rows = parse_csv(text, max_rows) or [[]]
+    header = [name.lower() for name in header]
+    if not rows:
+        raise ValueError("it has no rows")
+    if repeated := [name for name, count in Counter(header).items() if count > 1]:
+        raise ValueError(f"the header repeats column {repeated[0][:80]!r}")
+    for number, row in enumerate(rows, 1):
+        if len(row) > len(header):
+            raise ValueError(f"row {number}: it has more cells than the header")
+    return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def read_json(
+    path: str | PathLike[str], hint: str, *, max_bytes: int = MAX_CONFIG_BYTES, error: type[CdmppError] = DataError
+) -> Any:
+    """The value of a JSON file; ``error`` with ``hint`` if it cannot be read, or :func:`parse_json` refuses it."""
+    return parse_file(path, parse_json, "JSON", hint, max_bytes=max_bytes, error=error)
+
+
+def read_toml(path: str | PathLike[str], hint: str, *, error: type[CdmppError] = DataError) -> dict[str, Any]:
+    """The tables of a TOML file; ``error`` with ``hint`` if it cannot be read, or :func:`parse_toml` refuses it."""
+    return parse_file(path, parse_toml, "TOML", hint, max_bytes=_MAX_TOML_BYTES, error=error)
+
+
+def parse_file(
+    path: str | PathLike[str],
+    parse: Callable[[bytes], _T],
+    form: str,
+    hint: str,
+    *,
+    max_bytes: int = MAX_CONFIG_BYTES,
+    error: type[CdmppError] = DataError,
+) -> _T:
+    """What ``parse`` makes of the content of a file.
+
+    Parameters
+    ----------
+    form : str
+        Name of the format, for messages.
+    error : type
+        Raised with ``hint`` where the file cannot be read, or ``parse`` raises ValueError.
+    """
+    shown = os.fspath(path)[:200]
+    try:
+        return parse(read_bytes(path, max_bytes))
+    except CdmppError:
+        raise
+    except OSError as reason:
+        raise error(f"{shown}: cannot be read: {reason.strerror or reason}", hint=hint) from None
+    except ValueError as reason:  # covers UnicodeDecodeError, and a null character in the path
+        raise error(f"{shown}: not {form}: {reason}", hint=hint) from None
 
 
 def read_at_most(stream: IO[bytes], max_bytes: int) -> bytes:
@@ -60,7 +230,10 @@ def read_at_most(stream: IO[bytes], max_bytes: int) -> bytes:
 
 def check_regular(path: str | PathLike[str]) -> None:
     """Raise OSError for a path that is no regular file: it could be endless, and cannot be read twice."""
-    mode = os.stat(path).st_mode
+    _check_mode(os.stat(path).st_mode, path)
+
+
+def _check_mode(mode: int, path: str | PathLike[str]) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
@@ -92,8 +265,45 @@ def check_columns(path: Path, names: Sequence[str]) -> None:
 
 def open_gzip(path: Path) -> io.BufferedReader:
     """The unpacked bytes of a gzip file; reading raises OSError where they are far more than the file's."""
-    limit = _UNPACKED_BYTES + _UNPACKED_RATIO * path.stat().st_size
-    return io.BufferedReader(_Bounded(gzip.GzipFile(path), limit), _CHUNK)
+    return io.BufferedReader(_Bounded(gzip.GzipFile(path), _max_unpacked(path.stat().st_size)), _CHUNK)
+
+
+def read_xz(path: Path) -> bytes:
+    """The unpacked bytes of an xz file; OSError where they are far more than the file's, LZMAError for other files."""
+    with open_file(path) as file, lzma.open(file) as stream:
+        return read_at_most(stream, _max_unpacked(path.stat().st_size))
+
+
+def check_zip(archive: zipfile.ZipFile, packed_bytes: int) -> None:
+    """Raise OSError where the members of a zip archive unpack to far more than its own bytes."""
+    if sum(member.file_size for member in archive.infolist()) > (limit := _max_unpacked(packed_bytes)):
+        raise _unpacks(limit)
+
+
+@contextmanager
+def open_npz(path: Path) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """The arrays of an npz file, without pickles.
+
+    Raises
+    ------
+    OSError, ValueError, BadZipFile
+        It is not a regular file, is damaged, or unpacks to far more than its own bytes.
+    """
+    import numpy as np
+
+    with open_file(path) as file:
+        with zipfile.ZipFile(file) as archive:
+            check_zip(archive, os.fstat(file.fileno()).st_size)
+        file.seek(0)
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                yield arrays
+        except MemoryError:
+            raise ValueError("an array states an impossible size") from None
+
+
+def _max_unpacked(packed_bytes: int) -> int:
+    return _UNPACKED_BYTES + _UNPACKED_RATIO * packed_bytes
 
 
 class _Bounded(io.RawIOBase):
@@ -111,7 +321,7 @@ class _Bounded(io.RawIOBase):
         count = self._stream.readinto(buffer)
         self._left -= count
         if self._left < 0:
-            raise OSError(errno.EFBIG, f"it unpacks to more than {self._max:,} bytes, as no trace or table does")
+            raise _unpacks(self._max)
         return count
 
     def close(self) -> None:
@@ -120,5 +330,27 @@ class _Bounded(io.RawIOBase):
         super().close()
 
 
+def _checked_depth(value: Any) -> Any:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return value
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+
+
 def _too_large(max_bytes: int) -> OSError:
     return OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes, the most that are read")
+
+
+def _unpacks(max_bytes: int) -> OSError:
+    return OSError(errno.EFBIG, f"it unpacks to more than {max_bytes:,} bytes, as no trace or table does")

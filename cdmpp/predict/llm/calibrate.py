@@ -6,9 +6,6 @@ two rows move it sensibly and twenty determine it.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +25,7 @@ from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import parse_file, parse_json, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
@@ -49,7 +46,7 @@ FOLDS = 20
 SURE = 4.0
 #: Loss that the other answer to "does the host overlap the kernels" must save.
 SWITCH = 2.0
-MIN_ROWS = 2
+MIN_ROWS, MAX_ROWS = 2, 500
 
 
 @dataclass(frozen=True)
@@ -358,6 +355,8 @@ class CalibrationPlan:
         self._profile = profile
         self._plans: list[tuple[EstimatePlan, dict[str, Any]]] = []
         for number, row in enumerate(measurements, 1):
+            if number > MAX_ROWS:
+                raise DataError(f"more than {MAX_ROWS} measurements", hint=f"choose {MAX_ROWS} that cover your use")
             try:
                 self._plans.append(_plan(row, config, device, profile, resolve))
             except CdmppError as error:
@@ -480,7 +479,7 @@ def _whole(value: Any, name: str) -> int:
 def _seconds(value: Any, name: str) -> float:
     try:
         number = float(value)
-        if not 0 < number < 1e7:
+        if isinstance(value, bool) or not 0 < number < 1e7:
             raise ValueError
     except (TypeError, ValueError):
         raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None
@@ -496,42 +495,22 @@ def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
         The file cannot be read.
     """
     name = fspath(path)
-    try:
-        text = read_text(path, MAX_CONFIG_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {name}: {error}", hint="give a CSV or JSON file") from None
     if not name.lower().endswith((".json", ".jsonl")):
-        return _table(text, name)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        try:
-            value = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise DataError(
-                f"{name}: not JSON: {error}", hint="a list of measurements, or a benchmark's result"
-            ) from None
+        return parse_file(
+            path, lambda text: parse_table(text, MAX_ROWS), "CSV", "a header and a row for each measurement"
+        )
+    value = parse_file(path, _json_or_lines, "JSON", "a list of measurements, or a benchmark's result")
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, dict) for one in values):
         raise DataError(f"{name}: not a list of measurements", hint="each is a JSON object")
     return [_of_benchmark(one) if "completed" in one else one for one in values]
 
 
-def _table(text: str, name: str) -> list[dict[str, Any]]:
-    """Rows of a CSV file, with commas, semicolons or tabs."""
-    first = text.lstrip("\ufeff").partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(text.lstrip("\ufeff")), delimiter=delimiter, skipinitialspace=True)
-    lines = [[cell.strip() for cell in line] for line in reader if any(cell.strip() for cell in line)]
-    if len(lines) < 2:
-        raise DataError(f"{name} has no rows", hint="a header and a row for each measurement")
-    header = [column.lower() for column in lines[0]]
-    if len(set(header)) < len(header):
-        raise DataError(f"{name} repeats a column", hint="each column once")
-    for number, line in enumerate(lines[1:], 1):
-        if len(line) > len(header):
-            raise DataError(f"row {number}: it has more cells than the header", hint="one cell for each column")
-    return [dict(zip(header, line, strict=False)) for line in lines[1:]]
+def _json_or_lines(text: bytes) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return [parse_json(line) for line in text.splitlines() if line.strip()]
 
 
 def _of_benchmark(result: Mapping[str, Any]) -> dict[str, Any]:
