@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import typer
 
 from cdmpp.errors import DataError
-from cdmpp.utils.files import MAX_REQUEST_BYTES, read_at_most, read_bytes
+from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_at_most, read_bytes
 
 
 def read_text(path: Path) -> str:
@@ -46,8 +45,8 @@ def read_json(path: Path) -> Any:
     """
     text = read_text(path)
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text, parse_constant=_refuse)
+    except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}", hint="docs/planning.md has examples") from None
 
 

@@ -36,6 +36,8 @@ _T = TypeVar("_T")
 MAX_REQUEST_BYTES = 512 * 2**20
 #: Most bytes of a configuration.
 MAX_CONFIG_BYTES = 4 * 2**20
+#: Most bytes of a file of a model folder.
+MAX_MODEL_BYTES = 4 * 2**30
 #: Most bytes of a TOML file. Python's reader takes about a second for each MiB.
 _MAX_TOML_BYTES = 2**20
 #: Most levels of lists and objects in JSON and TOML.
@@ -43,9 +45,9 @@ MAX_DEPTH = 100
 #: Most characters of a cell of a CSV file that is read whole.
 MAX_CELL = 2**15
 _MAX_KEY_PARTS = 32
-_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % _MAX_KEY_PARTS)
-#: Most columns of a table.
-MAX_COLUMNS = 4096
+_LONG_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
+#: Most columns and rows of a table.
+MAX_COLUMNS, MAX_ROWS = 4096, 10**8
 #: Most bytes that a gzip file unpacks to: these, and so many for each of its bytes. Traces and tables have 10 to 30.
 _UNPACKED_BYTES, _UNPACKED_RATIO = 64 * 2**20, 100
 _CHUNK = 2**20
@@ -100,10 +102,13 @@ def read_text(path: str | PathLike[str], max_bytes: int, *, pipe: bool = False) 
     return read_bytes(path, max_bytes, pipe=pipe).decode()
 
 
-def parse_json(text: str | bytes) -> Any:
-    """A JSON value; ValueError if it is not JSON or has more than :data:`MAX_DEPTH` levels."""
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """A JSON value; ValueError if it is not JSON or has more than :data:`MAX_DEPTH` levels.
+
+    ``options`` are those of :func:`json.loads`.
+    """
     try:
-        return _checked_depth(json.loads(text))
+        return _checked_depth(json.loads(text, **options))
     except RecursionError:
         raise _too_deep() from None
 
@@ -274,9 +279,26 @@ def read_xz(path: Path) -> bytes:
         return read_at_most(stream, _max_unpacked(path.stat().st_size))
 
 
-def check_zip(archive: zipfile.ZipFile, packed_bytes: int) -> None:
-    """Raise OSError where the members of a zip archive unpack to far more than its own bytes."""
-    if sum(member.file_size for member in archive.infolist()) > (limit := _max_unpacked(packed_bytes)):
+def check_parquet(path: str | PathLike[str]) -> None:
+    """Raise OSError where a Parquet file is not regular, or unpacks to far more than its own bytes.
+
+    Raises
+    ------
+    OSError, pyarrow.ArrowException
+    """
+    import pyarrow.parquet as pq
+
+    check_regular(path)
+    metadata = pq.read_metadata(path)
+    groups = range(metadata.num_row_groups)
+    check_unpacked(sum(metadata.row_group(i).total_byte_size for i in groups), os.stat(path).st_size)
+    if metadata.num_rows > MAX_ROWS:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_ROWS:,} rows")
+
+
+def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
+    """Raise OSError where content unpacks to far more than its packed bytes."""
+    if unpacked_bytes > (limit := _max_unpacked(packed_bytes)):
         raise _unpacks(limit)
 
 
@@ -293,7 +315,7 @@ def open_npz(path: Path) -> Iterator[Mapping[str, NDArray[Any]]]:
 
     with open_file(path) as file:
         with zipfile.ZipFile(file) as archive:
-            check_zip(archive, os.fstat(file.fileno()).st_size)
+            check_unpacked(sum(m.file_size for m in archive.infolist()), os.fstat(file.fileno()).st_size)
         file.seek(0)
         try:
             with np.load(file, allow_pickle=False) as arrays:

@@ -29,7 +29,7 @@ from cdmpp.simulate.traces.records import (
     recorded_call,
     shaped_call,
 )
-from cdmpp.utils.files import check_regular, open_gzip
+from cdmpp.utils.files import open_file, open_gzip
 
 _CHUNK = 1 << 20
 #: Text of one event, or of one field beside the events, in characters.
@@ -50,8 +50,7 @@ def opened(path: Path) -> IO[bytes]:
         The file cannot be read.
     """
     try:
-        check_regular(path)
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(2)
         return open_gzip(path) if head == _GZIP else path.open("rb")
     except OSError as error:
