@@ -12,7 +12,7 @@ from cdmpp.devices.host import is_native, native_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError, violation_text
-from cdmpp.utils.files import read_json, read_toml
+from cdmpp.utils.files import parse_file, parse_json, parse_toml
 
 #: A complete file, for documentation and error messages; a test parses it.
 SPECIFICATION_EXAMPLE = """\
@@ -37,6 +37,8 @@ link = "pcie4-x16"                      # to other devices, for collectives
 
 K = TypeVar("K")
 _SUFFIXES = (".json", ".toml")
+#: A specification is under a kilobyte; anything much larger is another file.
+_MAX_FILE_BYTES = 64 * 1024
 _MAX_PROBLEMS = 12
 
 
@@ -125,8 +127,15 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
         return native_device(text, known)
     if not is_local(text):
         return known(text)
-    read = read_json if text.lower().endswith(".json") else read_toml
-    values = read(text, SPECIFICATION_HINT, error=InvalidDeviceError)
+    is_json = text.lower().endswith(".json")
+    values = parse_file(
+        text,
+        parse_json if is_json else parse_toml,
+        f"valid {'JSON' if is_json else 'TOML'}",
+        SPECIFICATION_HINT,
+        max_bytes=_MAX_FILE_BYTES,
+        error=InvalidDeviceError,
+    )
     if not isinstance(values, dict):
         raise InvalidDeviceError(f"{text} holds no table of fields", hint=SPECIFICATION_HINT)
     return from_mapping(values)

@@ -168,12 +168,10 @@ def parse_table(text: bytes, max_rows: int) -> list[dict[str, str]]:
     Raises
     ------
     ValueError
-        As :func:`parse_csv`; or there is no row, the header repeats a column, or a row is longer than it.
+        As :func:`parse_csv`; or the header repeats a column, or a row is longer than it.
     """
     header, *rows = parse_csv(text, max_rows) or [[]]
     header = [name.lower() for name in header]
-    if not rows:
-        raise ValueError("it has no rows")
     if repeated := [name for name, count in Counter(header).items() if count > 1]:
         raise ValueError(f"the header repeats column {repeated[0][:80]!r}")
     for number, row in enumerate(rows, 1):

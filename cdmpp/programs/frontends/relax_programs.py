@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import CdmppError, InvalidProgramError, UnsupportedOperatorError
+from cdmpp.programs.frontends.exported_archive import copy_checked
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.programs.frontends.imports import import_torch
 from cdmpp.programs.frontends.onnx_model import load_onnx, static_model
@@ -159,14 +160,19 @@ def read_exported(path: str | Path) -> Any:
     Raises
     ------
     InvalidProgramError
-        The file cannot be read, or holds something else.
+        The file cannot be read, holds something else, or needs more than tensors and operators: code of the file is
+        never run.
     """
     torch, path = import_torch(), Path(path)
     log = logging.getLogger("torch.export")
     level = log.level
     try:
         log.setLevel(logging.CRITICAL)  # torch logs a traceback, then tries an older format
-        return torch.export.load(path)
+        with copy_checked(path, torch) as copy, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the file is of an older torch
+            return torch.export.load(copy)
+    except CdmppError:
+        raise
     except OSError as error:
         raise InvalidProgramError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # zip, JSON and pickle each raise their own

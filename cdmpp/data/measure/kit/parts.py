@@ -269,12 +269,12 @@ def read_results(path: Path) -> Results:
             for i, owner in enumerate(arrays["owners"].tolist()):
                 protocol = str(arrays["protocols"][i])
                 repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist", hint="name the result files: DIR/*.npz") from None
         items = [
             {**rest, "id": name, "failure": failure, "repeats_s": taken}
             for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
         ]
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist", hint="name the result files: DIR/*.npz") from None
     except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a result file, or is damaged: {error}", hint="copy it again") from None
     return Results(path, head, machines, items)
