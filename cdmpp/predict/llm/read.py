@@ -72,7 +72,7 @@ def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
         A file cannot be read, or is not a JSON object.
     """
     file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
+    file = file / "config.json" if os.path.isdir(path) else file
     fields = _json_object(file)
     separate = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
     if file.name.endswith("config.json") and os.path.lexists(separate):

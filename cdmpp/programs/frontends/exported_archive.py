@@ -11,7 +11,6 @@ import io
 import json
 import re
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import IO, Any
@@ -23,11 +22,9 @@ _HINT = (
     "export with tensors, numbers and texts as inputs; a file that you trust can be passed to cdmpp in Python: "
     "torch.export.load(path)"
 )
-#: Members: JSON of the graph and of its tensors, what is pickled, and what is copied; others are left out. Those without
-#: a folder are of torch up to 2.7.
-_JSON = re.compile(
-    r"(.*/)?models/[^/]+\.json|.*/data/(weights|constants)/[^/]+\.json|serialized_exported_program\.json"
-)
+#: Members: JSON of the graph and of its tensors, what is pickled, and what is copied; others are left out. Those
+#: without a folder are of torch up to 2.7.
+_JSON = re.compile(r"(.*/)?(models|data/(weights|constants))/[^/]+\.json|serialized_exported_program\.json")
 _PICKLED = re.compile(r".*\.pt|serialized_(state_dict|constants)\.json")
 _COPIED = re.compile(r".*/data/(weights/weight|constants/tensor)_\d+|(.*/)?(archive_\w+|version|byteorder)")
 _CALL = re.compile(
@@ -54,11 +51,11 @@ _FIELDS = {
     "path_name": re.compile(r"(weight|tensor)_\d+"),
 }
 #: Keys of a mapping by its field. torch counts up to the number in the name of a range's symbol.
-_KEYS = {"range_constraints": re.compile(r"\w{1,8}")}
+_KEYS = {"range_constraints": re.compile(r"(?!.*\d{7})[\w *+()/-]*")}
 
 
-def copy_checked(path: Path, torch: Any) -> IO[bytes]:
-    """A temporary copy of a ``.pt2`` file that ``torch.export.load`` reads without running code of the file.
+def copy_checked(path: Path, copy: IO[bytes], torch: Any) -> None:
+    """Copy a ``.pt2`` file so that ``torch.export.load`` reads the copy without running code of the file.
 
     Raises
     ------
@@ -67,7 +64,6 @@ def copy_checked(path: Path, torch: Any) -> IO[bytes]:
     OSError, ValueError, BadZipFile
         It is not a regular file, not such an archive, or unpacks to far more than its own bytes.
     """
-    copy = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     with open_file(path) as file, zipfile.ZipFile(file) as source, zipfile.ZipFile(copy, "w") as target:
         members = {member.filename: member.file_size for member in source.infolist()}
         check_unpacked(sum(members.values()), path.stat().st_size)
@@ -82,7 +78,6 @@ def copy_checked(path: Path, torch: Any) -> IO[bytes]:
                     raise ValueError(f"{name} has {size:,} bytes; at most {MAX_REQUEST_BYTES:,} are read")
                 target.writestr(name, check(source.read(name), f"{path.name}: {name}", torch))
     copy.seek(0)
-    return copy
 
 
 def _without_pickles(content: bytes, place: str, torch: Any) -> bytes:

@@ -15,6 +15,7 @@ undecomposed ``batch_norm`` for its epsilon and its mode for training, and stops
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -168,8 +169,8 @@ def read_exported(path: str | Path) -> Any:
     level = log.level
     try:
         log.setLevel(logging.CRITICAL)  # torch logs a traceback, then tries an older format
-        with copy_checked(path, torch) as copy, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the file is of an older torch
+        with tempfile.TemporaryFile() as copy:
+            copy_checked(path, copy, torch)
             return torch.export.load(copy)
     except CdmppError:
         raise
