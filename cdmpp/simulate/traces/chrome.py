@@ -174,8 +174,8 @@ class _Text:
                     ) from None
                 if self._ended:
                     raise self._truncated(wanted) from None
-            except RecursionError:
-                raise DataError(f"{self.path}: not a trace: nested too deeply", hint=_HINT) from None
+            except (ValueError, RecursionError) as error:  # a number with too many digits, or too many levels
+                raise DataError(f"{self.path}: not a trace: {error}", hint=_HINT) from None
             self._more()
 
     def _more(self) -> bool:
