@@ -172,7 +172,7 @@ def test_hostile_files_are_errors(tmp_path: Path, reader: str, kind: str) -> Non
     assert len(caught.value.message) < 2000 and "\n" not in caught.value.message
 
 
-TEXTS = [content.decode(errors="replace") for content in CONTENT.values() if isinstance(content, bytes)]
+TEXTS = [content[:100_000].decode(errors="replace") for content in CONTENT.values() if isinstance(content, bytes)]
 IMPORTS = [(name, kind) for name, item in FORMATS.items() if (cls := item.importer()) for kind in cls.kinds]
 
 
@@ -194,7 +194,7 @@ def test_packed_files_unpack_to_a_bounded_size(tmp_path: Path, suffix: str, monk
     path, zeros = tmp_path / f"rows-0{suffix}", b"0" * 2**25
     if suffix == ".npz":
         names = ("head", "machine", "fields", "ids", "failures", "offsets", "repeats_s", "owners", "protocols")
-        np.savez_compressed(path, **dict.fromkeys(names, np.zeros(2**22)))  # type: ignore[arg-type]  # their stub
+        np.savez_compressed(path, **dict.fromkeys(names, np.zeros(2**21)))  # type: ignore[arg-type]  # their stub
         read: Read = parts.read_results
     elif suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -208,10 +208,12 @@ def test_packed_files_unpack_to_a_bounded_size(tmp_path: Path, suffix: str, monk
         path.write_bytes(lzma.compress(zeros))
         read = lambda path: files.parse_file(path, lambda _: files.read_xz(path), "xz", "")  # noqa: E731
     else:
-        path.write_bytes(gzip.compress((b"program,latency_us\n" if "csv" in suffix else b"[") + zeros))
+        path.write_bytes(
+            gzip.compress(b"program,latency_us\n" + b"a,1\n" * 2**22 if "csv" in suffix else b"[" + b" " * 2**24)
+        )
         read = load_table if "csv" in suffix else read_trace
-    assert path.stat().st_size < 2**17
-    with pytest.raises(CdmppError, match="unpacks to"):
+    assert path.stat().st_size < 2**18
+    with pytest.raises(CdmppError, match=r"unpacks to|more than"):
         read(path)
 
 
@@ -231,7 +233,7 @@ def test_manifest_without_a_field_is_an_error(tmp_path: Path, missing: str) -> N
 def test_quantisation_file_without_types_is_an_error(tmp_path: Path, stated: Any) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated))
-    with pytest.raises(DataError, match="hf_quant_config.json"):
+    with pytest.raises(DataError, match="hf_quant_config"):
         read_config(tmp_path)
 
 
@@ -244,7 +246,7 @@ def test_many_measurements_and_configurations_of_rows_are_refused(tmp_path: Path
     row = {"batch": 1, "input": 8, "output": 8, "total_s": 1.0}
     with pytest.raises(DataError, match="more than 500 measurements"):
         _fit([row] * 100_000)
-    with pytest.raises(DataError, match="row 1: .*not a regular file"):
+    with pytest.raises(DataError, match=r"row 1: .*not a regular file"):
         _fit([{**row, "config": str(tmp_path / "pipe")}] * 2)
 
 
