@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,8 @@ def host_profile(
             hint="one of: " + ", ".join(profiles),
         )
     hint = f"a .toml file with the fields of docs/modules.md, or {', '.join(profiles)}"
+    if not os.path.lexists(host):
+        raise DataError(f"no host profile {str(host)[:100]!r}", hint=hint)
     return HostProfile.of(read_toml(host, hint), str(host))
 
 
