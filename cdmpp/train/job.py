@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import lzma
 import zipfile
@@ -17,7 +16,7 @@ from cdmpp.errors import DataError
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.rows import LeafBucket, ProgramStore, QueryRows
 from cdmpp.train.options import DomainConfig, OptimiserConfig
-from cdmpp.utils.files import MAX_REQUEST_BYTES, read_json, read_xz
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_json, read_npz, read_xz
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -180,9 +179,7 @@ def _write(path: Path, arrays: dict[str, Array]) -> None:
 def _files(folder: Path, name: str) -> Iterator[dict[str, Array]]:
     for path in sorted(folder.glob(f"{name}-*{_SUFFIX}")):
         try:
-            # Unpacked whole: the archive is read from its end, and xz cannot go back.
-            with np.load(io.BytesIO(read_xz(path)), allow_pickle=False) as file:
-                arrays = dict(file)
+            arrays = read_npz(read_xz(path))
         except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is damaged: {error}", hint="copy it again") from None
         yield arrays

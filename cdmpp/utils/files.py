@@ -19,16 +19,12 @@ import stat
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 from cdmpp.errors import CdmppError, DataError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _T = TypeVar("_T")
 
@@ -55,17 +51,9 @@ _PIPE_WAIT_MS = 1000
 
 
 def open_file(path: str | PathLike[str], *, pipe: bool = False) -> BinaryIO:
-    """Open a regular file for reading; a FIFO or device is refused before a read could block.
+    """Open a file; OSError, whose ``strerror`` is the reason, where it is not regular, before a read could block.
 
-    Parameters
-    ----------
-    pipe : bool
-        Accept a FIFO too. It is empty where no process opens it for writing within a second.
-
-    Raises
-    ------
-    OSError
-        The file cannot be opened, or is not a regular file; ``strerror`` is the reason.
+    ``pipe`` accepts a FIFO too. It is empty where no process opens it for writing within a second.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -84,13 +72,7 @@ def open_file(path: str | PathLike[str], *, pipe: bool = False) -> BinaryIO:
 
 
 def read_bytes(path: str | PathLike[str], max_bytes: int, *, pipe: bool = False) -> bytes:
-    """Content of a file; see :func:`open_file`.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read, is not a regular file, or has more than ``max_bytes``; ``strerror`` is the reason.
-    """
+    """Content of a file; OSError as :func:`open_file`, or where it has more than ``max_bytes``."""
     with open_file(path, pipe=pipe) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
             raise _too_large(max_bytes)
@@ -103,10 +85,7 @@ def read_text(path: str | PathLike[str], max_bytes: int, *, pipe: bool = False) 
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
-    """A JSON value; ValueError if it is not JSON or has more than :data:`MAX_DEPTH` levels.
-
-    ``options`` are those of :func:`json.loads`.
-    """
+    """A JSON value; ValueError where it is not JSON, or is nested deeper than :data:`MAX_DEPTH`."""
     try:
         return _checked_depth(json.loads(text, **options))
     except RecursionError:
@@ -114,13 +93,9 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
 
 
 def parse_toml(text: bytes) -> dict[str, Any]:
-    """The tables of a TOML document.
+    """The tables of a TOML document; ValueError where it is none, is nested too deeply, or has a very long dotted key.
 
-    Raises
-    ------
-    ValueError
-        It is not TOML, has more than :data:`MAX_DEPTH` levels, or a key of more than :data:`_MAX_KEY_PARTS` parts,
-        whose reading takes quadratic time.
+    Reading such a key takes quadratic time.
     """
     document = text.decode("utf-8-sig")
     if _LONG_KEY.search(document):
@@ -133,14 +108,9 @@ def parse_toml(text: bytes) -> dict[str, Any]:
 
 
 def parse_csv(text: bytes, max_rows: int) -> list[list[str]]:
-    """Rows of a CSV document that have a cell which is not blank; cells are stripped.
+    """Rows of a CSV document with stripped cells, without blank rows; ValueError where it is none or has too much.
 
     The separator is the comma, semicolon or tab that the first line has most.
-
-    Raises
-    ------
-    ValueError
-        It is not CSV, or has too many rows, columns, or characters in a cell.
     """
     rows: list[list[str]] = []
     document = io.StringIO(text.decode("utf-8-sig"), newline="")
@@ -165,10 +135,7 @@ def parse_csv(text: bytes, max_rows: int) -> list[list[str]]:
 def parse_table(text: bytes, max_rows: int) -> list[dict[str, str]]:
     """Rows of a CSV document by the names of its header in lower case; a short row lacks its last columns.
 
-    Raises
-    ------
-    ValueError
-        As :func:`parse_csv`; or the header repeats a column, or a row is longer than it.
+    ValueError as :func:`parse_csv`, and where the header repeats a column or a row is longer than it.
     """
     header, *rows = parse_csv(text, max_rows) or [[]]
     header = [name.lower() for name in header]
@@ -201,14 +168,9 @@ def parse_file(
     max_bytes: int = MAX_CONFIG_BYTES,
     error: type[CdmppError] = DataError,
 ) -> _T:
-    """What ``parse`` makes of the content of a file.
+    """What ``parse`` makes of a file; ``error`` where it cannot be read, or where ``parse`` raises ValueError.
 
-    Parameters
-    ----------
-    form : str
-        Name of the format, for messages.
-    error : type
-        Raised with ``hint`` where the file cannot be read, or ``parse`` raises ValueError.
+    ``form`` is the name of the format in the message.
     """
     shown = os.fspath(path)[:200]
     try:
@@ -278,12 +240,7 @@ def read_xz(path: Path) -> bytes:
 
 
 def check_parquet(path: str | PathLike[str]) -> None:
-    """Raise OSError where a Parquet file is not regular, or unpacks to far more than its own bytes.
-
-    Raises
-    ------
-    OSError, pyarrow.ArrowException
-    """
+    """Raise OSError where a Parquet file is not regular or unpacks to far more than its bytes; else as pyarrow."""
     import pyarrow.parquet as pq
 
     check_regular(path)
@@ -300,26 +257,17 @@ def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
         raise _unpacks(limit)
 
 
-@contextmanager
-def open_npz(path: Path) -> Iterator[Mapping[str, NDArray[Any]]]:
-    """The arrays of an npz file, without pickles.
-
-    Raises
-    ------
-    OSError, ValueError, BadZipFile
-        It is not a regular file, is damaged, or unpacks to far more than its own bytes.
-    """
+def read_npz(content: bytes) -> dict[str, Any]:
+    """The arrays of an npz file; OSError, ValueError or BadZipFile where it is damaged, or unpacks to far too much."""
     import numpy as np
 
-    with open_file(path) as file:
-        with zipfile.ZipFile(file) as archive:
-            check_unpacked(sum(m.file_size for m in archive.infolist()), os.fstat(file.fileno()).st_size)
-        file.seek(0)
-        try:
-            with np.load(file, allow_pickle=False) as arrays:
-                yield arrays
-        except MemoryError:
-            raise ValueError("an array states an impossible size") from None
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        check_unpacked(sum(member.file_size for member in archive.infolist()), len(content))
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except MemoryError:
+        raise ValueError("an array states an impossible size") from None
 
 
 def _max_unpacked(packed_bytes: int) -> int:
@@ -351,14 +299,10 @@ class _Bounded(io.RawIOBase):
 
 
 def _checked_depth(value: Any) -> Any:
-    level = [value]
+    level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-            if isinstance(inner, dict | list)
-        ]
+        items = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in items if isinstance(item, dict | list)]
         if not level:
             return value
     raise _too_deep()

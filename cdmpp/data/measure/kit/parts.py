@@ -21,7 +21,7 @@ from typing import Any
 from cdmpp.data.measure import runtime
 from cdmpp.data.measure.runtime.run import FORMAT, KitError, PartFile
 from cdmpp.errors import DataError
-from cdmpp.utils.files import MAX_REQUEST_BYTES, open_npz, parse_json, read_json
+from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_bytes, read_json, read_npz
 from cdmpp.utils.writing import replacing
 
 HOME, JOB = "home", "job.json"
@@ -259,16 +259,16 @@ def read_results(path: Path) -> Results:
         It is not a result file, or is damaged.
     """
     try:
-        with open_npz(path) as arrays:
-            head = parse_json(str(arrays["head"]))
-            machines = parse_json(str(arrays["machine"]))
-            fields = [parse_json(text) for text in arrays["fields"].tolist()]
-            ids, failures = arrays["ids"].tolist(), arrays["failures"].tolist()
-            repeats: list[dict[str, tuple[float, ...]]] = [{} for _ in ids]
-            offsets, values = arrays["offsets"].tolist(), arrays["repeats_s"]
-            for i, owner in enumerate(arrays["owners"].tolist()):
-                protocol = str(arrays["protocols"][i])
-                repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
+        arrays = read_npz(read_bytes(path, MAX_REQUEST_BYTES))
+        head = parse_json(str(arrays["head"]))
+        machines = parse_json(str(arrays["machine"]))
+        fields = [parse_json(text) for text in arrays["fields"].tolist()]
+        ids, failures = arrays["ids"].tolist(), arrays["failures"].tolist()
+        repeats: list[dict[str, tuple[float, ...]]] = [{} for _ in ids]
+        offsets, values = arrays["offsets"].tolist(), arrays["repeats_s"]
+        for i, owner in enumerate(arrays["owners"].tolist()):
+            protocol = str(arrays["protocols"][i])
+            repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
         items = [
             {**rest, "id": name, "failure": failure, "repeats_s": taken}
             for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
