@@ -118,10 +118,12 @@ def empty() -> None:
     raise DataError("no rows")
 
 
+CONFIG: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+CONFIG |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+
+
 def _fit(measured: list[dict[str, Any]]) -> object:
-    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    config |= {"num_attention_heads": 4, "vocab_size": 128}
-    return fit_engine(config, "h100-sxm", measured)
+    return fit_engine(CONFIG, "h100-sxm", measured)
 
 
 def _with_config(folder: Path) -> object:
@@ -206,7 +208,7 @@ def test_packed_files_unpack_to_a_bounded_size(tmp_path: Path, suffix: str, monk
         read = load_table
     elif suffix == ".xz":
         path.write_bytes(lzma.compress(zeros))
-        read = lambda path: files.parse_file(path, lambda _: files.read_xz(path), "xz", "")  # noqa: E731
+        read = lambda path: files.parse_file(path, lambda _: files.read_xz(path, 2**20), "xz", "")  # noqa: E731
     else:
         path.write_bytes(
             gzip.compress(b"program,latency_us\n" + b"a,1\n" * 2**22 if "csv" in suffix else b"[" + b" " * 2**24)
@@ -250,10 +252,13 @@ def test_many_measurements_and_configurations_of_rows_are_refused(tmp_path: Path
         _fit([{**row, "config": str(tmp_path / "pipe")}] * 2)
 
 
-@pytest.mark.parametrize("duration", ["total_s", "ttft_s", "tpot_s"])
-def test_boolean_is_no_duration(duration: str) -> None:
-    with pytest.raises(DataError, match=f"{duration} 'True' is no duration"):
-        _fit([{"batch": 1, "input": 8, "output": 8, duration: True}] * 2)
+@pytest.mark.parametrize("value", [True, 10**400, "9" * 5000, [1.0], "nan"])
+@pytest.mark.parametrize("duration", ["total_s", "ttft_s", "tpot_s", "step_s"])
+def test_value_that_is_no_duration_is_an_error(duration: str, value: Any) -> None:
+    row = {"batch": 1, "input": 8, "output": 8, duration: value}
+    step = {"gpus": 8, "micro_batch": 1, "global_batch": 8, "sequence": 128, duration: value}
+    with pytest.raises((DataError, FieldError), match=r"is no duration|step_s|measurement 1"):
+        fit_training(CONFIG, "h100-sxm", [step] * 4) if duration == "step_s" else _fit([row] * 2)
 
 
 @pytest.mark.parametrize("cls", [EngineProfile, HostProfile])

@@ -179,7 +179,7 @@ def _write(path: Path, arrays: dict[str, Array]) -> None:
 def _files(folder: Path, name: str) -> Iterator[dict[str, Array]]:
     for path in sorted(folder.glob(f"{name}-*{_SUFFIX}")):
         try:
-            arrays = read_npz(read_xz(path))
+            arrays = read_npz(read_xz(path, 16 * FILE_VALUES))
         except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is damaged: {error}", hint="copy it again") from None
         yield arrays

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar
+from typing import IO, Any, TypeVar
 
 from cdmpp.errors import CdmppError, DataError
 
@@ -50,7 +50,7 @@ _CHUNK = 2**20
 _PIPE_WAIT_MS = 1000
 
 
-def open_file(path: str | PathLike[str], *, pipe: bool = False) -> BinaryIO:
+def open_file(path: str | PathLike[str], *, pipe: bool = False) -> io.BufferedReader:
     """Open a file; OSError, whose ``strerror`` is the reason, where it is not regular, before a read could block.
 
     ``pipe`` accepts a FIFO too. It is empty where no process opens it for writing within a second.
@@ -233,10 +233,10 @@ def open_gzip(path: Path) -> io.BufferedReader:
     return io.BufferedReader(_Bounded(gzip.GzipFile(path), _max_unpacked(path.stat().st_size)), _CHUNK)
 
 
-def read_xz(path: Path) -> bytes:
-    """The unpacked bytes of an xz file; OSError where they are far more than the file's, LZMAError for other files."""
+def read_xz(path: Path, max_bytes: int) -> bytes:
+    """The unpacked bytes of an xz file; OSError where they are more than ``max_bytes``, LZMAError for other files."""
     with open_file(path) as file, lzma.open(file) as stream:
-        return read_at_most(stream, _max_unpacked(path.stat().st_size))
+        return read_at_most(stream, max_bytes)
 
 
 def check_parquet(path: str | PathLike[str]) -> None:

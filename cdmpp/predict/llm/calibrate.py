@@ -481,7 +481,7 @@ def _seconds(value: Any, name: str) -> float:
         number = float(value)
         if isinstance(value, bool) or not 0 < number < 1e7:
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None
     return number
 

@@ -128,9 +128,8 @@ def with_separate_file(fields: dict[str, Any], separate: Mapping[str, Any], name
     that one has it. DataError where that file, called ``name`` in the message, states no type.
     """
     stated = separate.get("quantization")
-    algorithms = ("quant_algo", "kv_cache_quant_algo")
-    values = [stated.get(key) for key in algorithms] if isinstance(stated, Mapping) else []
-    if not any(values) or not all(value is None or isinstance(value, str) for value in values):
+    names = [stated.get(key) for key in ("quant_algo", "kv_cache_quant_algo")] if isinstance(stated, Mapping) else []
+    if not isinstance(stated, Mapping) or not any(names) or not all(isinstance(n, str | None) for n in names):
         raise DataError(
             f"{name[:200]}: no quantization.quant_algo: {str(stated)[:80]!r}",
             hint="copy the file of the checkpoint again, or remove it where the weights are not quantised",

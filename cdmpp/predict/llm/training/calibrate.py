@@ -198,9 +198,9 @@ def _plan(
         plan = TrainingPlan.of(config, device, engine, options, check_memory=False)
     except CdmppError as error:
         raise FieldError(f"measurement {number}: {error.message}", path="measurements", hint=error.hint) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise FieldError(
-            f"measurement {number}: {error}",
+            f"measurement {number}: {str(error)[:200]}",
             path="measurements",
             hint="gpus, micro_batch, global_batch and sequence are needed",
         ) from None
