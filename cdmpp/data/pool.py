@@ -19,7 +19,7 @@ from cdmpp.data.physics import work
 from cdmpp.data.table import MeasurementTable, OperatorBlock
 from cdmpp.errors import ArtifactError, CdmppError, DataError
 from cdmpp.programs.operators import OperatorSpec, read_operator
-from cdmpp.utils.files import MAX_REQUEST_BYTES, read_json, read_text
+from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_file, read_json
 
 #: File of a model folder.
 POOL = "programs.json"
@@ -123,10 +123,8 @@ def _from_json(path: Path) -> list[OperatorSpec]:
 def _from_lines(path: Path) -> list[OperatorSpec]:
     if path.suffix != ".txt":
         return []
-    try:
-        lines = read_text(path, MAX_REQUEST_BYTES).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}", hint="a text file of operators") from None
+    hint = "a text file of operators"
+    lines = parse_file(path, lambda text: text.decode().splitlines(), "text", hint, max_bytes=MAX_REQUEST_BYTES)
     stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
     return _parsed(path, ((n, line) for n, line in stripped if line and not line.startswith("#")), "line")
 

@@ -127,15 +127,9 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
         return native_device(text, known)
     if not is_local(text):
         return known(text)
-    is_json = text.lower().endswith(".json")
-    values = parse_file(
-        text,
-        parse_json if is_json else parse_toml,
-        f"valid {'JSON' if is_json else 'TOML'}",
-        SPECIFICATION_HINT,
-        max_bytes=_MAX_FILE_BYTES,
-        error=InvalidDeviceError,
-    )
+    parse, form = (parse_json, "valid JSON") if text.lower().endswith(".json") else (parse_toml, "valid TOML")
+    options: dict[str, Any] = {"max_bytes": _MAX_FILE_BYTES, "error": InvalidDeviceError}
+    values = parse_file(text, parse, form, SPECIFICATION_HINT, **options)
     if not isinstance(values, dict):
         raise InvalidDeviceError(f"{text} holds no table of fields", hint=SPECIFICATION_HINT)
     return from_mapping(values)
