@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ from cdmpp.errors import CdmppError, DataError
 from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.rendering import render
 from cdmpp.programs.query_options import ProgramFramework
-from cdmpp.utils.files import read_text
+from cdmpp.utils.files import parse_file, parse_table
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
@@ -337,16 +336,16 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
     DataError
         The file cannot be read, or a row is no request.
     """
-    try:
-        rows = list(csv.DictReader(read_text(path, MAX_TRACE_BYTES).splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}", hint="a CSV file with arrival_s, input, output") from None
+    from cdmpp.predict.llm.serving import MAX_REQUESTS
+
+    hint = "a CSV file with arrival_s, input, output"
+    rows = parse_file(path, lambda text: parse_table(text, MAX_REQUESTS), "CSV", hint, max_bytes=MAX_TRACE_BYTES)
     requests = []
     for number, row in enumerate(rows, 1):
         try:
             requests.append((float(row["arrival_s"]), int(row["input"]), int(row["output"])))
         except (KeyError, TypeError, ValueError):
-            raise DataError(f"{path}: row {number} is no request", hint="columns arrival_s, input, output") from None
+            raise DataError(f"{path}: row {number} is no request", hint=hint) from None
     return requests
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from cdmpp.errors import UnknownDeviceError, UnsupportedOperatorError
+from cdmpp.errors import ArtifactError, UnknownDeviceError, UnsupportedOperatorError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.score import LABELS, Context, Label, label, parse_contexts
@@ -17,6 +16,7 @@ from cdmpp.programs.elements import combinations, types_label
 from cdmpp.programs.operators import PRODUCT_ALIASES, lowered_operators, operator_types, unknown_operator
 from cdmpp.programs.products import GroupedGemm, Moe
 from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, IMPLEMENTATIONS, PROTOCOLS
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_json
 
 #: The least distance of a program to those of training: a label is the best that a query of a cell can have.
 _LEAST_DISTANCE = 1e-6
@@ -198,8 +198,7 @@ def _error_table(artifact: Artifact) -> dict[str, Any]:
     path = artifact.folder / ERROR_TABLE if artifact.folder is not None else None
     if path is None or not path.is_file():
         return {}
-    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return table
+    return dict(read_json(path, "copy the model folder again", max_bytes=MAX_REQUEST_BYTES, error=ArtifactError))
 
 
 def _by_operator(groups: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -27,6 +27,7 @@ from cdmpp.data.measure.sampling import SampledProgram
 from cdmpp.data.measure.timing import TimedRun
 from cdmpp.errors import DataError, MeasurementError
 from cdmpp.programs.frontends.tasks import TaskList
+from cdmpp.programs.tvm_json import MAX_BYTES
 
 _FULL = "no space left on the disk of {}"
 _MAKE_ROOM = "free some space and repeat the same command to resume"
@@ -393,7 +394,11 @@ def _pack(text: str) -> bytes:
 
 
 def _unpack(blob: bytes) -> str:
-    return zlib.decompress(blob).decode()
+    reader = zlib.decompressobj()
+    text = reader.decompress(blob, MAX_BYTES)
+    if not reader.eof:
+        raise DataError(f"a stored program has more than {MAX_BYTES:,} bytes, or is cut", hint="collect it again")
+    return text.decode()
 
 
 def take_lock(path: Path) -> int:

@@ -20,6 +20,8 @@ _LISTS = re.compile(r"(?i)(args?|argv|opts?|options?|flags?|params?|parameters|o
 Value = str | bool | list[str]
 #: Values of a file, with those that an alias repeats; configurations have a few hundred.
 MAX_VALUES = 100_000
+#: Most characters of a YAML text, whose reading takes some seconds for each million.
+MAX_YAML = 2**19
 
 
 def options(text: str) -> dict[str, Value]:
@@ -185,14 +187,18 @@ def read_yaml(text: str) -> Any:
     Raises
     ------
     FieldError
-        The text is not YAML, it has more than :data:`MAX_VALUES` values, or a value contains itself.
+        The text is not YAML, is too long, has more than :data:`MAX_VALUES` values, or a value contains itself.
     MissingDependencyError
         PyYAML is not installed.
     """
     yaml = _yaml()
+    if len(text) > MAX_YAML:
+        raise FieldError(
+            f"the file has {len(text):,} characters of YAML, not up to {MAX_YAML:,}", hint="check the path"
+        )
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         place = " ".join(str(error).split())
         raise FieldError(f"the file is not YAML: {place[:200]}", hint="check the file") from None
     _check_size(value)

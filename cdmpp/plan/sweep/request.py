@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sized
 from math import prod
 from pathlib import Path
@@ -11,13 +10,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cdmpp.errors import DataError, FieldError
+from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import read_request
 from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines import load_engine
 from cdmpp.predict.llm.layout import DTYPES, WEIGHTS
 from cdmpp.predict.requests.fields import Closed, Count, Name, PositiveSeconds
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import read_toml
 
 #: Figures of a point that a sweep can minimise.
 Objective = Literal[
@@ -180,12 +179,7 @@ def read_sweep(path: Path) -> Sweep:
     FieldError
         A field is missing, unknown or wrong, or engine and framework contradict.
     """
-    try:
-        value = tomllib.loads(read_text(path, MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}", hint="give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not TOML: {error}", hint=_HINT) from None
+    value = read_toml(path, _HINT)
     try:
         sweep = read_request(Sweep, value)
     except FieldError as error:

@@ -6,11 +6,7 @@ two rows move it sensibly and twenty determine it.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike, fspath
@@ -23,7 +19,7 @@ from cdmpp.errors import CdmppError, DataError, FieldError
 from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm.calibrate_load import MAX_ROWS, LoadRow, queues
+from cdmpp.predict.llm.calibrate_load import MAX_LOAD_ROWS, LoadRow, queues
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import EstimatePlan, resolved_device, shipped_predictor
 from cdmpp.predict.llm.layout import Layout, Types
@@ -31,7 +27,7 @@ from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction, Query
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import parse_file, parse_json, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
@@ -52,7 +48,7 @@ FOLDS = 20
 SURE = 4.0
 #: Loss that the other answer to "does the host overlap the kernels" must save.
 SWITCH = 2.0
-MIN_ROWS = 2
+MIN_ROWS, MAX_ROWS = 2, 500
 #: Fits after the first one where rows are simulated, each with the engine of the one before.
 REPEATS = 2
 
@@ -365,12 +361,16 @@ class CalibrationPlan:
         self._profile = profile
         self._plans: list[tuple[EstimatePlan | LoadRow, dict[str, Any]]] = []
         for number, row in enumerate(measurements, 1):
+            if number > MAX_ROWS:
+                raise DataError(f"more than {MAX_ROWS} measurements", hint=f"choose {MAX_ROWS} that cover your use")
             try:
                 self._plans.append(_plan(row, config, device, profile, resolve))
             except CdmppError as error:
                 raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
-            if sum(isinstance(plan, LoadRow) for plan, _ in self._plans) > MAX_ROWS:
-                raise DataError(f"row {number}: more than {MAX_ROWS} rows are simulated", hint="send fewer such rows")
+            if sum(isinstance(plan, LoadRow) for plan, _ in self._plans) > MAX_LOAD_ROWS:
+                raise DataError(
+                    f"row {number}: more than {MAX_LOAD_ROWS} rows are simulated", hint="send fewer such rows"
+                )
         if len(self._plans) < MIN_ROWS:
             raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
         # Rows of one model share most of their programs: each is asked once.
@@ -543,9 +543,9 @@ def _whole(value: Any, name: str) -> int:
 def _seconds(value: Any, name: str) -> float:
     try:
         number = float(value)
-        if not 0 < number < 1e7:
+        if isinstance(value, bool) or not 0 < number < 1e7:
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None
     return number
 
@@ -559,44 +559,22 @@ def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
         The file cannot be read.
     """
     name = fspath(path)
-    try:
-        text = read_text(path, MAX_CONFIG_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {name}: {error}", hint="give a CSV or JSON file") from None
     if not name.lower().endswith((".json", ".jsonl")):
-        return _table(text, name)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        try:
-            value = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise DataError(
-                f"{name}: not JSON: {error}", hint="a list of measurements, or a benchmark's result"
-            ) from None
+        return parse_file(
+            path, lambda text: parse_table(text, MAX_ROWS), "CSV", "a header and a row for each measurement"
+        )
+    value = parse_file(path, _json_or_lines, "JSON", "a list of measurements, or a benchmark's result")
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, dict) for one in values):
         raise DataError(f"{name}: not a list of measurements", hint="each is a JSON object")
     return [_of_benchmark(one, i) if "completed" in one else one for i, one in enumerate(values, 1)]
 
 
-def _table(text: str, name: str) -> list[dict[str, Any]]:
-    """Rows of a CSV file, with commas, semicolons or tabs; without the first, decimals may have a comma."""
-    first = text.lstrip("\ufeff").partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(text.lstrip("\ufeff")), delimiter=delimiter, skipinitialspace=True)
-    lines = [[cell.strip() for cell in line] for line in reader if any(cell.strip() for cell in line)]
-    if delimiter != ",":
-        lines = [[re.sub(r"^(\d+),(\d+)$", r"\1.\2", cell) for cell in line] for line in lines]
-    if len(lines) < 2:
-        raise DataError(f"{name} has no rows", hint="a header and a row for each measurement")
-    header = [column.lower() for column in lines[0]]
-    if len(set(header)) < len(header):
-        raise DataError(f"{name} repeats a column", hint="each column once")
-    for number, line in enumerate(lines[1:], 1):
-        if len(line) > len(header):
-            raise DataError(f"row {number}: it has more cells than the header", hint="one cell for each column")
-    return [dict(zip(header, line, strict=False)) for line in lines[1:]]
+def _json_or_lines(text: bytes) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return [parse_json(line) for line in text.splitlines() if line.strip()]
 
 
 def _of_benchmark(result: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 #: Requests of a closed loop after the first ones of all clients, at least and at most; requests at a rate.
 FEW, MOST, OPEN = 64, 1000, 400
 #: Steps with prompts of one row, and rows that are simulated: more are refused.
-MAX_STEPS, MAX_ROWS = 100_000, 50
+MAX_STEPS, MAX_LOAD_ROWS = 100_000, 50
 
 
 class LoadRow:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cdmpp.errors import FieldError
+from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.llm.config import WEIGHT_PARTS, LLMConfig, PartWeights
 
 #: ``quant_algo`` of ModelOpt -> element type, scaling, and whether activations keep their type.
@@ -139,15 +139,19 @@ def cache_type(value: Any) -> str | None:
     return None
 
 
-def with_separate_file(fields: dict[str, Any], separate: Mapping[str, Any]) -> dict[str, Any]:
+def with_separate_file(fields: dict[str, Any], separate: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Fields of ``config.json`` with those of ModelOpt's ``hf_quant_config.json`` beside it.
 
     ``config.json`` counts where both state the types. The type of the cache is taken from the other file where only
-    that one has it.
+    that one has it. DataError where that file, called ``name`` in the message, states no type.
     """
     stated = separate.get("quantization")
-    if not isinstance(stated, Mapping):
-        return fields
+    names = [stated.get(key) for key in ("quant_algo", "kv_cache_quant_algo")] if isinstance(stated, Mapping) else []
+    if not isinstance(stated, Mapping) or not any(names) or not all(isinstance(n, str | None) for n in names):
+        raise DataError(
+            f"{name[:200]}: no quantization.quant_algo: {str(stated)[:80]!r}",
+            hint="copy the file of the checkpoint again, or remove it where the weights are not quantised",
+        )
     text = fields.get("text_config")
     own = fields.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
     if own is None:

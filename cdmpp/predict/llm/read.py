@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -21,7 +21,7 @@ from cdmpp.predict.llm.families.contradictions import contradictions
 from cdmpp.predict.llm.families.fields import Fields
 from cdmpp.predict.llm.language_part import language_part
 from cdmpp.predict.llm.quantisation import quantised, with_separate_file
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
+from cdmpp.utils.files import read_json
 
 
 def read_config(
@@ -71,31 +71,20 @@ def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
     DataError
         A file cannot be read, or is not a JSON object.
     """
-    shown, hint = str(path)[:200], "pass the config.json of a model"
-    try:
-        file = Path(path)
-        file = file / "config.json" if file.is_dir() else file
-        fields = _json_object(file, shown, hint)
-        separate = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
-        if file.name.endswith("config.json") and separate.is_file():
-            fields = with_separate_file(fields, _json_object(separate, str(separate)[:200], hint))
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{shown} cannot be read: {error.strerror}", hint=hint) from None
-    except ValueError:  # a null character in the path
-        raise DataError(f"{shown!r} is not a path", hint=hint) from None
+    file = Path(path)
+    file = file / "config.json" if os.path.isdir(path) else file
+    fields = _json_object(file)
+    separate = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
+    if file.name.endswith("config.json") and os.path.lexists(separate):
+        fields = with_separate_file(fields, _json_object(separate), str(separate))
     return fields
 
 
-def _json_object(file: Path, shown: str, hint: str) -> dict[str, Any]:
-    text = read_bytes(file, MAX_CONFIG_BYTES)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise DataError(f"{shown} is not JSON", hint=hint) from None
+def _json_object(file: Path) -> dict[str, Any]:
+    hint = "pass the config.json of a model"
+    value = read_json(file, hint)
     if not isinstance(value, dict):
-        raise DataError(f"{shown} is not a JSON object", hint=hint)
+        raise DataError(f"{str(file)[:200]} is not a JSON object", hint=hint)
     return value
 
 

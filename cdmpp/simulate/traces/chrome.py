@@ -29,7 +29,7 @@ from cdmpp.simulate.traces.records import (
     recorded_call,
     shaped_call,
 )
-from cdmpp.utils.files import check_regular, open_gzip
+from cdmpp.utils.files import open_file, open_gzip
 
 _CHUNK = 1 << 20
 _MOST_LEFT_OUT = 6
@@ -60,8 +60,7 @@ def opened(path: Path) -> IO[bytes]:
         The file cannot be read.
     """
     try:
-        check_regular(path)
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(2)
         return open_gzip(path) if head == _GZIP else path.open("rb")
     except OSError as error:
@@ -196,8 +195,8 @@ class _Text:
                     ) from None
                 if self._ended:
                     raise self._truncated(wanted) from None
-            except RecursionError:
-                raise DataError(f"{self.path}: not a trace: nested too deeply", hint=_HINT) from None
+            except (ValueError, RecursionError) as error:  # a number with too many digits, or too many levels
+                raise DataError(f"{self.path}: not a trace: {error}", hint=_HINT) from None
             self._more()
 
     def _more(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from cdmpp.errors import DataError
 from cdmpp.simulate.traces.chrome import opened, read_torch
 from cdmpp.simulate.traces.records import EventKind, Lane, RankTrace, Sync, TraceEvent
+from cdmpp.utils.files import open_file
 
 MAGIC = b"SQLite format 3\x00"
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -34,7 +35,7 @@ _NAMES = ("demangledName", "shortName", "mangledName")
 def is_sqlite(path: Path) -> bool:
     """Whether a file is an SQLite database."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False

@@ -175,7 +175,7 @@ def test_files_are_read(measured: list[dict[str, Any]], predictor: LatencyPredic
     benchmark.write_text(json.dumps({"completed": 3, "mean_tpot_ms": 1.0}))
     with pytest.raises(DataError, match="has no total_output_tokens"):
         read_measurements(benchmark)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_measurements(tmp_path / "absent.csv")
     benchmark.write_text(
         json.dumps({**bench, "max_concurrency": 1}) + "\n" + json.dumps({**bench, "mean_tpot_ms": None})

@@ -198,11 +198,11 @@ def test_unreadable_files_are_errors(tmp_path: Path) -> None:
     broken.write_text('{"model_type": ')
     number.write_text("3")
     for path, message in (
-        (broken, "is not JSON"),
+        (broken, "not JSON"),
         (number, "is not a JSON object"),
         (tmp_path / "absent.json", "cannot be read"),
         ("x" * 5000, "cannot be read"),
-        ("a\0b", "is not a path"),
+        ("a\0b", "null byte"),
     ):
         with pytest.raises(DataError, match=message):
             read_config(path)
