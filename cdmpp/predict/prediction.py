@@ -31,6 +31,7 @@ from cdmpp.programs.query_options import (
     Implementation,
     Protocol,
     implementation_of,
+    launcher_of,
 )
 from cdmpp.utils.units import format_latency
 
@@ -284,6 +285,14 @@ def query_implementation(query: Query) -> str | None:
     if program.backend == "tvm" or isinstance(program.operator, Collective):
         return None
     return implementation_of(operator_name(program), query.framework, query.implementation)
+
+
+def query_launcher(query: Query) -> str | None:
+    """The framework whose measured kernels answer a query of a tensor program; None where any may."""
+    implementation = query_implementation(query)
+    if not implementation:
+        return query.framework
+    return launcher_of(operator_name(query.program), query.framework, implementation)
 
 
 def failed_fields(query: Query, error: CdmppError, model_id: str) -> dict[str, Any]:

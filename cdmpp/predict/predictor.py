@@ -25,6 +25,7 @@ from cdmpp.model.artifact.folder import default_model
 from cdmpp.model.artifact.load import load_artifact, save_adapted, save_corrected
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.collectives.model import CollectiveModel
+from cdmpp.model.domain.score import THRESHOLDS
 from cdmpp.model.inference.collectives import (
     CollectiveQuery,
     collectives_of,
@@ -50,6 +51,7 @@ from cdmpp.predict.prediction import (
     check_settings,
     device_list,
     failed_fields,
+    query_launcher,
 )
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.stages import calibrate, check_finite, encode_features, encode_queries, report
@@ -314,9 +316,11 @@ class LatencyPredictor(ModulePredictor):
         predicted = [i for i in keys if i not in errors]
         if predicted:
             raw = RawPredictions.from_table(np.stack([rows[keys[i]] for i in predicted]))
-            codes = raw.adjusted.astype(int).tolist()
+            beyond = [(figure > THRESHOLDS[0]).tolist() for figure in (raw.distance, raw.coverage)]
+            codes = zip(raw.adjusted.astype(int).tolist(), *beyond, strict=True)
             reasons = [
-                self._reason(*resolved[i], code) if code else None for i, code in zip(predicted, codes, strict=True)
+                self._reason(*resolved[i], code, far, doubtful) if code or doubtful else None
+                for i, (code, far, doubtful) in zip(predicted, codes, strict=True)
             ]
             figures = calibrate(raw, levels, model_id)
             reported = report([resolved[i] for i in predicted], figures, reasons)
@@ -423,11 +427,12 @@ class LatencyPredictor(ModulePredictor):
             return RawPredictions.empty(), dict.fromkeys(range(len(queries)), error)
         return predict_collectives(model, [_collective_query(query, spec) for query, spec in queries]), {}
 
-    def _reason(self, query: Query, device: DeviceSpec, adjusted: int) -> str:
-        """Why a prediction is not the network's own, or what the measurements of a collective lacked."""
+    def _reason(self, query: Query, device: DeviceSpec, adjusted: int, is_far: bool, is_doubtful: bool) -> str | None:
+        """Why a prediction is not the network's own or not "in", or what the measurements of a collective lacked."""
         if is_collective_program(query.program):
-            return explain_collective(self.collectives, _collective_query(query, device))
-        return self._pipeline.reason(query.program, adjusted)
+            return explain_collective(self.collectives, _collective_query(query, device)) or None
+        option = (query.protocol, query_launcher(query) or "")
+        return self._pipeline.reason(query.program, device, option, adjusted, is_far, is_doubtful) or None
 
 
 @lru_cache(maxsize=4096)

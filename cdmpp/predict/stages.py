@@ -33,9 +33,9 @@ from cdmpp.model.inference.encoder import BatchBuilder, HalfType, ProgramEncoder
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.predict.bulk import DOMAINS, FeatureAnswers, FeatureQueries
-from cdmpp.predict.prediction import Prediction, Query, framework_error, query_implementation
+from cdmpp.predict.prediction import Prediction, Query, framework_error, query_implementation, query_launcher
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, launcher_of
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code
 from cdmpp.programs.templates import size_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,10 +91,7 @@ def encode_queries(
         device = devices.setdefault(id(spec), len(devices))
         if device == len(specs):
             specs.append(spec)
-        implementation, framework = query_implementation(query), query.framework
-        if implementation:
-            framework = launcher_of(operator_name(query.program), framework, implementation)
-        code = framework_code(framework)
+        code = framework_code(query_launcher(query))
         rows.append((key, device, BACKENDS.index(query.program.backend), PROTOCOLS.index(query.protocol), code))
     return builder.batch(specs, QueryRows(*np.array(rows).T)) if rows else None, errors
 

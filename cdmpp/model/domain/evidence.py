@@ -18,6 +18,7 @@ from cdmpp.model.domain.score import Context, parse_contexts
 from cdmpp.model.nn.inputs import SUMMARY_COLUMNS
 from cdmpp.model.nn.rows import QueryBatch, distinct_rows
 from cdmpp.programs.elements import base_type
+from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import (
     BACKENDS,
     COMPOSED_BY_PYTORCH,
@@ -277,6 +278,17 @@ class Evidence:
         if kind.operator != WIDENED or kind.dtype not in HALVES or self.was_trained(kind):
             return False
         return device.peak(kind.dtype, matrix=True) <= device.peak("float32", matrix=True)
+
+    def lacks_units(self, kind: QueryKind, device: DeviceSpec) -> bool:
+        """Whether the device has no units for the type, and nothing of it was measured there.
+
+        Such a type is "out", so that it is not better than one that the device has. Vector units compute integers and
+        8-bit floats anyway.
+        """
+        dtype = base_type(kind.dtype)
+        if kind.operator == TIR or device.has_units(dtype) or self.was_measured(kind, ""):
+            return False
+        return dtype == "bfloat16" or operator_family(kind.operator) != "vector"
 
     def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
         """The type whose features a query may need beside its own on some device; None where it needs none."""

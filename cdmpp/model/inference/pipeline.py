@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encode import EncodedProgram, element_types, operator_name
+from cdmpp.features.encode import TIR, EncodedProgram, element_types, operator_name
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
@@ -28,6 +28,7 @@ from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.inputs import roofline_s
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
+from cdmpp.programs.elements import base_type
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, framework_name, implementation_of
 
@@ -38,6 +39,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FEW_STEP = 1.0
 #: A service computes several batches at a time.
 MAX_THREADS = 4
+#: Reasons that are remembered.
+MAX_REASONS = 4096
 _TVM, _PYTORCH = BACKENDS.index("tvm"), framework_code("pytorch")
 
 
@@ -78,7 +81,7 @@ class InferencePipeline:
             self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
         self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts(), artifact.domain.host_bound)
         self._rules, self._alike = Rules(self.evidence), Alike(self.evidence, [spec for _, spec in self._devices])
-        self._reasons: dict[tuple[str, str, str, int], str] = {}
+        self._reasons: dict[tuple[Any, ...], str] = {}
 
     def forward(self, batch: QueryBatch) -> RawPredictions:
         """Predictions before calibration, in the order of the queries, with the adapter where the model has one.
@@ -111,7 +114,27 @@ class InferencePipeline:
             output = alike.apply(output, self._predict_possible(alike.batch, self._evidence_names(alike.batch.specs)))
         other = (batch.rows.framework != asked.rows.framework) & (asked.rows.framework >= 0)
         codes = output.adjusted.astype(np.int8) | np.where(other, ADJUSTMENTS["engine"], 0).astype(np.int8)
-        return _with_status(batch, replace(output, adjusted=codes))
+        output = _with_status(batch, replace(output, adjusted=codes))
+        # After calibration: the label says that the type is emulated, the interval is as measured.
+        step = limited_step(output.distance, output.step, self._lacks_units(batch, names), THRESHOLDS[1])
+        return replace(output, step=step)
+
+    def _lacks_units(self, batch: QueryBatch, names: Sequence[str]) -> Array:
+        """Whether the device has no units for the type (:meth:`Evidence.lacks_units`), (n,) bool."""
+        rows = batch.rows
+        first, inverse = distinct_rows([rows.device, batch.kind[rows.program], rows.backend])
+        lacks = [
+            self.evidence.lacks_units(
+                QueryKind(names[device], *batch.kinds[number], BACKENDS[backend]), batch.specs[device]
+            )
+            for device, number, backend in zip(
+                rows.device[first].tolist(),
+                batch.kind[rows.program[first]].tolist(),
+                rows.backend[first].tolist(),
+                strict=True,
+            )
+        ]
+        return np.array(lacks, dtype=np.bool_)[inverse]
 
     def _predict_possible(self, batch: QueryBatch, names: Sequence[str]) -> RawPredictions:
         """Predictions that agree across protocols and types, within the physical bounds."""
@@ -164,17 +187,56 @@ class InferencePipeline:
             return self._scheduled.half_type(operator, dtype, backend)
         return self.evidence.may_need_half(operator, dtype, backend)
 
-    def reason(self, program: TensorProgram | EncodedProgram, adjusted: int) -> str:
-        """Why a prediction is not the network's own, from its code :attr:`RawPredictions.adjusted`."""
+    def reason(
+        self,
+        program: TensorProgram | EncodedProgram,
+        device: DeviceSpec,
+        option: tuple[str, str],
+        adjusted: int,
+        is_far: bool,
+        is_doubtful: bool,
+    ) -> str:
+        """Why a prediction is not the network's own, and why it is not "in"; "" where it is both.
+
+        Parameters
+        ----------
+        option : (protocol, framework)
+            "" for no framework.
+        adjusted : int
+            Its :attr:`RawPredictions.adjusted`.
+        is_far, is_doubtful : bool
+            Whether its :attr:`RawPredictions.distance`, and its coverage, are beyond those of "in".
+        """
         if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
-            return self._scheduled.reason(program, adjusted)
-        key = (operator_name(program), element_types(program), program.backend, adjusted)
+            return self._scheduled.reason(program, device, option, adjusted, is_far, is_doubtful)
+        operator, types, backend = operator_name(program), element_types(program), program.backend
+        key = (operator, types, backend, device, option, adjusted, is_far, is_doubtful)
         if key not in self._reasons:
-            operator, types, backend, _ = key
+            if len(self._reasons) > MAX_REASONS:
+                self._reasons.clear()
             half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-            texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & adjusted)
+            texts = [text.format(operator=operator, half=half) for code, text in REASONS.items() if code & adjusted]
+            if is_doubtful:
+                texts += self._doubts(QueryKind("", operator, types, backend), device, option, is_far)
+                texts = texts or ["its sizes and what training had are together farther from training than most"]
             self._reasons[key] = "; ".join(texts)
         return self._reasons[key]
+
+    def _doubts(self, kind: QueryKind, device: DeviceSpec, option: tuple[str, str], is_far: bool) -> Iterator[str]:
+        """Why a prediction is not "in": its type, its context, its schedule, its sizes."""
+        [name], (protocol, framework) = self._evidence_names([device]), option
+        kind = kind._replace(device=name)
+        if self.evidence.lacks_units(kind, device):
+            yield f"{device.name} has no units for {base_type(kind.dtype)}, and training had no measurement of it there"
+        context = Context(name, kind.operator, kind.dtype, protocol, kind.backend, framework)
+        if lacking := self.artifact.domain.lacking(context):
+            yield lacking
+        elif self.evidence.lacks(kind, framework):
+            yield f"training had {kind.operator} on {device.name} in another implementation only"
+        if kind.operator == TIR and device.kind == "gpu":
+            yield "a program with a GPU schedule is at best near"
+        if is_far:
+            yield "its sizes are outside those of training"
 
     def _predict_independently(self, batch: QueryBatch) -> RawPredictions:
         adapter = self.artifact.adapter

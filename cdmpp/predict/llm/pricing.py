@@ -241,6 +241,7 @@ def _of_stand_in(prediction: Prediction) -> Prediction:
     return replace(
         prediction,
         domain="near",
+        domain_reason=f"{prediction.name} stands for another kernel of about this cost",
         lower_s=prediction.latency_s * (lower / prediction.latency_s) ** STAND_IN_WIDTH,
         upper_s=prediction.latency_s * (upper / prediction.latency_s) ** STAND_IN_WIDTH,
     )
