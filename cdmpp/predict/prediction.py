@@ -158,6 +158,8 @@ class Prediction:
         optional=True,
     )
     error: ErrorInfo | None = None
+    #: The label by the rows of training alone, also where the device has no units for the type. Not in JSON.
+    coverage: Label | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     @cache
@@ -176,6 +178,7 @@ class Prediction:
         """Plain values for JSON, with either figures or an error."""
         # Not asdict: its deep copies took longer than the prediction.
         out = dict(vars(self))
+        del out["coverage"]
         if self.error is None:
             del out["error"]
             for name, value in self.declarations().items():

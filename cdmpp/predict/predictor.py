@@ -54,7 +54,7 @@ from cdmpp.predict.prediction import (
     query_launcher,
 )
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.predict.stages import calibrate, check_finite, encode_features, encode_queries, report
+from cdmpp.predict.stages import calibrate, check_finite, covered, encode_features, encode_queries, report
 from cdmpp.predict.support import support
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.frontends.load import program_from_request
@@ -323,7 +323,7 @@ class LatencyPredictor(ModulePredictor):
                 for i, (code, far, doubtful) in zip(predicted, codes, strict=True)
             ]
             figures = calibrate(raw, levels, model_id)
-            reported = report([resolved[i] for i in predicted], figures, reasons)
+            reported = report([resolved[i] for i in predicted], figures, reasons, covered(raw))
             results.update(zip(predicted, reported, strict=True))
         return Predictions(results[i] for i in range(len(queries)))
 

@@ -29,6 +29,7 @@ from cdmpp.features.encode import (
 )
 from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.domain.score import THRESHOLDS
+from cdmpp.model.inference.consistency import NO_UNITS
 from cdmpp.model.inference.encoder import BatchBuilder, HalfType, ProgramEncoder
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.model.raw_predictions import RawPredictions
@@ -162,17 +163,21 @@ def _size_count(operator: str) -> int:
     return len(size_names(operator))
 
 
+def covered(raw: RawPredictions) -> Array:
+    """Indices into DOMAINS by the coverage alone, (n,) int8."""
+    return (raw.coverage > THRESHOLDS[0]).astype(np.int8) + (raw.coverage > THRESHOLDS[1])
+
+
 def calibrate(raw: RawPredictions, levels: Sequence[float], model_id: str) -> FeatureAnswers:
     """Seconds, calibrated intervals and domains of predictions."""
     point_s = np.exp(raw.point)
     lower_s, upper_s, quantiles_s = read_interval(raw.levels, raw.factor, levels, point_s)
-    coverage = raw.coverage
     return FeatureAnswers(
         latency_s=point_s,
         lower_s=lower_s,
         upper_s=upper_s,
         quantiles=quantiles_s,
-        domain=(coverage > THRESHOLDS[0]).astype(np.int8) + (coverage > THRESHOLDS[1]),
+        domain=np.where(raw.adjusted >= NO_UNITS, DOMAINS.index("out"), covered(raw)).astype(np.int8),
         domain_score=np.array([round(score, 4) for score in raw.score.tolist()]),
         roofline_s=raw.roofline_s,
         levels=tuple(levels),
@@ -196,9 +201,17 @@ def check_finite(answers: FeatureAnswers) -> None:
 
 
 def report(
-    queries: Sequence[tuple[Query, DeviceSpec]], answers: FeatureAnswers, reasons: Sequence[str | None]
+    queries: Sequence[tuple[Query, DeviceSpec]], answers: FeatureAnswers, reasons: Sequence[str | None], coverage: Array
 ) -> list[Prediction]:
-    """A :class:`Prediction` of each query, from the rows of ``answers``; ``reasons`` are their ``domain_reason``."""
+    """A :class:`Prediction` of each query, from the rows of ``answers``.
+
+    Parameters
+    ----------
+    reasons : sequence of str or None
+        Their ``domain_reason``.
+    coverage : (n,) int8
+        :func:`covered`.
+    """
     names = [f"{level:g}" for level in answers.levels]
     columns = (
         answers.latency_s,
@@ -209,7 +222,7 @@ def report(
         answers.domain_score,
         answers.roofline_s,
     )
-    rows = zip(queries, *(column.tolist() for column in columns), reasons, strict=True)
+    rows = zip(queries, *(column.tolist() for column in columns), reasons, coverage.tolist(), strict=True)
     return [
         Prediction(
             query.program.name,
@@ -228,6 +241,7 @@ def report(
             roofline_s,
             reason,
             implementation=query_implementation(query),
+            coverage=DOMAINS[covers],
         )
-        for (query, spec), latency_s, lower_s, upper_s, quantiles, domain, score, roofline_s, reason in rows
+        for (query, spec), latency_s, lower_s, upper_s, quantiles, domain, score, roofline_s, reason, covers in rows
     ]

@@ -339,9 +339,9 @@ def _distance(points: Array, centres: Array, reach: float) -> Array:
     return np.asarray(np.sqrt(out) / max(reach, 1e-9))
 
 
-def limited_step(distance: Array, step: Array, limited: Array, threshold: float = THRESHOLDS[0]) -> Array:
-    """Steps, (n,), with which the ``limited`` rows (bool) are beyond a threshold; their score is then just above it."""
-    min_step = threshold + JUST_ABOVE - distance
+def limited_step(distance: Array, step: Array, limited: Array) -> Array:
+    """Steps, (n,), which keep the ``limited`` rows (bool) out of "in"; their score is then just above it."""
+    min_step = THRESHOLDS[0] + JUST_ABOVE - distance
     return np.where(limited, np.maximum(step, min_step), step)
 
 

@@ -21,7 +21,7 @@ from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
 from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
 from cdmpp.model.inference.alike import Alike
-from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, REPLACED, Rules
+from cdmpp.model.inference.consistency import ADJUSTMENTS, NO_UNITS, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
 from cdmpp.model.inference.limits import limit
 from cdmpp.model.nn.figures import stack_devices
@@ -115,9 +115,7 @@ class InferencePipeline:
         other = (batch.rows.framework != asked.rows.framework) & (asked.rows.framework >= 0)
         codes = output.adjusted.astype(np.int8) | np.where(other, ADJUSTMENTS["engine"], 0).astype(np.int8)
         output = _with_status(batch, replace(output, adjusted=codes))
-        # After calibration: the label says that the type is emulated, the interval is as measured.
-        step = limited_step(output.distance, output.step, self._lacks_units(batch, names), THRESHOLDS[1])
-        return replace(output, step=step)
+        return replace(output, adjusted=output.adjusted + NO_UNITS * self._lacks_units(batch, names))
 
     def _lacks_units(self, batch: QueryBatch, names: Sequence[str]) -> Array:
         """Whether the device has no units for the type (:meth:`Evidence.lacks_units`), (n,) bool."""
@@ -215,7 +213,8 @@ class InferencePipeline:
             if len(self._reasons) > MAX_REASONS:
                 self._reasons.clear()
             half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-            texts = [text.format(operator=operator, half=half) for code, text in REASONS.items() if code & adjusted]
+            named = {"operator": operator, "half": half, "dtype": base_type(types)}
+            texts = [text.format(**named) for code, text in REASONS.items() if code & adjusted]
             if is_doubtful:
                 texts += self._doubts(QueryKind("", operator, types, backend), device, option, is_far)
                 texts = texts or ["its sizes and what training had are together farther from training than most"]
@@ -226,8 +225,6 @@ class InferencePipeline:
         """Why a prediction is not "in": its type, its context, its schedule, its sizes."""
         [name], (protocol, framework) = self._evidence_names([device]), option
         kind = kind._replace(device=name)
-        if self.evidence.lacks_units(kind, device):
-            yield f"{device.name} has no units for {base_type(kind.dtype)}, and training had no measurement of it there"
         context = Context(name, kind.operator, kind.dtype, protocol, kind.backend, framework)
         if lacking := self.artifact.domain.lacking(context):
             yield lacking
