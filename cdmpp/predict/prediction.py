@@ -149,11 +149,10 @@ class Prediction:
     roofline_s: float | None = figure(
         "Bound by arithmetic and memory traffic, not a prediction.", Annotated[float, Field(ge=0)], unit="s"
     )
-    #: Also why the device's status keeps a prediction out of "in". For a collective, what of the query its
-    #: measurements lacked.
+    #: For a collective, what of the query its measurements lacked.
     domain_reason: str | None = figure(
-        "Only where the figures follow or are limited by those of another type, protocol, engine or device, which "
-        "training had, or by physics: which one.",
+        "Why the domain is not `in`; and whether the figures follow or are limited by those of another type, protocol, "
+        "engine or device, which training had, or by physics.",
         str,
         optional=True,
     )

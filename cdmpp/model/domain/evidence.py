@@ -43,6 +43,13 @@ WIDENED = "conv2d"
 NARROW = ("int8", "float8_e4m3", "float4_e2m1")
 
 
+def has_no_units(operator: str, dtype: str, device: DeviceSpec) -> bool:
+    """Whether the device has no units for a type of an operator; vector units compute integers anyway."""
+    base = base_type(dtype)
+    is_emulated = base == "bfloat16" or operator_family(operator) != "vector"
+    return is_emulated and operator != TIR and not device.has_units(base)
+
+
 class QueryKind(NamedTuple):
     """Operator, element type and backend of a query on a device ("" for a device that training did not have).
 
@@ -282,13 +289,9 @@ class Evidence:
     def lacks_units(self, kind: QueryKind, device: DeviceSpec) -> bool:
         """Whether the device has no units for the type, and nothing of it was measured there.
 
-        Such a type is "out", so that it is not better than one that the device has. Vector units compute integers and
-        8-bit floats anyway.
+        Such a type is "out", so that it is not better than one that the device has.
         """
-        dtype = base_type(kind.dtype)
-        if kind.operator == TIR or device.has_units(dtype) or self.was_measured(kind, ""):
-            return False
-        return dtype == "bfloat16" or operator_family(kind.operator) != "vector"
+        return has_no_units(kind.operator, kind.dtype, device) and not self.was_measured(kind, "")
 
     def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
         """The type whose features a query may need beside its own on some device; None where it needs none."""

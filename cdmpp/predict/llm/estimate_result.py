@@ -9,7 +9,7 @@ from typing import Any
 from cdmpp.model.domain.score import Label, TotalDomain
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.memory import Memory, parameter_count
-from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
+from cdmpp.predict.rendering import Rendered, Table, interval_text, out_reasons, percent
 from cdmpp.utils.units import format_latency, format_si
 
 
@@ -246,6 +246,7 @@ def estimate_tables(estimates: Sequence[LLMEstimate], parts: int = SHOWN_PARTS) 
         *(f"not included: {name}" for name in first.config.left_out),
         *dict.fromkeys(f"note: {remark}" for e in estimates for remark in e.remarks),
         f"domain by share of the time: {shares}",
+        *out_reasons((e.settings.device, e) for e in estimates),
         f"interval: 10 % – 90 %; memory: of one GPU; model {first.model_id}",
     ]
     return [whole, *(_parts(e, parts) for e in estimates if parts), Table.lines(*notes)]
