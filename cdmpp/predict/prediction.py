@@ -157,8 +157,6 @@ class Prediction:
         optional=True,
     )
     error: ErrorInfo | None = None
-    #: The label by the rows of training alone, also where the device has no units for the type. Not in JSON.
-    coverage: Label | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     @cache
@@ -177,7 +175,7 @@ class Prediction:
         """Plain values for JSON, with either figures or an error."""
         # Not asdict: its deep copies took longer than the prediction.
         out = dict(vars(self))
-        del out["coverage"]
+        out.pop("_coverage", None)
         if self.error is None:
             del out["error"]
             for name, value in self.declarations().items():
@@ -189,6 +187,17 @@ class Prediction:
                 del out[name]
             out["error"] = asdict(self.error)
         return out
+
+    def covered_as(self, label: Label) -> Prediction:
+        """This prediction, of a type for which the device has no units, with the label by the rows of training alone."""
+        vars(self)["_coverage"] = label
+        return self
+
+    @property
+    def coverage(self) -> Label | None:
+        """The label by the rows of training alone, also where the device has no units for the type."""
+        label: Label | None = vars(self).get("_coverage", self.domain)
+        return label
 
     @property
     def latency_ms(self) -> float | None:

@@ -33,11 +33,12 @@ from cdmpp.model.inference.collectives import (
     is_collective_program,
     predict_collectives,
 )
+from cdmpp.model.inference.consistency import NO_UNITS
 from cdmpp.model.inference.encoder import ProgramEncoder
 from cdmpp.model.inference.engine import CHUNK_ROWS
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.raw_predictions import RawPredictions
-from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.predict.bulk import DOMAINS, FeatureAnswers, FeatureQueries
 from cdmpp.predict.modules.predictor import ModulePredictor
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
@@ -323,7 +324,9 @@ class LatencyPredictor(ModulePredictor):
                 for i, (code, far, doubtful) in zip(predicted, codes, strict=True)
             ]
             figures = calibrate(raw, levels, model_id)
-            reported = report([resolved[i] for i in predicted], figures, reasons, covered(raw))
+            reported = report([resolved[i] for i in predicted], figures, reasons)
+            for row in np.flatnonzero(raw.adjusted >= NO_UNITS).tolist():
+                reported[row].covered_as(DOMAINS[covered(raw)[row]])
             results.update(zip(predicted, reported, strict=True))
         return Predictions(results[i] for i in range(len(queries)))
 

@@ -201,17 +201,9 @@ def check_finite(answers: FeatureAnswers) -> None:
 
 
 def report(
-    queries: Sequence[tuple[Query, DeviceSpec]], answers: FeatureAnswers, reasons: Sequence[str | None], coverage: Array
+    queries: Sequence[tuple[Query, DeviceSpec]], answers: FeatureAnswers, reasons: Sequence[str | None]
 ) -> list[Prediction]:
-    """A :class:`Prediction` of each query, from the rows of ``answers``.
-
-    Parameters
-    ----------
-    reasons : sequence of str or None
-        Their ``domain_reason``.
-    coverage : (n,) int8
-        :func:`covered`.
-    """
+    """A :class:`Prediction` of each query, from the rows of ``answers``; ``reasons`` are their ``domain_reason``."""
     names = [f"{level:g}" for level in answers.levels]
     columns = (
         answers.latency_s,
@@ -222,7 +214,7 @@ def report(
         answers.domain_score,
         answers.roofline_s,
     )
-    rows = zip(queries, *(column.tolist() for column in columns), reasons, coverage.tolist(), strict=True)
+    rows = zip(queries, *(column.tolist() for column in columns), reasons, strict=True)
     return [
         Prediction(
             query.program.name,
@@ -241,7 +233,6 @@ def report(
             roofline_s,
             reason,
             implementation=query_implementation(query),
-            coverage=DOMAINS[covers],
         )
-        for (query, spec), latency_s, lower_s, upper_s, quantiles, domain, score, roofline_s, reason, covers in rows
+        for (query, spec), latency_s, lower_s, upper_s, quantiles, domain, score, roofline_s, reason in rows
     ]

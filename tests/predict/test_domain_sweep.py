@@ -23,7 +23,17 @@ SIZES |= {"head_dim": 128, "v_dim": 128, "tokens": 512, "hidden": 4096, "interme
 SIZES |= {"w": 56, "c": 64, "c_in": 64, "c_out": 64, "kh": 3, "kw": 3, "past_len": 2048, "decode_past_len": 2048}
 SIZES |= {"table_rows": 32768, "topk": 8}
 DECODE = {"q_len": 1}
-DEVICES = ["t4", "v100-sxm2-32gb", "p100-pcie-16gb", "a100-sxm4-80gb", "h100-sxm", "b200", "b300", "rtx-2080-ti", "mi100"]
+DEVICES = [
+    "t4",
+    "v100-sxm2-32gb",
+    "p100-pcie-16gb",
+    "a100-sxm4-80gb",
+    "h100-sxm",
+    "b200",
+    "b300",
+    "rtx-2080-ti",
+    "mi100",
+]
 DEVICES += ["mi300x", "rx-6800-xt", "titan-xp", "rtx-3090", "l4"]
 
 

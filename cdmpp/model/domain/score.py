@@ -288,7 +288,9 @@ class Domain:
         """What training lacked of a context, in words; "" where it had the context."""
         exact, operator, *_ = context.keys()
         new = [text for text, is_new in self._new_parts(context).items() if is_new]
-        if operator not in self.contexts:
+        if not context.dtype:  # TIR has its types in its leaves
+            new = [text for text in new if not text.startswith("no  of")]
+        elif operator not in self.contexts:
             new.insert(0, f"no {context.operator} ({context.backend})")
         elif not new and exact not in self.contexts:
             new = [f"no {context.dtype} of {context.operator} with protocol {context.protocol} on {context.device}"]

@@ -119,19 +119,13 @@ class InferencePipeline:
 
     def _lacks_units(self, batch: QueryBatch, names: Sequence[str]) -> Array:
         """Whether the device has no units for the type (:meth:`Evidence.lacks_units`), (n,) bool."""
-        rows = batch.rows
-        first, inverse = distinct_rows([rows.device, batch.kind[rows.program], rows.backend])
-        lacks = [
-            self.evidence.lacks_units(
-                QueryKind(names[device], *batch.kinds[number], BACKENDS[backend]), batch.specs[device]
-            )
-            for device, number, backend in zip(
-                rows.device[first].tolist(),
-                batch.kind[rows.program[first]].tolist(),
-                rows.backend[first].tolist(),
-                strict=True,
-            )
-        ]
+        rows, lacks = batch.rows, []
+        columns = [rows.device, batch.kind[rows.program], rows.backend]
+        first, inverse = distinct_rows(columns)
+        for device, number, backend in np.stack([c[first] for c in columns], axis=1).tolist():
+            operator, dtype = batch.kinds[number]
+            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
+            lacks.append(self.evidence.lacks_units(kind, batch.specs[device]))
         return np.array(lacks, dtype=np.bool_)[inverse]
 
     def _predict_possible(self, batch: QueryBatch, names: Sequence[str]) -> RawPredictions:
@@ -208,6 +202,7 @@ class InferencePipeline:
         if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
             return self._scheduled.reason(program, device, option, adjusted, is_far, is_doubtful)
         operator, types, backend = operator_name(program), element_types(program), program.backend
+        types = "" if operator == TIR else types
         key = (operator, types, backend, device, option, adjusted, is_far, is_doubtful)
         if key not in self._reasons:
             if len(self._reasons) > MAX_REASONS:

@@ -258,4 +258,4 @@ def _rank(part: StepPart, prediction: Prediction) -> int:
             path="config",
             hint=prediction.error.hint,
         )
-    return LABELS.index(prediction.coverage or prediction.domain or "out")
+    return LABELS.index(prediction.coverage or "out")

@@ -73,8 +73,8 @@ class _Unit:
         for backward in (False, True):
             self.kinds[backward] += times * unit.kinds[backward]
             self.launches[backward] += times * unit.launches[backward]
-        for part, seconds in unit.domains.items():
-            self.domains[part] = self.domains.get(part, 0.0) + times * seconds
+        for part, part_s in unit.domains.items():
+            self.domains[part] = self.domains.get(part, 0.0) + times * part_s
 
     def compute(self, backward: bool) -> float:
         """Seconds of the kernels in one direction."""
