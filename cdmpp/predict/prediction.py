@@ -189,7 +189,7 @@ class Prediction:
         return out
 
     def covered_as(self, label: Label) -> Prediction:
-        """This prediction, of a type for which the device has no units, with the label by the rows of training alone."""
+        """This prediction with another :attr:`coverage` than its domain."""
         vars(self)["_coverage"] = label
         return self
 

@@ -22,19 +22,8 @@ SIZES = {"rows": 4096, "cols": 1024, "m": 512, "n": 1024, "k": 1024, "q_len": 51
 SIZES |= {"head_dim": 128, "v_dim": 128, "tokens": 512, "hidden": 4096, "intermediate": 1536, "experts": 64, "h": 56}
 SIZES |= {"w": 56, "c": 64, "c_in": 64, "c_out": 64, "kh": 3, "kw": 3, "past_len": 2048, "decode_past_len": 2048}
 SIZES |= {"table_rows": 32768, "topk": 8}
-DECODE = {"q_len": 1}
-DEVICES = [
-    "t4",
-    "v100-sxm2-32gb",
-    "p100-pcie-16gb",
-    "a100-sxm4-80gb",
-    "h100-sxm",
-    "b200",
-    "b300",
-    "rtx-2080-ti",
-    "mi100",
-]
-DEVICES += ["mi300x", "rx-6800-xt", "titan-xp", "rtx-3090", "l4"]
+DEVICES = ["t4", "v100-sxm2-32gb", "p100-pcie-16gb", "a100-sxm4-80gb", "h100-sxm", "b200", "b300", "rtx-2080-ti"]
+DEVICES += ["mi100", "mi300x", "rx-6800-xt", "titan-xp", "rtx-3090", "l4"]
 
 
 def program(operator: str, dtype: str) -> TensorProgram | None:

@@ -12,7 +12,7 @@ export const DURATIONS = {
 };
 
 /** Requests at a time: the service divides its processes among its users. */
-const PARALLEL = 4;
+const PARALLEL = 2;
 /** Seconds that the page waits for one device; the others do not wait for it. */
 const DEADLINE_S = 120;
 
