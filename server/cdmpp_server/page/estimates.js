@@ -109,9 +109,9 @@ function memory(estimate, served) {
 /** p50 and p99 over the requests, and whether p99 (of one batch: `value_s`) keeps the goal. */
 function spread(key, value_s, served, goals, unit) {
   const s = served?.[`${key}_s`], goal_s = goals[key], hint = (text) => html("span", { class: "hint" }, text);
-  const kept = (s ? s.p99 : value_s) <= goal_s ? "keeps" : "misses";
-  return [s ? hint(`p50 ${latency(s.p50, unit)}, p99 ${latency(s.p99, unit)}`) : null,
-    goal_s > 0 && value_s ? hint(`${s ? "p99 " : ""}${kept} the goal of ${latency(goal_s, unit)}`) : null];
+  const kept = (s ? s.p99 : value_s) <= goal_s ? "kept" : "missed";
+  return [...(s ? ["p50", "p99"].map((end) => hint(`${end} ${latency(s[end], unit)}`)) : []),
+    goal_s > 0 && value_s ? hint(`goal ${latency(goal_s, unit)} ${kept}`) : null];
 }
 
 /** The table by device, fastest token first. */
@@ -123,14 +123,14 @@ export function estimateTable({ rows, goals }, unit) {
     const name = html("th", { scope: "row", role: "rowheader" }, device);
     if (error) return html("tr", { role: "row", "data-device": device }, name, html("td", { role: "cell", colspan: 6 }, errorText(error)));
     // The engine is the same in all rows and stands above the table.
-    const reason = estimate.domain_reason.replace(/^engine [^;]*; /, "");
+    const reason = estimate.domain_reason.replace(/^engine [^;]*; /, ""), [part] = reason.split(": ");
     return html("tr", { role: "row", "data-device": device }, name,
       cell("first token", { class: "figure", "data-key": "ttft" }, time(v.ttft), spread("ttft", v.ttft?.[0], served, goals, unit)),
       cell("per token", { class: "figure", "data-key": "tpot" }, time(v.tpot), spread("tpot", v.tpot?.[0], served, goals, unit)),
       cell("tokens/s", { class: "figure", "data-key": "rate" }, rate(v.rate)),
       cell("memory per GPU", { class: "figure", "data-key": "memory" }, memory(estimate, served)),
       cell("GPUs", { class: "figure", "data-key": "gpus" }, String(estimate.gpus)),
-      cell("domain", { class: "reason" }, domainMark(estimate.domain), html("span", { class: "hint" }, reason)));
+      cell("domain", { class: "reason" }, domainMark(estimate.domain, reason), html("span", { class: "hint" }, part)));
   });
   return html("table", { role: "table", class: "estimates" },
     tableHead(["device", "first token", "per token", "tokens/s", "memory per GPU", "GPUs", " domain"], { role: "columnheader" }),

@@ -117,12 +117,12 @@ def training_tables(step: TrainingStep) -> list[Table]:
         f"{step.config.model_type}, {format_si(parameter_count(step.config), '')} parameters on {step.layout.gpus} "
         f"{step.device}; {step.layout.named()}; dp {step.layout.dp}, {step.layout.micro_batches} micro-batches; "
         f"{step.products or step.dtype}; engine {step.engine}",
-        f"step {format_latency(step.step_s)} ({interval_text(step.lower_s, step.upper_s)})",
-        f"domain {step.domain}: {step.domain_reason}",
+        f"step {format_latency(step.step_s)} ({interval_text(step.lower_s, step.upper_s)}), {step.domain}",
         f"{step.tokens_per_s_per_gpu:,.0f} tokens/s for each GPU{share}",
         f"memory {memory.total / 1e9:.1f}{capacity} GB: weights {memory.weights / 1e9:.1f}, gradients "
         f"{memory.gradients / 1e9:.1f}, optimizer {memory.optimizer / 1e9:.1f}, activations "
         f"{memory.activations / 1e9:.1f}",
+        f"domain {step.domain}: {step.domain_reason}",
     )
     operators = sorted(b["compute"].items(), key=lambda item: -item[1])
     parts = [*operators[:SHOWN_PARTS]]
