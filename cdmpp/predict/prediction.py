@@ -188,11 +188,6 @@ class Prediction:
             out["error"] = asdict(self.error)
         return out
 
-    def covered_as(self, label: Label) -> Prediction:
-        """This prediction with another :attr:`coverage` than its domain."""
-        vars(self)["_coverage"] = label
-        return self
-
     @property
     def coverage(self) -> Label | None:
         """The label by the rows of training alone, also where the device has no units for the type."""

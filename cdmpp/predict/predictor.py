@@ -318,15 +318,12 @@ class LatencyPredictor(ModulePredictor):
         if predicted:
             raw = RawPredictions.from_table(np.stack([rows[keys[i]] for i in predicted]))
             beyond = [(figure > THRESHOLDS[0]).tolist() for figure in (raw.distance, raw.coverage)]
-            codes = zip(raw.adjusted.astype(int).tolist(), *beyond, strict=True)
-            reasons = [
-                self._reason(*resolved[i], code, far, doubtful) if code or doubtful else None
-                for i, (code, far, doubtful) in zip(predicted, codes, strict=True)
-            ]
+            marks = zip(raw.adjusted.astype(int).tolist(), *beyond, strict=True)
+            reasons = [self._reason(*resolved[i], mark) for i, mark in zip(predicted, marks, strict=True)]
             figures = calibrate(raw, levels, model_id)
             reported = report([resolved[i] for i in predicted], figures, reasons)
             for row in np.flatnonzero(raw.adjusted >= NO_UNITS).tolist():
-                reported[row].covered_as(DOMAINS[covered(raw)[row]])
+                vars(reported[row])["_coverage"] = DOMAINS[covered(raw)[row]]
             results.update(zip(predicted, reported, strict=True))
         return Predictions(results[i] for i in range(len(queries)))
 
@@ -430,12 +427,17 @@ class LatencyPredictor(ModulePredictor):
             return RawPredictions.empty(), dict.fromkeys(range(len(queries)), error)
         return predict_collectives(model, [_collective_query(query, spec) for query, spec in queries]), {}
 
-    def _reason(self, query: Query, device: DeviceSpec, adjusted: int, is_far: bool, is_doubtful: bool) -> str | None:
-        """Why a prediction is not the network's own or not "in", or what the measurements of a collective lacked."""
+    def _reason(self, query: Query, device: DeviceSpec, mark: tuple[int, bool, bool]) -> str | None:
+        """Why a prediction is not the network's own or not "in", or what the measurements of a collective lacked.
+
+        ``mark``: as :meth:`InferencePipeline.reason` takes it.
+        """
+        if not any(mark):
+            return None
         if is_collective_program(query.program):
             return explain_collective(self.collectives, _collective_query(query, device)) or None
-        option = (query.protocol, query_launcher(query) or "")
-        return self._pipeline.reason(query.program, device, option, adjusted, is_far, is_doubtful) or None
+        where = (device, query.protocol, query_launcher(query) or "")
+        return self._pipeline.reason(query.program, where, mark)
 
 
 @lru_cache(maxsize=4096)

@@ -41,6 +41,8 @@ FEW_STEP = 1.0
 MAX_THREADS = 4
 #: Reasons that are remembered.
 MAX_REASONS = 4096
+#: Device, protocol and framework ("": none) of a query.
+Where = tuple[DeviceSpec, str, str]
 _TVM, _PYTORCH = BACKENDS.index("tvm"), framework_code("pytorch")
 
 
@@ -179,54 +181,43 @@ class InferencePipeline:
             return self._scheduled.half_type(operator, dtype, backend)
         return self.evidence.may_need_half(operator, dtype, backend)
 
-    def reason(
-        self,
-        program: TensorProgram | EncodedProgram,
-        device: DeviceSpec,
-        option: tuple[str, str],
-        adjusted: int,
-        is_far: bool,
-        is_doubtful: bool,
-    ) -> str:
+    def reason(self, program: TensorProgram | EncodedProgram, where: Where, row: tuple[int, bool, bool]) -> str:
         """Why a prediction is not the network's own, and why it is not "in"; "" where it is both.
 
         Parameters
         ----------
-        option : (protocol, framework)
+        where : (device, protocol, framework)
             "" for no framework.
-        adjusted : int
-            Its :attr:`RawPredictions.adjusted`.
-        is_far, is_doubtful : bool
-            Whether its :attr:`RawPredictions.distance`, and its coverage, are beyond those of "in".
+        row : (int, bool, bool)
+            :attr:`RawPredictions.adjusted`; whether the distance, and the coverage, are beyond those of "in".
         """
         if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
-            return self._scheduled.reason(program, device, option, adjusted, is_far, is_doubtful)
-        operator, types, backend = operator_name(program), element_types(program), program.backend
-        types = "" if operator == TIR else types
-        key = (operator, types, backend, device, option, adjusted, is_far, is_doubtful)
+            return self._scheduled.reason(program, where, row)
+        kind = QueryKind("", operator_name(program), element_types(program), program.backend)
+        kind = kind._replace(dtype="") if kind.operator == TIR else kind
+        key = (kind, where, row)
         if key not in self._reasons:
             if len(self._reasons) > MAX_REASONS:
                 self._reasons.clear()
-            half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-            named = {"operator": operator, "half": half, "dtype": base_type(types)}
-            texts = [text.format(**named) for code, text in REASONS.items() if code & adjusted]
-            if is_doubtful:
-                texts += self._doubts(QueryKind("", operator, types, backend), device, option, is_far)
-                texts = texts or ["its sizes and what training had are together farther from training than most"]
-            self._reasons[key] = "; ".join(texts)
+            self._reasons[key] = "; ".join(self._explain(*key))
         return self._reasons[key]
 
-    def _doubts(self, kind: QueryKind, device: DeviceSpec, option: tuple[str, str], is_far: bool) -> Iterator[str]:
-        """Why a prediction is not "in": its type, its context, its schedule, its sizes."""
-        [name], (protocol, framework) = self._evidence_names([device]), option
-        kind = kind._replace(device=name)
-        context = Context(name, kind.operator, kind.dtype, protocol, kind.backend, framework)
-        if lacking := self.artifact.domain.lacking(context):
+    def _explain(self, kind: QueryKind, where: Where, row: tuple[int, bool, bool]) -> Iterator[str]:
+        (device, protocol, framework), (adjusted, is_far, is_doubtful) = where, row
+        _, operator, types, backend, _ = kind
+        half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
+        for code, text in REASONS.items():
+            if code & adjusted:
+                yield text.format(operator=operator, half=half, dtype=base_type(types))
+        if not is_doubtful:
+            return
+        [name] = self._evidence_names([device])
+        if lacking := self.artifact.domain.lacking(Context(name, operator, types, protocol, backend, framework)):
             yield lacking
-        elif self.evidence.lacks(kind, framework):
-            yield f"training had {kind.operator} on {device.name} in another implementation only"
-        if kind.operator == TIR and device.kind == "gpu":
-            yield "a program with a GPU schedule is at best near"
+        elif self.evidence.lacks(kind._replace(device=name), framework):
+            yield f"training had {operator} on {device.name} in another implementation only"
+        elif not (adjusted or is_far):
+            yield "training had it with other schedules or sizes only"
         if is_far:
             yield "its sizes are outside those of training"
 
