@@ -291,7 +291,7 @@ class Domain:
         if not context.dtype:  # TIR has its types in its leaves
             new = [text for text in new if not text.startswith("no  of")]
         elif operator not in self.contexts:
-            new.insert(0, f"no {context.operator} ({context.backend})")
+            new = [f"no {context.operator}"]
         elif not new and exact not in self.contexts:
             new = [f"no {context.dtype} of {context.operator} with protocol {context.protocol} on {context.device}"]
         return f"training had {', '.join(new)}" if new else ""
