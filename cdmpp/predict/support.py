@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from cdmpp.devices import find_known
 from cdmpp.errors import ArtifactError, UnknownDeviceError, UnsupportedOperatorError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.domain.evidence import Evidence, QueryKind, has_no_units
 from cdmpp.model.domain.score import LABELS, Context, Label, label, parse_contexts
 from cdmpp.model.inference.collectives import collectives_of
 from cdmpp.model.nn.config import LEVELS
@@ -113,8 +115,11 @@ def _collectives(artifact: Artifact) -> tuple[list[str], list[dict[str, Any]]]:
 
 def domain_on(row: dict[str, Any], device: str) -> Label:
     """Domain of a row of the matrix on a device, known or not."""
-    found: Label = row["domain"].get(device, row["elsewhere"])
-    return found
+    found: Label | None = row["domain"].get(device)
+    spec = None if found or device in (row["rows"] or ()) else find_known(device)
+    if spec is not None and has_no_units(row["operator"], types_label(row["dtype"], row), spec):
+        return "out"
+    return found or row["elsewhere"]
 
 
 def known_operator(name: str) -> str:
@@ -149,7 +154,8 @@ class _Labels:
     """Labels of contexts, the best over all protocols."""
 
     def __init__(self, artifact: Artifact) -> None:
-        self._domain = artifact.domain
+        self._artifact, self._domain = artifact, artifact.domain
+        self._evidence = Evidence(artifact.domain.contexts)
         self._known: dict[tuple[str, str, str], Label] = {}
 
     def best(self, row: SupportRow, device: str) -> Label:
@@ -160,7 +166,9 @@ class _Labels:
             contexts = [Context(device, row.operator, types, protocol, "library") for protocol in PROTOCOLS]
             trained = [context for context in contexts if context.keys()[0] in self._domain.contexts]
             step = min(map(self._domain.step, trained or contexts))
-            self._known[key] = label(_LEAST_DISTANCE + step)
+            kind = QueryKind(device, row.operator, types, "library")
+            lacks = device != ELSEWHERE and self._evidence.lacks_units(kind, self._artifact.device(device))
+            self._known[key] = "out" if lacks else label(_LEAST_DISTANCE + step)
         return self._known[key]
 
 

@@ -158,9 +158,10 @@ class CurveAnswer(BaseModel):
             "`monotone`; latency_s itself where that needs no change."
         ),
     ]
-    domain: Annotated[Literal["in", "near", "out"], Field(description="Worst domain of the programs.")]
+    domain: Annotated[Literal["in", "near", "out"], Field(description="By the share of the time, as that of a model.")]
     domain_score: Annotated[float, Field(description="Largest score of the programs.")]
     roofline_s: Annotated[float, Field(ge=0)]
+    domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`.")]
 
 
 class CurveFailure(BaseModel):

@@ -158,6 +158,7 @@ class TrainingStepAnswer(BaseModel):
     breakdown: TrainingBreakdown
     domain: Literal["in", "near", "out"]
     domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
+    domain_reason: Annotated[str, Field(description="The part with the largest share that is not `in`.")]
     remarks: list[str]
 
 

@@ -72,6 +72,7 @@ class SweepResult:
     goodput_price_per_million_tokens: float | None = None
     domain: Label | None = None
     model_id: str | None = None
+    domain_reason: str | None = None
 
     @property
     def layout(self) -> str:
@@ -221,6 +222,7 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
         total_s=answer.total.point,
         memory_bytes=answer.memory.total,
         domain=answer.domain,
+        domain_reason=answer.domain_reason,
         model_id=answer.model_id,
     )
     if limit is not None:

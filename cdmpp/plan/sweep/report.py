@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
 from cdmpp.plan.sweep.points import COLUMNS, SweepResult
 from cdmpp.plan.sweep.request import Sweep
-from cdmpp.predict.rendering import Table
+from cdmpp.predict.rendering import Table, out_reasons
 from cdmpp.predict.requests.plot import PALE_GREY, colours_of, draw_legend, new_figure
 from cdmpp.utils.units import format_latency
 from cdmpp.utils.writing import check_output, replacing
@@ -78,6 +78,7 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
             f"{len(front)} points are on the Pareto front of {' and '.join(sweep.objectives)}",
             f"{len(results)} points: {counts['met']} meet the goals, {counts['missed']} miss them, "
             f"{counts['infeasible']} are infeasible",
+            *out_reasons((r.device, r) for r in front),
             *_nearest(results),
         )
     )

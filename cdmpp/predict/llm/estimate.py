@@ -311,10 +311,11 @@ def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Part]:
             place = found.setdefault((part.name, part.program.operator, step.pricing.parts.index(part)), [0.0, 0.0, []])
             place[0] += often * part.count
             place[1] += often * float(own)
-            place[2].append(prediction.domain)
+            place[2].append(prediction)
     rows = [
-        Part(phase, name, operator, round(count), seconds, max(domains, key=LABELS.index))
-        for (name, operator, _), (count, seconds, domains) in found.items()
+        Part(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
+        for (name, operator, _), (count, seconds, predictions) in found.items()
+        for least in [max(predictions, key=lambda p: LABELS.index(p.domain))]
     ]
     host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))
     if host > 1e-9 * sum(row.seconds for row in rows):
