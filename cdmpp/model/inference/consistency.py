@@ -56,6 +56,8 @@ REASONS = {
     32: "no {operator} of this type was measured under this framework: the kernel of one under which it was",
     64: "limited to what arithmetic, bandwidth and measured kernels of its kind allow {operator}",
 }
+#: In place of the last for a program given as TIR.
+ISSUE_REASON = "limited to the rate at which a core issues instructions and calls of the C library"
 _MEDIAN = LEVELS.index(0.5)
 _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encode import EncodedProgram, element_types, operator_name
+from cdmpp.features.encode import TIR, EncodedProgram, element_types, operator_name
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
 from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
 from cdmpp.model.inference.alike import Alike
-from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, REPLACED, Rules
+from cdmpp.model.inference.consistency import ADJUSTMENTS, ISSUE_REASON, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
 from cdmpp.model.inference.limits import limit
 from cdmpp.model.nn.figures import stack_devices
@@ -172,7 +172,8 @@ class InferencePipeline:
         if key not in self._reasons:
             operator, types, backend, _ = key
             half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-            texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & adjusted)
+            named = REASONS | ({ADJUSTMENTS["limit"]: ISSUE_REASON} if operator == TIR else {})
+            texts = (text.format(operator=operator, half=half) for code, text in named.items() if code & adjusted)
             self._reasons[key] = "; ".join(texts)
         return self._reasons[key]
 
