@@ -57,7 +57,7 @@ REASONS = {
     64: "limited to what arithmetic, bandwidth and measured kernels of its kind allow {operator}",
 }
 #: In place of the last for a program given as TIR.
-ISSUE_REASON = "limited to the rate at which a core issues instructions and calls of the C library"
+ISSUE_REASON = "limited to the rate at which cores issue instructions, call the C library and start threads"
 _MEDIAN = LEVELS.index(0.5)
 _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")
 

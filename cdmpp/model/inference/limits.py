@@ -5,8 +5,9 @@ fit, delivers them. A fused pass over memory takes little more than its bytes ne
 network extrapolates; ``benchmarks/agreement.py`` counts how often they act.
 
 A TVM program on a CPU takes at least its call, the calls of the C library that its cores make one after the other, the
-vector instructions of its loops, and the start of each parallel region. Below are lower bounds of what was measured:
-of 40,000 measured programs, 0.1 % were faster than 0.9 of the bound.
+vector instructions of its loops, the additions of a long sum, and the start of each parallel region. The constants are
+below what these cost on the measured CPUs: 0.33 % of 40,594 measured programs are faster than the bound, 0.14 % by more
+than a tenth (calls that the compiler moved out of a loop, exponentials of infinity).
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ _MARGINS = 0.2 * np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 _BYTES = {"silu_and_mul": 1.5}
 _AT = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
 #: Of a TVM program on a CPU, in cycles at the nominal clock: its call, one call of the C library such as an exponential
-#: (7.5 were measured), and how many elements each lane of a core computes in a cycle, of 16 lanes or more.
-TVM_CALL, LIBRARY_CALL, PER_LANE, MIN_LANES = 18.0, 6.5, 2.5, 16
+#: (7.5 were measured), each addition of a sum of :data:`CHAIN` terms or more that no vector shares, and how many
+#: elements each lane of a core computes in a cycle, of 16 lanes or more.
+TVM_CALL, LIBRARY_CALL, ADDITION, CHAIN, PER_LANE, MIN_LANES = 18.0, 6.5, 0.75, 64, 2.5, 16
 #: Seconds in which TVM starts several threads and waits for them (0.87 µs were measured at best).
 REGION_S = 0.8e-6
-_LEAF = ("computes_float32", "parallel", "inside", "sure_calls", "regions")
+_FLAGS = ("computes_float32", "inner_is_reduce")
+_LEAF = (*_FLAGS, "parallel", "inside", "sure_calls", "regions", "float_add", "reduce_0", "lanes", "body")
 _ISSUE = [{**COLUMN, **{name: WIDTH + i for i, name in enumerate(SCHEDULE_COLUMNS)}}[name] for name in _LEAF]
 _EAGER, _LIBRARY = PROTOCOLS.index("eager"), BACKENDS.index("library")
 
@@ -89,8 +92,11 @@ def _issue_s(batch: QueryBatch) -> Array:
         figures = [(s.compute_units, s.clock_hz, PER_LANE * max(s.cores_per_unit, MIN_LANES)) for s in batch.specs]
         units, clock, elements = np.array(figures)[rows.device[at]].T
         leaves = store.buckets[size].leaves[store.slot[rows.program[at]]][:, :, _ISSUE].astype(np.float64)
-        (parallel, inside, calls, regions), floats = np.exp2(leaves[:, :, 1:]).transpose(2, 0, 1) - 1, leaves[:, :, 0]
-        cycles = calls * LIBRARY_CALL + floats * inside / elements[:, None]
+        floats, sums = leaves.transpose(2, 0, 1)[:2]
+        parallel, inside, calls, regions, added, terms, lanes, body = np.exp2(leaves.transpose(2, 0, 1)[2:]) - 1
+        chained = (sums > 0) & (added > 0) & (terms > CHAIN - 0.5) & (lanes < 1.5) & (body < 1.5)
+        each = np.where(chained, ADDITION, 1 / elements[:, None])
+        cycles = calls * LIBRARY_CALL + floats * inside * each
         longest = (cycles / np.maximum(parallel, 1.0)).sum(axis=1)
         busy = np.maximum(np.maximum(cycles.sum(axis=1) / units, longest), TVM_CALL) / clock
         out[at] = np.maximum(busy, REGION_S * np.where(units > 1, (regions * (parallel > 1)).sum(axis=1), 0.0))
