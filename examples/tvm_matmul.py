@@ -1,6 +1,7 @@
+# ruff: noqa: N803
 """A 256 x 256 x 256 product in TVMScript, as written and as scheduled; tvm_matmul*.json hold each as TVM JSON."""
 
-from tvm.script import tirx as T
+from tvm.script import tirx as T  # noqa: N812
 
 
 @T.prim_func(s_tir=True)

@@ -125,5 +125,3 @@ def test_tir_objects_are_programs(predictor: LatencyPredictor) -> None:
     both = tvm.IRModule({"first": function, "second": function})
     (refused,) = predictor.predict([both], "core-i9-10940x")  # type: ignore[list-item]
     assert refused.error is not None and "2 PrimFuncs: first, second" in refused.error.message
-
-

@@ -1,8 +1,8 @@
 """``python -m cdmpp.cli.demo [--verbose]``: predictions, a plan and an adaptation by a real server, on one screen.
 
 Starts the service with the shipped model on a free port of this machine, asks for two ONNX networks on six GPUs, two
-TVM programs on two CPUs, a language model on four GPUs, a plan and an adaptation, prints a table of each, and stops the service. ``--verbose`` adds
-intervals, the programs of the networks and the reasons of the plan.
+TVM programs on two CPUs, a language model on four GPUs, a plan and an adaptation, prints a table of each, and stops the
+service. ``--verbose`` adds intervals, the programs of the networks and the reasons of the plan.
 """
 
 from __future__ import annotations

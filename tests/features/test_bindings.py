@@ -75,5 +75,3 @@ def test_a_bound_program_and_operators_are_predicted_on_a_gpu(predictor: Latency
     bound, operator = predictor.predict([{"tvmscript": BOUND}, lowered], "t4")
     assert bound.error is None and bound.latency_s
     assert operator.error is None and operator.latency_s
-
-
