@@ -61,13 +61,8 @@ _INSTRUCTIONS = frozenset(
 #: Calls that take about two exponentials.
 _DEAR = frozenset(f"tirx.{name}" for name in ("erf", "tanh", "pow", "sin", "cos", "tan"))
 #: Functions that are always a call of the C library for each element.
-_CALLED = frozenset(
-    f"tirx.{name}"
-    for name in (
-        *("exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sigmoid", "pow", "erf", "hypot", "atan2"),
-        *(arc + name + end for arc in ("", "a") for name in ("sin", "cos", "tan") for end in ("", "h")),
-    )
-)
+_NAMES = "exp exp2 exp10 log log2 log10 log1p sigmoid pow erf hypot atan2 sin cos tan sinh cosh tanh asin acos atan"
+_CALLED = frozenset(f"tirx.{name}" for name in (*_NAMES.split(), "asinh", "acosh", "atanh"))
 #: Calls in one expression whose arguments are followed.
 _MAX_CALLS = 8
 #: External functions that only load from an address: CUDA's read-only cache.
@@ -310,7 +305,8 @@ class Expressions:
                 stack.append(data["value"])
             elif kind == "Call":
                 args = self._count_call(item, data, counts)
-                if self.call_name(data) in _CALLED and self.predicates is predicates and not self._folds(data):
+                folds = bool(args) and nodes[args[-1]]["type"].endswith("Imm")  # such as a square
+                if self.call_name(data) in _CALLED and self.predicates is predicates and not folds:
                     calls.append(item)
                 stack.extend(a for a in reversed(args) if nodes[a]["type"] != "ffi.String")
             elif kind == "Select":
@@ -361,10 +357,6 @@ class Expressions:
         else:
             counts[_OP["other_call"]] += 1
         return args
-
-    def _folds(self, data: dict[str, Any]) -> bool:
-        """Whether a call is a power with a number as exponent: a compiler may make products or a root of it."""
-        return self.call_name(data) == "tirx.pow" and self.nodes[self.array(data["args"])[1]]["type"].endswith("Imm")
 
     def _string(self, index: int) -> str:
         """Text of a StringImm; "" for anything else."""
