@@ -117,6 +117,7 @@ def outputs(text: str) -> Iterator[tuple[int, int, str, bool]]:
             yield block.start("body") + start, block.start("body") + end, command[0][2:], False
         adjacent = after is not None and after["kind"] in ("", "text") and not after["mark"]
         adjacent = adjacent and not text[block.end() : after.start()].strip()  # type: ignore[union-attr]
+        adjacent = adjacent and not after["body"].startswith(("$ ", "cdmpp "))  # type: ignore[index]
         if adjacent and (kind == "python" or (kind == "" and body.startswith("cdmpp ") and body.count("\n") == 1)):
             yield after.start("body"), after.end("body"), body, kind == "python"  # type: ignore[union-attr]
 
