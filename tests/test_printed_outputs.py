@@ -9,15 +9,8 @@ import pytest
 
 from tests.printed_outputs import PAGES, ROOT, abridged, outputs, regenerate, same
 
-#: Pages whose commands take more than some seconds.
-LONG = {
-    "docs/exports.md",
-    "docs/integrations.md",
-    "docs/llm.md",
-    "docs/pipelines.md",
-    "docs/replay.md",
-    "docs/traces.md",
-}
+#: Pages whose commands take more than ten seconds together.
+LONG = {"docs/exports.md", "docs/integrations.md", "docs/modules.md"}
 WITH_OUTPUT = [page for page in PAGES if any(True for _ in outputs((ROOT / page).read_text(encoding="utf-8")))]
 
 

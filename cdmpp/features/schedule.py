@@ -174,6 +174,17 @@ def schedule_matrix(ast: CompactAST) -> Array:
     return schedule_matrices([ast])[0]
 
 
+def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
+    """:func:`schedule_matrix` of programs, in order."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        raw = columns(tables(asts))[:, _PLACES]
+        scaled = np.where(_IS_FLAG, raw, np.log2(1 + np.maximum(raw, 0))).astype(np.float32)
+    calls = np.log2([[1.0 + _sure_calls(ast, leaf)] for ast in asts for leaf in ast.leaves]).astype(np.float32)
+    scaled = np.concatenate([scaled, np.concatenate([gpu_columns(ast) for ast in asts]), calls], axis=1)
+    ends = np.cumsum([len(ast.leaves) for ast in asts])
+    return np.split(scaled, ends[:-1])
+
+
 def _sure_calls(ast: CompactAST, leaf: Leaf) -> float:
     """Calls of the C library that a leaf makes at least: a call is moved out of loops that its arguments do not use.
 
@@ -187,14 +198,3 @@ def _sure_calls(ast: CompactAST, leaf: Leaf) -> float:
             count = min(count, max((float(unique_elements(a, extents, trips)) for a in reads), default=1.0))
         total += count
     return total
-
-
-def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
-    """:func:`schedule_matrix` of programs, in order."""
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        raw = columns(tables(asts))[:, _PLACES]
-        scaled = np.where(_IS_FLAG, raw, np.log2(1 + np.maximum(raw, 0))).astype(np.float32)
-    calls = np.log2([[1.0 + _sure_calls(ast, leaf)] for ast in asts for leaf in ast.leaves]).astype(np.float32)
-    scaled = np.concatenate([scaled, np.concatenate([gpu_columns(ast) for ast in asts]), calls], axis=1)
-    ends = np.cumsum([len(ast.leaves) for ast in asts])
-    return np.split(scaled, ends[:-1])
