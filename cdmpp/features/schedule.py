@@ -6,8 +6,7 @@ hierarchy of stated capacities, what is kept in registers, how the innermost loo
 compiler makes of it. Nothing is simulated.
 
 The columns behind them are those of a GPU schedule (:mod:`cdmpp.features.gpu_schedule`), 0 in a program without thread
-bindings. The last, ``sure_calls``, is a lower bound of the calls of the C library: no network reads it, the physical
-limits of predictions do (:mod:`cdmpp.model.inference.limits`).
+bindings. The last, ``sure_calls``, is for the physical limits of predictions: no network reads it.
 
 A version adds columns behind those of the versions before, which keep their values: a model reads as many as it was
 trained on.

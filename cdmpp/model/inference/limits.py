@@ -84,8 +84,7 @@ def _issue_s(batch: QueryBatch) -> Array:
     rows, store, out = batch.rows, batch.store, np.zeros(len(batch.rows))
     on_cpu = np.array([spec.kind == "cpu" for spec in batch.specs])[rows.device]
     chosen = on_cpu & (rows.backend != _LIBRARY) & (store.summary[rows.program, _AT["family_tir"]] > 0)
-    if store.width < WIDTH + SCHEDULE_WIDTH:
-        return out
+    chosen &= store.width >= WIDTH + SCHEDULE_WIDTH
     for size in np.unique(store.bucket[rows.program[chosen]]):
         at = np.flatnonzero(chosen & (store.bucket[rows.program] == size))
         figures = [(s.compute_units, s.clock_hz, PER_LANE * max(s.cores_per_unit, MIN_LANES)) for s in batch.specs]
