@@ -130,7 +130,7 @@ def encode_features(
         (operator, dtype), structure = queries.kinds[kind], queries.structures[kind]
         sizes = queries.sizes[rows, : _size_count(structure.partition(":")[0])] if structure else None
         encoded = EncodedPrograms(
-            queries.leaves[rows, :leaves, :width],
+            queries.leaves[rows, :leaves],
             queries.positions[rows, :leaves],
             queries.totals[rows],
             dtype,

@@ -59,6 +59,8 @@ REASONS = {
     NO_UNITS: "the device has no units for {dtype}, and training had no measurement of it there",
     64: "limited to what arithmetic, bandwidth and measured kernels of its kind allow {operator}",
 }
+#: In place of the last for a program given as TIR.
+ISSUE_REASON = "limited to the rate at which cores issue instructions, call the C library and start threads"
 _MEDIAN = LEVELS.index(0.5)
 _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")
 
