@@ -21,11 +21,7 @@ from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
 from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
 from cdmpp.model.inference.alike import Alike
-<<<<<<< HEAD
-from cdmpp.model.inference.consistency import ADJUSTMENTS, NO_UNITS, REASONS, REPLACED, Rules
-=======
-from cdmpp.model.inference.consistency import ADJUSTMENTS, ISSUE_REASON, REASONS, REPLACED, Rules
->>>>>>> w-g
+from cdmpp.model.inference.consistency import ADJUSTMENTS, ISSUE_REASON, NO_UNITS, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
 from cdmpp.model.inference.limits import limit
 from cdmpp.model.nn.figures import stack_devices
@@ -201,24 +197,17 @@ class InferencePipeline:
         kind = kind._replace(dtype="") if kind.operator == TIR else kind
         key = (kind, where, row)
         if key not in self._reasons:
-<<<<<<< HEAD
             if len(self._reasons) > MAX_REASONS:
                 self._reasons.clear()
             self._reasons[key] = "; ".join(self._explain(*key))
-=======
-            operator, types, backend, _ = key
-            half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-            named = REASONS | ({ADJUSTMENTS["limit"]: ISSUE_REASON} if operator == TIR else {})
-            texts = (text.format(operator=operator, half=half) for code, text in named.items() if code & adjusted)
-            self._reasons[key] = "; ".join(texts)
->>>>>>> w-g
         return self._reasons[key]
 
     def _explain(self, kind: QueryKind, where: Where, row: tuple[int, bool, bool]) -> Iterator[str]:
         (device, protocol, framework), (adjusted, is_far, is_doubtful) = where, row
         _, operator, types, backend, _ = kind
         half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-        for code, text in REASONS.items():
+        named = REASONS | ({ADJUSTMENTS["limit"]: ISSUE_REASON} if operator == TIR else {})
+        for code, text in named.items():
             if code & adjusted:
                 yield text.format(operator=operator, half=half, dtype=base_type(types))
         if not is_doubtful:
