@@ -27,7 +27,7 @@ from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -336,6 +336,8 @@ class CalibrationPlan:
         From a device of a request to its specification.
     profile : EngineProfile
         The profile to start from.
+    most : float
+        Largest number of queries; more are refused before the rows that follow are read.
 
     Attributes
     ----------
@@ -354,17 +356,21 @@ class CalibrationPlan:
         device: DeviceSpec | Mapping[str, Any] | str,
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
+        most: float = math.inf,
     ) -> None:
         self._profile = profile
         self._plans: list[tuple[EstimatePlan, dict[str, Any]]] = []
+        self.queries: list[Query] = []
         for number, row in enumerate(measurements, 1):
             try:
                 self._plans.append(_plan(row, config, device, profile, resolve))
             except CdmppError as error:
                 raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
+            self.queries += self._plans[-1][0].queries
+            if len(self.queries) > most:
+                raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
         if len(self._plans) < MIN_ROWS:
             raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
-        self.queries = [query for plan, _ in self._plans for query in plan.queries]
 
     def fit(self, predictions: Iterable[Prediction]) -> Calibration:
         """The fit made of the predictions of :attr:`queries`."""

@@ -1,6 +1,6 @@
 """A planning process: ``python -m cdmpp_server.plan MEMORY_BYTES PARENT ROLE LIMITS``. Started by the service only.
 
-SIGUSR1 ends the running search with its best plan so far.
+SIGUSR1 ends the running search with its best plan so far, and a job of :mod:`cdmpp_server.planned` without an answer.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ def main(arguments: list[str]) -> None:
     from cdmpp_server.plan import work
     from cdmpp_server.plan.warm import Warmth
 
+    if arguments[2] == "inline":
+        from cdmpp_server import curve, llm, training  # noqa: F401 - they fill ENDPOINTS
+        from cdmpp_server.planned import ENDPOINTS, PlannedJobs
+
+        planned = PlannedJobs()
+    else:
+        planned, ENDPOINTS = None, {}
+
     for spec in PLANNERS.values():
         for model in spec.models():
             model.sibling("solver")
@@ -40,6 +48,8 @@ def main(arguments: list[str]) -> None:
     def stop(*_: Any) -> None:
         for control in running:
             control.stop()
+        if planned is not None:
+            planned.stop()
 
     def warm_while_idle() -> None:
         while warmth and not select.select([sys.stdin.buffer], [], [], _IDLE_S)[0]:
@@ -48,6 +58,8 @@ def main(arguments: list[str]) -> None:
     def run(header: dict[str, Any], payload: bytes) -> work.WorkerReply:
         running.clear()
         kind, body, prices = header["kind"], payload[: header["body"]], payload[header["body"] :]
+        if kind in ENDPOINTS:
+            return planned.run(header, payload)
         try:
             if header["do"] == "read":
                 return work.read(reader, kind, body)

@@ -22,6 +22,7 @@ from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.predict.requests.request import Answer, Plan, Request
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
+from cdmpp_server.queries import decode_prices
 from cdmpp_server.schema_errors import violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
@@ -135,14 +136,14 @@ def solve(
     Parameters
     ----------
     prices : bytes
-        JSON of :func:`encode_prices`; empty where there are no programs to price.
+        JSON of :func:`cdmpp_server.queries.encode_prices`; empty where there are no programs to price.
     on_start : callable
         Receives the search control before the search starts.
     send : callable, optional
         Receives progress.
     """
     request = reader.read(kind, body)
-    predictions = _decode_prices(prices) if prices else []
+    predictions = decode_prices(prices) if prices else []
     control = SearchControl(request.budget, None if send is None else ProgressSender(send, request, predictions))
     on_start(control)
     answer = solve_priced(request, predictions, control)
@@ -159,7 +160,7 @@ def check(reader: Reader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
     before = signal.signal(signal.SIGALRM, _end_check)
     try:
         signal.setitimer(signal.ITIMER_REAL, CHECK_S)
-        solve_priced(request, _decode_prices(prices) if prices else [], _Checking(request.budget))
+        solve_priced(request, decode_prices(prices) if prices else [], _Checking(request.budget))
     except _PreparedError:
         pass
     finally:
@@ -208,21 +209,6 @@ class ProgressSender:
             payload = encode(signed(self._request, progress.answer(), self._prices).to_json())
             self._sent_at, self._best = time.monotonic(), progress.best
         self._send(header, payload)
-
-
-def encode_prices(predictions: Sequence[Prediction], positions: Sequence[int]) -> bytes:
-    """Predictions as JSON, for :func:`solve`; they are also stored with a job."""
-    answers = [prediction.to_dict() for prediction in predictions]
-    return json.dumps({"answers": answers, "places": list(positions)}).encode()
-
-
-def _decode_prices(text: bytes) -> list[Prediction]:
-    stored = json.loads(text)
-    names = Prediction.__dataclass_fields__
-    predictions = [
-        Prediction(**{name: value for name, value in fields.items() if name in names}) for fields in stored["answers"]
-    ]
-    return [predictions[position] for position in stored["places"]]
 
 
 def encode(answer: Mapping[str, Any]) -> bytes:
