@@ -138,9 +138,9 @@ class PlannedJobs:
         except GivenUpError:
             return {"given_up": True}, b""
         except ProblemError as error:
-            return {"refused": _refusal(error)}, b""
+            return {"refused": error.refusal()}, b""
         except CdmppError as error:
-            return {"refused": _refusal(problem_of(error))}, b""
+            return {"refused": problem_of(error).refusal()}, b""
         finally:
             self._stoppable = False
 
@@ -173,14 +173,6 @@ def problem_of(error: CdmppError) -> ProblemError:
     status = 404 if isinstance(error, UnknownDeviceError) else 409
     places = [SchemaViolation(path=error.path, message=error.message)] if isinstance(error, FieldError) else None
     return ProblemError(error.code, error.message, error.hint, status=status, errors=places)
-
-
-def _refusal(error: ProblemError) -> dict[str, Any]:
-    """The problem as :meth:`cdmpp_server.processes.ProcessKind.raise_refusal` reads it."""
-    problem = error.problem
-    errors = [violation.model_dump() for violation in problem.errors or ()]
-    fields = {"code": problem.code, "message": problem.detail, "hint": problem.hint}
-    return {**fields, "status": error.status, "errors": errors}
 
 
 def json_bytes(value: Any) -> bytes:

@@ -32,7 +32,9 @@ def decode_queries(text: bytes) -> list[Query]:
     """Queries of :func:`encode_queries`."""
     value = json.loads(text)
     devices = [device if isinstance(device, str) else from_mapping(device) for device in value["devices"]]
-    return [Query(_program(name, backend), devices[device], *options) for name, backend, device, *options in value["rows"]]
+    return [
+        Query(_program(name, backend), devices[device], *options) for name, backend, device, *options in value["rows"]
+    ]
 
 
 @lru_cache(8192)

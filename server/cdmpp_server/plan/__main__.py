@@ -27,14 +27,10 @@ def main(arguments: list[str]) -> None:
     from cdmpp.predict.requests.budget import SearchControl
     from cdmpp_server.plan import work
     from cdmpp_server.plan.warm import Warmth
+    from cdmpp_server.planned import ENDPOINTS, PlannedJobs
 
     if arguments[2] == "inline":
         from cdmpp_server import curve, llm, training  # noqa: F401 - they fill ENDPOINTS
-        from cdmpp_server.planned import ENDPOINTS, PlannedJobs
-
-        planned = PlannedJobs()
-    else:
-        planned, ENDPOINTS = None, {}
 
     for spec in PLANNERS.values():
         for model in spec.models():
@@ -42,14 +38,13 @@ def main(arguments: list[str]) -> None:
     limited = confine(int(arguments[0]), _MAX_OPEN_FILES, writes=True)
     replies.send({"ready": True, "memory_limited": limited})
     give_way(arguments[2])
-    reader, warmth = work.Reader(json.loads(arguments[3])), Warmth()
+    reader, warmth, planned = work.Reader(json.loads(arguments[3])), Warmth(), PlannedJobs()
     running: list[SearchControl] = []
 
     def stop(*_: Any) -> None:
         for control in running:
             control.stop()
-        if planned is not None:
-            planned.stop()
+        planned.stop()
 
     def warm_while_idle() -> None:
         while warmth and not select.select([sys.stdin.buffer], [], [], _IDLE_S)[0]:
