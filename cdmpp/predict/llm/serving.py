@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from os import PathLike
 from typing import Any
 
@@ -30,7 +31,7 @@ from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import cache_tokens, part_memory
 from cdmpp.predict.llm.pricing import combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.serving_loop import Lane, ServedRequest, closed_loop, open_loop, two_pools
+from cdmpp.predict.llm.serving_loop import Effort, Lane, ServedRequest, closed_loop, open_loop, two_pools
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Rendered, Table, percent
@@ -282,12 +283,12 @@ class _Pool:
         most = min(float(self.profile.max_sequences), self.capacity // tokens)
         return int(most) * self.layout.dp * self.layout.pp
 
-    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int) -> list[Lane]:
-        """A lane for each replica, and for each batch that passes its stages."""
+    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: Effort) -> list[Lane]:
+        """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
         first = self.profile.prefill_first
         return [
-            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp)
-            for _ in range(self.layout.dp * self.layout.pp)
+            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort)
+            for _ in range(min(count, self.layout.dp * self.layout.pp))
         ]
 
 
@@ -326,7 +327,9 @@ class ServingPlan:
         mtp: int = 0,
         acceptance: float = ACCEPTANCE,
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
+        most_work: float = inf,
     ) -> None:
+        self._most_work = most_work
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
         profile = load_engine(engine)
         self._profile, self._device = profile, device
@@ -377,8 +380,8 @@ class ServingPlan:
         rate : float, optional
             Requests per second, in place of the plan's; infinite: all arrive together.
         """
-        drafts = self._made, self._mtp
-        pools = [one.replicas(own, self._hit, *drafts) for one, own in zip(self._pools, tables, strict=True)]
+        loop = self._hit, self._made, self._mtp, len(self._requests), Effort(self._most_work)
+        pools = [one.replicas(own, *loop) for one, own in zip(self._pools, tables, strict=True)]
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
         requests = [ServedRequest(i, scale * at, *sizes) for i, (at, *sizes) in enumerate(self._requests)]
         if len(pools) == 2:
