@@ -169,6 +169,8 @@ class Lane:
         self.cached += count * steps * self.made
         for request in self.running:
             request.made += steps * self.made
+        if until_s < inf:
+            self.peak = max(self.peak, self.cached / self.capacity)
         ended = self._end(self.running)
         self._evict()
         return ended
