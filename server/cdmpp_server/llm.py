@@ -36,6 +36,8 @@ MAX_CONFIG_FIELDS = 1000
 MAX_MEASUREMENTS = 500
 #: Requests, and tokens of prompts and answers, of one simulation.
 MAX_SIMULATED, MAX_SIMULATED_TOKENS = 20_000, 50_000_000
+#: Sequences of steps of one simulation: some six seconds of one core.
+MAX_SIMULATED_WORK = 20_000_000
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 _ANSWER = ConfigDict(extra="forbid")
 
@@ -419,7 +421,8 @@ def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
     options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
     options["engine"] = load_engine(request.engine, request.framework, files=False)
     options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: resolve_device(device, find))
-    plan = ServingPlan(read_config(request.config), resolve_device(request.device, find), **options)
+    device = resolve_device(request.device, find)
+    plan = ServingPlan(read_config(request.config), device, most_work=MAX_SIMULATED_WORK, **options)
     if len(plan.queries) > most:
         raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
     if plan.tokens > MAX_SIMULATED_TOKENS:

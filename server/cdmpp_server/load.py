@@ -6,7 +6,6 @@ otherwise it is refused at once, because work on a request that misses its deadl
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from cdmpp.utils.lru import Lru
@@ -31,8 +30,6 @@ class Place:
     sender, kind : str
     size : float
         Size in any unit of the kind.
-    stated_s : float or None
-        Seconds of processes that the request itself states; None: predicted from earlier requests.
     used_s : float
         Seconds of processes so far.
     charged_s : float
@@ -42,7 +39,6 @@ class Place:
     sender: str
     kind: str
     size: float = 1.0
-    stated_s: float | None = None
     used_s: float = 0.0
     charged_s: float = 0.0
 
@@ -83,9 +79,9 @@ class Load:
         """
         place = Place(sender, kind, size)
         if len(self._open) >= self._processes:
-            work = Counter[str]()
+            work: dict[str, float] = {}
             for other in self._open:
-                work[other.sender] += self.seconds(other)  # type: ignore[assignment]
+                work[other.sender] = work.get(other.sender, 0.0) + self.seconds(other)
             own = work.pop(sender, 0.0) + self.seconds(place)
             finish_s = (own + sum(min(other, own) for other in work.values())) / self._processes
             if finish_s > SHARE * left_s:
@@ -95,11 +91,8 @@ class Load:
 
     def seconds(self, place: Place) -> float:
         """Predicted seconds of processes that a request still takes."""
-        total = place.stated_s
-        if total is None:
-            mean = self._means.get((place.kind, place.sender)) or self._means.get(place.kind) or FIRST_S
-            total = mean * place.size
-        return max(0.0, total - place.used_s)
+        mean = self._means.get((place.kind, place.sender)) or self._means.get(place.kind) or FIRST_S
+        return max(0.0, mean * place.size - place.used_s)
 
     def end(self, place: Place, done: bool) -> None:
         """Remove a request; the time of one that was ``done`` predicts that of later ones."""

@@ -83,13 +83,14 @@ async def _answer(request: Request, path: str, body: bytes, deadline: Deadline) 
     header = {"kind": path, "body": len(body), "most": state.settings.max_items, "model": None}
     with state.planners.admitted(path, deadline) as place:
 
-        async def run(do: str, prices: bytes = b"") -> WorkerReply:
+        async def run(do: str, prices: bytes = b"", seconds: float = 0.0) -> WorkerReply:
             nonlocal predictor
             devices = b""
             while True:
                 header.update(do=do, prices=len(prices), model_id=predictor.model_id)
                 payload = body + prices + devices
-                reply, data = await state.planners.run(header, payload, deadline, place, stoppable=True)
+                job = state.planners.run(header, payload, deadline, place, seconds=seconds, stoppable=True)
+                reply, data = await job
                 if "needs" not in reply:
                     return reply, data
                 # The request names another model, or the process does not know the model's devices yet.
@@ -101,7 +102,6 @@ async def _answer(request: Request, path: str, body: bytes, deadline: Deadline) 
                 devices = json.dumps(known).encode()
 
         reply, listed = await run("list")
-        place.stated_s = None if reply["seconds"] is None else place.used_s + reply["seconds"]
         queries = await state.service.do(len(listed) <= INLINE_BYTES, partial(decode_queries, listed), deadline)
         count_items(request, len(queries))
         predictions = await state.batcher.ask(predictor, queries, reply["levels"], deadline)
@@ -110,7 +110,7 @@ async def _answer(request: Request, path: str, body: bytes, deadline: Deadline) 
             [one.error.code for one in predictions if one.error is not None],
         )
         prices = await state.service.do(len(queries) <= 256, partial(encode_prices, predictions), deadline)
-        return (await run("answer", prices))[1]
+        return (await run("answer", prices, reply["seconds"]))[1]
 
 
 class GivenUpError(BaseException):
@@ -165,7 +165,7 @@ class PlannedJobs:
         if header["do"] == "answer":
             return {}, json_bytes(endpoint.answer_of(plan, model_id, decode_prices(prices)))
         levels = list(getattr(plan, "levels", DEFAULT_QUANTILES))
-        return {"levels": levels, "seconds": getattr(plan, "seconds", None)}, encode_queries(plan.queries)
+        return {"levels": levels, "seconds": getattr(plan, "seconds", 0.0)}, encode_queries(plan.queries)
 
 
 def problem_of(error: CdmppError) -> ProblemError:

@@ -247,6 +247,7 @@ class Processes:
         deadline: Deadline,
         place: Place | None = None,
         *,
+        seconds: float = 0.0,
         stoppable: bool = False,
     ) -> WorkerReply:
         """Run one job. Senders get equal shares of the processes, by the time of their requests.
@@ -255,6 +256,8 @@ class Processes:
         ----------
         place : Place, optional
             Of :meth:`admitted`; default: the request has this job only.
+        seconds : float
+            Predicted time of this job, where it is known better than from earlier requests.
         stoppable : bool
             Whether the process ends the job on a signal.
 
@@ -266,7 +269,7 @@ class Processes:
         """
         if place is None:
             with self.admitted(header.get("kind", ""), deadline) as place:
-                return await self.run(header, payload, deadline, place, stoppable=stoppable)
+                return await self.run(header, payload, deadline, place, seconds=seconds, stoppable=stoppable)
         kill, starting, gone = self._limit_s is None, False, asyncio.Event()
         limit_s = deadline.after_s if self._limit_s is None else self._limit_s
 
@@ -285,7 +288,7 @@ class Processes:
             finally:
                 place.used_s += time.monotonic() - begun
 
-        cost, first = self._load.seconds(place), not place.charged_s
+        cost, first = seconds or self._load.seconds(place), not place.charged_s
         place.charged_s = place.charged_s or cost
         late = None if kill else deadline.exceeded()
         with self._kind.problems(header, late, deadline.after_s):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import DataError, FieldError
 from cdmpp.programs.query_options import ProgramFramework
@@ -19,6 +19,15 @@ from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
 from cdmpp.utils.writing import replacing
 
 Seconds = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+
+
+def _different(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("each name once")
+    return names
+
+
+_Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], Field(max_length=64), AfterValidator(_different)]
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -147,10 +156,10 @@ class EngineProfile(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=100)]
     versions: Annotated[str, Field(max_length=200)] = ""
     framework: ProgramFramework | None = None
-    also: tuple[ProgramFramework, ...] = ()
+    also: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
     kernel_factor: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
-    fused: tuple[str, ...] = ()
-    fused_ranks: tuple[str, ...] = ()
+    fused: _Names = ()
+    fused_ranks: _Names = ()
     kv_dtype: Literal["float8_e4m3", "int8"] | None = None
     host: Host = Host()
     graph_decode: bool = True
@@ -161,7 +170,7 @@ class EngineProfile(BaseModel):
     cache_share: Annotated[float, Field(gt=0, le=1)] = 0.9
     residual: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
     training: TrainingLoop | None = None
-    source: dict[str, str] = {}
+    source: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=2000)]] = {}
 
     @property
     def frameworks(self) -> tuple[ProgramFramework, ...]:
@@ -180,6 +189,13 @@ class EngineProfile(BaseModel):
         ------
         FieldError
         """
+        for name, item in value.items():
+            if isinstance(item, Collection) and not isinstance(item, str) and len(item) > MAX_ENTRIES:
+                raise FieldError(
+                    f"{where}: {str(name)[:40]}: {len(item):,} entries, at most {MAX_ENTRIES}",
+                    path=f"engine.{str(name)[:40]}",
+                    hint=f"{cls.DOCUMENT} has the fields",
+                )
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:

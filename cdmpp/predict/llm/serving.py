@@ -31,7 +31,16 @@ from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import cache_tokens, part_memory
 from cdmpp.predict.llm.pricing import combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.serving_loop import Effort, Lane, ServedRequest, closed_loop, open_loop, two_pools
+from cdmpp.predict.llm.serving_loop import (
+    SECONDS_PER_WORK,
+    STEP_WORK,
+    Effort,
+    Lane,
+    ServedRequest,
+    closed_loop,
+    open_loop,
+    two_pools,
+)
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Rendered, Table, percent
@@ -297,6 +306,11 @@ class ServingPlan:
 
     Parameters and errors are those of :func:`simulate`; ``config`` and ``device`` are read already.
 
+    Parameters
+    ----------
+    most_work : float
+        Bound on the work of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
+
     Attributes
     ----------
     queries : list of Query
@@ -345,12 +359,19 @@ class ServingPlan:
         prompts = max(prompt for _, prompt, _ in self._requests)
         longest = max(prompt + answer for _, prompt, answer in self._requests)
         in_flight = len(self._requests) if concurrency is None else concurrency
+        layout = Layout(tp, pp, ep, dp)
+        # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
+        prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
+        Effort(most_work).spend(prefill)
+        layout.check(config)
+        beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
+        #: Predicted seconds of :meth:`run`.
+        self.seconds = SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
             return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp)
 
-        layout = Layout(tp, pp, ep, dp)
         self._pools = [pool(layout, device, longest, mtp)]
         self._token_s = 0.0
         if prefill_pool is not None:
