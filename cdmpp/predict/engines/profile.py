@@ -27,7 +27,9 @@ def _different(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-_Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], Field(max_length=64), AfterValidator(_different)]
+_Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], AfterValidator(_different)]
+#: Most entries of a list or table of a profile.
+MAX_ENTRIES = 64
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 
