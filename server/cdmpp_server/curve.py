@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -21,7 +21,7 @@ from cdmpp.predict.curves.template import (
     RESERVED,
     check_axes,
 )
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, Prediction, Seconds
+from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp_server.concurrency import DESCRIPTION
@@ -243,8 +243,4 @@ def _plan(request: CurveRequest | CurvesRequest, find: Find, most: int) -> Curve
     )
 
 
-def _answer(plan: CurvePlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.curve(model_id, predictions).to_dict()
-
-
-ENDPOINTS["/curve"] = Endpoint(_form_of, _plan, _answer)
+ENDPOINTS["/curve"] = Endpoint(_form_of, _plan, lambda plan, *made: plan.curve(*made).to_dict())

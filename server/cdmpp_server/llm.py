@@ -413,10 +413,6 @@ async def calibrate(request: Request) -> Response:
     return await answer_planned(request)
 
 
-def _simulated(plan: ServingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.run(model_id, predictions).to_dict()
-
-
 def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
     options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
     options["engine"] = load_engine(request.engine, request.framework, files=False)
@@ -430,10 +426,6 @@ def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
             f"{plan.tokens:,} tokens in all; at most {MAX_SIMULATED_TOKENS:,}", hint="fewer or shorter requests"
         )
     return plan
-
-
-def _fitted(plan: CalibrationPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.fit(predictions).to_dict()
 
 
 def _calibration(request: CalibrateRequest, find: Find, most: int) -> CalibrationPlan:
@@ -512,5 +504,9 @@ def _form_of(value: Any) -> type[Body]:
 
 
 ENDPOINTS["/llm"] = Endpoint(_form_of, Estimates, Estimates.answer)
-ENDPOINTS["/llm/simulate"] = Endpoint(lambda _: SimulateRequest, _simulation, _simulated)
-ENDPOINTS["/llm/calibrate"] = Endpoint(lambda _: CalibrateRequest, _calibration, _fitted)
+ENDPOINTS["/llm/simulate"] = Endpoint(
+    lambda _: SimulateRequest, _simulation, lambda plan, *made: plan.run(*made).to_dict()
+)
+ENDPOINTS["/llm/calibrate"] = Endpoint(
+    lambda _: CalibrateRequest, _calibration, lambda plan, _, predictions: plan.fit(predictions).to_dict()
+)

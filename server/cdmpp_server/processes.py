@@ -108,7 +108,7 @@ PLANNING = ProcessKind(
     "plan_too_large",
     "the plan needs more memory than is allowed",
     "send a smaller request",
-    ", or send the request as a job: Prefer: respond-async",
+    ", or send a plan as a job: Prefer: respond-async",
 )
 ADAPTING = ProcessKind(
     "adapting process",
@@ -268,7 +268,7 @@ class Processes:
             still being started, 504 at the deadline, 500 for a bug.
         """
         if place is None:
-            with self.admitted(header.get("kind", ""), deadline) as place:
+            with self.admitted(f"{header.get('do')} {header.get('kind')}", deadline) as place:
                 return await self.run(header, payload, deadline, place, seconds=seconds, stoppable=stoppable)
         kill, starting, gone = self._limit_s is None, False, asyncio.Event()
         limit_s = deadline.after_s if self._limit_s is None else self._limit_s

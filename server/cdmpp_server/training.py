@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +12,7 @@ from cdmpp.errors import DataError
 from cdmpp.predict.engines.profile import load_training_engine
 from cdmpp.predict.llm import TrainingPlan, read_config
 from cdmpp.predict.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
-from cdmpp.predict.prediction import Prediction, Seconds
+from cdmpp.predict.prediction import Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
 from cdmpp_server.concurrency import DESCRIPTION
@@ -199,10 +198,6 @@ async def training_step(request: Request) -> Response:
     return await answer_planned(request)
 
 
-def _answer(plan: TrainingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.result(model_id, predictions).to_dict()
-
-
 def _plan(request: TrainingStepRequest, find: Find, most: int) -> TrainingPlan:
     # By name or fields, never a file: a client's text must not be used as a path on this machine.
     engine = load_training_engine(request.engine, files=False)
@@ -214,4 +209,6 @@ def _plan(request: TrainingStepRequest, find: Find, most: int) -> TrainingPlan:
     return plan
 
 
-ENDPOINTS["/training-step"] = Endpoint(lambda _: TrainingStepRequest, _plan, _answer)
+ENDPOINTS["/training-step"] = Endpoint(
+    lambda _: TrainingStepRequest, _plan, lambda plan, *made: plan.result(*made).to_dict()
+)

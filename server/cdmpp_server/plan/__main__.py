@@ -36,7 +36,6 @@ def main(arguments: list[str]) -> None:
         for model in spec.models():
             model.sibling("solver")
     limited = confine(int(arguments[0]), _MAX_OPEN_FILES, writes=True)
-    replies.send({"ready": True, "memory_limited": limited})
     give_way(arguments[2])
     reader, warmth, planned = work.Reader(json.loads(arguments[3])), Warmth(), PlannedJobs()
     running: list[SearchControl] = []
@@ -70,6 +69,7 @@ def main(arguments: list[str]) -> None:
             return {"refused": refusal}, b""
 
     signal.signal(signal.SIGUSR1, stop)
+    replies.send({"ready": True, "memory_limited": limited})
     frames.serve(replies, run, warm_while_idle)
 
 
