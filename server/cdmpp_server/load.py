@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdmpp.utils.lru import Lru
+from cdmpp_server.predict.admission import RefusedError
 
 #: Seconds of a request until one of its kind is measured.
 FIRST_S = 0.02
@@ -41,20 +42,6 @@ class Place:
     size: float = 1.0
     used_s: float = 0.0
     charged_s: float = 0.0
-
-
-class RefusedError(Exception):
-    """A request that would probably miss its deadline.
-
-    Parameters
-    ----------
-    wait_s : float
-        Seconds after which there is probably room for it.
-    """
-
-    def __init__(self, wait_s: float) -> None:
-        super().__init__(f"retry in {wait_s:.1f} s")
-        self.wait_s = wait_s
 
 
 class Load:

@@ -19,8 +19,9 @@ from typing import Any, Self
 import cdmpp
 from cdmpp.errors import OverloadedError
 from cdmpp_server.concurrency import Deadline
-from cdmpp_server.load import Load, Place, RefusedError
+from cdmpp_server.load import Load, Place
 from cdmpp_server.operate.access import current_sender
+from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
 from cdmpp_server.sandbox.worker import (
     OnProgress,
@@ -228,7 +229,7 @@ class Processes:
         try:
             place = self._load.admit(current_sender.get(), kind, size, deadline.left_s())
         except RefusedError as refused:
-            later = {"retry-after": str(min(60, max(1, math.ceil(refused.wait_s))))}
+            later = {"retry-after": str(min(60, max(1, math.ceil(refused.retry_after_s))))}
             message = f"the {self._kind.process}es have too much work for an answer within {deadline.after_s:g} s"
             hint = "retry after the seconds of Retry-After" + self._kind.otherwise
             raise ProblemError("overloaded", message, hint, headers=later) from None

@@ -16,9 +16,10 @@ from cdmpp.errors import FieldError
 from cdmpp.predict.llm import EstimatePlan, read_config, serving
 from cdmpp.predict.llm.serving import ServingPlan
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.load import FIRST_S, SHARE, Load, RefusedError
+from cdmpp_server.load import FIRST_S, SHARE, Load
 from cdmpp_server.operate.access import current_sender
 from cdmpp_server.planned import ENDPOINTS, Endpoint, PlannedJobs
+from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
 from cdmpp_server.sandbox.worker import LONG_S, SupervisedWorker, WorkerPool
 from tests.server.conftest import JSON, problem
@@ -150,7 +151,7 @@ def test_request_that_would_be_late_is_refused_and_other_senders_are_not() -> No
             load.admit("a", "simulate", 1.0, 10.0)
             admitted += 1
     assert admitted == int(SHARE * 10.0 * 2 / mean)
-    assert 0 < refused.value.wait_s <= mean
+    assert 0 < refused.value.retry_after_s <= mean
     # Another sender waits for its share only, also with a kind that was never measured.
     load.admit("b", "simulate", 1.0, 10.0)
     load.end(load.admit("b", "llm", 1.0, 4 * FIRST_S + 2 * mean), done=True)
