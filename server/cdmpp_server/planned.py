@@ -27,8 +27,8 @@ from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
-from cdmpp_server.processes import WorkerReply
 from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
+from cdmpp_server.sandbox.worker import WorkerReply
 
 #: Queries of plans that a process keeps, and models whose devices it keeps.
 _MAX_KEPT_QUERIES, _MAX_KEPT_MODELS = 50_000, 16
