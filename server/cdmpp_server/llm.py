@@ -1,20 +1,17 @@
-"""``POST /llm``: a language model on devices. Its queries use the queue of ``/predict``."""
+"""``POST /llm``, ``/llm/simulate`` and ``/llm/calibrate``: a language model on devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from cdmpp.devices import DeviceSpec
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import load_engine
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
@@ -22,20 +19,17 @@ from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_MTP, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
 from cdmpp.predict.llm.serving import MAX_RATE, MIN_RATE, NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
+from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
 from cdmpp.programs.query_options import ProgramFramework
-from cdmpp_server.body import check, parse_json, read_json_body
-from cdmpp_server.concurrency import DESCRIPTION, Deadline
+from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.planned import answer_planned, json_bytes, problem_of
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
-from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.settings import Settings
 
 #: Fields of a configuration; published ones have fewer than a hundred.
@@ -43,6 +37,8 @@ MAX_CONFIG_FIELDS = 1000
 MAX_MEASUREMENTS = 500
 #: Requests, and tokens of prompts and answers, of one simulation.
 MAX_SIMULATED, MAX_SIMULATED_TOKENS = 20_000, 50_000_000
+#: Sequences of steps of one simulation: some six seconds of one core.
+MAX_SIMULATED_WORK = 20_000_000
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 _ANSWER = ConfigDict(extra="forbid")
 
@@ -419,44 +415,27 @@ async def llm(request: Request) -> Response:
 
     With `devices`, a device without an estimate is an `error` at its place.
     """
-    state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
-    with bugs_hidden("/llm"):
-        parsed = await state.limiter.run(partial(_parse, body), deadline)
-        predictor = await state.service.model(parsed.model)
-        most = state.settings.max_items
-        plans = await state.limiter.run(partial(_plans, parsed, predictor.artifact, most), deadline)
-        queries = [query for plan in plans if not isinstance(plan, Failed) for query in plan.queries]
-        count_items(request, len(queries))
-        predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
-
-        def render() -> bytes:
-            state.metrics.items(
-                [(one.device, one.domain) for one in predictions if one.domain is not None],
-                [one.error.code for one in predictions if one.error is not None],
-            )
-            return _render(parsed, plans, predictor.model_id, predictions)
-
-        text = await state.limiter.run(render, deadline)
-    return Response(text, media_type="application/json")
+    return await answer_planned(request)
 
 
 @router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
 async def simulate(request: Request) -> Response:
     """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
-    return await answer_planned(request, SimulateRequest, _simulation, _simulated)
+    return await answer_planned(request)
 
 
-def _simulated(plan: ServingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.run(model_id, predictions).to_dict()
+@router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
+async def calibrate(request: Request) -> Response:
+    """Fit what an engine adds to its kernels to a few measured durations of a server."""
+    return await answer_planned(request)
 
 
-def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> ServingPlan:
+def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
     options = request.model_dump(exclude={"config", "device", "model", "framework"})
     options["engine"] = load_engine(request.engine, request.framework, files=False)
-    options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: _device(device, artifact))
-    plan = ServingPlan(read_config(request.config), _device(request.device, artifact), **options)
+    options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: resolve_device(device, find))
+    device = resolve_device(request.device, find)
+    plan = ServingPlan(read_config(request.config), device, most_work=MAX_SIMULATED_WORK, **options)
     if len(plan.queries) > most:
         raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
     if plan.tokens > MAX_SIMULATED_TOKENS:
@@ -466,101 +445,85 @@ def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> Serv
     return plan
 
 
-@router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
-async def calibrate(request: Request) -> Response:
-    """Fit what an engine adds to its kernels to a few measured durations of a server."""
-    return await answer_planned(request, CalibrateRequest, _calibration, _fitted)
-
-
-def _fitted(plan: CalibrationPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.fit(predictions).to_dict()
-
-
-def _calibration(request: CalibrateRequest, artifact: Artifact, most: int) -> CalibrationPlan:
-    def resolve(device: Any) -> DeviceSpec:
-        return _device(device, artifact)
-
+def _calibration(request: CalibrateRequest, find: Find, most: int) -> CalibrationPlan:
     for number, row in enumerate(request.measurements, 1):
         if "config" in row and not isinstance(row["config"], dict):
             raise DataError(f"row {number}: config is no object", hint="send the content of config.json")
     profile = load_engine(request.engine, files=False)
-    plan = CalibrationPlan(read_config(request.config), resolve, request.device, request.measurements, profile)
-    if len(plan.queries) > most:
-        raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
-    return plan
+    config, rows = read_config(request.config), request.measurements
+    # By name and never load_device: a client's text must not be used as a path on this machine.
+    return CalibrationPlan(config, lambda device: resolve_device(device, find), request.device, rows, profile, most)
 
 
-def _parse(body: bytes | bytearray) -> Body:
-    value = parse_json(body)
-    several = isinstance(value, dict) and "devices" in value
-    return check(LlmDevicesRequest, value) if several else check(LlmRequest, value)
+class Estimates:
+    """A plan for each device, or the reason why it has none.
 
+    Attributes
+    ----------
+    queries : list of Query
+    """
 
-def _plans(request: Body, artifact: Artifact, most: int) -> list[EstimatePlan | Failed]:
-    """A plan for each device; raises :class:`ProblemError` where the request has none at all."""
-    options = request.model_dump(exclude={"config", "device", "devices", "model"})
-    sent = [request.device] if isinstance(request, LlmRequest) else request.devices
-    plans: list[EstimatePlan | Failed] = []
-    try:
+    def __init__(self, request: Body, find: Find, most: int) -> None:
+        options = request.model_dump(exclude={"config", "device", "devices", "model"})
+        self._single = isinstance(request, LlmRequest)
+        sent = [request.device] if isinstance(request, LlmRequest) else request.devices
+        self._plans: list[EstimatePlan | Failed] = []
+        self.queries: list[Query] = []
         config = read_config(request.config)
         # By name or fields, never a file: a client's text must not be used as a path on this machine.
         options["engine"] = load_engine(request.engine, request.framework, files=False)
-        rows = 0
         for device in sent:
             try:
-                plan = EstimatePlan(config, _device(device, artifact), **options)
+                plan = EstimatePlan(config, resolve_device(device, find), **options)
             except CdmppError as error:
-                if isinstance(request, LlmRequest):
+                if self._single:
                     raise
-                plans.append(Failed(_name(device), error))
+                self._plans.append(Failed(_name(device), error))
                 continue
-            rows += len(plan.queries)
-            if rows > most:
+            self._plans.append(plan)
+            self.queries += plan.queries
+            if len(self.queries) > most:
                 raise DataError(
                     f"the devices need more than {most:,} predictions", hint="send fewer devices in one request"
                 )
-            plans.append(plan)
-    except CdmppError as error:
-        raise problem_of(error) from None
-    return plans
 
+    def answer(self, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """The estimate of the device, or of each of several."""
+        results = [_answer(result) for result in self._results(model_id, iter(predictions))]
+        return results[0] if self._single else {"answers": results}
 
-def _device(device: str | dict[str, Any], artifact: Artifact) -> DeviceSpec:
-    # By name and never load_device: a client's text must not be used as a path on this machine.
-    return resolve_device(device, artifact.device)
+    def _results(self, model_id: str, predictions: Iterator[Prediction]) -> Iterator[LLMEstimate | Failed]:
+        for plan in self._plans:
+            if isinstance(plan, Failed):
+                yield plan
+                continue
+            own = list(islice(predictions, len(plan.queries)))
+            try:
+                yield plan.estimate(model_id, own)
+            except CdmppError as error:
+                if self._single:
+                    raise
+                yield Failed(plan.settings.device, error)
 
 
 def _name(device: str | dict[str, Any]) -> str:
     return str(device if isinstance(device, str) else device.get("name", ""))[:100]
 
 
-def _render(
-    request: Body, plans: Sequence[EstimatePlan | Failed], model_id: str, predictions: Sequence[Prediction]
-) -> bytes:
-    results = list(_estimates(plans, model_id, iter(predictions)))
-    if isinstance(request, LlmDevicesRequest):
-        return json_bytes({"answers": [_answer(result) for result in results]})
-    [result] = results
-    if isinstance(result, Failed):
-        raise problem_of(result.error)
-    return json_bytes(result.to_dict())
-
-
-def _estimates(
-    plans: Sequence[EstimatePlan | Failed], model_id: str, predictions: Iterator[Prediction]
-) -> Iterator[LLMEstimate | Failed]:
-    for plan in plans:
-        if isinstance(plan, Failed):
-            yield plan
-            continue
-        own = list(islice(predictions, len(plan.queries)))
-        try:
-            yield plan.estimate(model_id, own)
-        except CdmppError as error:
-            yield Failed(plan.settings.device, error)
-
-
 def _answer(result: LLMEstimate | Failed) -> dict[str, Any]:
     if isinstance(result, Failed):
         return {"device": result.name, "error": asdict(ErrorInfo.of(result.error))}
     return result.to_dict()
+
+
+def _form_of(value: Any) -> type[Body]:
+    return LlmDevicesRequest if isinstance(value, dict) and "devices" in value else LlmRequest
+
+
+ENDPOINTS["/llm"] = Endpoint(_form_of, Estimates, Estimates.answer)
+ENDPOINTS["/llm/simulate"] = Endpoint(
+    lambda _: SimulateRequest, _simulation, lambda plan, *made: plan.run(*made).to_dict()
+)
+ENDPOINTS["/llm/calibrate"] = Endpoint(
+    lambda _: CalibrateRequest, _calibration, lambda plan, _, predictions: plan.fit(predictions).to_dict()
+)

@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
-from cdmpp.predict.llm import EstimatePlan, estimate, simulate
+from cdmpp.errors import DataError
+from cdmpp.predict.llm import estimate, simulate
 from cdmpp.predict.llm.calibrate import fit_engine
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.llm import CalibrateAnswer, LlmAnswer, LlmAnswers, LlmDevicesRequest, SimulateAnswer, _plans
-from cdmpp_server.problems import ProblemError
+from cdmpp_server.llm import CalibrateAnswer, Estimates, LlmAnswer, LlmAnswers, LlmDevicesRequest, SimulateAnswer
 from tests.server.conftest import JSON, problem
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"
@@ -117,11 +117,9 @@ def test_requests_outside_the_schema_are_refused(client: TestClient, change: Any
 
 def test_predictions_of_one_request_are_limited(predictor: LatencyPredictor) -> None:
     request = LlmDevicesRequest.model_validate({"config": LLAMA, "devices": ["h100-sxm", "h200"], "output": 8})
-    rows = sum(
-        len(plan.queries) for plan in _plans(request, predictor.artifact, 1000) if isinstance(plan, EstimatePlan)
-    )
-    with pytest.raises(ProblemError, match=f"more than {rows - 1} predictions"):
-        _plans(request, predictor.artifact, rows - 1)
+    rows = len(Estimates(request, predictor.artifact.device, 1000).queries)
+    with pytest.raises(DataError, match=f"more than {rows - 1} predictions"):
+        Estimates(request, predictor.artifact.device, rows - 1)
 
 
 def test_schema_describes_request_and_answer(client: TestClient) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.devices.loading import toml_value
 from cdmpp.errors import DataError, FieldError
@@ -20,6 +20,17 @@ from cdmpp.utils.files import read_toml
 from cdmpp.utils.writing import replacing
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=10, allow_inf_nan=False)]
+
+
+def _different(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("each name once")
+    return names
+
+
+_Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], AfterValidator(_different)]
+#: Most entries of a list or table of a profile.
+MAX_ENTRIES = 64
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -148,10 +159,10 @@ class EngineProfile(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=100)]
     versions: Annotated[str, Field(max_length=200)] = ""
     framework: ProgramFramework | None = None
-    also: tuple[ProgramFramework, ...] = ()
+    also: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
     kernel_factor: Annotated[float, Field(strict=True, ge=0.01, le=10, allow_inf_nan=False)] = 1.0
-    fused: tuple[str, ...] = ()
-    fused_ranks: tuple[str, ...] = ()
+    fused: _Names = ()
+    fused_ranks: _Names = ()
     kv_dtype: Literal["float8_e4m3", "int8"] | None = None
     host: Host = Host()
     graph_decode: bool = True
@@ -162,7 +173,7 @@ class EngineProfile(BaseModel):
     cache_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.9
     residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
     training: TrainingLoop | None = None
-    source: dict[str, str] = {}
+    source: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=2000)]] = {}
 
     @property
     def frameworks(self) -> tuple[ProgramFramework, ...]:
@@ -181,6 +192,13 @@ class EngineProfile(BaseModel):
         ------
         FieldError
         """
+        for name, item in value.items():
+            if isinstance(item, Collection) and not isinstance(item, str) and len(item) > MAX_ENTRIES:
+                raise FieldError(
+                    f"{where}: {str(name)[:40]}: {len(item):,} entries, at most {MAX_ENTRIES}",
+                    path=f"engine.{str(name)[:40]}",
+                    hint=f"{cls.DOCUMENT} has the fields",
+                )
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:

@@ -339,6 +339,8 @@ class CalibrationPlan:
         From a device of a request to its specification.
     profile : EngineProfile
         The profile to start from.
+    most : float
+        Largest number of queries; more are refused before the rows that follow are read.
 
     Attributes
     ----------
@@ -357,9 +359,14 @@ class CalibrationPlan:
         device: DeviceSpec | Mapping[str, Any] | str,
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
+        most: float = math.inf,
     ) -> None:
         self._profile = profile
         self._plans: list[tuple[EstimatePlan | LoadRow, dict[str, Any]]] = []
+        # Rows of one model share most of their programs: each is asked once.
+        index: dict[Any, int] = {}
+        self.queries: list[Query] = []
+        self._places: list[list[int]] = []
         for number, row in enumerate(measurements, 1):
             if number > MAX_ROWS:
                 raise DataError(f"more than {MAX_ROWS} measurements", hint=f"choose {MAX_ROWS} that cover your use")
@@ -371,18 +378,16 @@ class CalibrationPlan:
                 raise DataError(
                     f"row {number}: more than {MAX_LOAD_ROWS} rows are simulated", hint="send fewer such rows"
                 )
-        if len(self._plans) < MIN_ROWS:
-            raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
-        # Rows of one model share most of their programs: each is asked once.
-        index: dict[Any, int] = {}
-        self.queries: list[Query] = []
-        self._places: list[list[int]] = []
-        for plan, _ in self._plans:
-            keys = [(q.program.operator, id(q.device), q.protocol, q.framework) for q in plan.queries]
-            for key, query in zip(keys, plan.queries, strict=True):
+            queries = self._plans[-1][0].queries
+            keys = [(q.program.operator, id(q.device), q.protocol, q.framework) for q in queries]
+            for key, query in zip(keys, queries, strict=True):
                 if index.setdefault(key, len(self.queries)) == len(self.queries):
                     self.queries.append(query)
             self._places.append([index[key] for key in keys])
+            if len(self.queries) > most:
+                raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
+        if len(self._plans) < MIN_ROWS:
+            raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
 
     def fit(self, predictions: Iterable[Prediction]) -> Calibration:
         """The fit made of the predictions of :attr:`queries`."""

@@ -278,21 +278,27 @@ def prefill_steps(lengths: Sequence[int], budget: int | None) -> dict[Prefill, f
     def add(step: Prefill, runs: float) -> None:
         steps[step] = steps.get(step, 0.0) + runs
 
+    @cache
+    def chunked(length: int) -> list[tuple[Prefill, float]]:
+        whole, rest = divmod(length, budget)
+        chunks = np.arange(whole, dtype=np.float64)
+        points = _points(chunks)
+        priced = zip(points, _weights(chunks, points), strict=True)
+        found = [(Prefill([budget], int(chunk) * budget), float(weight)) for chunk, weight in priced]
+        return found + [(Prefill([rest], whole * budget), 1.0)] * (rest > 0)
+
     together: list[int] = []
+    tokens = 0
     for length in lengths:
         if length > budget:
-            whole, rest = divmod(length, budget)
-            chunks = np.arange(whole, dtype=np.float64)
-            points = _points(chunks)
-            for chunk, weight in zip(points, _weights(chunks, points), strict=True):
-                add(Prefill([budget], int(chunk) * budget), float(weight))
-            if rest:
-                add(Prefill([rest], whole * budget), 1.0)
+            for step, runs in chunked(length):
+                add(step, runs)
             continue
-        if sum(together) + length > budget:
+        if tokens + length > budget:
             add(Prefill(together), 1.0)
-            together = []
+            together, tokens = [], 0
         together.append(length)
+        tokens += length
     if together:
         add(Prefill(together), 1.0)
     return steps

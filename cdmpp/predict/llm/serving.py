@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from os import PathLike
 from typing import Any
 
@@ -24,7 +25,16 @@ from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import check_cache, part_memory
 from cdmpp.predict.llm.pricing import combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.serving_loop import Lane, ServedRequest, closed_loop, open_loop, two_pools
+from cdmpp.predict.llm.serving_loop import (
+    SECONDS_PER_WORK,
+    STEP_WORK,
+    Effort,
+    Lane,
+    ServedRequest,
+    closed_loop,
+    open_loop,
+    two_pools,
+)
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Rendered, Table, percent
@@ -308,12 +318,12 @@ class _Pool:
         most = min(float(self.profile.max_sequences), self.capacity // tokens)
         return int(most) * self.layout.dp * self.layout.pp
 
-    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int) -> list[Lane]:
-        """A lane for each replica, and for each batch that passes its stages."""
+    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: Effort) -> list[Lane]:
+        """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
         first = self.profile.prefill_first
         return [
-            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp)
-            for _ in range(self.layout.dp * self.layout.pp)
+            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort)
+            for _ in range(min(count, self.layout.dp * self.layout.pp))
         ]
 
 
@@ -321,6 +331,11 @@ class ServingPlan:
     """Queries of a simulation, and the simulation made of their predictions.
 
     Parameters and errors are those of :func:`simulate`; ``config`` and ``device`` are read already.
+
+    Parameters
+    ----------
+    most_work : float
+        Bound on the work of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
 
     Attributes
     ----------
@@ -355,7 +370,9 @@ class ServingPlan:
         mtp: int = defaults.MTP,
         acceptance: float = defaults.ACCEPTANCE,
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
+        most_work: float = inf,
     ) -> None:
+        self._most_work = most_work
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
         profile = load_engine(engine, framework)
         self._profile, self._device = profile, device
@@ -378,13 +395,21 @@ class ServingPlan:
         prompts = max(prompt for _, prompt, _ in self._requests)
         longest = max(prompt + answer for _, prompt, answer in self._requests)
         in_flight = len(self._requests) if concurrency is None else concurrency
+        layout = Layout(tp, pp, ep, dp)
+        # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
+        prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
+        Effort(most_work).spend(prefill)
+        layout.check(config)
+        beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
+        #: Predicted seconds of :meth:`run`.
+        self.seconds = SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
             return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, cuda_graph)
 
-        self.layout = Layout(tp, pp, ep, dp)
-        self._pools = [pool(self.layout, device, longest, mtp)]
+        self.layout = layout
+        self._pools = [pool(layout, device, longest, mtp)]
         self._token_s = 0.0
         if prefill_pool is not None:
             other = PrefillPool.of(prefill_pool)
@@ -431,8 +456,8 @@ class ServingPlan:
         log : bool
             Whether replicas log their steps.
         """
-        drafts = self._made, self._mtp
-        pools = [one.replicas(own, self._hit, *drafts) for one, own in zip(self._pools, tables, strict=True)]
+        loop = self._hit, self._made, self._mtp, len(self._requests), Effort(self._most_work)
+        pools = [one.replicas(own, *loop) for one, own in zip(self._pools, tables, strict=True)]
         for lane in (lane for own in pools for lane in own if log):
             lane.log = []
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
