@@ -122,6 +122,8 @@ _PEAK_PLAUSIBLE_FACTOR = 16.0
 
 _BYTE_TYPES = ("int8", "uint8", "int4")
 
+#: Fields that are no part of :meth:`DeviceSpec.digest`, or in another form.
+_NO_FIGURES = ("name", "source", "aliases", "arch", "sustained", "status", "nominal_memory_bytes")
 #: Figures that are no part of :meth:`DeviceSpec.digest`: they were added after digests had been stored.
 LATER_FIGURES = (
     "peak_flops_fp64",
@@ -158,7 +160,9 @@ class DeviceSpec(BaseModel):
     clock_hz : float
         Nominal boost clock (CPUs: base clock).
     memory_bytes : float, optional
-        Nominal capacity.
+        Capacity as the driver reports it to programs.
+    nominal_memory_bytes : float, optional
+        Capacity that the data sheet names, an input of the network. None: as ``memory_bytes``.
     mem_bandwidth_bytes_per_s : float
         Peak bandwidth of the device memory.
     peak_flops_fp32 : float
@@ -216,6 +220,7 @@ class DeviceSpec(BaseModel):
     cores_per_unit: Count
     clock_hz: Annotated[float, Field(ge=1e7, le=2e10)]
     memory_bytes: Annotated[float, Field(ge=1e6, le=1e15)] | None = None
+    nominal_memory_bytes: Annotated[float, Field(ge=1e6, le=1e15)] | None = None
     mem_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e8, le=1e16)]
     peak_flops_fp32: Flops
     peak_flops_fp32_matrix: Flops | None = None
@@ -294,6 +299,11 @@ class DeviceSpec(BaseModel):
             return self.peak_flops_fp64 or self.peak_flops_fp32
         return self.peak_flops_fp32
 
+    @property
+    def sheet_memory_bytes(self) -> float | None:
+        """Capacity that the data sheet names, as the network was trained with; None: not published."""
+        return self.nominal_memory_bytes or self.memory_bytes
+
     def nominal(self) -> DeviceSpec:
         """The same device by its data sheet alone, without sustained ceilings."""
         return self if self.sustained is None else self.model_copy(update={"sustained": None})
@@ -303,9 +313,10 @@ class DeviceSpec(BaseModel):
 
         Sustained ceilings are among them where there are any; :meth:`nominal` is the device without.
         :data:`LATER_FIGURES` are not, so that models and observations stored before they existed still match:
-        two devices of one digest may differ in them (:meth:`agrees`, :meth:`cache_key`).
+        two devices of one digest may differ in them (:meth:`agrees`, :meth:`cache_key`). Its memory is the nominal one.
         """
-        figures = self.model_dump(exclude={"name", "source", "aliases", "arch", "sustained", "status", *LATER_FIGURES})
+        figures = self.model_dump(exclude={*_NO_FIGURES, *LATER_FIGURES})
+        figures["memory_bytes"] = self.sheet_memory_bytes
         if self.sustained is not None:
             figures["sustained"] = self.sustained.figures()
         if self.status:
