@@ -24,8 +24,8 @@ from importlib.resources import files
 from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import UnknownDeviceError
 
-#: Column of the table -> field of DeviceSpec and factor to base units. Memory: the sheet's GB (10^9), and what programs see
-#: in GiB; cache sizes are binary, as every vendor counts them.
+#: Column of the table -> field of DeviceSpec and factor to base units. Memory is in nominal GB (10^9) of the sheet, and
+#: in GiB as programs see it; cache sizes are binary, as every vendor counts them.
 COLUMNS: dict[str, tuple[str, float]] = {
     "clock_mhz": ("clock_hz", 1e6),
     "memory_gb": ("nominal_memory_bytes", 1e9),

@@ -38,7 +38,7 @@ def test_several_devices_are_a_list_and_a_table(run: Run) -> None:
     assert [value["device"] for value in values] == ["h100-sxm", "l40s"]
     table = run(*arguments).stdout
     assert table.splitlines()[0].startswith("llama, 8.03 G parameters; tp 1, pp 1, ep 1, dp 1; batch 1")
-    assert "16.3 of 80 GB" in table and "gate_up_proj" not in table
+    assert "16.3 of 85 GB" in table and "gate_up_proj" not in table
     assert "gate_up_proj" in run(*arguments, "--parts", 3).stdout
 
 

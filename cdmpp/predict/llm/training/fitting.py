@@ -32,7 +32,7 @@ def smallest_layouts(
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
-    The micro-batch is one sequence, and the batch is rounded to a multiple of the copies.
+    The micro-batch is one sequence, and the copies divide the wanted batch.
 
     Parameters
     ----------
@@ -49,8 +49,6 @@ def smallest_layouts(
         for tp in _powers(min(gpus, domain_ranks, 16)):
             for pp in [1] if wanted.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
                 for ep in _powers(min(gpus // pp, experts)):
-                    copies = max(1, gpus // (tp * pp))
-                    batch = -(-wanted.global_batch // copies) * copies
                     for recompute in RECOMPUTE:
                         layout = replace(
                             wanted,
@@ -61,7 +59,6 @@ def smallest_layouts(
                             cp=1,
                             ep=ep,
                             micro_batch=1,
-                            global_batch=batch,
                             recompute=recompute,
                         )
                         if _valid(layout, config) and fits(layout):

@@ -85,18 +85,27 @@ class _StagePass:
     ----------
     compute, host : float
         Seconds of the kernels with what is recomputed, and what their launches take longer.
+    room : dict of bool to float
+        Seconds of the forward (False) and the backward pass in which messages are hidden: kernels run, or the device
+        waits for the host.
     exposed : dict of str to (3,)
         Messages that computation does not hide, by group, with bounds.
     recompute_s : float
         Seconds of the kernels that the backward pass runs again.
     """
 
-    def __init__(self, unit: _Unit, recompute_s: float, exposed: dict[str, Array], launches_s: float) -> None:
+    def __init__(
+        self, unit: _Unit, recompute_s: float, exposed: dict[str, Array], launches_s: dict[bool, float]
+    ) -> None:
         self.unit, self.recompute_s, self.exposed = unit, recompute_s, exposed
-        self.compute = unit.compute(False) + unit.compute(True) + recompute_s
-        device = self.compute + sum(float(seconds[0]) for seconds in exposed.values())
-        self.host = max(0.0, launches_s - device)
-        self.total = device + self.host
+        self.room = {False: unit.compute(False), True: unit.compute(True) + recompute_s}
+        self.compute, self.host = sum(self.room.values()), 0.0
+        messages = sum(float(seconds[0]) for seconds in exposed.values())
+        # No pass takes longer with fewer tokens: each waits for its own launches.
+        for backward, seconds in self.room.items():
+            wait = max(0.0, launches_s[backward] - seconds - messages * seconds / max(self.compute, 1e-12))
+            self.room[backward], self.host = seconds + wait, self.host + wait
+        self.total = self.compute + messages + self.host
 
     def operators(self) -> dict[str, float]:
         """Seconds of the kernels by name."""
@@ -200,10 +209,10 @@ class TrainingPlan:
 
         def fits(layout: TrainingLayout) -> bool:
             gradient_bytes, device_bytes = self.loop.gradient_bytes, self.device.memory_bytes
-            return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits
+            return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits_with_margin
 
         fitting = smallest_layouts(self.config, self.layout, fits, self.links.domain_ranks)
-        hint = "no layout of up to 1024 devices was found; use a shorter sequence or recompute"
+        hint = "no layout of up to 1024 devices with this batch was found; use a shorter sequence or another batch"
         if fitting:
             hint = "the smallest layouts that fit: " + "; ".join(
                 f"{other.gpus} GPUs: {other.named()}" for other in fitting
@@ -269,10 +278,10 @@ class TrainingPlan:
     def _transfer_bytes(self) -> float:
         return self.layout.tokens / self.layout.tp * self.config.hidden * self.types.bytes
 
-    def _reductions(self) -> list[tuple[str, str, float, int, int, float]]:
-        """Pass they hide behind ("forward", "backward"), operator, bytes, ranks, span and runs in a step."""
+    def _reductions(self) -> list[tuple[bool, str, float, int, int, float]]:
+        """Whether they hide behind the backward pass, operator, bytes, ranks, span and runs in a step."""
         layout, wide = self.layout, self.loop.gradient_bytes
-        found: list[tuple[str, str, float, int, int, float]] = []
+        found: list[tuple[bool, str, float, int, int, float]] = []
         fsdp = layout.sharding == "fsdp"
         stage = self._fullest()
         p = self.parameters.layer if fsdp else self._stage(stage)
@@ -283,12 +292,12 @@ class TrainingPlan:
                 continue
             span = layout.stage_ranks
             if layout.sharding == "none":
-                found.append(("backward", "all_reduce", count * wide, ranks, span, runs))
+                found.append((True, "all_reduce", count * wide, ranks, span, runs))
                 continue
-            found.append(("backward", "reduce_scatter", count * wide, ranks, span, runs))
-            found.append(("forward", "all_gather", count * self.types.bytes, ranks, span, runs))
+            found.append((True, "reduce_scatter", count * wide, ranks, span, runs))
+            found.append((False, "all_gather", count * self.types.bytes, ranks, span, runs))
             if fsdp:
-                found.append(("backward", "all_gather", count * self.types.bytes, ranks, span, runs))
+                found.append((True, "all_gather", count * self.types.bytes, ranks, span, runs))
         return found
 
     def result(
@@ -422,9 +431,10 @@ class TrainingPlan:
         for part, times in ((layer, layers), (first, is_first), (last, is_last)):
             if times:
                 unit.add(part, times)
-        launches = sum(unit.launches.values()) + (self.layout.recompute == "full") * layers * layer.launches[False]
+        again = (self.layout.recompute == "full") * layers * layer.launches[False]
+        launches_s = {back: (unit.launches[back] + back * again) * self.engine.host.launch_s for back in (False, True)}
         exposed = {group: self._exposed(unit, group) for group in ("tp", "cp", "ep")}
-        return _StagePass(unit, layers * self._recompute_s(layer), exposed, launches * self.engine.host.launch_s)
+        return _StagePass(unit, layers * self._recompute_s(layer), exposed, launches_s)
 
     def _assembled(self, model_id: str, units: Sequence[_Unit]) -> TrainingStep:
         layout, m = self.layout, self.layout.micro_batches
@@ -436,7 +446,7 @@ class TrainingPlan:
         # A round of fewer micro-batches than stages waits for the last stage.
         waits = layout.pp - 1 + (layout.virtual_pp - 1) * max(0, layout.pp - m)
         bubble = waits / layout.virtual_pp * mean
-        dp, hidden_dp, dp_bounds = self._data_parallel(units[0], stage.compute)
+        dp, hidden_dp, dp_bounds = self._data_parallel(stage.room)
         optimizer = self._optimizer_s(self._stage(slowest))
         host_s = m * stage.host + self.engine.host.step_s
         exposed_s = {group: m * float(seconds[0]) for group, seconds in stage.exposed.items()} | {
@@ -496,23 +506,19 @@ class TrainingPlan:
             share = self.loop.exposed_tp if group == "tp" else self.loop.exposed_ep
         return np.asarray(share * both)
 
-    def _data_parallel(self, layer: _Unit, compute: float) -> tuple[float, float, Array]:
+    def _data_parallel(self, room: Mapping[bool, float]) -> tuple[float, float, Array]:
         """Exposed and hidden seconds of gradients and weights in a step, and bounds of all of them."""
         layout, total = self.layout, np.zeros(3)
-        by_pass = {"forward": 0.0, "backward": 0.0}
+        by_pass = {False: 0.0, True: 0.0}
         found = self._reductions()
-        for where, operator, size, ranks, span, runs in found:
+        for backward, operator, size, ranks, span, runs in found:
             seconds, _ = self._message_s(operator, size, ranks, span)
-            by_pass[where] += runs * float(seconds[0])
+            by_pass[backward] += runs * float(seconds[0])
             total = total + runs * seconds
         if layout.overlap == "none" or not found:
             return float(total[0]), 0.0, total
-        forward = layer.compute(False) / max(1e-12, layer.compute(False) + layer.compute(True))
         passes = layout.micro_batches if layout.sharding == "fsdp" else 1
-        exposed = 0.0
-        for where, share in (("forward", forward), ("backward", 1 - forward)):
-            room = passes * share * compute
-            exposed += max(by_pass[where] - room, _PIECE * by_pass[where])
+        exposed = sum(max(by_pass[back] - passes * room[back], _PIECE * by_pass[back]) for back in room)
         return exposed, float(total[0]) - exposed, total
 
     def _stages_s(self, m: int) -> float:
