@@ -135,6 +135,7 @@ LATER_FIGURES = (
     "matrix_flops_per_cycle_per_unit",
     "link",
     "ranks_per_node",
+    "network_bytes_per_s",
     "nvlink_domain",
 )
 
@@ -197,6 +198,8 @@ class DeviceSpec(BaseModel):
         ``"pcie4-x16"``, or a bandwidth of one direction, such as ``"64GB/s"``. None: as the generation usually has it.
     ranks_per_node : int, optional
         Devices of one node. None: :data:`cdmpp.devices.paths.RANKS_PER_NODE`, 8.
+    network_bytes_per_s : float, optional
+        Of a device's own share of its node's network adapters, one direction. None: as such nodes commonly have it.
     nvlink_domain : int, optional
         Devices that one switched link connects, where they are several nodes (GB200 NVL72: 72). None: one node.
     status : {"", "stand-in", "unreleased"}
@@ -240,6 +243,7 @@ class DeviceSpec(BaseModel):
         Annotated[str, Field(max_length=60), WithJsonSchema(LINK_SCHEMA)] | None, BeforeValidator(_link_name)
     ] = None
     ranks_per_node: Count | None = None
+    network_bytes_per_s: Annotated[float, Field(ge=1e6, le=1e14)] | None = None
     nvlink_domain: Count | None = None
     status: Literal["", "stand-in", "unreleased"] = ""
     source: Annotated[str, Field(max_length=2000)] = "user"
@@ -333,9 +337,9 @@ class DeviceSpec(BaseModel):
         return tuple((name, getattr(self, name)) for name in LATER_FIGURES)
 
     def agrees(self, other: DeviceSpec) -> bool:
-        """Whether no figure of :data:`LATER_FIGURES` that both devices state differs; the link is not compared."""
+        """Whether no figure of :data:`LATER_FIGURES` that both devices state differs; links are not compared."""
         return all(
-            value is None or another is None or value == another or name == "link"
+            value is None or another is None or value == another or name in ("link", "network_bytes_per_s")
             for (name, value), (_, another) in zip(self.later_figures(), other.later_figures(), strict=True)
         )
 

@@ -23,11 +23,7 @@ PRODUCTS: dict[str, tuple[str, str]] = {
 }
 BLOCK_SCALED = ("mxfp8", "nvfp4")
 #: Figure of a device that says whether it has units for a type. Scales of blocks came with the units for four bits.
-_UNITS = {
-    "float8_e4m3": "peak_flops_fp8_matrix",
-    "mxfp8": "peak_flops_fp4_matrix",
-    "nvfp4": "peak_flops_fp4_matrix",
-}
+_UNITS = {"float8_e4m3": "peak_flops_fp8_matrix", "mxfp8": "peak_flops_fp4_matrix", "nvfp4": "peak_flops_fp4_matrix"}
 MAX_RANKS = 65_536
 MAX_SEQUENCE, MAX_BATCH = 1 << 20, 1 << 24
 

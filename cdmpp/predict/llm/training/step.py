@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.model.domain.score import LABELS, Label
@@ -26,6 +27,7 @@ from cdmpp.predict.llm.training.memory import RankParameters, model_flops, stage
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
 from cdmpp.predict.llm.training.result import TrainingStep
 from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.programs.collectives import link_remarks
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import ProgramFramework
@@ -257,8 +259,10 @@ class TrainingPlan:
         return layout.ep, layout.ep
 
     def _collective(self, operator: str, size: float, ranks: int, span: int) -> OperatorSpec | None:
-        """The program of a collective inside a domain; None over the network."""
-        return None if self.links.crosses(span) else self.links.program(operator, size, ranks, span)
+        """The program of a collective inside a domain; over the network of the same ranks on one node, None of one."""
+        if self.links.crosses(span):
+            ranks = span = min(ranks, self.links.node_ranks)
+        return None if ranks == 1 else self.links.program(operator, size, ranks, span)
 
     def _fullest(self) -> int:
         """The stage with most parameters."""
@@ -368,26 +372,29 @@ class TrainingPlan:
         bounds = [point, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
         return np.clip(bounds, point / _WIDEST, point * _WIDEST), prediction.domain or "out"
 
-    def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Label]:
+    def _message_s(
+        self, operator: str, size: float, ranks: int, span: int, exchange_s: float | None = None
+    ) -> tuple[Array, Label]:
         factor = self.loop.communication_factor
-        own = self._collective(operator, size, ranks, span)
-        if own is None:
-            point = self.links.network_s(operator, size, ranks, span)
-            return factor * point * np.array([1.0, *BOUNDS]), "near"
-        seconds, domain = self._predicted(own)
+        own, domain = self._collective(operator, size, ranks, span), "near"
+        seconds = np.zeros(3)
+        if own is not None:
+            seconds, domain = self._predicted(own)
+        if self.links.crosses(span):
+            # The network is never faster than the link inside a node for the same ranks.
+            over = self.links.network_s(operator, size, ranks, span) if exchange_s is None else exchange_s
+            seconds, domain = np.maximum(seconds, over * np.array([1.0, *BOUNDS])), "near"
         return factor * seconds, domain
 
     def _message_program(self, message: Message) -> OperatorSpec | None:
-        """The program of an item's message inside a domain; None over the network."""
+        """The program of an item's message (:meth:`_collective`)."""
         ranks, span = self._group(message.group)
         return self._collective(message.operator, message.size(ranks), ranks, span)
 
     def _item_message_s(self, message: Message) -> tuple[Array, Label]:
         ranks, span = self._group(message.group)
-        if message.topk and self.links.crosses(span):
-            point = self.links.exchange_s(message.bytes, message.topk, ranks)
-            return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
-        return self._message_s(message.operator, message.size(ranks), ranks, span)
+        exchange_s = self.links.exchange_s(message.bytes, message.topk, ranks) if message.topk else None
+        return self._message_s(message.operator, message.size(ranks), ranks, span, exchange_s)
 
     def _traffic_s(self, size: float) -> Array:
         return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
@@ -557,6 +564,9 @@ class TrainingPlan:
     def _remarks(self) -> Iterator[str]:
         layout = self.layout
         yield from self.config.remarks
+        # The network has a remark of its own.
+        device = with_network(self.device, self.links.network)
+        yield from link_remarks((query.program.operator for query in self.queries), device)
         crosses = [layout.tp, layout.tp * layout.cp, layout.ep, layout.stage_ranks if layout.dp > 1 else 1, layout.gpus]
         if any(self.links.crosses(span) for span in crosses):
             rate = self.links.network * 8 / _GB
