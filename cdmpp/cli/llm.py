@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.errors import FAILED, report
-from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
+from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, percent, print_json
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.predict.rendering import render
@@ -165,6 +165,7 @@ def llm(
     acceptance: Annotated[
         float, typer.Option(help="Share of drafted tokens that is right, where those before are.")
     ] = 0.8,
+    network: NetworkOption = None,
     parts: Annotated[
         int | None,
         typer.Option(
@@ -213,6 +214,7 @@ def llm(
             "prefix_hit": prefix_hit,
             "mtp": mtp,
             "acceptance": acceptance,
+            "network": network,
             "prefill_pool": None if prefill_pool is None else _pool(prefill_pool),
         }
         load = {"concurrency": concurrency, "rate": rate, "requests": None if requests is None else _trace(requests)}
@@ -241,6 +243,7 @@ def llm(
                     cuda_graph=cuda_graph,
                     mtp=mtp,
                     acceptance=acceptance,
+                    network=network,
                     predictor=predictor,
                 )
             )

@@ -21,6 +21,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout."
 ModelOption = Annotated[
     Path | None, typer.Option("--model", metavar="DIR", help="Model folder; by default the one that ships with cdmpp.")
 ]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Bytes per second of one device between nodes, or a name such as infiniband-ndr, roce-200 or efa-400. "
+        "Default: assumed, and said.",
+        show_default=False,
+    ),
+]
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
+from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, percent, print_json
 from cdmpp.errors import DataError
 
 if TYPE_CHECKING:
@@ -62,14 +62,7 @@ def training_step(
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Devices of a node. Default: the device's.", show_default=False)
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help="Bytes per second of one GPU between nodes, or a name such as infiniband-ndr, roce-200 or efa-400. "
-            "Default: 400 Gbit/s, assumed.",
-            show_default=False,
-        ),
-    ] = None,
+    network: NetworkOption = None,
     engine: Annotated[
         str,
         typer.Option(

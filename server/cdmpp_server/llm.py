@@ -47,6 +47,10 @@ _ANSWER = ConfigDict(extra="forbid")
 
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
+Network = Annotated[
+    float | Annotated[str, Field(max_length=64)] | None,
+    Field(description="Bytes per second of one device between nodes, or a name such as roce-200; null: assumed."),
+]
 
 
 class _Model(BaseModel):
@@ -101,6 +105,7 @@ class _Model(BaseModel):
     acceptance: Annotated[
         float, Field(ge=0, le=1, description="Share of drafted tokens that is right, where those before are.")
     ] = ACCEPTANCE
+    network: Network = None
     model: ModelName = None
 
 
@@ -236,6 +241,7 @@ class SimulateAnswer(BaseModel):
     cache_share: Annotated[float, Field(description="Largest share of the cache in use.")]
     relative_lower: Annotated[float, Field(description="80 % interval of a step's duration, as factors of it.")]
     relative_upper: float
+    remarks: Annotated[list[str], Field(description="What was assumed.")]
 
 
 class LlmMemory(BaseModel):

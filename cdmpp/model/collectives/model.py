@@ -177,7 +177,8 @@ class CollectiveModel:
             plain = context._replace(one_node=())
             curve = self._curve(self._best_measured_alias(plain)) if context.library else self._mixture(plain)
             libraries = [context.library] if context.library else self.libraries(plain)
-            measured = all(plain._replace(library=name) in self.known for name in libraries)
+            aliases = (self._best_measured_alias(plain._replace(library=name)) for name in libraries)
+            measured = all(alias in self.known for alias in aliases)
             measured = measured or any(correction.covers(plain) for correction in self.corrections)
             for inside in () if measured else context.one_node:
                 curve = replace(curve, log_s=np.maximum(curve.log_s, self.curve(inside).log_s))

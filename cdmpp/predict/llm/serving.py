@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
@@ -34,6 +35,7 @@ from cdmpp.predict.llm.serving_loop import Lane, ServedRequest, closed_loop, ope
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Rendered, Table, percent
+from cdmpp.programs.collectives import link_remarks
 from cdmpp.utils.units import format_latency
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -69,6 +71,8 @@ class ServingResult(Rendered):
     relative_lower, relative_upper : float
         80 % interval of a step's duration, as factors of it.
     engine, device, model_id : str
+    remarks : tuple of str
+        What was assumed.
     """
 
     ttft_s: Array
@@ -88,6 +92,7 @@ class ServingResult(Rendered):
     engine: str
     device: str
     model_id: str
+    remarks: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
         """Percentiles and rates as a row."""
@@ -143,6 +148,7 @@ class ServingResult(Rendered):
             "cache_share": self.cache_share,
             "relative_lower": self.relative_lower,
             "relative_upper": self.relative_upper,
+            "remarks": list(self.remarks),
         }
 
 
@@ -169,9 +175,10 @@ def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
     header = ("device", "gpus", "ttft p50", "p99", "tpot p50", "p99", "queue", "tokens/s", "requests/s", "cache")
     title = f"{len(first.ttft_s):,} requests; engine {first.engine}; model {first.model_id}"
     bounds = ", ".join(f"{r.device} {r.relative_lower:.2f} to {r.relative_upper:.2f}" for r in results)
+    notes = dict.fromkeys(remark for r in results for remark in r.remarks)
     return [
         Table((*header, "preempted"), rows, range(1, len(header) + 1), title),
-        Table.lines(f"80 % interval of a step, as factors: {bounds}"),
+        Table.lines(f"80 % interval of a step, as factors: {bounds}", *notes),
     ]
 
 
@@ -325,10 +332,11 @@ class ServingPlan:
         prefix_hit: float = 0.0,
         mtp: int = 0,
         acceptance: float = ACCEPTANCE,
+        network: float | str | None = None,
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     ) -> None:
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
-        profile = load_engine(engine)
+        profile, device = load_engine(engine), with_network(device, network)
         self._profile, self._device = profile, device
         if spread is None:
             spread = 0.0 if concurrency is None or profile.prefill_first else SPREAD
@@ -352,13 +360,16 @@ class ServingPlan:
         self._token_s = 0.0
         if prefill_pool is not None:
             other = PrefillPool.of(prefill_pool)
-            self._pools.insert(0, pool(other.layout, other.device or device, prompts + 1, 0))
+            self._pools.insert(0, pool(other.layout, with_network(other.device or device, network), prompts + 1, 0))
             # Each rank of the fuller side sends or receives its part.
             self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
         #: Requests that decode at once, at most.
         self.slots = self._pools[-1].slots(longest)
         self.gpus = sum(one.layout.gpus for one in self._pools)
         self.queries = [query for one in self._pools for query in one.costs.queries]
+        self._remarks: list[str] = []
+        for queries in (one.costs.queries for one in self._pools):
+            self._remarks += link_remarks((query.program.operator for query in queries), queries[0].device)
 
     def run(self, model_id: str, predictions: Iterable[Prediction]) -> ServingResult:
         """Simulate with the predictions of :attr:`queries`."""
@@ -411,6 +422,7 @@ class ServingPlan:
             engine=self._profile.name,
             device=self._device.name,
             model_id=model_id,
+            remarks=tuple(dict.fromkeys(self._remarks)),
         )
 
 
@@ -524,6 +536,7 @@ def simulate(
     prefix_hit: float = 0.0,
     mtp: int = 0,
     acceptance: float = ACCEPTANCE,
+    network: float | str | None = None,
     prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     predictor: Predictor | None = None,
 ) -> ServingResult:
@@ -552,8 +565,9 @@ def simulate(
         would stay together there; small differences part them on real servers. Where prompts run alone they stay.
     prefix_hit : float
         Share of each prompt that is in the cache already.
-    mtp, acceptance :
-        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, and the share that is right.
+    mtp, acceptance, network :
+        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, the share that is right, and the network
+        between nodes.
     prefill_pool : mapping, optional
         Devices that compute the prompts, while those of the layout above decode: ``tp``, ``pp``, ``ep``, ``dp``,
         ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device sends its part
@@ -612,6 +626,7 @@ def simulate(
         prefix_hit=prefix_hit,
         mtp=mtp,
         acceptance=acceptance,
+        network=network,
         prefill_pool=resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor)),
     )
     return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))
