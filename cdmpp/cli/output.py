@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdmpp.errors import DataError
 from cdmpp.predict.rendering import format_columns
 from cdmpp.predict.rendering import percent as percent
 
@@ -29,6 +30,19 @@ NetworkOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def only_device(names: Sequence[str]) -> str:
+    """The device of a command that takes one.
+
+    Raises
+    ------
+    DataError
+        Several are given.
+    """
+    if len(set(names)) > 1:
+        raise DataError(f"--device: {', '.join(names)}: this command takes one device", hint="run it once for each")
+    return names[0]
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:

@@ -134,7 +134,7 @@ def test_request_from_a_configuration(predictor: LatencyPredictor) -> None:
     large = request_from_config(
         str(EXAMPLES / "llama-3.1-70b.json"), "h100-sxm", gpus=64, lengths=LENGTHS, samples=64, predictor=predictor
     )
-    assert large["decode"]["llm"]["tp"] == 4 and large["pools"][0]["units"] == 16
+    assert large["decode"]["llm"]["tp"] == 2 and large["pools"][0]["units"] == 32
     with pytest.raises(InfeasibleError):
         request_from_config(LLAMA, "t4", gpus=1, lengths=LENGTHS, predictor=predictor)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.training.layout import Overlap, Recompute, Sharding, TrainingLayout
+from cdmpp.predict.llm.training.layout import Overlap, Recompute, TrainingLayout
 
 #: Layouts of more devices are not proposed.
 MAX_PROPOSED_GPUS = 1024
@@ -82,29 +83,39 @@ def candidates(
     gpus: int,
     global_batch: int,
     sequence: int,
-    sharding: Sequence[Sharding],
     overlap: Overlap,
+    given: Mapping[str, Any],
 ) -> list[TrainingLayout]:
-    """Layouts that fit the memory, each with the least recomputation that does."""
+    """Layouts that fit the memory, each with the least recomputation that does.
+
+    Parameters
+    ----------
+    given : mapping
+        Values of fields of :class:`TrainingLayout` that all layouts have.
+    """
     found = []
+
+    def choice(name: str, values: Sequence[Any]) -> Sequence[Any]:
+        return (given[name],) if name in given else values
+
     choices = product(
-        _powers(min(gpus, domain_ranks, 16)),
-        _divisors(gpus, min(gpus, config.layers, 64)),
-        _powers(min(gpus, max(1, sequence // 4096), 16)),
-        _powers(min(gpus, 1 if config.experts is None else config.experts.count)),
-        (1, 2, 4, 8),
-        sharding,
+        choice("tp", _powers(min(gpus, domain_ranks, 16))),
+        choice("pp", _divisors(gpus, min(gpus, config.layers, 64))),
+        choice("cp", _powers(min(gpus, max(1, sequence // 4096), 16))),
+        choice("ep", _powers(min(gpus, 1 if config.experts is None else config.experts.count))),
+        choice("micro_batch", (1, 2, 4, 8)),
+        choice("sharding", ("optimizer", "fsdp")),
     )
     for tp, pp, cp, ep, micro, kind in choices:
-        if gpus % (tp * pp * cp) or (kind == "fsdp" and pp > 1):
+        if gpus % (tp * pp * cp) or (kind == "fsdp" and pp > 1 and not {"pp", "sharding"} <= given.keys()):
             continue
         layout = TrainingLayout(gpus, micro, global_batch, sequence, tp, pp, 1, cp, ep, kind, "none", overlap)
         if not _valid(layout, config):
             continue
-        for virtual_pp in _parts(config.layers, pp, layout.micro_batches):
-            for recompute in RECOMPUTE:
+        for virtual_pp in choice("virtual_pp", _parts(config.layers, pp, layout.micro_batches)):
+            for recompute in choice("recompute", RECOMPUTE):
                 candidate = replace(layout, virtual_pp=virtual_pp, recompute=recompute)
-                if fits(candidate):
+                if _valid(candidate, config) and fits(candidate):
                     found.append(candidate)
                     break
     return found

@@ -94,8 +94,8 @@ class TrainingLayout:
         """Layout of the dense operators of a layer."""
         return Layout(self.tp, 1, 1, 1)
 
-    def check(self, config: LLMConfig) -> None:
-        """Raise :class:`FieldError` where the model or the batch cannot be split so."""
+    def check(self, config: LLMConfig, *, batch: bool = True) -> None:
+        """Raise :class:`FieldError` where the model or, with ``batch``, the batch cannot be split so."""
         limits = {"gpus": MAX_RANKS, "sequence": MAX_SEQUENCE, "global_batch": MAX_BATCH, "micro_batch": MAX_BATCH}
         for name in ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence"):
             check_whole(name, getattr(self, name), limits.get(name, MAX_RANKS))
@@ -129,7 +129,7 @@ class TrainingLayout:
         if self.virtual_pp > 1 and self.pp == 1:
             raise FieldError("virtual_pp: there is one stage", path="virtual_pp", hint="use virtual_pp=1, or pp > 1")
         self._check_experts(config)
-        if self.global_batch % (self.micro_batch * self.dp):
+        if batch and self.global_batch % (self.micro_batch * self.dp):
             raise FieldError(
                 f"global_batch: {self.global_batch} is no multiple of micro_batch * copies = "
                 f"{self.micro_batch} * {self.dp}",
