@@ -181,15 +181,15 @@ def test_generation_instances_hold_the_weights_and_the_caches_of_their_samples()
     def tokens(form: RlRequest) -> int:
         return form.instance_memory(form.with_pool_costs().pools[0], 100).tokens
 
-    # 60 of 80 GB are weights: 200 tokens remain, and samples wait.
+    # 60 of 84.9 GB are weights: 249 tokens remain, and samples wait.
     limited, unlimited = request(), request(ignore_memory=True)
-    assert tokens(limited) == 200 and tokens(unlimited) == 2**62
+    assert tokens(limited) == 249 and tokens(unlimited) == 2**62
     plans = [solve_request(form) for form in (limited, unlimited)]
     assert plans[0].step_s > 2 * plans[1].step_s
     assert not any("memory was not checked" in line for line in plans[0].explanation)
     assert plans[1].explanation[-1] == "memory was not checked: ignore_memory is true"
-    with pytest.raises(InfeasibleError, match=r"'g' \(1 devices.* needs 85\.0 GB .* of the 80\.0 GB") as error:
-        solve_request(request(weights={"transfer": {"bytes": 75e9}}))
+    with pytest.raises(InfeasibleError, match=r"'g' \(1 devices.* needs 90\.0 GB .* of the 84\.9 GB") as error:
+        solve_request(request(weights={"transfer": {"bytes": 80e9}}))
     assert error.value.hint.startswith("2 or more such devices in an instance")
     with pytest.raises(InfeasibleError, match=r"needs 90\.0 GB"):
         solve_request(request(kv={"bytes_per_token": 1e8, "memory_bytes": 30e9}))
