@@ -154,7 +154,7 @@ def test_training_needs_units_that_hold_weights_gradients_and_optimizer_states()
         return RlRequest.model_validate(value)
 
     assert solve_request(request()).training.units >= 4
-    with pytest.raises(InfeasibleError, match=r"3 devices.* needs 100 GB .* of the 80\.0 GB") as error:
+    with pytest.raises(InfeasibleError, match=r"3 devices.* needs 100 GB .* of the 84\.9 GB") as error:
         solve_request(request(training_units=3))
     assert error.value.path == "training_units" and error.value.hint.startswith("4 units of 'g' hold it")
     assert solve_request(request(training_units=3, ignore_memory=True)).training.units == 3
