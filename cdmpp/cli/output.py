@@ -33,13 +33,7 @@ NetworkOption = Annotated[
 
 
 def only_device(names: Sequence[str]) -> str:
-    """The device of a command that takes one.
-
-    Raises
-    ------
-    DataError
-        Several are given.
-    """
+    """The device of a command that takes one; DataError where several are given."""
     if len(set(names)) > 1:
         raise DataError(f"--device: {', '.join(names)}: this command takes one device", hint="run it once for each")
     return names[0]

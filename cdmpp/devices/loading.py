@@ -83,11 +83,9 @@ def described_device(values: Mapping[str, Any]) -> DeviceSpec:
     spec = from_mapping(values)
     if spec.peak_flops_fp16_matrix is not None or spec.kind != "gpu" or not _MATRIX_UNITS.search(spec.arch):
         return spec
-    chip = spec.arch.split()[-1].casefold()
-    same = [other for other in known_devices() if other.arch.split()[-1].casefold() == chip]
-    rates = [
-        rate * spec.compute_units * spec.clock_hz for other in same if (rate := other.matrix_flops_per_cycle_per_unit)
-    ]
+    chip, cycles = spec.arch.casefold().split()[-1], spec.compute_units * spec.clock_hz
+    same = [other.matrix_flops_per_cycle_per_unit for other in known_devices() if other.arch.casefold().endswith(chip)]
+    rates = [cycles * rate for rate in same if rate]
     usual = f"; by its units and clock {min(rates):.2g} to {max(rates):.2g}" if rates else ""
     raise InvalidDeviceError(
         f"device specification: peak_flops_fp16_matrix: {spec.arch} has matrix units, whose rate is not stated",

@@ -305,7 +305,7 @@ class DeviceSpec(BaseModel):
 
     @property
     def sheet_memory_bytes(self) -> float | None:
-        """Capacity that the data sheet names, as the network was trained with; None: not published."""
+        """Capacity that the network was trained with; None: not published."""
         return self.nominal_memory_bytes or self.memory_bytes
 
     def nominal(self) -> DeviceSpec:

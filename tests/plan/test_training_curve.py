@@ -148,3 +148,14 @@ def test_lengths_are_read_with_and_without_a_header(tmp_path: Path) -> None:
     path.write_text("tokens\n5\n-1\n", encoding="utf-8")
     with pytest.raises(CdmppError, match="no length"):
         read_lengths(path)
+
+
+def test_assumed_links_and_networks_are_said(predictor: LatencyPredictor) -> None:
+    form = {"config": LLAMA, "phase": "train", "input": 1024, "dp": 4, "tp": 2, "train": {"sharding": "fsdp"}}
+    request = rl_request({"batch": [32, 64], "device": "mi210", "llm": form})
+    request["pools"][0]["device"] = "mi210"
+    plan = make_plan("rl", request, predictor)
+    assert plan["reliability"]["assumed"] == ["the link of mi210 is not known: pcie4-x16 of 32 GB/s assumed"]
+    assert not make_plan("rl", rl_request({"seconds": [1.0, 2.0], "batch": [32, 64]}), predictor)["reliability"][
+        "assumed"
+    ]

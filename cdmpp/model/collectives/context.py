@@ -100,7 +100,7 @@ def _of_fewer_ranks(
     network = inside.kind == "network"
     within = network or not context.crosses
     most = context.ranks - 1 if within else int(min(context.ranks, devices_together(device, inside)))
-    for ranks in sorted({2**exponent for exponent in range(1, most.bit_length())} | {most} - {1}):
+    for ranks in sorted({*range(2, min(most, 8) + 1)} | {2**exponent for exponent in range(4, most.bit_length())}):
         per_node = fields["ranks_per_node"] if network else ranks
         fewer = {**fields, "ranks": ranks, "ranks_per_node": per_node, "span": None}
         yield context_of_fields(fewer, device, protocol, context.device)

@@ -45,8 +45,6 @@ _WIDEST = 3.0
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
 _PIECE = 0.05
 _GB = 1e9
-#: Kinds of a breakdown besides computation, in order.
-EXPOSED = ("tp", "cp", "ep", "dp", "pp")
 
 
 class _Unit:
