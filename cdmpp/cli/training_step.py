@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -104,7 +104,7 @@ def training_step(
     spec, profile = device_of(predictor.artifact, only_device(device)), load_training_engine(engine)
     names = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "recompute")
     layout = {name: ctx.params[name] for name in names}
-    options = {
+    options: dict[str, Any] = {
         "gpus": gpus,
         "global_batch": global_batch,
         "sequence": sequence,

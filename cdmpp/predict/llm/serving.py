@@ -338,6 +338,7 @@ class ServingPlan:
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
         profile, device = load_engine(engine), with_network(device, network)
         self._profile, self._device = profile, device
+        self._remarks: list[str] = []
         if spread is None:
             spread = 0.0 if concurrency is None or profile.prefill_first else SPREAD
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
@@ -353,7 +354,9 @@ class ServingPlan:
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
-            return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp)
+            made = _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp)
+            self._remarks += link_remarks((query.program.operator for query in made.costs.queries), device)
+            return made
 
         layout = Layout(tp, pp, ep, dp)
         self._pools = [pool(layout, device, longest, mtp)]
@@ -367,9 +370,6 @@ class ServingPlan:
         self.slots = self._pools[-1].slots(longest)
         self.gpus = sum(one.layout.gpus for one in self._pools)
         self.queries = [query for one in self._pools for query in one.costs.queries]
-        self._remarks: list[str] = []
-        for queries in (one.costs.queries for one in self._pools):
-            self._remarks += link_remarks((query.program.operator for query in queries), queries[0].device)
 
     def run(self, model_id: str, predictions: Iterable[Prediction]) -> ServingResult:
         """Simulate with the predictions of :attr:`queries`."""

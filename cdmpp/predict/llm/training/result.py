@@ -187,7 +187,9 @@ def search_tables(result: SearchResult) -> list[Table]:
         )
         for s in result.steps
     ]
-    header = (*header, "memory GB", "domain", "binds")
     fitting = f"{result.fitting:,} layouts fit the memory with a margin, {result.priced:,} were priced"
     notes = dict.fromkeys(f"note: {remark}" for s in result.steps for remark in s.remarks)
-    return [Table(header, rows, (0, 1, 2, 3, 4, 5, 8, 10, 11)), Table.lines(fitting, *notes)]
+    return [
+        Table((*header, "memory GB", "domain", "binds"), rows, (0, 1, 2, 3, 4, 5, 8, 10, 11)),
+        Table.lines(fitting, *notes),
+    ]
