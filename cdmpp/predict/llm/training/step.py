@@ -375,13 +375,14 @@ class TrainingPlan:
     ) -> tuple[Array, Label]:
         factor = self.loop.communication_factor
         own = self._collective(operator, size, ranks, span)
-        seconds, domain = np.zeros(3), LABELS[1]
+        domain: Label = "near"
+        seconds = np.zeros(3)
         if own is not None:
             seconds, domain = self._predicted(own)
         if self.links.crosses(span):
             # The network is never faster than the link inside a node for the same ranks.
             over = self.links.network_s(operator, size, ranks, span) if exchange_s is None else exchange_s
-            seconds, domain = np.maximum(seconds, over * np.array([1.0, *BOUNDS])), LABELS[1]
+            seconds, domain = np.maximum(seconds, over * np.array([1.0, *BOUNDS])), "near"
         return factor * seconds, domain
 
     def _message_program(self, message: Message) -> OperatorSpec | None:
