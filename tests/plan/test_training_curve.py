@@ -156,6 +156,5 @@ def test_assumed_links_and_networks_are_said(predictor: LatencyPredictor) -> Non
     request["pools"][0]["device"] = "mi210"
     plan = make_plan("rl", request, predictor)
     assert plan["reliability"]["assumed"] == ["the link of mi210 is not known: pcie4-x16 of 32 GB/s assumed"]
-    assert not make_plan("rl", rl_request({"seconds": [1.0, 2.0], "batch": [32, 64]}), predictor)["reliability"][
-        "assumed"
-    ]
+    known = rl_request({"batch": [32, 64], "device": "h100-sxm", "llm": form})
+    assert make_plan("rl", known, predictor)["reliability"]["assumed"] == []
