@@ -191,7 +191,7 @@ def test_step_that_exceeds_the_memory_of_its_device_is_infeasible_unless_memory_
     def step(**more: Any) -> dict[str, Any]:
         return make_plan("simulate", {"stages": [stage] * 2, "micro_batches": 4, **more}, predictor)
 
-    with pytest.raises(InfeasibleError, match="42[0-9.]*, the memory of its device, but rank 0 needs") as error:
+    with pytest.raises(InfeasibleError, match=r"42[0-9.]*, the memory of its device, but rank 0 needs") as error:
         step()
     assert "recomputed it would be 42000000000, which fits" in error.value.hint and "ignore_memory" in error.value.hint
     assert step(ignore_memory=True)["peak_bytes"] == step(memory_bytes=1e12)["peak_bytes"] == 43e9
