@@ -57,6 +57,7 @@ _MAX_NODES = 10_000
 #: Arguments that make an operator of Python take endless time or memory: lists, texts, and large powers.
 _UNBOUNDED = re.compile(r'"as_(string|[a-z_]+s)"')
 _LARGE = re.compile(r'"as_(int|float)": -?(?!\d{1,2}(\.\d+)?[,}])')
+_NAMED = re.compile(r'"as_name": "(\w*)"')
 _FIELDS = {
     **dict.fromkeys(("name", "as_name", "forward_arg_names"), _NAME),
     **dict.fromkeys(("in_spec", "out_spec"), _SPEC),
@@ -119,6 +120,8 @@ def _checked_json(content: bytes, place: str, torch: Any) -> bytes:
         if isinstance(value, list):
             if field == "nodes" and len(value) > _MAX_NODES:
                 raise ValueError(f"its graph has more than {_MAX_NODES:,} nodes")
+            if field == "nodes":
+                _check_powers(value, place)
             remaining += [(field, item, argument) for item in value]
         elif isinstance(value, dict):
             allowed = _KEYS.get(field, _NAME if field.endswith("_values") else _OTHER)
@@ -180,6 +183,20 @@ def _is_expression(text: str) -> bool:
             case _:
                 return False
     return True
+
+
+def _check_powers(nodes: list[dict[str, Any]], place: str) -> None:
+    """Refuse products of products, and powers, that make a number of a graph endless."""
+    powers: dict[str, int] = {}
+    for node in nodes:
+        target, inputs = str(node.get("target")), node.get("inputs") or []
+        given = [powers.get(name, 1) for name in _NAMED.findall(json.dumps(inputs))]
+        power = max(sum(given) if target.endswith(("mul", "lcm")) else 1, *given, 1)
+        if target.startswith("_operator.") and target.endswith(("pow", "shift")):
+            power *= _MAX_POWER if _NAMED.search(json.dumps(inputs[1:])) else 100
+        if power >= _MAX_POWER:
+            raise _refused(place, f"calls {target[:80]} for a number of any size")
+        powers |= dict.fromkeys(_NAMED.findall(json.dumps(node.get("outputs"))), power)
 
 
 def _is_operator(name: str, torch: Any) -> bool:

@@ -126,6 +126,16 @@ def operator(target: str, *values: dict[str, Any]) -> Callable[[Path], Change]:
     return lambda path: in_graph(lambda document: document["graph_module"]["graph"]["nodes"].insert(0, node))
 
 
+def squares(path: Path) -> Change:
+    """A number that is squared again and again."""
+    nodes = []
+    for i in range(40):
+        given = {"as_sym_int": {"as_name": f"a{i - 1}"}} if i else {"as_int": 9}
+        inputs, outputs = [{"name": "", "arg": given, "kind": 1}] * 2, [{"as_sym_int": {"as_name": f"a{i}"}}]
+        nodes.append({"target": "_operator.mul", "inputs": inputs, "outputs": outputs, "metadata": {}, "name": f"a{i}"})
+    return in_graph(lambda document: document["graph_module"]["graph"]["nodes"].__setitem__(slice(0, 0), nodes))
+
+
 def replaced(old: str, new: str) -> Callable[[Path], Change]:
     def of(path: Path) -> Change:
         code = f"__import__('os').system('touch {path}')"
@@ -195,6 +205,8 @@ ATTACKS: dict[str, Callable[[Path], Change]] = {
     "large shift of numbers": operator("_operator.lshift", {"as_int": 1}, {"as_int": 10**12}),
     "long list": operator("_operator.mul", {"as_ints": [1]}, {"as_int": 10**12}),
     "wide text": operator("_operator.mod", {"as_string": "%999999999999d"}, {"as_int": 1}),
+    "squares of squares": squares,
+    "shift by a size": operator("_operator.lshift", {"as_int": 1}, {"as_sym_int": {"as_name": "n"}}),
     "factorial": operator("math.factorial", {"as_int": 10**9}),
     "class of a pytree": replaced("builtins.tuple", "collections.defaultdict default_factory {0}"),
 }
