@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import random
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ from cdmpp.predict.llm.training.calibrate import fit_training
 from cdmpp.predict.modules.execution import HostProfile, host_profile
 from cdmpp.predict.tables.sources import open_table
 from cdmpp.programs.frontends.load import load_programs
+from cdmpp.programs.frontends.relax_programs import read_exported
 from cdmpp.simulate.replay.parquet import read_parquet
 from cdmpp.simulate.traces.load import read_trace
 from cdmpp.train.config import load_config
@@ -217,6 +219,26 @@ def test_packed_files_unpack_to_a_bounded_size(tmp_path: Path, suffix: str, monk
     assert path.stat().st_size < 2**18
     with pytest.raises(CdmppError, match=r"unpacks to|more than"):
         read(path)
+
+
+@pytest.mark.parametrize("form", ["npz", "part", "pt2"])
+def test_zip_files_unpack_to_the_size_they_state(tmp_path: Path, form: str) -> None:
+    suffix, name = {"part": ("zip", "part.json"), "pt2": ("pt2", "a/models/model.json")}.get(form, ("npz", "head.npy"))
+    path = tmp_path / f"rows.{suffix}"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr(name, bytes(2**27))
+        packed.filelist[0].file_size = 2**14  # the list of members lies
+    read: Read = {"part": parts.read_part, "pt2": read_exported}.get(form, parts.read_results)
+    if form == "pt2":
+        pytest.importorskip("torch")
+        import torch.export  # noqa: F401
+    tracemalloc.start()
+    try:
+        with pytest.raises(CdmppError):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("missing", ["files", "programs", "settings", "configurations", "kind", "tvm", ""])

@@ -260,12 +260,23 @@ def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
         raise _unpacks(limit)
 
 
+def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
+    """A member to read in pieces, of the stated size at most; ValueError where a piece could unpack to any size."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
+        raise ValueError(f"{member.filename[:200]} is encrypted, or not packed by deflate")
+    return archive.open(member)
+
+
 def read_npz(content: bytes) -> dict[str, Any]:
     """The arrays of an npz file; OSError, ValueError or BadZipFile where it is damaged, or unpacks to far too much."""
     import numpy as np
 
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_unpacked(sum(member.file_size for member in archive.infolist()), len(content))
+        for member in archive.infolist():
+            with open_member(archive, member) as stream:
+                if stream.read(6) != b"\x93NUMPY":  # numpy would unpack all of it, whatever size it states
+                    raise ValueError(f"{member.filename[:200]} is no array")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return dict(arrays)

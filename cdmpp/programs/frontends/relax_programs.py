@@ -165,11 +165,8 @@ def read_exported(path: str | Path) -> Any:
         never run.
     """
     torch, path = import_torch(), Path(path)
-    log = logging.getLogger("torch.export")
-    level = log.level
     try:
-        log.setLevel(logging.CRITICAL)  # torch logs a traceback, then tries an older format
-        with tempfile.TemporaryFile() as copy:
+        with tempfile.TemporaryFile() as copy, _without_tracebacks():
             copy_checked(path, copy, torch)
             return torch.export.load(copy)
     except CdmppError:
@@ -182,6 +179,16 @@ def read_exported(path: str | Path) -> Any:
             f"{path.name}: not an exported torch program: {what[0][:200] if what else type(error).__name__}",
             hint="write it with torch.export.save(torch.export.export(module.eval(), inputs), path)",
         ) from None
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Silences torch's log, which has a traceback for each program that fails, beside the error."""
+    log = logging.getLogger("torch")
+    level = log.level
+    try:
+        log.setLevel(logging.CRITICAL)
+        yield
     finally:
         log.setLevel(level)
 
@@ -209,7 +216,7 @@ def relax_json_graph(text: str, name: str) -> ProgramGraph:
 def importing(name: str, hint: str = "") -> Iterator[None]:
     """Turns whatever TVM's importers and passes raise into one error, and silences their remarks."""
     try:
-        with warnings.catch_warnings():  # remarks on models that are then imported
+        with warnings.catch_warnings(), _without_tracebacks():  # remarks on models that are then imported
             warnings.simplefilter("ignore")
             yield
     except CdmppError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.frontends.exported_archive import _is_expression
 from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.frontends.relax_programs import read_exported
 
@@ -103,6 +106,36 @@ def call(target: str) -> Callable[[Path], Change]:
     return of
 
 
+def sizes(text: str) -> Callable[[Path], Change]:
+    """An expression of sizes."""
+
+    def change(value: Any) -> Any:
+        if isinstance(value, list):
+            return [change(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        return {name: text if name == "expr_str" else change(item) for name, item in value.items()}
+
+    return lambda path: in_graph(lambda document: document.update(change(document)))
+
+
+def operator(target: str, *values: dict[str, Any]) -> Callable[[Path], Change]:
+    inputs = [{"name": "", "arg": value, "kind": 1} for value in values]
+    output = {"as_sym_int": {"as_name": "a"}}
+    node = {"target": target, "inputs": inputs, "outputs": [output], "metadata": {}, "name": "a"}
+    return lambda path: in_graph(lambda document: document["graph_module"]["graph"]["nodes"].insert(0, node))
+
+
+def squares(path: Path) -> Change:
+    """A number that is squared again and again."""
+    nodes = []
+    for i in range(40):
+        given = {"as_sym_int": {"as_name": f"a{i - 1}"}} if i else {"as_int": 9}
+        inputs, outputs = [{"name": "", "arg": given, "kind": 1}] * 2, [{"as_sym_int": {"as_name": f"a{i}"}}]
+        nodes.append({"target": "_operator.mul", "inputs": inputs, "outputs": outputs, "metadata": {}, "name": f"a{i}"})
+    return in_graph(lambda document: document["graph_module"]["graph"]["nodes"].__setitem__(slice(0, 0), nodes))
+
+
 def replaced(old: str, new: str) -> Callable[[Path], Change]:
     def of(path: Path) -> Change:
         code = f"__import__('os').system('touch {path}')"
@@ -152,6 +185,29 @@ ATTACKS: dict[str, Callable[[Path], Change]] = {
     "file": call("torch.ops.aten.from_file.default"),
     "expression": replaced("Symbol('s", "{0} + Symbol('s"),
     "name": replaced('"x"', '"x={0}"'),
+    "matrix": sizes("Matrix(1, 1, print)"),
+    "matrix of a text": sizes("Matrix(1,1,S('print'))"),
+    "text for sympy": sizes("Max('print')"),
+    "debugger": sizes("breakpoint"),
+    "tests of sympy": sizes("test"),
+    "method": sizes("Integer(1).evalf()"),
+    "unknown keyword": sizes("Max(s0, **s1)"),
+    "powers of powers": sizes("Pow(Pow(Pow(2, 99), 99), 99)"),
+    "large power": sizes("9**999"),
+    "power of a power": sizes("2**99**99"),
+    "computed power": sizes("PowByNatural(2, Mul(99, 99))"),
+    "large shift": sizes("LShift(1, 99999)"),
+    "long number": sizes("1" * 21),
+    "number with underscores": sizes("1_000"),
+    "large float": sizes("1e999999999"),
+    "long expression": sizes("s0+" * 333 + "10"),
+    "large power of numbers": operator("_operator.pow", {"as_int": 9}, {"as_int": 10**9}),
+    "large shift of numbers": operator("_operator.lshift", {"as_int": 1}, {"as_int": 10**12}),
+    "long list": operator("_operator.mul", {"as_ints": [1]}, {"as_int": 10**12}),
+    "wide text": operator("_operator.mod", {"as_string": "%999999999999d"}, {"as_int": 1}),
+    "squares of squares": squares,
+    "shift by a size": operator("_operator.lshift", {"as_int": 1}, {"as_sym_int": {"as_name": "n"}}),
+    "factorial": operator("math.factorial", {"as_int": 10**9}),
     "class of a pytree": replaced("builtins.tuple", "collections.defaultdict default_factory {0}"),
 }
 
@@ -192,3 +248,59 @@ def test_programs_and_weights_are_those_of_torch(archive: Path, program: Any) ->
     torch.testing.assert_close(read.state_dict, program.state_dict)
     x = torch.rand(6, 8)
     torch.testing.assert_close(read.module()(x, "reflect"), program.module()(x, "reflect"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Add(Pow(Symbol('s17', positive=True, integer=True), Integer(2)), Mul(Integer(-24), Symbol('u0')))",
+        "LessThan(Max(Integer(12), Symbol('u0', integer=True)), Integer(99))",
+        "FloorDiv(Add(Symbol('s0'), Integer(-1)), Integer(2))",
+        "FloorToInt(FloatTrueDiv(ToFloat(Symbol('s0')), Float('1.2999999999999998', precision=53)))",
+        "OpaqueUnaryFn_sqrt(Mul(Rational(1, 2), Pow(Symbol('s0'), Rational(1, 2))))",
+        "Piecewise(ExprCondPair(Integer(3), Equality(Symbol('s0'), Integer(5))), ExprCondPair(Integer(4), true))",
+        "2*s0**2 + s1//2 - s0 % 3",
+        "s0 <= 5",
+    ],
+)
+def test_expressions_of_torch_are_read(text: str) -> None:
+    assert _is_expression(text)
+
+
+def test_graph_has_a_bounded_number_of_nodes(archive: Path, tmp_path: Path) -> None:
+    nodes: list[dict[str, Any]] = [{}] * 10_001
+    many = in_graph(lambda document: document["graph_module"]["graph"].update(nodes=nodes))
+    with pytest.raises(InvalidProgramError, match="more than 10,000 nodes"):
+        read_exported(changed(archive, tmp_path / "long.pt2", many))
+
+
+def test_errors_of_torch_are_not_printed(archive: Path, tmp_path: Path) -> None:
+    def add(document: dict[str, Any]) -> None:
+        graph = document["graph_module"]["graph"]
+        inputs = [{"name": name, "arg": {"as_tensor": {"name": "x"}}, "kind": 1} for name in ("self", "mat2")]
+        graph["tensor_values"]["a"] = graph["tensor_values"]["x"]
+        outputs = [{"as_tensor": {"name": "a"}}]
+        node = {
+            "target": "torch.ops.aten.mm.default",
+            "inputs": inputs,
+            "outputs": outputs,
+            "metadata": {},
+            "name": "a",
+        }
+        graph["nodes"].insert(0, node)
+
+    path = changed(archive, tmp_path / "shapes.pt2", in_graph(add))
+    code = (
+        f"import sys; from cdmpp.cli.main import app; app(['predict', {str(path)!r}, '-d', 't4', '--backend', 'tvm'])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert answer.returncode and "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compression_is_refused(archive: Path, tmp_path: Path, method: int) -> None:
+    path = changed(archive, tmp_path / "packed.pt2", lambda name, content: content)
+    with zipfile.ZipFile(path, "a", method) as file:
+        file.writestr("models/other.json", "{}")
+    with pytest.raises(InvalidProgramError, match="not packed by deflate"):
+        read_exported(path)
