@@ -296,6 +296,11 @@ class Kernel:
             and (p not in self._vthreads or p in statement.vthreads)
         ]
 
+    def written_in(self, access: Access, statement: _Statement) -> set[int]:
+        """Loops of a statement in which another one writes the buffer of an access."""
+        writers = [s.path for s in self.statements if s is not statement and s.leaf.store.buffer is access.buffer]
+        return {p for path in writers for p in set(path).intersection(statement.path)}
+
     def trips(self, statement: _Statement) -> int:
         """Runs of a statement per thread."""
         return math.prod(int(self.loops[p].extent) for p in self.own(statement))
@@ -470,11 +475,12 @@ class _Lanes:
         return float(count.mean()) * instructions
 
     def _instructions(self, access: Access) -> float:
-        """Requests of a thread: the innermost loops that do not move the address keep a register."""
-        own = [p for p in self._kernel.own(self._statement) if p != self._vector]
-        moved = {p for index in access.indices for p in index.steps}
+        """Requests of a thread: a register keeps what the innermost loops neither move nor write."""
+        loops = self._kernel.loops
+        own = [p for p in self._kernel.own(self._statement) if p != self._vector and int(loops[p].extent) > 1]
+        moved = {p for index in access.indices for p in index.steps} | self._kernel.written_in(access, self._statement)
         last = max((n for n, p in enumerate(own) if p in moved), default=-1)
-        return float(math.prod(int(self._kernel.loops[p].extent) for p in own[: last + 1]))
+        return float(math.prod(int(loops[p].extent) for p in own[: last + 1]))
 
     def _active(self, conditions: Sequence[tuple[int, bool]]) -> Array:
         held = self._exists
