@@ -264,7 +264,7 @@ class Kernel:
                 scope = access.buffer.scope
                 if scope in ("global", "shared"):
                     name = f"{scope}_{'load' if read else 'store'}_{'sectors' if scope == 'global' else 'cycles'}"
-                    sums[name] += lanes.requests(access, indices, conditions)
+                    sums[name] += lanes.requests(access, indices, conditions, read)
         shared = sum(
             math.prod(shape) * element_bytes(buffer.dtype)
             for buffer, shape in self.sizes
@@ -296,10 +296,15 @@ class Kernel:
             and (p not in self._vthreads or p in statement.vthreads)
         ]
 
-    def written_in(self, access: Access, statement: _Statement) -> set[int]:
-        """Loops of a statement in which another one writes the buffer of an access."""
-        writers = [s.path for s in self.statements if s is not statement and s.leaf.store.buffer is access.buffer]
-        return {p for path in writers for p in set(path).intersection(statement.path)}
+    def shared_loops(self, access: Access, statement: _Statement, read: bool) -> set[int]:
+        """Loops of a statement in which another one writes what an access reads, or uses what it writes."""
+        loops: set[int] = set()
+        for other in self.statements:
+            if other is not statement and any(
+                a.buffer is access.buffer and not (read and reads) for a, _, reads in other.accesses()
+            ):
+                loops.update(set(other.path).intersection(statement.path))
+        return loops
 
     def trips(self, statement: _Statement) -> int:
         """Runs of a statement per thread."""
@@ -451,7 +456,9 @@ class _Lanes:
         held = self._active(self._statement.conditions)
         return float(held.sum() / np.broadcast_to(self._exists, held.shape).sum())
 
-    def requests(self, access: Access, indices: Sequence[int], conditions: Sequence[tuple[int, bool]]) -> float:
+    def requests(
+        self, access: Access, indices: Sequence[int], conditions: Sequence[tuple[int, bool]], read: bool
+    ) -> float:
         """Sectors or bank cycles of a warp over all trips of the statement, mean over the points."""
         buffer = access.buffer
         shape = [int(size) for size in self._compact.get(id(buffer), buffer.shape)]
@@ -463,7 +470,7 @@ class _Lanes:
             stride *= size
         active = self._active(conditions)
         address, active = np.broadcast_arrays(address * width, active & self._exists)
-        instructions = self._instructions(access)
+        instructions = self._instructions(access, read)
         lanes = address.shape[2]
         if lanes > 1 and not bool((np.diff(address, axis=2) == width).all()):
             # Each element of a vector that is not contiguous is a request.
@@ -474,11 +481,12 @@ class _Lanes:
         count = _sectors(address, active, width) if buffer.scope == "global" else _cycles(address, active, width)
         return float(count.mean()) * instructions
 
-    def _instructions(self, access: Access) -> float:
+    def _instructions(self, access: Access, read: bool) -> float:
         """Requests of a thread: a register keeps what the innermost loops neither move nor write."""
         loops = self._kernel.loops
         own = [p for p in self._kernel.own(self._statement) if p != self._vector and int(loops[p].extent) > 1]
-        moved = {p for index in access.indices for p in index.steps} | self._kernel.written_in(access, self._statement)
+        moved = {p for index in access.indices for p in index.steps}
+        moved |= self._kernel.shared_loops(access, self._statement, read)
         last = max((n for n, p in enumerate(own) if p in moved), default=-1)
         return float(math.prod(int(loops[p].extent) for p in own[: last + 1]))
 

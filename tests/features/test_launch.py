@@ -6,8 +6,8 @@ import itertools
 import json
 import math
 import random
+import re
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class Lanes:
 
     def enter(self, var: Any, extent: int, tag: str, body: Any, conditions: list[Any]) -> None:
         self.loops.append((var, extent, tag))
-        self.written.append(set(stored_buffers(body)))
+        self.written.append(used_buffers(body))
         self.walk(body, conditions)
         self.loops.pop()
         self.written.pop()
@@ -85,7 +85,7 @@ class Lanes:
             scope = str(buffer.scope()) or "global"
             if scope in ("global", "shared"):
                 unit = "sectors" if scope == "global" else "cycles"
-                refilled = [str(buffer.name) in names and what == "load" for names in self.written]
+                refilled = [(str(buffer.name), what) in names for names in self.written]
                 self.sums[f"{scope}_{what}_{unit}"] += self.requests(node, scope, indices[0], held, refilled)
 
     def loads(self, node: Any, conditions: list[Any], out: list[Any]) -> None:
@@ -120,21 +120,22 @@ class Lanes:
                 warps += 1
                 before = None
                 for at in itertools.product(*(range(e) for _, e, _ in inner)):
-                    lanes = []
+                    lanes: list[list[Any]] = []
                     for thread in range(warp * 32, min(threads, warp * 32 + 32)):
                         place = dict(zip((t for t in tags if t.startswith("blockIdx")), block, strict=True))
                         place["threadIdx.x"] = thread
                         env = {v: place[t] for v, _, t in self.loops if "Idx" in t}
                         env |= {v: 0 for v, _, t in self.loops if "vthread" in t}
                         env |= {v: i for (v, _, _), i in zip(inner, at, strict=True)}
-                        elements = range(vector[1]) if vector else (0,)
-                        for element in elements:
+                        row = []
+                        for element in range(vector[1] if vector else 1):
                             here = env | ({vector[0]: element} if vector else {})
                             held = all(evaluate(c, here) for c in conditions)
-                            lanes.append(4 * evaluate(index, here) if held else None)
+                            row.append((4 * evaluate(index, here), held))
+                        lanes.append(row)
                     now = lanes, [i for i, fill in zip(at, fills, strict=False) if fill]
                     if now != before:
-                        total += count(scope, [a for a in lanes if a is not None])
+                        total += sum(count(scope, addresses) for addresses in split(lanes))
                     before = now
         return total / warps
 
@@ -143,12 +144,20 @@ def uses(node: Any, var: Any) -> bool:
     return str(var.name) in str(node)
 
 
-def stored_buffers(node: Any) -> Iterator[str]:
-    if type(node).__name__ == "BufferStore":
-        yield str(node.buffer.name)
-    for child in (getattr(node, name, None) for name in ("body", "then_case", "seq")):
-        for part in child if type(child).__name__ == "Array" else [child] if child is not None else []:
-            yield from stored_buffers(part)
+def used_buffers(node: Any) -> set[tuple[str, str]]:
+    """Buffers of a body that have to be loaded, or stored, in each of its runs."""
+    text = str(node)
+    stores = [name for name in ("A_shared", "B_shared") if f"{name}[" in text and re.search(rf"{name}\[[^=]*\] = ", text)]
+    loads = [name for name in ("A_shared", "B_shared") if re.search(rf"= .*{name}\[", text)]
+    both = set(stores).intersection(loads)
+    return {(name, what) for name in both for what in ("load", "store")}
+
+
+def split(lanes: list[list[Any]]) -> list[list[int]]:
+    """Addresses of each request: one where the vectors of all lanes are contiguous, else one per element."""
+    contiguous = all(b[0] - a[0] == 4 for row in lanes for a, b in itertools.pairwise(row))
+    groups = [[x for row in lanes for x in row]] if contiguous else list(zip(*lanes, strict=True))
+    return [[address for address, held in group if held] for group in groups]
 
 
 def count(scope: str, addresses: list[int]) -> int:
