@@ -102,7 +102,7 @@ class Lanes:
     def requests(self, node: Any, scope: str, index: Any, conditions: list[Any], refilled: list[bool]) -> float:
         """Mean over warps of the sectors or cycles of all requests; repeated addresses are kept in a register."""
         threads = math.prod(e for _, e, t in dict((t, (v, e, t)) for v, e, t in self.loops).values() if "threadIdx" in t)
-        total, warps = 0.0, 0
+        requests, warps = [], 0
         tags: dict[str, int] = {}
         for _, extent, tag in self.loops:
             if "Idx" in tag:
@@ -134,10 +134,9 @@ class Lanes:
                             row.append((4 * evaluate(index, here), held))
                         lanes.append(row)
                     now = lanes, [i for i, fill in zip(at, fills, strict=False) if fill]
-                    if now != before:
-                        total += sum(count(scope, addresses) for addresses in split(lanes))
+                    requests += [lanes] if now != before else []
                     before = now
-        return total / warps
+        return sum(count(scope, addresses) for addresses in split(requests)) / warps
 
 
 def uses(node: Any, var: Any) -> bool:
@@ -153,10 +152,15 @@ def used_buffers(node: Any) -> set[tuple[str, str]]:
     return {(name, what) for name in both for what in ("load", "store")}
 
 
-def split(lanes: list[list[Any]]) -> list[list[int]]:
-    """Addresses of each request: one where the vectors of all lanes are contiguous, else one per element."""
-    contiguous = all(b[0] - a[0] == 4 for row in lanes for a, b in itertools.pairwise(row))
-    groups = [[x for row in lanes for x in row]] if contiguous else list(zip(*lanes, strict=True))
+def split(requests: list[list[list[Any]]]) -> list[list[int]]:
+    """Addresses of each request: of whole vectors where all of them are contiguous, else of each element."""
+    rows = [row for lanes in requests for row in lanes]
+    contiguous = all(b[0] - a[0] == 4 for row in rows for a, b in itertools.pairwise(row))
+    groups = [
+        group
+        for lanes in requests
+        for group in ([[x for row in lanes for x in row]] if contiguous else list(zip(*lanes, strict=True)))
+    ]
     return [[address for address, held in group if held] for group in groups]
 
 
