@@ -32,10 +32,12 @@ PUBLIC_DATA ?=
 
 # `make gpu-job`: the device to measure, and the folder of the job.
 DEVICE ?= h100-sxm
+# `make printed-outputs`: the pages; by default all.
+PAGES ?=
 GPU_JOB ?= gpu-job
 
 .PHONY: help setup demo test test-fast test-nightly test-stress test-native test-browser serve check docs wheel accuracy figures
-.PHONY: templates stored-answers gpu-job clean
+.PHONY: templates stored-answers printed-outputs gpu-job clean
 
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
@@ -55,6 +57,7 @@ help:
 	@echo 'make templates     the shipped lowered operators anew, with TVM'
 	@echo 'make gpu-job       part files that measure a borrowed GPU (DEVICE=h100-sxm, docs/measuring.md)'
 	@echo 'make stored-answers  the answers that tests/stored_answers compares with'
+	@echo 'make printed-outputs  what the commands of README.md and docs/*.md print (PAGES=docs/llm.md: of one page)'
 
 setup: $(READY)
 
@@ -129,6 +132,9 @@ templates: $(READY)
 	$(BIN)/python -m cdmpp.programs.make_templates
 
 # Commit the new answers alone, with the reason.
+printed-outputs: $(READY)
+	$(BIN)/python -m tests.printed_outputs $(PAGES)
+
 stored-answers: $(READY)
 	$(BIN)/python -m tests.stored_answers
 

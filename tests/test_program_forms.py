@@ -125,12 +125,3 @@ def test_tir_objects_are_programs(predictor: LatencyPredictor) -> None:
     both = tvm.IRModule({"first": function, "second": function})
     (refused,) = predictor.predict([both], "core-i9-10940x")  # type: ignore[list-item]
     assert refused.error is not None and "2 PrimFuncs: first, second" in refused.error.message
-
-
-@pytest.mark.tvm
-def test_spelling_of_an_older_tvm_is_refused_with_the_new_one() -> None:
-    from cdmpp.programs.frontends.tvmscript_check import checked_functions
-
-    with pytest.raises(InvalidProgramError, match=r"line 6: T\.block is the spelling of an older TVM") as caught:
-        checked_functions(COPY)
-    assert "T.sblock" in caught.value.hint

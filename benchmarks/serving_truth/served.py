@@ -78,6 +78,7 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
 
 
 def _closed_loop(cell: Cell, predictor: Predictor) -> ServingResult:
+    """All requests count, also the first ones of all clients, as in the published runs."""
     request = {name: value for name, value in cell.request.items() if name != "batch"}
     count = min(EACH * cell.batch, max(3 * cell.batch, MOST))
     plan = ServingPlan(

@@ -119,6 +119,8 @@ def collect(
     Lowers the networks, draws schedules, builds and times them in worker processes, and writes
     DIR/records.parquet, repeats.parquet and a card. An interrupted run resumes with the same command.
     """
+    from cdmpp.data.measure.archive import WORK
+    from cdmpp.data.measure.kit.parts import HOME
     from cdmpp.data.measure.settings import CollectSettings
     from cdmpp.data.measure.store import Store
     from cdmpp.data.measure.targets import configurations
@@ -173,11 +175,11 @@ def collect(
     chooser = _chooser(chosen[0], good, active, pool, model or []) if good or active else None
     if standalone:
         _standalone(wanted, chosen, out, settings, sizes, part_mib or 20.0, tasks or 0, cubins, json)
-        return
-    if build_only:
+    elif build_only:
         _build_only(wanted, chosen, out, settings, sizes, json)
-        return
-    _measure(wanted, chosen, out, settings, sizes, tracker, key, chooser, json)
+    else:
+        _measure(wanted, chosen, out, settings, sizes, tracker, key, chooser, json)
+    exit_if_skipped(out / HOME if standalone else out / WORK if build_only else out, wanted, sizes)
 
 
 def _measure(
@@ -224,6 +226,19 @@ def _measure(
     if len(left_out) > _SHOWN:
         print(f"not collected: {len(left_out) - _SHOWN} more, listed in {out}/README.md", file=sys.stderr)
     print_summary(out, json)
+
+
+def exit_if_skipped(folder: Path, wanted: list[str], sizes: dict[str, int]) -> None:
+    """Name the networks that could not be lowered; the exit code is 1 where there are any."""
+    from cdmpp.data.measure.store import Store
+    from cdmpp.programs.frontends.tasks import network_name
+
+    with Store(folder) as store:
+        skipped = store.skipped()
+    names = [name for source in wanted if (name := network_name(source, sizes)) in skipped]
+    if names:
+        print(f"skipped: {len(names)} of {len(wanted)} networks: {', '.join(names)}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _chooser(configuration: Configuration, good: int, active: int, pool: int, models: list[Path]) -> Chooser:

@@ -10,6 +10,7 @@ import typer
 from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import DataError
+from cdmpp.predict.rendering import out_reasons
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp.utils.units import format_latency
 
@@ -141,5 +142,7 @@ def _print(curve: Curve, protocol: Protocol) -> None:
     if rows:
         header = ("device", *names, "latency", "fitted", "interval", "domain")
         print_table(header, rows, right=range(1, len(names) + 3))
+        for line in out_reasons((p.device, p) for p in curve.points):
+            print(line)
         along = f"does not fall along {', '.join(curve.monotone)}" if curve.monotone else "is the latency"
         print(f"fitted {along}; protocol {protocol}; model {curve.model_id}")

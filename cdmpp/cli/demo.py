@@ -1,8 +1,8 @@
 """``python -m cdmpp.cli.demo [--verbose]``: predictions, a plan and an adaptation by a real server, on one screen.
 
-Starts the service with the shipped model on a free port of this machine, asks for two ONNX networks on six GPUs, a
-language model on four, a plan and an adaptation, prints a table of each, and stops the service. ``--verbose`` adds
-intervals, the programs of the networks and the reasons of the plan.
+Starts the service with the shipped model on a free port of this machine, asks for two ONNX networks on six GPUs, two
+TVM programs on two CPUs, a language model on four GPUs, a plan and an adaptation, prints a table of each, and stops the
+service. ``--verbose`` adds intervals, the programs of the networks and the reasons of the plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from typing import IO, Any
 from cdmpp.devices.loading import load_device
 from cdmpp.errors import CdmppError
 from cdmpp.predict.client import PredictorClient
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Table, render
+from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.operators import parse_operator
 from cdmpp.utils.units import format_latency
 
@@ -36,6 +38,9 @@ ROOT = Path(__file__).resolve().parents[2]
 NETWORKS = ("transformer_block.onnx", "small_resnet.onnx")
 #: GPUs of the networks. Training had all but the L4.
 DEVICES = ("a100-pcie-40gb", "v100-pcie-32gb", "t4", "p100-pcie-16gb", "l4", "h100-sxm")
+#: One product in TIR, as written and as scheduled (``examples/tvm_matmul.py``), and CPUs that training had.
+TVM_PROGRAMS = ("tvm_matmul.json", "tvm_matmul_tiled.json")
+CPUS = ("intel-xeon-amx-2t-avx2", "amd-zen3-2t-avx2")
 LANGUAGE_MODEL = "llm/llama-3.1-8b.json"
 LLM_DEVICES = ("b200", "h100-sxm", "a100-sxm4-80gb", "l40s")
 LLM_WORKLOAD: dict[str, Any] = {"batch": 8, "input": 1024, "output": 128}
@@ -182,6 +187,14 @@ def programs(name: str, answer: Mapping[str, Any]) -> Table:
     return Table((name, "times", "device", "latency [80 % interval]", "domain"), rows, right=(1,))
 
 
+def tvm_programs(predictions: Sequence[Prediction]) -> Table:
+    """One row per device with the latency of each program of :data:`TVM_PROGRAMS` and its interval."""
+    by_device = [[vars(p) for p in predictions[i :: len(CPUS)]] for i in range(len(CPUS))]
+    rows = [(own[0]["device"], *(c for p in own for c in (_latency(p, interval=True), _mark(p)))) for own in by_device]
+    title = "TVM programs: a float32 product of 256 x 256 matrices as written and as scheduled [80 % interval]"
+    return Table(("device", *(c for p in by_device[0] for c in (p["name"], "domain"))), rows, title=title)
+
+
 def language_model(answers: Sequence[Mapping[str, Any]], *, interval: bool = False) -> Table:
     """First token, each further token and throughput on each device."""
     rows = [
@@ -247,6 +260,8 @@ def sections(server: Server, examples: Path, verbose: bool) -> Iterator[list[Tab
         }
         yield [networks(answers, interval=verbose)]
         yield [programs(name, answer) for name, answer in answers.items() if verbose]
+        scheduled = [load_programs(examples / name).programs[0] for name in TVM_PROGRAMS]
+        yield [tvm_programs(client.predict(scheduled, CPUS))]
         estimates = client.llm(examples / LANGUAGE_MODEL, LLM_DEVICES, **LLM_WORKLOAD)
         yield [language_model(estimates, interval=verbose)]
         answer = client.plan("compress", json.loads((examples.parent / PLAN).read_text(encoding="utf-8")))
@@ -269,7 +284,7 @@ def sections(server: Server, examples: Path, verbose: bool) -> Iterator[list[Tab
 
 def run(examples: Path, verbose: bool = False) -> None:
     """Print the demonstration."""
-    for name in (*NETWORKS, LANGUAGE_MODEL, MEASUREMENTS, MEASURED_DEVICE):
+    for name in (*NETWORKS, *TVM_PROGRAMS, LANGUAGE_MODEL, MEASUREMENTS, MEASURED_DEVICE):
         if not (examples / name).is_file():
             raise DemoError(f"{examples / name} is missing: run the demonstration from a checkout")
     # A busy machine may need longer than the usual deadline of a request.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,9 +12,10 @@ from cdmpp.cli.errors import FAILED, report
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.rendering import render
 from cdmpp.programs.query_options import ProgramFramework
-from cdmpp.utils.files import read_text
+from cdmpp.utils.files import parse_file, parse_table
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = 1,
-    pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = 1,
-    ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = 1,
+    tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = defaults.DEGREE,
+    pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = defaults.DEGREE,
+    ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = defaults.DEGREE,
     dp: Annotated[
         int | None,
         typer.Option(
@@ -63,7 +63,7 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences of all replicas.")] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences of all replicas.")] = defaults.BATCH,
     concurrency: Annotated[
         int | None,
         typer.Option(
@@ -86,6 +86,13 @@ def llm(
             help="Requests of --concurrency and --rate. Default: 8 for each in flight; 1,000.", show_default=False
         ),
     ] = None,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests at the beginning that percentiles leave out. Default: those of --concurrency, else 0.",
+            show_default=False,
+        ),
+    ] = None,
     spread: Annotated[
         float | None,
         typer.Option(
@@ -94,7 +101,9 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    prefix_hit: Annotated[float, typer.Option(help="Share of each prompt that is in the cache already.")] = 0.0,
+    prefix_hit: Annotated[
+        float, typer.Option(help="Share of each prompt that is in the cache already.")
+    ] = defaults.PREFIX_HIT,
     prefill_pool: Annotated[
         str | None,
         typer.Option(
@@ -123,10 +132,16 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
-    input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 1024,
-    output: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
-    dtype: Annotated[str, typer.Option(help="Type of activations: bfloat16, float16, float32.")] = "bfloat16",
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = defaults.SEED,
+    input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = defaults.INPUT,
+    output: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Tokens of each answer. Default: {defaults.OUTPUT:,}, or {defaults.SERVED_OUTPUT:,} simulated.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Type of activations: bfloat16, float16, float32.")] = defaults.DTYPE,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -160,11 +175,13 @@ def llm(
     ] = None,
     cuda_graph: Annotated[
         bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps may be captured graphs.")
-    ] = True,
-    mtp: Annotated[int, typer.Option(help="Tokens that a decode step drafts (prediction of several tokens).")] = 0,
+    ] = defaults.CUDA_GRAPH,
+    mtp: Annotated[
+        int, typer.Option(help="Tokens that a decode step drafts (prediction of several tokens).")
+    ] = defaults.MTP,
     acceptance: Annotated[
         float, typer.Option(help="Share of drafted tokens that is right, where those before are.")
-    ] = 0.8,
+    ] = defaults.ACCEPTANCE,
     parts: Annotated[
         int | None,
         typer.Option(
@@ -192,27 +209,34 @@ def llm(
     dimensions = read_config(config, family=family)
     profile = load_engine(engine, framework)
     predictor = LatencyPredictor.load(model)
-    goals = {name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None}
+    common: dict[str, Any] = {
+        "engine": profile,
+        "tp": tp,
+        "pp": pp,
+        "ep": ep,
+        "dp": dp,
+        "dtype": dtype,
+        "weights": weights,
+        "kv_dtype": kv_dtype,
+        "cuda_graph": cuda_graph,
+        "input": input,
+        "mtp": mtp,
+        "acceptance": acceptance,
+        "predictor": predictor,
+    }
+    goals: dict[str, Any] = {
+        name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None
+    }
     if plot is not None and concurrency is None:
         raise DataError("--plot draws curves up to a concurrency", hint="add --concurrency 64")
     if (concurrency, rate, requests, prefill_pool) != (None,) * 4 or goals:
-        settings: dict[str, Any] = {
-            "engine": profile,
-            "tp": tp,
-            "pp": pp,
-            "ep": ep,
-            "dp": dp,
-            "dtype": dtype,
-            "weights": weights,
-            "kv_dtype": kv_dtype,
-            "input": input,
-            "output": output,
+        settings = common | {
+            "output": defaults.SERVED_OUTPUT if output is None else output,
             "count": count,
+            "warmup": warmup,
             "seed": seed,
             "spread": spread,
             "prefix_hit": prefix_hit,
-            "mtp": mtp,
-            "acceptance": acceptance,
             "prefill_pool": None if prefill_pool is None else _pool(prefill_pool),
         }
         load = {"concurrency": concurrency, "rate": rate, "requests": None if requests is None else _trace(requests)}
@@ -222,28 +246,9 @@ def llm(
     results: list[LLMEstimate | tuple[str, CdmppError]] = []
     for name in dict.fromkeys(device):
         try:
-            results.append(
-                estimate(
-                    dimensions,
-                    device_of(predictor.artifact, name),
-                    tp=tp,
-                    pp=pp,
-                    ep=ep,
-                    dp=dp,
-                    batch=batch,
-                    input=input,
-                    output=output,
-                    dtype=dtype,
-                    weights=weights,
-                    kv_dtype=kv_dtype,
-                    engine=profile,
-                    framework=framework,
-                    cuda_graph=cuda_graph,
-                    mtp=mtp,
-                    acceptance=acceptance,
-                    predictor=predictor,
-                )
-            )
+            spec = device_of(predictor.artifact, name)
+            tokens = defaults.OUTPUT if output is None else output
+            results.append(estimate(dimensions, spec, batch=batch, output=tokens, **common))
         except CdmppError as error:
             results.append((name, error))
     estimates = [result for result in results if not isinstance(result, tuple)]
@@ -264,8 +269,9 @@ def calibrate(
         Path,
         typer.Argument(
             metavar="MEASURED.csv",
-            help="Columns batch, input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, dtype, "
-            "weights, kv_dtype, config, device, closed_loop. Or a JSON result of vLLM's or SGLang's serving benchmark.",
+            help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, "
+            "dtype, weights, kv_dtype, config, device, closed_loop, prefix_hit. "
+            "Or a JSON result of vLLM's or SGLang's serving benchmark.",
             show_default=False,
         ),
     ],
@@ -274,7 +280,7 @@ def calibrate(
         str, typer.Option("--device", "-d", help="A known device, or a specification.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.", show_default=False)],
-    engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = "vllm",
+    engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = defaults.ENGINE,
     tp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
     pp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
     ep: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
@@ -330,16 +336,16 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
     DataError
         The file cannot be read, or a row is no request.
     """
-    try:
-        rows = list(csv.DictReader(read_text(path, MAX_TRACE_BYTES).splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}", hint="a CSV file with arrival_s, input, output") from None
+    from cdmpp.predict.llm.serving import MAX_REQUESTS
+
+    hint = "a CSV file with arrival_s, input, output"
+    rows = parse_file(path, lambda text: parse_table(text, MAX_REQUESTS), "CSV", hint, max_bytes=MAX_TRACE_BYTES)
     requests = []
     for number, row in enumerate(rows, 1):
         try:
             requests.append((float(row["arrival_s"]), int(row["input"]), int(row["output"])))
         except (KeyError, TypeError, ValueError):
-            raise DataError(f"{path}: row {number} is no request", hint="columns arrival_s, input, output") from None
+            raise DataError(f"{path}: row {number} is no request", hint=hint) from None
     return requests
 
 
@@ -367,7 +373,7 @@ def _serve(
     predictor: LatencyPredictor,
     settings: dict[str, Any],
     load: dict[str, Any],
-    goals: dict[str, float],
+    goals: dict[str, Any],
     plot: Path | None,
     json: bool,
 ) -> None:
@@ -383,28 +389,31 @@ def _serve(
     limits: list[tuple[str, Goodput]] = []
     curves: dict[str, list[ServingResult]] = {}
     values: list[dict[str, Any]] = []
+    unknown = False
     for name in dict.fromkeys(devices):
+        value: dict[str, Any] = {"device": name}
         try:
             device = device_of(predictor.artifact, name)
-            value: dict[str, Any] = {"device": device.name}
+            value["device"] = device.name
             if load:
-                result = simulate(config, device, predictor=predictor, **settings, **load)
+                result = simulate(config, device, **settings, **load)
                 results.append(result)
                 value = result.to_dict()
             if plot is not None:
                 several = powers_to(load["concurrency"])[:-1]
-                curve = load_curve(config, device, several, predictor=predictor, **settings)
+                curve = load_curve(config, device, several, **settings)
                 curves[device.name] = [*curve, results[-1]]
                 value["curve"] = [one.to_dict() for one in curves[device.name]]
             if goals:
-                limit = goodput(config, device, predictor=predictor, **settings, **goals)
+                limit = goodput(config, device, **settings, **goals)
                 limits.append((device.name, limit))
                 value["goodput"] = limit.to_dict()
-            values.append(value)
         except CdmppError as error:
-            values.append({"device": name, "error": asdict(ErrorInfo.of(error))})
+            unknown = unknown or "device" in error.code
+            value["error"] = asdict(ErrorInfo.of(error))
             if not json or len(devices) == 1:
                 report(error.message, error.hint)
+        values.append(value)
     answered = bool(results or limits)
     if plot is not None and curves:
         from cdmpp.predict.requests.load_plot import draw_load
@@ -415,7 +424,7 @@ def _serve(
     elif answered:
         tables = serving_tables(results) if results else []
         print(render(tables + ([goodput_table(dict(limits))] if limits else [])))
-    if not answered:
+    if not answered or unknown:
         raise typer.Exit(FAILED)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import typer
 
 from cdmpp.cli.reading import read_json, read_text
 from cdmpp.errors import DataError, FieldError
+from cdmpp.utils.files import parse_json
 from cdmpp.utils.writing import check_output
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
             values[name] = value
             continue
         try:
-            values[name] = json.loads(value)
+            values[name] = parse_json(value)
         except ValueError as error:
             raise DataError(f"--set {text}: not JSON: {error}", hint="quote the value for the shell") from None
     return values

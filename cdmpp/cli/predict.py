@@ -419,9 +419,11 @@ def _print(
 
 
 def _is_explained(result: Result) -> bool:
-    """Whether the reason is shown: another element type's prediction, a device's status, an unmeasured collective."""
+    """Whether the reason is shown: "out", another type's prediction, a device's status, an unmeasured collective."""
     reason = result.prediction.domain_reason or ""
-    return any(part in reason for part in ("ratio of the rooflines", "the device", "measured"))
+    return result.prediction.domain == "out" or any(
+        part in reason for part in ("ratio of the rooflines", "the device", "measured")
+    )
 
 
 def _lacking(failed: int, left_out: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import typer
 
 from cdmpp.errors import DataError
-from cdmpp.utils.files import MAX_REQUEST_BYTES, read_at_most, read_bytes
+from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_at_most, read_bytes
 
 
 def read_text(path: Path) -> str:
@@ -24,12 +23,14 @@ def read_text(path: Path) -> str:
     """
     try:
         if str(path) != "-":
-            return read_bytes(path, MAX_REQUEST_BYTES).decode()
+            return read_bytes(path, MAX_REQUEST_BYTES, pipe=True).decode()
         if sys.stdin is None:
             raise DataError("-: the standard input is closed", hint="give the path of a text file")
         return read_at_most(sys.stdin.buffer, MAX_REQUEST_BYTES).decode()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}", hint="give the path of a text file") from None
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror or error}", hint="give the path of a text file"
+        ) from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not text in UTF-8: {error.reason}", hint="give the path of a text file") from None
 
@@ -44,8 +45,8 @@ def read_json(path: Path) -> Any:
     """
     text = read_text(path)
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text, parse_constant=_refuse)
+    except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}", hint="docs/planning.md has examples") from None
 
 

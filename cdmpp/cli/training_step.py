@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
 from cdmpp.errors import DataError
-
-if TYPE_CHECKING:
-    pass
-
-#: Operators of the table of parts.
+from cdmpp.predict import llm_defaults as defaults
 
 
 def training_step(
@@ -32,11 +28,11 @@ def training_step(
     gpus: Annotated[int, typer.Option(help="Devices of the job.", show_default=False)],
     global_batch: Annotated[int, typer.Option(help="Sequences of a step.", show_default=False)],
     sequence: Annotated[int, typer.Option(help="Tokens of a sequence.", show_default=False)],
-    tp: Annotated[int, typer.Option(help="Ranks that share each layer.")] = 1,
-    pp: Annotated[int, typer.Option(help="Stages that share the layers.")] = 1,
-    virtual_pp: Annotated[int, typer.Option(help="Parts of the model on each stage (interleaving).")] = 1,
-    cp: Annotated[int, typer.Option(help="Ranks that share each sequence.")] = 1,
-    ep: Annotated[int, typer.Option(help="Ranks that share the experts.")] = 1,
+    tp: Annotated[int, typer.Option(help="Ranks that share each layer.")] = defaults.DEGREE,
+    pp: Annotated[int, typer.Option(help="Stages that share the layers.")] = defaults.DEGREE,
+    virtual_pp: Annotated[int, typer.Option(help="Parts of the model on each stage (interleaving).")] = defaults.DEGREE,
+    cp: Annotated[int, typer.Option(help="Ranks that share each sequence.")] = defaults.DEGREE,
+    ep: Annotated[int, typer.Option(help="Ranks that share the experts.")] = defaults.DEGREE,
     sharding: Annotated[
         Literal["none", "optimizer", "fsdp"] | None,
         typer.Option(
@@ -44,9 +40,9 @@ def training_step(
             show_default=False,
         ),
     ] = None,
-    micro_batch: Annotated[int, typer.Option(help="Sequences of one pass of a copy.")] = 1,
+    micro_batch: Annotated[int, typer.Option(help="Sequences of one pass of a copy.")] = defaults.MICRO_BATCH,
     dtype: Annotated[str, typer.Option(help="Type of weights and activations: bfloat16, float16, float32.")] = (
-        "bfloat16"
+        defaults.DTYPE
     ),
     products: Annotated[
         Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
@@ -54,7 +50,7 @@ def training_step(
     ] = None,
     recompute: Annotated[
         Literal["none", "selective", "full"], typer.Option(help="Activations that the backward pass computes again.")
-    ] = "none",
+    ] = defaults.RECOMPUTE,
     overlap: Annotated[
         Literal["none", "gradients", "all"] | None,
         typer.Option(help="Communication beside computation. Default: as the engine does.", show_default=False),
@@ -75,7 +71,7 @@ def training_step(
         typer.Option(
             metavar="NAME|FILE", help="megatron, megatron-26.06, torchtitan, llm-foundry, or a calibrated profile."
         ),
-    ] = "megatron",
+    ] = defaults.TRAINING_ENGINE,
     measured: Annotated[
         Path | None,
         typer.Option(
@@ -152,7 +148,7 @@ def training_step(
         virtual_pp=virtual_pp,
         cp=cp,
         ep=ep,
-        sharding=sharding or "none",
+        sharding=sharding or defaults.SHARDING,
         micro_batch=micro_batch,
         recompute=recompute,
         **options,

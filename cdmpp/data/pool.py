@@ -19,7 +19,7 @@ from cdmpp.data.physics import work
 from cdmpp.data.table import MeasurementTable, OperatorBlock
 from cdmpp.errors import ArtifactError, CdmppError, DataError
 from cdmpp.programs.operators import OperatorSpec, read_operator
-from cdmpp.utils.files import MAX_REQUEST_BYTES, read_bytes, read_text
+from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_file, read_json
 
 #: File of a model folder.
 POOL = "programs.json"
@@ -110,10 +110,10 @@ def read_pool(path: Path) -> list[OperatorSpec]:
 def _from_json(path: Path) -> list[OperatorSpec]:
     if path.suffix != ".json":
         return []
+    content = read_json(path, f"a model's {POOL}", max_bytes=MAX_REQUEST_BYTES)
     try:
-        content = json.loads(read_bytes(path, MAX_REQUEST_BYTES))
         texts = content["programs"] if content[_KEY] == _FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise DataError(f"{path} is no pool of programs: {error}", hint=f"a model's {POOL}") from None
     if not isinstance(texts, list):
         raise DataError(f"{path} is of another version", hint="use the cdmpp version that wrote it")
@@ -123,10 +123,8 @@ def _from_json(path: Path) -> list[OperatorSpec]:
 def _from_lines(path: Path) -> list[OperatorSpec]:
     if path.suffix != ".txt":
         return []
-    try:
-        lines = read_text(path, MAX_REQUEST_BYTES).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}", hint="a text file of operators") from None
+    hint = "a text file of operators"
+    lines = parse_file(path, lambda text: text.decode().splitlines(), "text", hint, max_bytes=MAX_REQUEST_BYTES)
     stripped = ((number, line.strip()) for number, line in enumerate(lines, 1))
     return _parsed(path, ((n, line) for n, line in stripped if line and not line.startswith("#")), "line")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cdmpp.data.arrow import pa, pa_csv, pc, pq
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.errors import DataError
-from cdmpp.utils.files import check_columns, check_regular, check_width, open_gzip
+from cdmpp.utils.files import check_columns, check_parquet, check_width, open_file, open_gzip
 
 #: Column that holds latencies -> how many of its units are a second.
 LATENCY_UNITS = {"latency_us": 1e6, "latency_ms": 1e3, "latency_s": 1.0}
@@ -120,6 +120,7 @@ def read_columns(path: Path) -> list[str]:
     """
     try:
         if _is_parquet(path):
+            check_parquet(path)
             names = list(pq.read_schema(path).names)
         else:
             with _csv_stream(path) as stream:
@@ -151,8 +152,7 @@ def read_raw(path: Path, columns: Collection[str]) -> RawTable:
 
 def _is_parquet(path: Path) -> bool:
     try:
-        check_regular(path)
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(4)
     except OSError as error:
         raise DataError(

@@ -48,6 +48,7 @@ from cdmpp.data.table import (
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.operators import operator_types, parse_operator
+from cdmpp.utils.files import check_parquet
 from cdmpp.utils.writing import replacing
 
 _ABSENT = object()
@@ -254,6 +255,7 @@ def read_records(path: str | PathLike[str]) -> MeasurementTable:
     """
     file = Path(path)
     try:
+        check_parquet(file)
         schema = pq.read_schema(file)
         lacking = sorted(NEEDED - set(schema.names))
         if lacking:

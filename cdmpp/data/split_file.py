@@ -52,6 +52,7 @@ from cdmpp.data.splits import (
 )
 from cdmpp.data.table import MeasurementTable, without_programs
 from cdmpp.errors import DataError
+from cdmpp.utils.files import check_parquet, parse_json
 from cdmpp.utils.writing import replacing
 
 TASK, NETWORK, DEVICE = "task", "network", "device:"
@@ -276,7 +277,8 @@ def read_seal(path: str | PathLike[str]) -> tuple[tuple[str, ...], int]:
     if not Path(path).is_file():
         return (), 0
     try:
-        about = json.loads((pq.read_schema(path).metadata or {}).get(_METADATA, b"{}"))
+        check_parquet(path)
+        about = parse_json((pq.read_schema(path).metadata or {}).get(_METADATA, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"{path} is no readable file of splits, so the networks that it seals are unknown: {error}",
@@ -319,8 +321,9 @@ def read_splits(path: str | PathLike[str]) -> Splits:
         No such file, another format, a program in two parts of one split, or a split that leaks.
     """
     try:
+        check_parquet(path)
         arrow = pq.read_table(path)
-        about = json.loads((arrow.schema.metadata or {}).get(_METADATA, b"{}"))
+        about = parse_json((arrow.schema.metadata or {}).get(_METADATA, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
         message = f"{path} is no readable file of splits: {error}"
         raise DataError(message, hint="cdmpp data split DIR makes one") from None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -14,7 +12,7 @@ from cdmpp.devices.host import is_native, native_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError, violation_text
-from cdmpp.utils.files import read_text
+from cdmpp.utils.files import parse_file, parse_json, parse_toml
 
 #: A complete file, for documentation and error messages; a test parses it.
 SPECIFICATION_EXAMPLE = """\
@@ -129,21 +127,11 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
         return native_device(text, known)
     if not is_local(text):
         return known(text)
-    path = Path(text)
-    suffix = path.suffix.lower()
-    try:
-        content = read_text(path, _MAX_FILE_BYTES)
-        values = json.loads(content) if suffix == ".json" else tomllib.loads(content)
-    except OSError as error:
-        raise InvalidDeviceError(
-            f"cannot read the device specification {path}: {error.strerror or error}", hint=SPECIFICATION_HINT
-        ) from None
-    except (ValueError, RecursionError) as error:  # covers UnicodeDecodeError and both parsers' errors
-        raise InvalidDeviceError(
-            f"{path} is not valid {suffix[1:].upper()}: {error}", hint=SPECIFICATION_HINT
-        ) from None
+    parse, form = (parse_json, "valid JSON") if text.lower().endswith(".json") else (parse_toml, "valid TOML")
+    options: dict[str, Any] = {"max_bytes": _MAX_FILE_BYTES, "error": InvalidDeviceError}
+    values = parse_file(text, parse, form, SPECIFICATION_HINT, **options)
     if not isinstance(values, dict):
-        raise InvalidDeviceError(f"{path} holds no table of fields", hint=SPECIFICATION_HINT)
+        raise InvalidDeviceError(f"{text} holds no table of fields", hint=SPECIFICATION_HINT)
     return from_mapping(values)
 
 
@@ -158,16 +146,17 @@ def specification_toml(spec: DeviceSpec, comment: str = "") -> str:
     values = spec.model_dump(mode="json", exclude_none=True)
     ceilings = values.pop("sustained", None)
     lines = [f"# {comment}"] if comment else []
-    lines += [f"{name} = {_value(value)}" for name, value in values.items() if value not in ([], "")]
+    lines += [f"{name} = {toml_value(value)}" for name, value in values.items() if value not in ([], "")]
     if ceilings:
-        lines += ["", "[sustained]", *(f"{name} = {_value(value)}" for name, value in ceilings.items())]
+        lines += ["", "[sustained]", *(f"{name} = {toml_value(value)}" for name, value in ceilings.items())]
     return "\n".join(lines) + "\n"
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A text, number, boolean or list as TOML; control characters are escaped."""
     if isinstance(value, str):
         # JSON's escapes are TOML's, but for surrogates and DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else repr(value)

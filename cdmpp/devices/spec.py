@@ -294,6 +294,18 @@ class DeviceSpec(BaseModel):
             return self.peak_flops_fp64 or self.peak_flops_fp32
         return self.peak_flops_fp32
 
+    def has_units(self, dtype: str) -> bool:
+        """Whether products of ``dtype`` have a rate of their own; a GPU without one computes them in another type.
+
+        A bfloat16 rate that is not above the fp32 vector rate is that of arithmetic in fp32.
+        """
+        if self.kind != "gpu":
+            return True
+        if dtype == "bfloat16":
+            return self.peak(dtype, matrix=True) > self.peak_flops_fp32
+        rates = {"int8": self.peak_ops_int8, "float8": self.peak_flops_fp8_matrix, "float4": self.peak_flops_fp4_matrix}
+        return rates.get(dtype.partition("_")[0], 1.0) is not None
+
     def nominal(self) -> DeviceSpec:
         """The same device by its data sheet alone, without sustained ceilings."""
         return self if self.sustained is None else self.model_copy(update={"sustained": None})

@@ -79,6 +79,8 @@ class Leaf:
     reduce_loops: frozenset[int] = frozenset()
     #: Calls of a mathematical library per evaluation, in units of an exponential.
     library_calls: float = 0.0
+    #: Reads in the arguments of each call of a mathematical library that every evaluation makes.
+    call_reads: list[list[Access]] = field(default_factory=list)
 
     @property
     def position(self) -> int:

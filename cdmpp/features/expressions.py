@@ -60,6 +60,11 @@ _INSTRUCTIONS = frozenset(
 )
 #: Calls that take about two exponentials.
 _DEAR = frozenset(f"tirx.{name}" for name in ("erf", "tanh", "pow", "sin", "cos", "tan"))
+#: Functions that are always a call of the C library for each element.
+_NAMES = "exp exp2 exp10 log log2 log10 log1p sigmoid pow erf hypot atan2 sin cos tan sinh cosh tanh asin acos atan"
+_CALLED = frozenset(f"tirx.{name}" for name in (*_NAMES.split(), "asinh", "acosh", "atanh"))
+#: Calls in one expression whose arguments are followed.
+_MAX_CALLS = 8
 #: External functions that only load from an address: CUDA's read-only cache.
 _LOADS = frozenset({"__ldg"})
 #: Sizes and offsets are below this; so are products of them that a real program makes.
@@ -91,8 +96,9 @@ class Expressions:
         self.predicates: Num = 0
         #: Element type of the last stored value's arithmetic.
         self.compute_type = "float32"
-        #: Library calls in it, in units of an exponential.
+        #: Library calls in it, in units of an exponential, and the reads of each (:attr:`Leaf.call_reads`).
         self.library_calls = 0.0
+        self.call_reads: list[list[Access]] = []
         self._steps_left = MAX_STEPS
 
     # -- small readers -----------------------------------------------------------------------------------
@@ -266,9 +272,19 @@ class Expressions:
     # -- value expressions: arithmetic and reads ---------------------------------------------------------
     def value(self, index: int, counts: list[int], reads: list[Access]) -> None:
         """Count the arithmetic of a stored value and collect its reads (indices are not arithmetic)."""
+        calls: list[int] = []
+        self._value(index, counts, reads, calls)
+        before = self.compute_type, self.library_calls, self.predicates
+        self.call_reads = [[] for _ in calls[:_MAX_CALLS]]
+        for call, below in zip(calls, self.call_reads, strict=False):
+            self._value(call, [0] * len(OPERATIONS), below, [])
+        self.compute_type, self.library_calls, self.predicates = before
+
+    def _value(self, index: int, counts: list[int], reads: list[Access], calls: list[int]) -> None:
+        """:meth:`value`; ``calls`` gains the library calls that no condition skips."""
         self.compute_type = ""
         self.library_calls = 0.0
-        stack = [index]
+        stack, predicates = [index], self.predicates
         nodes = self.nodes
         while stack:
             item = stack.pop()
@@ -291,6 +307,9 @@ class Expressions:
                 stack.append(data["value"])
             elif kind == "Call":
                 args = self._count_call(item, data, counts)
+                folds = bool(args) and nodes[args[-1]]["type"].endswith("Imm")  # such as a square
+                if self.call_name(data) in _CALLED and self.predicates is predicates and not folds:
+                    calls.append(item)
                 stack.extend(a for a in reversed(args) if nodes[a]["type"] != "ffi.String")
             elif kind == "Select":
                 counts[_OP["select"]] += 1

@@ -5,8 +5,8 @@ depends as much on the order of the loops. Here, per leaf: the bytes that pass b
 hierarchy of stated capacities, what is kept in registers, how the innermost loops are laid out, and what a
 compiler makes of it. Nothing is simulated.
 
-The last columns are those of a GPU schedule (:mod:`cdmpp.features.gpu_schedule`), 0 in a program without thread
-bindings.
+The columns behind them are those of a GPU schedule (:mod:`cdmpp.features.gpu_schedule`), 0 in a program without thread
+bindings. The last, ``sure_calls``, is for the physical limits of predictions: no network reads it.
 
 A version adds columns behind those of the versions before, which keep their values: a model reads as many as it was
 trained on.
@@ -15,6 +15,7 @@ trained on.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.features.addresses import moves, places
-from cdmpp.features.ast import CompactAST
+from cdmpp.features.ast import CompactAST, Leaf
 from cdmpp.features.cache_lines import (
     LINE_FLAGS,
     LINE_MAGNITUDES,
@@ -51,6 +52,7 @@ from cdmpp.features.instructions import (
     straight,
     straight_code,
 )
+from cdmpp.features.leaf import unique_elements
 from cdmpp.features.leaf_tables import PARTS, Tables, plain, tables
 from cdmpp.features.loop_order import LOOP_FLAGS, LOOP_MAGNITUDES, loop_order
 
@@ -141,15 +143,16 @@ _FIRST = (
 #: Versions that models may read, with the number of columns of each.
 _CPU = (*_FIRST, *_ADDED)
 GPU_NAMES = tuple(f"gpu_{name}" for name in GPU_COLUMNS)
-SCHEDULE_WIDTHS = {2: len(_FIRST), 3: len(_CPU), 4: len(_CPU) + GPU_WIDTH}
-SCHEDULE_VERSION = max(SCHEDULE_WIDTHS)
-SCHEDULE_COLUMNS: tuple[str, ...] = (*_CPU, *GPU_NAMES)
+SCHEDULE_WIDTHS = {2: len(_FIRST), 3: len(_CPU), 4: len(_CPU) + GPU_WIDTH, 5: len(_CPU) + GPU_WIDTH + 1}
+#: The newest version that networks read.
+SCHEDULE_VERSION = 4
+SCHEDULE_COLUMNS: tuple[str, ...] = (*_CPU, *GPU_NAMES, "sure_calls")
 SCHEDULE_WIDTH = len(SCHEDULE_COLUMNS)
 SCHEDULE_HASHES = {
     version: hashlib.sha256(f"{version}\n{','.join(SCHEDULE_COLUMNS[:width])}".encode()).hexdigest()[:16]
     for version, width in SCHEDULE_WIDTHS.items()
 }
-SCHEDULE_HASH = SCHEDULE_HASHES[SCHEDULE_VERSION]
+SCHEDULE_HASH = SCHEDULE_HASHES[max(SCHEDULE_WIDTHS)]
 #: Columns that are no magnitudes.
 SCHEDULE_FLAGS = frozenset(
     (*LOOP_FLAGS, *CODE_FLAGS, *LINE_FLAGS, *STRAIGHT_FLAGS, *TILE_FLAGS, *TASK_FLAGS, *(f"gpu_{x}" for x in GPU_FLAGS))
@@ -170,6 +173,22 @@ def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         raw = columns(tables(asts))[:, _PLACES]
         scaled = np.where(_IS_FLAG, raw, np.log2(1 + np.maximum(raw, 0))).astype(np.float32)
-    scaled = np.concatenate([scaled, np.concatenate([gpu_columns(ast) for ast in asts])], axis=1)
+    calls = np.log2([[1.0 + _sure_calls(ast, leaf)] for ast in asts for leaf in ast.leaves]).astype(np.float32)
+    scaled = np.concatenate([scaled, np.concatenate([gpu_columns(ast) for ast in asts]), calls], axis=1)
     ends = np.cumsum([len(ast.leaves) for ast in asts])
     return np.split(scaled, ends[:-1])
+
+
+def _sure_calls(ast: CompactAST, leaf: Leaf) -> float:
+    """Calls of the C library that a leaf makes at least: a call is moved out of loops that its arguments do not use.
+
+    Under a condition, elements outside of the buffer are not computed.
+    """
+    extents = {p: ast.loops[p].extent for p in leaf.path}
+    total, trips = 0.0, math.prod(extents.values())
+    for reads in leaf.call_reads:
+        count = math.prod(extents[p] for p in {p for a in reads for i in a.indices for p in i.steps} & extents.keys())
+        if leaf.predicated:
+            count = min(count, max((float(unique_elements(a, extents, trips)) for a in reads), default=1.0))
+        total += count
+    return total

@@ -405,7 +405,7 @@ class Walker(Expressions):
         self.value(data["value"], counts, reads)
         store = Access(self.buffer(data["buffer"]), indices, is_write=True)
         self._leaf(store, reads, counts, self.compute_type)
-        self.ast.leaves[-1].library_calls = self.library_calls
+        self.ast.leaves[-1].library_calls, self.ast.leaves[-1].call_reads = self.library_calls, self.call_reads
         self.predicates = before
 
     def _leaf(self, store: Access, reads: list[Access], counts: list[int], dtype: str, *, intrinsic: str = "") -> None:

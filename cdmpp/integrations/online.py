@@ -27,6 +27,7 @@ from cdmpp.errors import ArtifactError
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_WIDTHS
 from cdmpp.features.schema import WIDTH
+from cdmpp.utils.files import check_regular, parse_json
 from cdmpp.utils.writing import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -217,11 +218,12 @@ def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, OnlineResiduals]
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular(path)
         with safe_open(path, "np") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"its format is not {FORMAT}")
-            about = json.loads(metadata["about"])
+            about = parse_json(metadata["about"])
             online = {
                 task: OnlineResiduals(
                     Learned(*(file.get_tensor(f"{i}.{name}") for name in ("features", "base", "log_s")))

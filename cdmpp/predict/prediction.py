@@ -31,6 +31,7 @@ from cdmpp.programs.query_options import (
     Implementation,
     Protocol,
     implementation_of,
+    launcher_of,
 )
 from cdmpp.utils.units import format_latency
 
@@ -148,11 +149,10 @@ class Prediction:
     roofline_s: float | None = figure(
         "Bound by arithmetic and memory traffic, not a prediction.", Annotated[float, Field(ge=0)], unit="s"
     )
-    #: Also why the device's status keeps a prediction out of "in". For a collective, what of the query its
-    #: measurements lacked.
+    #: For a collective, what of the query its measurements lacked.
     domain_reason: str | None = figure(
-        "Only where the figures follow or are limited by those of another type, protocol, engine or device, which "
-        "training had, or by physics: which one.",
+        "Why the domain is not `in`; and whether the figures follow or are limited by those of another type, protocol, "
+        "engine or device, which training had, or by physics.",
         str,
         optional=True,
     )
@@ -175,6 +175,7 @@ class Prediction:
         """Plain values for JSON, with either figures or an error."""
         # Not asdict: its deep copies took longer than the prediction.
         out = dict(vars(self))
+        out.pop("_coverage", None)
         if self.error is None:
             del out["error"]
             for name, value in self.declarations().items():
@@ -186,6 +187,12 @@ class Prediction:
                 del out[name]
             out["error"] = asdict(self.error)
         return out
+
+    @property
+    def coverage(self) -> Label | None:
+        """The label by the rows of training alone, also where the device has no units for the type."""
+        label: Label | None = vars(self).get("_coverage", self.domain)
+        return label
 
     @property
     def latency_ms(self) -> float | None:
@@ -284,6 +291,14 @@ def query_implementation(query: Query) -> str | None:
     if program.backend == "tvm" or isinstance(program.operator, Collective):
         return None
     return implementation_of(operator_name(program), query.framework, query.implementation)
+
+
+def query_launcher(query: Query) -> str | None:
+    """The framework whose measured kernels answer a query of a tensor program; None where any may."""
+    implementation = query_implementation(query)
+    if not implementation:
+        return query.framework
+    return launcher_of(operator_name(query.program), query.framework, implementation)
 
 
 def failed_fields(query: Query, error: CdmppError, model_id: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.model.domain.score import LABELS, Label, label_of_total
+from cdmpp.model.domain.score import Label, TotalDomain
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Column, arrow_table, html_table, interval_text
 from cdmpp.utils.units import format_latency
@@ -21,7 +21,7 @@ class PredictionTotal:
     latency_s, lower_s, upper_s : float or None
         Sums, None where no program is predicted. The bounds are those of errors that all have the same sign.
     domain : {"in", "near", "out"} or None
-        By :func:`cdmpp.model.domain.score.label_of_total`.
+        By :class:`cdmpp.model.domain.score.TotalDomain`.
     domain_shares : dict of label to float, or None
         Share of ``latency_s`` that the programs of each domain have; the sum is 1.
     programs, launches : int
@@ -30,6 +30,8 @@ class PredictionTotal:
         Launches of programs that are not predicted.
     lower_bound : bool
         Whether something is not in the sum: a launch that is not predicted, or a node without a program.
+    domain_reason : str or None
+        The largest part that is not ``in``, with its reason; None where all parts are.
     """
 
     latency_s: float | None
@@ -41,6 +43,7 @@ class PredictionTotal:
     launches: int
     failed: int
     lower_bound: bool
+    domain_reason: str | None = None
 
     @classmethod
     def of(cls, counted: Iterable[tuple[Prediction | None, int]], *, left_out: bool = False) -> PredictionTotal:
@@ -54,7 +57,7 @@ class PredictionTotal:
             Whether the model has nodes without a program.
         """
         latency_s = lower_s = upper_s = 0.0
-        seconds: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
+        parts: list[tuple[str, Label, float, str | None]] = []
         programs = launches = failed = 0
         for prediction, count in counted:
             if prediction is None or prediction.latency_s is None or prediction.domain is None:
@@ -63,13 +66,15 @@ class PredictionTotal:
             latency_s += count * prediction.latency_s
             lower_s += count * (prediction.lower_s or 0.0)
             upper_s += count * (prediction.upper_s or 0.0)
-            seconds[prediction.domain] += count * prediction.latency_s
+            parts.append((prediction.name, prediction.domain, count * prediction.latency_s, prediction.domain_reason))
             programs, launches = programs + 1, launches + count
         incomplete = bool(failed) or left_out
-        if not programs:
+        domain = TotalDomain.of(parts)
+        if domain is None:
             return cls(None, None, None, None, None, 0, 0, failed, incomplete)
-        shares = {label: part / latency_s for label, part in seconds.items()}
-        return cls(latency_s, lower_s, upper_s, label_of_total(shares), shares, programs, launches, failed, incomplete)
+        label, shares, reason = domain
+        figures = (latency_s, lower_s, upper_s, label, shares, programs, launches, failed, incomplete)
+        return cls(*figures, domain_reason=reason or None)
 
     @property
     def latency_ms(self) -> float | None:
@@ -137,4 +142,7 @@ def total_columns(totals: Sequence[PredictionTotal]) -> dict[str, Column]:
 def total_line(total: PredictionTotal) -> str:
     """A total as text: "12.3 ms [10.0 ms – 15.0 ms], domain in: 100 % of the time in"."""
     latency, interval, domain, shares, *_ = total_cells(total)
-    return f"{latency} [{interval}], domain {domain}: {shares}" if total.latency_s is not None else "not predicted"
+    reason = f"; {total.domain_reason}" if domain == "out" else ""
+    return (
+        f"{latency} [{interval}], domain {domain}: {shares}{reason}" if total.latency_s is not None else "not predicted"
+    )

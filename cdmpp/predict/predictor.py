@@ -25,6 +25,7 @@ from cdmpp.model.artifact.folder import default_model
 from cdmpp.model.artifact.load import load_artifact, save_adapted, save_corrected
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.collectives.model import CollectiveModel
+from cdmpp.model.domain.score import THRESHOLDS
 from cdmpp.model.inference.collectives import (
     CollectiveQuery,
     collectives_of,
@@ -32,11 +33,12 @@ from cdmpp.model.inference.collectives import (
     is_collective_program,
     predict_collectives,
 )
+from cdmpp.model.inference.consistency import NO_UNITS
 from cdmpp.model.inference.encoder import ProgramEncoder
 from cdmpp.model.inference.engine import CHUNK_ROWS
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.raw_predictions import RawPredictions
-from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
+from cdmpp.predict.bulk import DOMAINS, FeatureAnswers, FeatureQueries
 from cdmpp.predict.modules.predictor import ModulePredictor
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
@@ -50,9 +52,10 @@ from cdmpp.predict.prediction import (
     check_settings,
     device_list,
     failed_fields,
+    query_launcher,
 )
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.predict.stages import calibrate, check_finite, encode_features, encode_queries, report
+from cdmpp.predict.stages import calibrate, check_finite, covered, encode_features, encode_queries, report
 from cdmpp.predict.support import support
 from cdmpp.programs.collectives import Collective
 from cdmpp.programs.frontends.load import program_from_request
@@ -314,12 +317,13 @@ class LatencyPredictor(ModulePredictor):
         predicted = [i for i in keys if i not in errors]
         if predicted:
             raw = RawPredictions.from_table(np.stack([rows[keys[i]] for i in predicted]))
-            codes = raw.adjusted.astype(int).tolist()
-            reasons = [
-                self._reason(*resolved[i], code) if code else None for i, code in zip(predicted, codes, strict=True)
-            ]
+            beyond = [(figure > THRESHOLDS[0]).tolist() for figure in (raw.distance, raw.coverage)]
+            marks = zip(raw.adjusted.astype(int).tolist(), *beyond, strict=True)
+            reasons = [self._reason(*resolved[i], mark) for i, mark in zip(predicted, marks, strict=True)]
             figures = calibrate(raw, levels, model_id)
             reported = report([resolved[i] for i in predicted], figures, reasons)
+            for row in np.flatnonzero(raw.adjusted >= NO_UNITS).tolist():
+                vars(reported[row])["_coverage"] = DOMAINS[covered(raw)[row]]
             results.update(zip(predicted, reported, strict=True))
         return Predictions(results[i] for i in range(len(queries)))
 
@@ -423,11 +427,17 @@ class LatencyPredictor(ModulePredictor):
             return RawPredictions.empty(), dict.fromkeys(range(len(queries)), error)
         return predict_collectives(model, [_collective_query(query, spec) for query, spec in queries]), {}
 
-    def _reason(self, query: Query, device: DeviceSpec, adjusted: int) -> str:
-        """Why a prediction is not the network's own, or what the measurements of a collective lacked."""
+    def _reason(self, query: Query, device: DeviceSpec, mark: tuple[int, bool, bool]) -> str | None:
+        """Why a prediction is not the network's own or not "in", or what the measurements of a collective lacked.
+
+        ``mark``: as :meth:`InferencePipeline.reason` takes it.
+        """
+        if not any(mark):
+            return None
         if is_collective_program(query.program):
-            return explain_collective(self.collectives, _collective_query(query, device))
-        return self._pipeline.reason(query.program, adjusted)
+            return explain_collective(self.collectives, _collective_query(query, device)) or None
+        where = (device, query.protocol, query_launcher(query) or "")
+        return self._pipeline.reason(query.program, where, mark)
 
 
 @lru_cache(maxsize=4096)

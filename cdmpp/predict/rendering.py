@@ -151,6 +151,12 @@ def interval_text(lower_s: float | None, upper_s: float | None) -> str:
     return f"{format_latency(lower_s)} – {format_latency(upper_s)}"
 
 
+def out_reasons(figures: Iterable[tuple[str, Any]], most: int = 5) -> list[str]:
+    """Lines with the distinct reasons of figures with the domain "out", each with its name; the first ``most``."""
+    lines = [f"{name} is out: {figure.domain_reason}" for name, figure in figures if figure.domain == "out"]
+    return list(dict.fromkeys(lines))[:most]
+
+
 def percent(fraction: float | None) -> str:
     """0.0731 as "7.3 %"; None as "-"."""
     return "-" if fraction is None else f"{100 * fraction:.1f} %"

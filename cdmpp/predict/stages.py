@@ -29,13 +29,14 @@ from cdmpp.features.encode import (
 )
 from cdmpp.model.domain.calibration import read_interval
 from cdmpp.model.domain.score import THRESHOLDS
+from cdmpp.model.inference.consistency import NO_UNITS
 from cdmpp.model.inference.encoder import BatchBuilder, HalfType, ProgramEncoder
 from cdmpp.model.nn.rows import QueryBatch, QueryRows
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.predict.bulk import DOMAINS, FeatureAnswers, FeatureQueries
-from cdmpp.predict.prediction import Prediction, Query, framework_error, query_implementation
+from cdmpp.predict.prediction import Prediction, Query, framework_error, query_implementation, query_launcher
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, launcher_of
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code
 from cdmpp.programs.templates import size_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,10 +92,7 @@ def encode_queries(
         device = devices.setdefault(id(spec), len(devices))
         if device == len(specs):
             specs.append(spec)
-        implementation, framework = query_implementation(query), query.framework
-        if implementation:
-            framework = launcher_of(operator_name(query.program), framework, implementation)
-        code = framework_code(framework)
+        code = framework_code(query_launcher(query))
         rows.append((key, device, BACKENDS.index(query.program.backend), PROTOCOLS.index(query.protocol), code))
     return builder.batch(specs, QueryRows(*np.array(rows).T)) if rows else None, errors
 
@@ -132,7 +130,7 @@ def encode_features(
         (operator, dtype), structure = queries.kinds[kind], queries.structures[kind]
         sizes = queries.sizes[rows, : _size_count(structure.partition(":")[0])] if structure else None
         encoded = EncodedPrograms(
-            queries.leaves[rows, :leaves, :width],
+            queries.leaves[rows, :leaves],
             queries.positions[rows, :leaves],
             queries.totals[rows],
             dtype,
@@ -165,17 +163,21 @@ def _size_count(operator: str) -> int:
     return len(size_names(operator))
 
 
+def covered(raw: RawPredictions) -> Array:
+    """Indices into DOMAINS by the coverage alone, (n,) int8."""
+    return (raw.coverage > THRESHOLDS[0]).astype(np.int8) + (raw.coverage > THRESHOLDS[1])
+
+
 def calibrate(raw: RawPredictions, levels: Sequence[float], model_id: str) -> FeatureAnswers:
     """Seconds, calibrated intervals and domains of predictions."""
     point_s = np.exp(raw.point)
     lower_s, upper_s, quantiles_s = read_interval(raw.levels, raw.factor, levels, point_s)
-    coverage = raw.coverage
     return FeatureAnswers(
         latency_s=point_s,
         lower_s=lower_s,
         upper_s=upper_s,
         quantiles=quantiles_s,
-        domain=(coverage > THRESHOLDS[0]).astype(np.int8) + (coverage > THRESHOLDS[1]),
+        domain=np.where(raw.adjusted >= NO_UNITS, DOMAINS.index("out"), covered(raw)).astype(np.int8),
         domain_score=np.array([round(score, 4) for score in raw.score.tolist()]),
         roofline_s=raw.roofline_s,
         levels=tuple(levels),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from cdmpp.errors import UnknownDeviceError, UnsupportedOperatorError
+from cdmpp.devices import find_known
+from cdmpp.errors import ArtifactError, UnknownDeviceError, UnsupportedOperatorError
 from cdmpp.model.artifact.folder import ERROR_TABLE
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.domain.evidence import Evidence, QueryKind, has_no_units
 from cdmpp.model.domain.score import LABELS, Context, Label, label, parse_contexts
 from cdmpp.model.inference.collectives import collectives_of
 from cdmpp.model.nn.config import LEVELS
@@ -17,6 +18,7 @@ from cdmpp.programs.elements import combinations, types_label
 from cdmpp.programs.operators import PRODUCT_ALIASES, lowered_operators, operator_types, unknown_operator
 from cdmpp.programs.products import GroupedGemm, Moe
 from cdmpp.programs.query_options import ALL_FRAMEWORKS, BACKENDS, DEFAULT_PROTOCOL, IMPLEMENTATIONS, PROTOCOLS
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_json
 
 #: The least distance of a program to those of training: a label is the best that a query of a cell can have.
 _LEAST_DISTANCE = 1e-6
@@ -113,8 +115,11 @@ def _collectives(artifact: Artifact) -> tuple[list[str], list[dict[str, Any]]]:
 
 def domain_on(row: dict[str, Any], device: str) -> Label:
     """Domain of a row of the matrix on a device, known or not."""
-    found: Label = row["domain"].get(device, row["elsewhere"])
-    return found
+    found: Label | None = row["domain"].get(device)
+    spec = None if found or device in (row["rows"] or ()) else find_known(device)
+    if spec is not None and has_no_units(row["operator"], types_label(row["dtype"], row), spec):
+        return "out"
+    return found or row["elsewhere"]
 
 
 def known_operator(name: str) -> str:
@@ -149,7 +154,8 @@ class _Labels:
     """Labels of contexts, the best over all protocols."""
 
     def __init__(self, artifact: Artifact) -> None:
-        self._domain = artifact.domain
+        self._artifact, self._domain = artifact, artifact.domain
+        self._evidence = Evidence(artifact.domain.contexts)
         self._known: dict[tuple[str, str, str], Label] = {}
 
     def best(self, row: SupportRow, device: str) -> Label:
@@ -160,7 +166,9 @@ class _Labels:
             contexts = [Context(device, row.operator, types, protocol, "library") for protocol in PROTOCOLS]
             trained = [context for context in contexts if context.keys()[0] in self._domain.contexts]
             step = min(map(self._domain.step, trained or contexts))
-            self._known[key] = label(_LEAST_DISTANCE + step)
+            kind = QueryKind(device, row.operator, types, "library")
+            lacks = device != ELSEWHERE and self._evidence.lacks_units(kind, self._artifact.device(device))
+            self._known[key] = "out" if lacks else label(_LEAST_DISTANCE + step)
         return self._known[key]
 
 
@@ -198,8 +206,7 @@ def _error_table(artifact: Artifact) -> dict[str, Any]:
     path = artifact.folder / ERROR_TABLE if artifact.folder is not None else None
     if path is None or not path.is_file():
         return {}
-    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return table
+    return dict(read_json(path, "copy the model folder again", max_bytes=MAX_REQUEST_BYTES, error=ArtifactError))
 
 
 def _by_operator(groups: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:

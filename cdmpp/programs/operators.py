@@ -187,7 +187,9 @@ def unknown_operator(name: Any) -> UnsupportedOperatorError:
     known = sorted(operator_types())
     nearest = _nearest_operators(name[:64].casefold(), known) if isinstance(name, str) else []
     meant = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-    return UnsupportedOperatorError(f"operator {name!r} is not supported{meant}", hint="one of: " + ", ".join(known))
+    return UnsupportedOperatorError(
+        f"operator {repr(name)[:MAX_SHOWN]} is not supported{meant}", hint="one of: " + ", ".join(known)
+    )
 
 
 def parse_operator(text: str) -> OperatorSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from cdmpp.data.splits import TEST_SHARE, VALIDATION_SHARE
 from cdmpp.errors import DataError
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.options import DomainConfig, OptimiserConfig
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import read_toml
 
 
 class DataConfig(BaseModel):
@@ -129,12 +128,7 @@ def load_config(path: str | Path) -> TrainConfig:
     DataError
         The file is missing, not TOML, or a field is unknown or out of range (the message names it).
     """
-    try:
-        content: dict[str, Any] = tomllib.loads(read_text(path, MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", hint="pass --config FILE.toml") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not TOML: {error}") from None
+    content = read_toml(path, "pass --config FILE.toml")
     try:
         return TrainConfig.model_validate(content)
     except ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from cdmpp.data.splits import (
     without_sizes,
 )
 from cdmpp.data.summary import fingerprint
-from cdmpp.data.table import MeasurementTable
+from cdmpp.data.table import UNSUPPORTED, MeasurementTable
 from cdmpp.devices.limits import TYPICAL
 from cdmpp.devices.spec import Ceilings, DeviceSpec
 from cdmpp.errors import DataError, InvalidProgramError
@@ -121,7 +122,8 @@ def _parts_of_few(table: MeasurementTable, data: DataConfig, rows: NDArray[np.in
     digests = sorted({hashes[key] for key in np.unique(table.program_key[rows]).tolist()})
     if len(digests) < len(PART_NAMES):
         raise DataError(
-            f"the records have {len(digests)} usable programs: training, validation and test need one each",
+            f"the records have {len(digests)} usable programs: training, validation and test need one each"
+            + _unusable(table),
             hint="measure more programs, at least some dozens; `cdmpp data info FILE` counts them. `cdmpp adapt` "
             "adapts a trained model by few measurements",
         )
@@ -130,6 +132,22 @@ def _parts_of_few(table: MeasurementTable, data: DataConfig, rows: NDArray[np.in
     part_of = dict.fromkeys(digests, TRAIN)
     part_of |= dict.fromkeys(digests[:test], TEST) | dict.fromkeys(digests[test : test + validation], VALIDATION)
     return np.array([part_of.get(digest, UNUSED) for digest in hashes], dtype=np.int8)
+
+
+def _unusable(table: MeasurementTable) -> str:
+    """Numbers of rows that cannot be trained on, by reason, and what each reason means."""
+    counts = Counter(table.unsupported.counts()) + Counter(table.excluded.counts())
+    reasons = [
+        f"{count:,} {reason} ({UNSUPPORTED.get(reason, 'left out by a check of the times')})"
+        for reason, count in counts.most_common()
+        if reason
+    ]
+    devices = sorted(set(table.device.array()[table.unsupported.is_("unknown_device")].tolist()))
+    needed = (
+        f". For {', '.join(devices[:5]) or 'a device without a name'}: write a name of `cdmpp devices` in the column "
+        "device, train on records with a column device_spec (docs/data.md), or use `cdmpp adapt --device SPEC.toml`"
+    )
+    return f"; unusable of {len(table):,} rows: {', '.join(reasons)}{needed * bool(devices)}" if reasons else ""
 
 
 def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[ProgramStore, dict[int, str]]:

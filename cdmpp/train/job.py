@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import lzma
 import zipfile
@@ -17,6 +16,7 @@ from cdmpp.errors import DataError
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.rows import LeafBucket, ProgramStore, QueryRows
 from cdmpp.train.options import DomainConfig, OptimiserConfig
+from cdmpp.utils.files import MAX_REQUEST_BYTES, read_json, read_npz, read_xz
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -130,12 +130,7 @@ class TrainingJob:
         DataError
             The folder has no job, or a file of it is missing or damaged.
         """
-        try:
-            stored = json.loads((folder / _JOB).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise DataError(
-                f"cannot read {folder / _JOB}: {error.strerror}", hint="cdmpp train --prepare writes the folder"
-            ) from None
+        stored = read_json(folder / _JOB, "cdmpp train --prepare writes the folder", max_bytes=MAX_REQUEST_BYTES)
         store = ProgramStore(stored["programs"], stored["width"])
         for part in _files(folder, "programs"):
             size, keys = int(part["size"]), part["key"]
@@ -184,9 +179,7 @@ def _write(path: Path, arrays: dict[str, Array]) -> None:
 def _files(folder: Path, name: str) -> Iterator[dict[str, Array]]:
     for path in sorted(folder.glob(f"{name}-*{_SUFFIX}")):
         try:
-            # Unpacked whole: the archive is read from its end, and xz cannot go back.
-            with lzma.open(path) as packed, np.load(io.BytesIO(packed.read())) as file:
-                arrays = dict(file)
+            arrays = read_npz(read_xz(path, 16 * FILE_VALUES))
         except (OSError, EOFError, ValueError, lzma.LZMAError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is damaged: {error}", hint="copy it again") from None
         yield arrays

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from cdmpp.train.fit import job_of
 from cdmpp.train.loop import START, first_network
 from cdmpp.train.run import load_training_table
 from cdmpp.train.start import check_start, start_from
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import parse_file, parse_json
 
 CONFIG = "config.json"
 
@@ -63,9 +62,7 @@ def prepared_config(folder: Path) -> TrainConfig:
     DataError
         The folder was not prepared.
     """
-    try:
-        return TrainConfig.model_validate(json.loads(read_text(folder / CONFIG, MAX_CONFIG_BYTES)))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"cannot read {folder / CONFIG}: {error}", hint="cdmpp train --config FILE --prepare DIR writes it"
-        ) from None
+    hint = "cdmpp train --config FILE --prepare DIR writes it"
+    return parse_file(
+        folder / CONFIG, lambda text: TrainConfig.model_validate(parse_json(text)), "a configuration", hint
+    )

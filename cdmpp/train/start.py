@@ -18,6 +18,7 @@ from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.weights import transferred
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset
+from cdmpp.utils.files import MAX_MODEL_BYTES, read_bytes
 
 #: Fields of the data's configuration that decide which programs are in the test part.
 _SPLIT = ("split", "test_share", "validation_share", "test_networks")
@@ -48,7 +49,7 @@ def start_from(folder: Path, network: LatencyNetwork, dataset: Dataset, config: 
     _check_network(folder, manifest, config)
     _check_split(folder, manifest, config)
     try:
-        payload = (folder / TENSORS).read_bytes()
+        payload = read_bytes(folder / TENSORS, MAX_MODEL_BYTES)
     except OSError as error:
         raise no_model_folder(folder, error) from None
     if hashlib.sha256(payload).hexdigest() != manifest["sha256"].get(TENSORS):

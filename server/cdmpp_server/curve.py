@@ -1,18 +1,15 @@
-"""``POST /curve``: a template over axes on devices. Its queries use the queue of ``/predict``."""
+"""``POST /curve``: a template over axes on devices."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from cdmpp.errors import CdmppError, DataError
-from cdmpp.model.artifact.model import Artifact
+from cdmpp.errors import DataError
 from cdmpp.predict.curves import CurvePlan, Template
 from cdmpp.predict.curves.template import (
     MAX_AXES,
@@ -27,14 +24,11 @@ from cdmpp.predict.curves.template import (
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
-from cdmpp_server.body import check, parse_json, read_json_body
-from cdmpp_server.concurrency import DESCRIPTION, Deadline
+from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgram
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.operate.middleware import count_items
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level
-from cdmpp_server.predict.service import bugs_hidden
-from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 MAX_DEVICES = 100
@@ -158,9 +152,10 @@ class CurveAnswer(BaseModel):
             "`monotone`; latency_s itself where that needs no change."
         ),
     ]
-    domain: Annotated[Literal["in", "near", "out"], Field(description="Worst domain of the programs.")]
+    domain: Annotated[Literal["in", "near", "out"], Field(description="By the share of the time, as that of a model.")]
     domain_score: Annotated[float, Field(description="Largest score of the programs.")]
     roofline_s: Annotated[float, Field(ge=0)]
+    domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`.")]
 
 
 class CurveFailure(BaseModel):
@@ -217,58 +212,36 @@ router = APIRouter()
 @router.post("/curve", summary="Predict a curve", response_class=Response)
 async def curve(request: Request) -> Response:
     """Predict a template over axes on devices, with a monotone fit and domain labels."""
-    state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
-    with bugs_hidden("/curve"):
-        parsed = await state.limiter.run(partial(_parse, body), deadline)
-        predictor = await state.service.model(parsed.model)
-        most = state.settings.max_items
-        plan = await state.limiter.run(partial(_plan, parsed, predictor.artifact, most), deadline)
-        count_items(request, len(plan.queries))
-        predictions = await state.batcher.ask(predictor, plan.queries, plan.levels, deadline)
-
-        def render() -> bytes:
-            curve = plan.curve(predictor.model_id, predictions)
-            predicted = [(point.device, point.domain) for point in curve.points if point.domain is not None]
-            errors = [point.error.code for point in curve.points if point.error is not None]
-            state.metrics.items(predicted, errors)
-            return json.dumps(curve.to_dict(), allow_nan=False, separators=(",", ":")).encode()
-
-        text = await state.limiter.run(render, deadline)
-    return Response(text, media_type="application/json")
+    return await answer_planned(request)
 
 
-def _parse(body: bytes | bytearray) -> CurveRequest | CurvesRequest:
-    value = parse_json(body)
-    several = isinstance(value, dict) and "programs" in value
-    return check(CurvesRequest, value) if several else check(CurveRequest, value)
+def _form_of(value: Any) -> type[CurveRequest | CurvesRequest]:
+    return CurvesRequest if isinstance(value, dict) and "programs" in value else CurveRequest
 
 
 def _template(program: ProgramValue, count: int = 1) -> Template:
     return Template.parse(program, count) if isinstance(program, str) else Template(program, count)
 
 
-def _plan(request: CurveRequest | CurvesRequest, artifact: Artifact, most: int) -> CurvePlan:
-    try:
-        if isinstance(request, CurvesRequest):
-            templates = [_template(program.program, program.count) for program in request.programs]
-        else:
-            templates = [_template(request.program)]
-        return CurvePlan(
-            templates,
-            request.axes,
-            request.devices,
-            backend=request.backend,
-            protocol=request.protocol,
-            framework=request.framework,
-            quantiles=request.quantiles,
-            monotone=request.monotone,
-            # By name and never load_device: a client's text must not be used as a path on this machine.
-            find=artifact.device,
-            most=most,
-            implementation=request.implementation,
-        )
-    except CdmppError as error:
-        # Not 422: the body satisfies the schema.
-        raise ProblemError(error.code, error.message, error.hint, status=409) from None
+def _plan(request: CurveRequest | CurvesRequest, find: Find, most: int) -> CurvePlan:
+    if isinstance(request, CurvesRequest):
+        templates = [_template(program.program, program.count) for program in request.programs]
+    else:
+        templates = [_template(request.program)]
+    return CurvePlan(
+        templates,
+        request.axes,
+        request.devices,
+        backend=request.backend,
+        protocol=request.protocol,
+        framework=request.framework,
+        quantiles=request.quantiles,
+        monotone=request.monotone,
+        # By name and never load_device: a client's text must not be used as a path on this machine.
+        find=find,
+        most=most,
+        implementation=request.implementation,
+    )
+
+
+ENDPOINTS["/curve"] = Endpoint(_form_of, _plan, lambda plan, *made: plan.curve(*made).to_dict())

@@ -1,40 +1,35 @@
-"""``POST /llm``: a language model on devices. Its queries use the queue of ``/predict``."""
+"""``POST /llm``, ``/llm/simulate`` and ``/llm/calibrate``: a language model on devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from cdmpp.devices import DeviceSpec
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.model.artifact.model import Artifact
-from cdmpp.predict.engines.profile import DEFAULT_ENGINE, load_engine
+from cdmpp.predict import llm_defaults as defaults
+from cdmpp.predict.engines.profile import load_engine
 from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
 from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
-from cdmpp.predict.llm.estimate import ACCEPTANCE, MAX_BATCH, MAX_MTP, MAX_TOKENS
+from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_MTP, MAX_TOKENS
 from cdmpp.predict.llm.layout import MAX_DEGREE
 from cdmpp.predict.llm.serving import MAX_RATE, MIN_RATE, NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
-from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Seconds
+from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
 from cdmpp.programs.query_options import ProgramFramework
-from cdmpp_server.body import check, parse_json, read_json_body
-from cdmpp_server.concurrency import DESCRIPTION, Deadline
+from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.planned import answer_planned, json_bytes, problem_of
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
-from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.settings import Settings
 
 #: Fields of a configuration; published ones have fewer than a hundred.
@@ -42,6 +37,8 @@ MAX_CONFIG_FIELDS = 1000
 MAX_MEASUREMENTS = 500
 #: Requests, and tokens of prompts and answers, of one simulation.
 MAX_SIMULATED, MAX_SIMULATED_TOKENS = 20_000, 50_000_000
+#: Sequences of steps of one simulation: some six seconds of one core.
+MAX_SIMULATED_WORK = 20_000_000
 _CLOSED = ConfigDict(extra="forbid", strict=True)
 _ANSWER = ConfigDict(extra="forbid")
 
@@ -55,9 +52,9 @@ class _Model(BaseModel):
     config: Annotated[
         dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
     ]
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
-    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
+    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = defaults.DEGREE
+    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = defaults.DEGREE
+    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = defaults.DEGREE
     dp: Annotated[
         Degree | None,
         Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp). ep <= tp * dp."),
@@ -66,7 +63,7 @@ class _Model(BaseModel):
         Literal["bfloat16", "float16", "float32"],
         BeforeValidator(canonical_dtype),
         Field(description="Type of activations."),
-    ] = "bfloat16"
+    ] = defaults.DTYPE
     weights: Annotated[
         Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
         BeforeValidator(canonical_dtype),
@@ -85,28 +82,30 @@ class _Model(BaseModel):
         Field(
             max_length=100,
             description="What the serving engine adds to its kernels: the name of a profile, or the fields of one "
-            f"(docs/llm.md). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
+            f"(docs/llm.md). null: the current profile of `framework`, else {defaults.ENGINE}.",
         ),
     ] = None
     framework: Annotated[ProgramFramework | None, Field(description="Alone: the current profile of this engine.")] = (
         None
     )
-    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
-    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = 1024
+    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = defaults.CUDA_GRAPH
+    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = defaults.INPUT
     mtp: Annotated[
         int,
         Field(ge=0, le=MAX_MTP, description="Tokens that a decode step drafts (prediction of several tokens)."),
         WholeNumber,
-    ] = 0
+    ] = defaults.MTP
     acceptance: Annotated[
         float, Field(ge=0, le=1, description="Share of drafted tokens that is right, where those before are.")
-    ] = ACCEPTANCE
+    ] = defaults.ACCEPTANCE
     model: ModelName = None
 
 
 class _Request(_Model):
-    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = 1
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 128
+    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = (
+        defaults.BATCH
+    )
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = defaults.OUTPUT
 
 
 class LlmRequest(_Request):
@@ -133,13 +132,13 @@ class CalibrateRequest(BaseModel):
         Field(
             min_length=MIN_ROWS,
             max_length=MAX_MEASUREMENTS,
-            description="Objects with batch, input, output; optionally tp, pp, ep, dp, dtype, weights, kv_dtype, "
-            "config, device, closed_loop; one or more of total_s, ttft_s, tpot_s.",
+            description="Objects with batch (or rate), input, output; optionally tp, pp, ep, dp, dtype, weights, "
+            "kv_dtype, config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
         ),
     ]
     engine: Annotated[
         str | dict[str, Any], Field(max_length=100, description="The profile to start from, by name or fields.")
-    ] = DEFAULT_ENGINE
+    ] = defaults.ENGINE
     model: ModelName = None
 
 
@@ -161,9 +160,9 @@ class PrefillPoolFields(BaseModel):
 
     model_config = _CLOSED
 
-    tp: Degree = 1
-    pp: Degree = 1
-    ep: Degree = 1
+    tp: Degree = defaults.DEGREE
+    pp: Degree = defaults.DEGREE
+    ep: Degree = defaults.DEGREE
     dp: Degree | None = None
     device: Annotated[Device | None, Field(description="null: the same.")] = None
     bytes_per_s: Annotated[
@@ -181,13 +180,22 @@ class SimulateRequest(_Model):
     ] = None
     concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
     rate: Annotated[float | None, Field(ge=MIN_RATE, le=MAX_RATE, description="Requests per second (Poisson).")] = None
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = 1024
+    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = defaults.SERVED_OUTPUT
     count: Annotated[
         int | None,
         Field(ge=1, le=MAX_SIMULATED, description="Requests; null: 8 for each in flight, 1,000 for a rate."),
         WholeNumber,
     ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = 0
+    warmup: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            lt=MAX_SIMULATED,
+            description="Requests at the beginning that percentiles leave out; null: those in flight of `concurrency`.",
+        ),
+        WholeNumber,
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = defaults.SEED
     spread: Annotated[
         float | None,
         Field(
@@ -197,7 +205,9 @@ class SimulateRequest(_Model):
             "prompts and decoding, else 0.",
         ),
     ] = None
-    prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = 0.0
+    prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = (
+        defaults.PREFIX_HIT
+    )
     prefill_pool: PrefillPoolFields | None = None
 
 
@@ -222,6 +232,8 @@ class SimulateAnswer(BaseModel):
     engine: str
     gpus: int
     requests: int
+    warmup_requests: Annotated[int, Field(description="Of them, those at the beginning that the spreads leave out.")]
+    warmup_ttft_s: Annotated[Spread | None, Field(description="First tokens of those; null without a warm-up.")]
     ttft_s: Annotated[Spread, Field(description="From arrival to the first token.")]
     tpot_s: Annotated[Spread | None, Field(description="Between tokens; null where all requests have one token.")]
     latency_s: Annotated[Spread, Field(description="From arrival to the last token.")]
@@ -236,6 +248,7 @@ class SimulateAnswer(BaseModel):
     cache_share: Annotated[float, Field(description="Largest share of the cache in use.")]
     relative_lower: Annotated[float, Field(description="80 % interval of a step's duration, as factors of it.")]
     relative_upper: float
+    remarks: Annotated[list[str], Field(description="What was assumed.")]
 
 
 class LlmMemory(BaseModel):
@@ -402,44 +415,27 @@ async def llm(request: Request) -> Response:
 
     With `devices`, a device without an estimate is an `error` at its place.
     """
-    state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
-    with bugs_hidden("/llm"):
-        parsed = await state.limiter.run(partial(_parse, body), deadline)
-        predictor = await state.service.model(parsed.model)
-        most = state.settings.max_items
-        plans = await state.limiter.run(partial(_plans, parsed, predictor.artifact, most), deadline)
-        queries = [query for plan in plans if not isinstance(plan, Failed) for query in plan.queries]
-        count_items(request, len(queries))
-        predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)
-
-        def render() -> bytes:
-            state.metrics.items(
-                [(one.device, one.domain) for one in predictions if one.domain is not None],
-                [one.error.code for one in predictions if one.error is not None],
-            )
-            return _render(parsed, plans, predictor.model_id, predictions)
-
-        text = await state.limiter.run(render, deadline)
-    return Response(text, media_type="application/json")
+    return await answer_planned(request)
 
 
 @router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
 async def simulate(request: Request) -> Response:
     """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
-    return await answer_planned(request, SimulateRequest, _simulation, _simulated)
+    return await answer_planned(request)
 
 
-def _simulated(plan: ServingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.run(model_id, predictions).to_dict()
+@router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
+async def calibrate(request: Request) -> Response:
+    """Fit what an engine adds to its kernels to a few measured durations of a server."""
+    return await answer_planned(request)
 
 
-def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> ServingPlan:
-    options = request.model_dump(exclude={"config", "device", "model", "framework", "cuda_graph"})
+def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
+    options = request.model_dump(exclude={"config", "device", "model", "framework"})
     options["engine"] = load_engine(request.engine, request.framework, files=False)
-    options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: _device(device, artifact))
-    plan = ServingPlan(read_config(request.config), _device(request.device, artifact), **options)
+    options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: resolve_device(device, find))
+    device = resolve_device(request.device, find)
+    plan = ServingPlan(read_config(request.config), device, most_work=MAX_SIMULATED_WORK, **options)
     if len(plan.queries) > most:
         raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
     if plan.tokens > MAX_SIMULATED_TOKENS:
@@ -449,101 +445,85 @@ def _simulation(request: SimulateRequest, artifact: Artifact, most: int) -> Serv
     return plan
 
 
-@router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
-async def calibrate(request: Request) -> Response:
-    """Fit what an engine adds to its kernels to a few measured durations of a server."""
-    return await answer_planned(request, CalibrateRequest, _calibration, _fitted)
-
-
-def _fitted(plan: CalibrationPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.fit(predictions).to_dict()
-
-
-def _calibration(request: CalibrateRequest, artifact: Artifact, most: int) -> CalibrationPlan:
-    def resolve(device: Any) -> DeviceSpec:
-        return _device(device, artifact)
-
+def _calibration(request: CalibrateRequest, find: Find, most: int) -> CalibrationPlan:
     for number, row in enumerate(request.measurements, 1):
         if "config" in row and not isinstance(row["config"], dict):
             raise DataError(f"row {number}: config is no object", hint="send the content of config.json")
     profile = load_engine(request.engine, files=False)
-    plan = CalibrationPlan(read_config(request.config), resolve, request.device, request.measurements, profile)
-    if len(plan.queries) > most:
-        raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
-    return plan
+    config, rows = read_config(request.config), request.measurements
+    # By name and never load_device: a client's text must not be used as a path on this machine.
+    return CalibrationPlan(config, lambda device: resolve_device(device, find), request.device, rows, profile, most)
 
 
-def _parse(body: bytes | bytearray) -> Body:
-    value = parse_json(body)
-    several = isinstance(value, dict) and "devices" in value
-    return check(LlmDevicesRequest, value) if several else check(LlmRequest, value)
+class Estimates:
+    """A plan for each device, or the reason why it has none.
 
+    Attributes
+    ----------
+    queries : list of Query
+    """
 
-def _plans(request: Body, artifact: Artifact, most: int) -> list[EstimatePlan | Failed]:
-    """A plan for each device; raises :class:`ProblemError` where the request has none at all."""
-    options = request.model_dump(exclude={"config", "device", "devices", "model"})
-    sent = [request.device] if isinstance(request, LlmRequest) else request.devices
-    plans: list[EstimatePlan | Failed] = []
-    try:
+    def __init__(self, request: Body, find: Find, most: int) -> None:
+        options = request.model_dump(exclude={"config", "device", "devices", "model"})
+        self._single = isinstance(request, LlmRequest)
+        sent = [request.device] if isinstance(request, LlmRequest) else request.devices
+        self._plans: list[EstimatePlan | Failed] = []
+        self.queries: list[Query] = []
         config = read_config(request.config)
         # By name or fields, never a file: a client's text must not be used as a path on this machine.
         options["engine"] = load_engine(request.engine, request.framework, files=False)
-        rows = 0
         for device in sent:
             try:
-                plan = EstimatePlan(config, _device(device, artifact), **options)
+                plan = EstimatePlan(config, resolve_device(device, find), **options)
             except CdmppError as error:
-                if isinstance(request, LlmRequest):
+                if self._single:
                     raise
-                plans.append(Failed(_name(device), error))
+                self._plans.append(Failed(_name(device), error))
                 continue
-            rows += len(plan.queries)
-            if rows > most:
+            self._plans.append(plan)
+            self.queries += plan.queries
+            if len(self.queries) > most:
                 raise DataError(
                     f"the devices need more than {most:,} predictions", hint="send fewer devices in one request"
                 )
-            plans.append(plan)
-    except CdmppError as error:
-        raise problem_of(error) from None
-    return plans
 
+    def answer(self, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
+        """The estimate of the device, or of each of several."""
+        results = [_answer(result) for result in self._results(model_id, iter(predictions))]
+        return results[0] if self._single else {"answers": results}
 
-def _device(device: str | dict[str, Any], artifact: Artifact) -> DeviceSpec:
-    # By name and never load_device: a client's text must not be used as a path on this machine.
-    return resolve_device(device, artifact.device)
+    def _results(self, model_id: str, predictions: Iterator[Prediction]) -> Iterator[LLMEstimate | Failed]:
+        for plan in self._plans:
+            if isinstance(plan, Failed):
+                yield plan
+                continue
+            own = list(islice(predictions, len(plan.queries)))
+            try:
+                yield plan.estimate(model_id, own)
+            except CdmppError as error:
+                if self._single:
+                    raise
+                yield Failed(plan.settings.device, error)
 
 
 def _name(device: str | dict[str, Any]) -> str:
     return str(device if isinstance(device, str) else device.get("name", ""))[:100]
 
 
-def _render(
-    request: Body, plans: Sequence[EstimatePlan | Failed], model_id: str, predictions: Sequence[Prediction]
-) -> bytes:
-    results = list(_estimates(plans, model_id, iter(predictions)))
-    if isinstance(request, LlmDevicesRequest):
-        return json_bytes({"answers": [_answer(result) for result in results]})
-    [result] = results
-    if isinstance(result, Failed):
-        raise problem_of(result.error)
-    return json_bytes(result.to_dict())
-
-
-def _estimates(
-    plans: Sequence[EstimatePlan | Failed], model_id: str, predictions: Iterator[Prediction]
-) -> Iterator[LLMEstimate | Failed]:
-    for plan in plans:
-        if isinstance(plan, Failed):
-            yield plan
-            continue
-        own = list(islice(predictions, len(plan.queries)))
-        try:
-            yield plan.estimate(model_id, own)
-        except CdmppError as error:
-            yield Failed(plan.settings.device, error)
-
-
 def _answer(result: LLMEstimate | Failed) -> dict[str, Any]:
     if isinstance(result, Failed):
         return {"device": result.name, "error": asdict(ErrorInfo.of(result.error))}
     return result.to_dict()
+
+
+def _form_of(value: Any) -> type[Body]:
+    return LlmDevicesRequest if isinstance(value, dict) and "devices" in value else LlmRequest
+
+
+ENDPOINTS["/llm"] = Endpoint(_form_of, Estimates, Estimates.answer)
+ENDPOINTS["/llm/simulate"] = Endpoint(
+    lambda _: SimulateRequest, _simulation, lambda plan, *made: plan.run(*made).to_dict()
+)
+ENDPOINTS["/llm/calibrate"] = Endpoint(
+    lambda _: CalibrateRequest, _calibration, lambda plan, _, predictions: plan.fit(predictions).to_dict()
+)

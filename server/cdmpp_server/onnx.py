@@ -222,6 +222,7 @@ class DeviceTotal(BaseModel):
     domain_shares: Annotated[
         dict[Domain, _Share] | None, Field(description="Share of latency_s that the programs of each domain have.")
     ]
+    domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`; null: none.")]
     lower_bound: Annotated[
         bool, Field(description="Whether nodes without a program or launches without a prediction are left out.")
     ]
@@ -428,6 +429,7 @@ def _total(
         "upper_s": total.upper_s,
         "domain": total.domain,
         "domain_shares": total.domain_shares,
+        "domain_reason": total.domain_reason,
         "lower_bound": total.lower_bound,
         "launches": sum(counts),
         "launches_predicted": total.launches,

@@ -1,73 +1,171 @@
-"""Answers of a plan: its queries use the queue of ``/predict``, and it makes an answer of their predictions."""
+"""Endpoints whose queries are predicted by the queue of ``/predict`` and whose other work planning processes do.
+
+A planning process reads the request and lists its queries, the service predicts them, and a planning process makes the
+answer. Such a job ends at the request's deadline and when the client leaves.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.registry import lookup_board
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError, UnknownDeviceError
-from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Prediction, Query
-from cdmpp_server.body import check, parse_json, read_json_body
-from cdmpp_server.concurrency import Deadline
+from cdmpp.utils.lru import Lru
+from cdmpp_server.body import INLINE_BYTES, JSON, check, parse_json, read_json_body
+from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
+from cdmpp_server.sandbox.worker import WorkerReply
+
+#: Queries of plans that a process keeps, and models whose devices it keeps.
+_MAX_KEPT_QUERIES, _MAX_KEPT_MODELS = 50_000, 16
+Find = Callable[[str], DeviceSpec]
 
 
 class QueryPlan(Protocol):
-    """A plan with queries for a predictor."""
+    """A plan with queries for a predictor.
+
+    It may have ``levels``, the quantiles of their predictions, and ``seconds``, a prediction of the time of its answer.
+    """
 
     queries: list[Query]
 
 
-Form = TypeVar("Form", bound=BaseModel)
-Plan = TypeVar("Plan", bound=QueryPlan)
+@dataclass(frozen=True)
+class Endpoint:
+    """Work of an endpoint in a planning process. A :class:`CdmppError` of its functions becomes a problem.
 
-
-async def answer_planned(
-    request: Request,
-    form: type[Form],
-    plan_of: Callable[[Form, Artifact, int], Plan],
-    answer_of: Callable[[Plan, str, Sequence[Prediction]], dict[str, Any]],
-) -> Response:
-    """Answer a request by a plan.
-
-    Parameters
+    Attributes
     ----------
-    form : type
-        Model of the body, with a field ``model``.
+    form_of : callable
+        From the JSON value of the body to its pydantic model, which has a field ``model``.
     plan_of : callable
-        From the form, the model's artifact and the most predictions of a request. Its :class:`CdmppError` becomes a
-        problem.
+        From the form, a function that finds devices by name, and the most predictions of a request.
     answer_of : callable
-        From the plan, the model's id and the predictions of its queries. Its :class:`CdmppError` becomes a problem.
+        From the plan, the model's id and the predictions of its queries to a JSON value.
     """
+
+    form_of: Callable[[Any], type[BaseModel]]
+    plan_of: Callable[[Any, Find, int], QueryPlan]
+    answer_of: Callable[[Any, str, Sequence[Prediction]], dict[str, Any]]
+
+
+#: By path; the modules of the endpoints fill it.
+ENDPOINTS: dict[str, Endpoint] = {}
+
+
+async def answer_planned(request: Request) -> Response:
+    """Answer a request of one of :data:`ENDPOINTS`."""
+    path: str = request.scope["route"].path
+    body = bytes(await read_json_body(request, request.app.state.settings))
+    deadline = Deadline.of(request, request.app.state.settings)
+    with bugs_hidden(path):
+        text = await cancel_on_disconnect(request, _answer(request, path, body, deadline))
+    return Response(text, media_type=JSON)
+
+
+async def _answer(request: Request, path: str, body: bytes, deadline: Deadline) -> bytes:
     state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
+    predictor = state.service.predictor
+    header = {"kind": path, "body": len(body), "most": state.settings.max_items, "model": None}
+    with state.planners.admitted(path, deadline) as place:
 
-    def as_problem(function: Callable[..., Any], *arguments: Any) -> Any:
+        async def run(do: str, prices: bytes = b"", seconds: float = 0.0) -> WorkerReply:
+            nonlocal predictor
+            devices = b""
+            while True:
+                header.update(do=do, prices=len(prices), model_id=predictor.model_id)
+                payload = body + prices + devices
+                job = state.planners.run(header, payload, deadline, place, seconds=seconds, stoppable=True)
+                reply, data = await job
+                if "needs" not in reply:
+                    return reply, data
+                # The request names another model, or the process does not know the model's devices yet.
+                if reply["needs"] != header["model"]:
+                    header["model"] = reply["needs"]
+                    predictor = await state.service.model(reply["needs"])
+                specs = predictor.artifact.device_specs.items()
+                known = {name: spec.model_dump(mode="json", exclude_none=True) for name, spec in specs}
+                devices = json.dumps(known).encode()
+
+        reply, listed = await run("list")
+        queries = await state.service.do(len(listed) <= INLINE_BYTES, partial(decode_queries, listed), deadline)
+        count_items(request, len(queries))
+        predictions = await state.batcher.ask(predictor, queries, reply["levels"], deadline)
+        state.metrics.items(
+            [(one.device, one.domain) for one in predictions if one.domain is not None],
+            [one.error.code for one in predictions if one.error is not None],
+        )
+        prices = await state.service.do(len(queries) <= 256, partial(encode_prices, predictions), deadline)
+        return (await run("answer", prices, reply["seconds"]))[1]
+
+
+class GivenUpError(BaseException):
+    """The request of the job has ended; nothing in the job catches this."""
+
+
+class PlannedJobs:
+    """Jobs of a planning process for :data:`ENDPOINTS`; it keeps the last plans."""
+
+    def __init__(self) -> None:
+        self._plans: Lru[QueryPlan] = Lru(_MAX_KEPT_QUERIES)
+        self._devices: Lru[dict[str, DeviceSpec]] = Lru(_MAX_KEPT_MODELS)
+        self._stoppable = False
+
+    def stop(self) -> None:
+        """End the running job; called by a signal's handler."""
+        if self._stoppable:
+            raise GivenUpError
+
+    def run(self, header: dict[str, Any], payload: bytes) -> WorkerReply:
+        """Run a job; a problem of the request becomes the reply."""
         try:
-            return function(*arguments)
+            self._stoppable = True
+            return self._run(header, payload)
+        except GivenUpError:
+            return {"given_up": True}, b""
+        except ProblemError as error:
+            return {"refused": error.refusal()}, b""
         except CdmppError as error:
-            raise problem_of(error) from None
+            return {"refused": problem_of(error).refusal()}, b""
+        finally:
+            self._stoppable = False
 
-    with bugs_hidden(request.scope["route"].path):
-        parsed = await state.limiter.run(lambda: check(form, parse_json(body)), deadline)
-        predictor = await state.service.model(getattr(parsed, "model"))  # noqa: B009
-        most = state.settings.max_items
-        plan = await state.limiter.run(partial(as_problem, plan_of, parsed, predictor.artifact, most), deadline)
-        count_items(request, len(plan.queries))
-        predictions = await state.batcher.ask(predictor, plan.queries, DEFAULT_QUANTILES, deadline)
-        render = partial(as_problem, answer_of, plan, predictor.model_id, predictions)
-        text = await state.limiter.run(lambda: json_bytes(render()), deadline)
-    return Response(text, media_type="application/json")
+    def _run(self, header: dict[str, Any], payload: bytes) -> WorkerReply:
+        endpoint, model_id = ENDPOINTS[header["kind"]], header["model_id"]
+        end = header["body"] + header["prices"]
+        body, prices, devices = payload[: header["body"]], payload[header["body"] : end], payload[end:]
+        if devices:
+            known = {name: from_mapping(fields) for name, fields in json.loads(devices).items()}
+            self._devices.put(model_id, known, 1)
+        key = hashlib.sha256(f"{header['kind']}\0{model_id}\0".encode() + body).digest()
+        plan = self._plans.get(key)
+        if plan is None:
+            value = parse_json(body)
+            form = check(endpoint.form_of(value), value)
+            wanted = getattr(form, "model")  # noqa: B009
+            specs = self._devices.get(model_id)
+            if wanted != header["model"] or specs is None:
+                return {"needs": wanted}, b""
+            plan = endpoint.plan_of(form, partial(lookup_board, others=specs), header["most"])
+            self._plans.put(key, plan, 100 + len(plan.queries))
+        if header["do"] == "answer":
+            return {}, json_bytes(endpoint.answer_of(plan, model_id, decode_prices(prices)))
+        levels = list(getattr(plan, "levels", DEFAULT_QUANTILES))
+        return {"levels": levels, "seconds": getattr(plan, "seconds", 0.0)}, encode_queries(plan.queries)
 
 
 def problem_of(error: CdmppError) -> ProblemError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -128,6 +128,13 @@ class ProblemError(Exception):
             item=item,
             id=id,
         )
+
+    def refusal(self) -> dict[str, Any]:
+        """The problem in a process's reply, as :mod:`cdmpp_server.processes` reads it."""
+        problem = self.problem
+        errors = [violation.model_dump() for violation in problem.errors or ()]
+        fields = {"code": problem.code, "message": problem.detail, "hint": problem.hint}
+        return {**fields, "status": self.status, "errors": errors}
 
     def response(self) -> Response:
         """Return the HTTP response."""

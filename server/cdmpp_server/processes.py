@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,9 @@ from typing import Any, Self
 import cdmpp
 from cdmpp.errors import OverloadedError
 from cdmpp_server.concurrency import Deadline
+from cdmpp_server.load import Load, Place
+from cdmpp_server.operate.access import current_sender
+from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
 from cdmpp_server.sandbox.worker import (
     OnProgress,
@@ -34,6 +39,8 @@ _log = logging.getLogger(__name__)
 #: Largest replies in bytes: the timeline of a hundred thousand nodes has some ten million, an adapter of 1,000 programs
 #: some hundred thousand.
 _MAX_PLAN_BYTES, _MAX_ADAPTER_BYTES = 128 * 2**20, 64 * 2**20
+#: Seconds between two signals to a process whose job is to end: the first may precede the job.
+_SIGNAL_EACH_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ PLANNING = ProcessKind(
     "plan_too_large",
     "the plan needs more memory than is allowed",
     "send a smaller request",
-    ", or send the request as a job: Prefer: respond-async",
+    ", or send a plan as a job: Prefer: respond-async",
 )
 ADAPTING = ProcessKind(
     "adapting process",
@@ -170,15 +177,15 @@ class Processes:
         Maximum number of requests that wait for a process.
     limit_s : float, optional
         Time limit of a job, in seconds; a process that exceeds it is replaced. A request's own deadline may be
-        earlier. Then the request ends and the process finishes the job. Default: the process is killed at the
-        deadline, and when the caller is cancelled.
+        earlier. Then the request ends, and the process ends the job if it is ``stoppable``, else finishes it. Default:
+        the process is killed at the deadline, and when the caller is cancelled.
     """
 
     def __init__(
         self, kind: ProcessKind, workers: int, make: Callable[[], Worker], max_queued: int, limit_s: float | None = None
     ) -> None:
         self._kind, self._limit_s = kind, limit_s
-        self._pool = WorkerPool(workers, make, max_queued)
+        self._pool, self._load = WorkerPool(workers, make, max_queued), Load(workers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -203,18 +210,69 @@ class Processes:
         """Begin to start the first process before a request needs it."""
         self._pool.start()
 
-    async def run(
-        self, header: Mapping[str, Any], payload: bytes, deadline: Deadline, cost: float = 1.0
-    ) -> WorkerReply:
-        """Run one job. Senders get equal shares of the processes, by the cost of their jobs in any unit.
+    @contextmanager
+    def admitted(self, kind: str, deadline: Deadline, size: float = 1.0) -> Iterator[Place]:
+        """Admit a request of one or more jobs; pass the place to :meth:`run`.
+
+        Parameters
+        ----------
+        kind : str
+            Requests of a kind take about the same time for each unit of their size.
+        deadline : Deadline
+        size : float
 
         Raises
         ------
         ProblemError
-            The refusal of the request; 409 for memory, 503 if the queue is full or the process is still being
-            started, 504 at the deadline, 500 for a bug.
+            503 if the request would probably miss its deadline.
         """
-        kill, starting = self._limit_s is None, False
+        try:
+            place = self._load.admit(current_sender.get(), kind, size, deadline.left_s())
+        except RefusedError as refused:
+            later = {"retry-after": str(min(60, max(1, math.ceil(refused.retry_after_s))))}
+            message = f"the {self._kind.process}es have too much work for an answer within {deadline.after_s:g} s"
+            hint = "retry after the seconds of Retry-After" + self._kind.otherwise
+            raise ProblemError("overloaded", message, hint, headers=later) from None
+        done = False
+        try:
+            yield place
+            done = True
+        finally:
+            self._load.end(place, done)
+            self._pool.charge(place.sender, place.used_s - place.charged_s)
+
+    async def run(
+        self,
+        header: Mapping[str, Any],
+        payload: bytes,
+        deadline: Deadline,
+        place: Place | None = None,
+        *,
+        seconds: float = 0.0,
+        stoppable: bool = False,
+    ) -> WorkerReply:
+        """Run one job. Senders get equal shares of the processes, by the time of their requests.
+
+        Parameters
+        ----------
+        place : Place, optional
+            Of :meth:`admitted`; default: the request has this job only.
+        seconds : float
+            Predicted time of this job, where it is known better than from earlier requests.
+        stoppable : bool
+            Whether the process ends the job on a signal.
+
+        Raises
+        ------
+        ProblemError
+            The refusal of the request; 409 for memory, 503 if it is not admitted, the queue is full or the process is
+            still being started, 504 at the deadline, 500 for a bug.
+        """
+        if place is None:
+            with self.admitted(f"{header.get('do')} {header.get('kind')}", deadline) as place:
+                return await self.run(header, payload, deadline, place, seconds=seconds, stoppable=stoppable)
+        kill, starting, gone = self._limit_s is None, False, asyncio.Event()
+        limit_s = deadline.after_s if self._limit_s is None else self._limit_s
 
         async def job(worker: SupervisedWorker) -> WorkerReply:
             nonlocal starting
@@ -222,21 +280,49 @@ class Processes:
             async with asyncio.timeout_at(deadline.at):
                 await worker.ready()
             starting = False
-            return await worker.run(header, payload, deadline.after_s if self._limit_s is None else self._limit_s)
+            if gone.is_set():
+                raise TimeoutError
+            begun = time.monotonic()
+            try:
+                work = worker.run(header, payload, limit_s)
+                return await (stopped_by(gone, worker, work) if stoppable else work)
+            finally:
+                place.used_s += time.monotonic() - begun
 
+        cost, first = seconds or self._load.seconds(place), not place.charged_s
+        place.charged_s = place.charged_s or cost
         late = None if kill else deadline.exceeded()
         with self._kind.problems(header, late, deadline.after_s):
             try:
                 async with asyncio.timeout_at(deadline.at):
-                    reply, data = await self._pool.run(job, kill=kill, cost=cost)
+                    reply, data = await self._pool.run(job, kill=kill, cost=cost, first=first)
             except TimeoutError:
                 if not starting:
                     raise
                 message = f"the {self._kind.process} is being started"
                 later = {"retry-after": "5"}
                 raise ProblemError("overloaded", message, "retry after some seconds", headers=later) from None
+            finally:
+                gone.set()
         self._kind.raise_refusal(reply)
         return reply, data
+
+
+async def stopped_by(
+    gone: asyncio.Event, worker: SupervisedWorker, work: Coroutine[Any, Any, WorkerReply]
+) -> WorkerReply:
+    """Result of a job; once ``gone`` is set, its process is signalled until the job ends."""
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone.wait())
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        while not task.done():
+            if worker.worker is not None:
+                worker.worker.interrupt()
+            await asyncio.wait((task,), timeout=_SIGNAL_EACH_S)
+        return task.result()
+    finally:
+        task.cancel()
+        leaving.cancel()
 
 
 async def run_job(

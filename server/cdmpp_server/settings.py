@@ -143,7 +143,7 @@ class Settings(BaseSettings):
     max_wait_s : float
         Time for which a small batch right after another waits for further queries, in seconds.
     max_concurrent : int
-        Maximum number of batches computed at a time, and separately of other requests.
+        Maximum number of batches computed at a time.
     max_queued : int
         Maximum number of waiting other requests; one beyond it is refused (503).
     cache_bytes : int
@@ -178,7 +178,8 @@ class Settings(BaseSettings):
     max_waiting_observations : int
         Maximum number of observations that wait to be written; a request beyond it is refused (503).
     plan_workers : int
-        Maximum number of processes for plans that are answered at once; each starts when needed.
+        Maximum number of processes for plans that are answered at once, ``/llm``, ``/training-step`` and ``/curve``;
+        each starts when needed.
     plan_memory_bytes : int
         Memory of a planning process beyond its libraries, in bytes; it applies to jobs too.
     plan_limits : mapping of str to float

@@ -1,8 +1,7 @@
-"""``POST /training-step``: one training step of a language model. Its queries use the queue of ``/predict``."""
+"""``POST /training-step``: one training step of a language model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -10,18 +9,18 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import DataError
-from cdmpp.model.artifact.model import Artifact
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import load_training_engine
 from cdmpp.predict.llm import TrainingPlan, read_config
 from cdmpp.predict.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
-from cdmpp.predict.prediction import Prediction, Seconds
+from cdmpp.predict.prediction import Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
 from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.fields import Device
 from cdmpp_server.llm import MAX_CONFIG_FIELDS
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.planned import answer_planned
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.settings import Settings
 
@@ -39,28 +38,30 @@ class TrainingStepRequest(BaseModel):
     ]
     device: Device
     gpus: Annotated[Degree, Field(description="Devices of the job.")]
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
-    virtual_pp: Annotated[Degree, Field(description="Parts of the model on each stage.")] = 1
-    cp: Annotated[Degree, Field(description="Ranks that share each sequence.")] = 1
-    ep: Annotated[Degree, Field(description="Ranks that share the experts.")] = 1
+    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = defaults.DEGREE
+    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = defaults.DEGREE
+    virtual_pp: Annotated[Degree, Field(description="Parts of the model on each stage.")] = defaults.DEGREE
+    cp: Annotated[Degree, Field(description="Ranks that share each sequence.")] = defaults.DEGREE
+    ep: Annotated[Degree, Field(description="Ranks that share the experts.")] = defaults.DEGREE
     sharding: Annotated[
         Literal["none", "optimizer", "fsdp"], Field(description="What data-parallel copies divide.")
-    ] = "none"
-    micro_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of one pass of a copy."), WholeNumber]
+    ] = defaults.SHARDING
+    micro_batch: Annotated[
+        int, Field(ge=1, le=MAX_BATCH, description="Sequences of one pass of a copy."), WholeNumber
+    ] = defaults.MICRO_BATCH
     global_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of the step."), WholeNumber]
     sequence: Annotated[int, Field(ge=1, le=MAX_SEQUENCE, description="Tokens of a sequence."), WholeNumber]
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"],
         BeforeValidator(canonical_dtype),
         Field(description="Type of weights and activations."),
-    ] = "bfloat16"
+    ] = defaults.DTYPE
     products: Annotated[
         Literal["float8_e4m3", "mxfp8", "nvfp4"] | None, Field(description="Type of the products; null: `dtype`.")
     ] = None
     recompute: Annotated[
         Literal["none", "selective", "full"], Field(description="Activations that are computed again.")
-    ] = "none"
+    ] = defaults.RECOMPUTE
     overlap: Annotated[
         Literal["none", "gradients", "all"] | None,
         Field(description="Communication beside computation; null: as the engine does."),
@@ -75,7 +76,7 @@ class TrainingStepRequest(BaseModel):
     engine: Annotated[
         str | dict[str, Any],
         Field(max_length=100, description="Name of a training profile, or the fields of one (docs/training-steps.md)."),
-    ] = "megatron"
+    ] = defaults.TRAINING_ENGINE
     model: ModelName = None
 
 
@@ -155,6 +156,7 @@ class TrainingStepAnswer(BaseModel):
     breakdown: TrainingBreakdown
     domain: Literal["in", "near", "out"]
     domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
+    domain_reason: Annotated[str, Field(description="The part with the largest share that is not `in`.")]
     remarks: list[str]
 
 
@@ -197,19 +199,20 @@ def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
 @router.post("/training-step", summary="Predict a training step", response_class=Response)
 async def training_step(request: Request) -> Response:
     """Predict how long one training step of a language model takes on a cluster."""
-    return await answer_planned(request, TrainingStepRequest, _plan, _answer)
+    return await answer_planned(request)
 
 
-def _answer(plan: TrainingPlan, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:
-    return plan.result(model_id, predictions).to_dict()
-
-
-def _plan(request: TrainingStepRequest, artifact: Artifact, most: int) -> TrainingPlan:
+def _plan(request: TrainingStepRequest, find: Find, most: int) -> TrainingPlan:
     # By name or fields, never a file: a client's text must not be used as a path on this machine.
     engine = load_training_engine(request.engine, files=False)
-    device = resolve_device(request.device, artifact.device)
+    device = resolve_device(request.device, find)
     options = request.model_dump(exclude={"config", "device", "engine", "model"})
     plan = TrainingPlan.of(read_config(request.config), device, engine, options)
     if len(plan.queries) > most:
         raise DataError(f"the step needs more than {most:,} predictions", hint="raise the limit of the service")
     return plan
+
+
+ENDPOINTS["/training-step"] = Endpoint(
+    lambda _: TrainingStepRequest, _plan, lambda plan, *made: plan.result(*made).to_dict()
+)

@@ -18,14 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Modules that need the public tables: only their help is tested.
 NEED_PUBLIC_DATA = [
     "accuracy",
-    "audit",
     "end_to_end.__main__",
     "leave_one_device_out",
     "serving_truth.__main__",
     "training_truth.__main__",
-    "planning.replay_intervals",
     "quick.__main__",
-    "stacks",
     "unseen_shapes",
 ]
 #: Tiny sizes of the others. {out} is a result file, {folder} an empty folder, {records} some measured programs,
@@ -36,7 +33,6 @@ TINY = {
     "figures": None,
     "fuzz.__main__": None,  # tests/server/test_fuzz.py
     "gate": None,
-    "planning.replay_speed": "--nodes 50 --file-nodes 50 --repeats 1 --out {out}",
     "serving.__main__": "--seconds 0.2 --workers 1 --out {out}",
     "serving.overload": "--seconds 0.3 --workers 1 --items 20 --capacity-seconds 0.3 --probes 5 --out {out}",
     "schedules.__main__": "--config {config} --data {records} --splits task --original-seconds 0.2 --runs {folder}"

@@ -106,7 +106,7 @@ def test_invalid_arguments_are_refused_in_one_line(run: Run, base: Path, table: 
         (("--device", "a40"), "no record is of a40"),
         (("--device", "nonsense"), "nonsense"),
         (("--device", DEVICE, "--k", 500), "k = 500, but 60 records can be used"),
-        (("--device", tmp_path / "none.toml"), "cannot read the device specification"),
+        (("--device", tmp_path / "none.toml"), "none.toml: cannot be read"),
     ):
         result = adapt(run, base, table, out, *more)
         assert result.exit_code == 1, result.output

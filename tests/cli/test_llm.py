@@ -96,6 +96,8 @@ def test_a_profile_is_fitted_and_used(run: Run, tmp_path: Path) -> None:
     value = json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--engine", profile, "--output", 4, "--json").stdout)
     assert value["engine"] == "vllm-calibrated"
     assert json.loads(run(*arguments, "--json").stdout)["rows"] == 3
+    table.write_text("batch,rate,input,output,ttft_s,closed_loop,prefix_hit\n8,,128,32,0.5,yes,\n,2,128,32,0.3,,0.5\n")
+    assert run(*arguments).exit_code == 0
     table.write_text("batch,input,output,total_s\n1,128,32,0.5\n1,128,32,0.0001\n")
     refused = run(*arguments)
     assert refused.exit_code == 1 and "row 2: total_s 0.0001 is below" in refused.stderr
@@ -118,6 +120,15 @@ def test_load_is_simulated(run: Run, predictor: LatencyPredictor, tmp_path: Path
     assert value["curve"] == [simulate(LLAMA, "h100-sxm", concurrency=n, **few).to_dict() for n in (1, 2, 4)]
     assert value["goodput"] == goodput(LLAMA, "h100-sxm", tpot_s=0.02, **few).to_dict()
     assert image.read_bytes().startswith(b"\x89PNG")
+    # A device on which nothing fits takes neither table nor picture from the others, and its error says what does.
+    beside = run("llm", LLAMA, "-d", "t4", "-d", "h100-sxm", "--concurrency", 4, *options, *goals)
+    assert beside.exit_code == 0 and "h100-sxm" in beside.stdout and "goodput" in beside.stdout
+    assert "on each t4 with tp=1, pp=1, weights take 16.1 GB" in beside.stderr and "devices are needed" in beside.stderr
+    unknown = run("llm", LLAMA, "-d", "t40", "-d", "h100-sxm", "--concurrency", 4, *options)
+    assert unknown.exit_code == 1 and "h100-sxm" in unknown.stdout
+    warm = run("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 4, *options, "--warmup", 0, "--no-cuda-graph", "--json")
+    few = {"input": 256, "output": 32, "count": 24, "warmup": 0, "cuda_graph": False, "predictor": predictor}
+    assert json.loads(warm.stdout) == simulate(LLAMA, "h100-sxm", concurrency=4, **few).to_dict()
     assert "add --concurrency" in run("llm", LLAMA, "-d", "h100-sxm", "--plot", image).stderr
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input,output\n0,100,4\n0.5,200,8\n")

@@ -63,7 +63,7 @@ def test_invalid_arguments_are_refused(run: Run, mine: list[object], tmp_path: P
         (("--backend", "tvm"), "cdmpp collect"),
         (("--framework", "jax"), "no framework 'jax'"),
         (("--device", "no-such"), "no device named"),
-        (("--pool", tmp_path / "absent.txt"), "cannot read"),
+        (("--pool", tmp_path / "absent.txt"), "cannot be read"),
     ):
         result = run("select", *mine, *arguments, "--out", folder)
         assert result.exit_code == 1 and message in result.stderr, result.output

@@ -86,10 +86,10 @@ def test_bad_files_are_clear_errors(tmp_path: Path, name: str, content: bytes, e
 
 
 def test_an_absent_file_and_a_folder_are_clear_errors(tmp_path: Path) -> None:
-    with pytest.raises(InvalidDeviceError, match="cannot read"):
+    with pytest.raises(InvalidDeviceError, match="cannot be read"):
         load_device(str(tmp_path / "absent.json"))
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(InvalidDeviceError, match="cannot read"):
+    with pytest.raises(InvalidDeviceError, match="cannot be read"):
         load_device(str(tmp_path / "folder.toml"))
 
 

@@ -75,9 +75,3 @@ def test_a_bound_program_and_operators_are_predicted_on_a_gpu(predictor: Latency
     bound, operator = predictor.predict([{"tvmscript": BOUND}, lowered], "t4")
     assert bound.error is None and bound.latency_s
     assert operator.error is None and operator.latency_s
-
-
-def test_blocks_in_an_unmarked_function_are_refused_with_the_declaration_to_use(predictor: LatencyPredictor) -> None:
-    pytest.importorskip("tvm", reason="needs apache-tvm")
-    [refused] = predictor.predict([{"tvmscript": SERIAL.replace("(s_tir=True)", "")}], "t4")
-    assert refused.error is not None and "@T.prim_func(s_tir=True)" in refused.error.hint

@@ -20,8 +20,8 @@ def test_versions_add_columns_behind_those_before() -> None:
     assert SCHEDULE_HASHES[2] == "85bf200474a88461"
     added = [name for names in SCHEDULE_GROUPS.values() for name in names]
     assert list(SCHEDULE_COLUMNS[SCHEDULE_WIDTHS[2] : SCHEDULE_WIDTHS[3]]) == added
-    assert SCHEDULE_COLUMNS[SCHEDULE_WIDTHS[3] :] == GPU_NAMES
-    assert len(set(SCHEDULE_COLUMNS)) == len(SCHEDULE_COLUMNS) == SCHEDULE_WIDTHS[4]
+    assert SCHEDULE_COLUMNS[SCHEDULE_WIDTHS[3] :] == (*GPU_NAMES, "sure_calls")
+    assert len(set(SCHEDULE_COLUMNS)) == len(SCHEDULE_COLUMNS) == SCHEDULE_WIDTHS[5]
     assert len(SCHEDULE_GROUPS) == 5
 
 

@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
-from cdmpp.predict.llm import EstimatePlan, estimate, simulate
+from cdmpp.errors import DataError
+from cdmpp.predict.llm import estimate, simulate
 from cdmpp.predict.llm.calibrate import fit_engine
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.llm import CalibrateAnswer, LlmAnswer, LlmAnswers, LlmDevicesRequest, SimulateAnswer, _plans
-from cdmpp_server.problems import ProblemError
+from cdmpp_server.llm import CalibrateAnswer, Estimates, LlmAnswer, LlmAnswers, LlmDevicesRequest, SimulateAnswer
 from tests.server.conftest import JSON, problem
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"
@@ -117,11 +117,9 @@ def test_requests_outside_the_schema_are_refused(client: TestClient, change: Any
 
 def test_predictions_of_one_request_are_limited(predictor: LatencyPredictor) -> None:
     request = LlmDevicesRequest.model_validate({"config": LLAMA, "devices": ["h100-sxm", "h200"], "output": 8})
-    rows = sum(
-        len(plan.queries) for plan in _plans(request, predictor.artifact, 1000) if isinstance(plan, EstimatePlan)
-    )
-    with pytest.raises(ProblemError, match=f"more than {rows - 1} predictions"):
-        _plans(request, predictor.artifact, rows - 1)
+    rows = len(Estimates(request, predictor.artifact.device, 1000).queries)
+    with pytest.raises(DataError, match=f"more than {rows - 1} predictions"):
+        Estimates(request, predictor.artifact.device, rows - 1)
 
 
 def test_schema_describes_request_and_answer(client: TestClient) -> None:
@@ -148,6 +146,12 @@ def test_calibration_equals_the_python_result(client: TestClient, predictor: Lat
     CalibrateAnswer.model_validate(response.json())
     assert response.json() == fit_engine(LLAMA, "h100-sxm", rows, predictor=predictor).to_dict()
     assert post(client, {**GOOD, "engine": response.json()["profile"]}).json()["engine"] == "vllm-calibrated"
+    loads = [
+        {**rows[0], "closed_loop": True},
+        {"rate": 2.0, "input": 128, "output": 32, "ttft_s": 0.1, "prefix_hit": 0.5},
+    ]
+    loaded = client.post("/llm/calibrate", content=json.dumps({**body, "measurements": loads}), headers=JSON)
+    assert loaded.json() == fit_engine(LLAMA, "h100-sxm", loads, predictor=predictor).to_dict()
     for change, message, code in (
         ({"measurements": [rows[0], {**rows[1], "total_s": 1e-6}]}, "row 2: total_s 1e-06 is below", "data_error"),
         ({"measurements": [{**rows[0], "config": "/etc/passwd"}, rows[1]]}, "row 1: config is no object", "data_error"),
@@ -168,6 +172,9 @@ def test_simulation_equals_the_python_result(client: TestClient, predictor: Late
     pools = client.post("/llm/simulate", content=json.dumps({**body, **more}), headers=JSON)
     load = {"concurrency": 4, "input": 128, "output": 16, "count": 12}
     assert pools.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **more).to_dict()
+    other = {"warmup": 2, "framework": "sglang", "cuda_graph": False}
+    options = client.post("/llm/simulate", content=json.dumps({**body, **other}), headers=JSON)
+    assert options.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **other).to_dict()
     requests = [[0.0, 100, 4], [0.5, 200, 8]]
     listed = client.post(
         "/llm/simulate", content=json.dumps({**body, "concurrency": None, "requests": requests}), headers=JSON

@@ -437,6 +437,79 @@ def test_load_chart_shows_the_values_of_simulate(server: Server, opened: Callabl
 
 
 @pytest.mark.browser
+def test_old_results_are_hidden_below_an_error_and_in_another_mode(opened: Callable[..., Any]) -> None:
+    page = opened(quiet=False)
+    bars = page.locator("#bars")
+    page.get_by_role("radio", name="Language model").check()
+    assert bars.is_hidden() and page.locator("#curve-part").is_hidden() and page.locator("#headline").is_hidden()
+    page.get_by_role("radio", name="Operators").check()
+    assert bars.is_visible()
+    page.route("**/predict", lambda route: route.fulfill(status=500, json={"detail": "it broke", "hint": "ask again"}))
+    page.get_by_role("button", name="Predict").click()
+    page.wait_for_selector("#alert:has-text('it broke. Hint: ask again.')")
+    assert bars.is_hidden() and page.locator("#headline").is_hidden()
+    page.unroute("**/predict")
+    # An item that fails has neither bars nor their legend.
+    choose(page, text="conv2d:n=1,c_in=3,h=2,w=2,c_out=4,kh=7,kw=7")
+    assert page.locator("#headline").is_visible() and page.locator("#alert").is_hidden()
+    assert page.locator("#bars-key").is_hidden() and page.locator("#domains").inner_text() == ""
+
+
+@pytest.mark.browser
+def test_device_without_an_answer_does_not_hide_the_others(opened: Callable[..., Any]) -> None:
+    page = opened(quiet=False, fragment="#mode=llm&load=serving&sequences=2&output=8&devices=h100-sxm,l4,t4")
+    devices: list[list[str]] = []
+
+    def answered(route: Any) -> None:
+        body = json.loads(route.request.post_data)
+        devices.append(body["devices"] if "devices" in body else [body["device"]])
+        if body.get("devices") == ["l4"] or body.get("device") == "l4":
+            return route.fulfill(status=504, json={"detail": "the deadline passed", "hint": "send less"})
+        if len(devices) == 1:
+            return route.fulfill(status=503, headers={"Retry-After": "1"}, json={"detail": "busy"})
+        return route.fallback()
+
+    page.route("**/llm", answered)
+    page.route("**/llm/simulate", answered)
+    page.get_by_label("Example model").select_option("llama-3.1-8b")
+    page.wait_for_selector("#curve path.line")
+    settled(page)
+    assert all(len(names) == 1 for names in devices)
+    row = page.locator(".estimates tr[data-device=l4]").inner_text()
+    assert "the deadline passed." in row and "Hint: send less." in row
+    assert page.locator(".estimates tr[data-device=h100-sxm] [data-key=tpot]").count() == 1
+
+
+@pytest.mark.browser
+def test_percentiles_goals_and_a_rate_are_shown(server: Server, opened: Callable[..., Any]) -> None:
+    fragment = "#mode=llm&load=rate&rate=1.5&output=8&ttft_goal=1000&tpot_goal=0.1&devices=h100-sxm&model=llama-3.1-8b"
+    page = opened(fragment=fragment)
+    page.wait_for_selector("#curve path.line")
+    settled(page)
+    config = json.loads((EXAMPLES / "llm" / "llama-3.1-8b.json").read_text())
+    question = {"config": config, "device": "h100-sxm", "rate": 1.5, "input": 1024, "output": 8}
+    answer = server.request("POST", "/llm/simulate", question)
+    for key, kept in (("ttft", "goal 1.00 s kept"), ("tpot", "goal 100 µs missed")):
+        cell = page.locator(f".estimates [data-key={key}]").inner_text()
+        p50, p99 = (format_latency(answer[f"{key}_s"][end]) for end in ("p50", "p99"))
+        assert all(text in cell for text in (f"p50 {p50}", f"p99 {p99}", kept))
+        assert shown(page, "#readout", f"{key}-p99") == {"h100-sxm": p99}
+    assert page.locator("#at-label").text_content() == "requests per second = 1.5"
+    assert page.locator("#curve path.mark").count() == 4
+
+
+@pytest.mark.browser
+def test_image_networks_have_a_warning(opened: Callable[..., Any]) -> None:
+    page = opened()
+    for name, warned in (("small_resnet", True), ("transformer_block", False)):
+        page.set_input_files("#file", str(EXAMPLES / f"{name}.onnx"))
+        page.wait_for_selector(f"#drop-text:has-text('{name}')")
+        settled(page)
+        page.wait_for_selector("caption:has-text('programs on')")
+        assert ("27 to 44 %" in page.locator("#remarks").inner_text()) == warned
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_screen_needs_no_horizontal_scrolling(opened: Callable[..., Any], scheme: str, tmp_path: Path) -> None:
     page = opened(360, "", color_scheme=scheme, has_touch=True)

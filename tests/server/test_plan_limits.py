@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from cdmpp.plan.registry import PLANNERS, make_plan
-from cdmpp_server.plan.work import Reader, RefusedError, read
+from cdmpp_server.plan.work import Reader, read
 from cdmpp_server.plan_limits import DEFAULTS
+from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -31,8 +32,8 @@ def examples() -> list[tuple[str, Any]]:
 def refusal(kind: str, value: Any, limits: dict[str, float]) -> dict[str, Any] | None:
     try:
         read(Reader(Settings(plan_limits=limits).plan_limits), kind, json.dumps(value).encode())
-    except RefusedError as error:
-        return error.problem
+    except ProblemError as error:
+        return error.refusal()
     return None
 
 

@@ -31,6 +31,7 @@ from cdmpp_server.plan.routes import EXAMPLE_REQUESTS, PlanKinds
 from cdmpp_server.plan_limits import DEFAULTS
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.processes import PLANNING, Processes
+from cdmpp_server.queries import encode_prices
 from cdmpp_server.sandbox.worker import SupervisedWorker, Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
 from tests.server.conftest import JSON, LINEAR, problem
 from tests.waiting import run_in_virtual_time, wait_until
@@ -291,7 +292,7 @@ def test_check_of_a_search_does_not_search(kind: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(work, "CHECK_S", 0.0)  # no timer: only the search itself can end the check
     steps: list[Any] = []
     monkeypatch.setattr(work, "signed", lambda *plan: steps.append(plan))
-    assert work.check(work.Reader(DEFAULTS), kind, body, work.encode_prices(prices, range(len(prices)))) == ({}, b"")
+    assert work.check(work.Reader(DEFAULTS), kind, body, encode_prices(prices, range(len(prices)))) == ({}, b"")
     assert not steps
 
 

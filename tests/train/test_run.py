@@ -206,6 +206,15 @@ def test_too_few_programs_are_refused_before_training(tmp_path: Path) -> None:
         make_dataset(measured(2), DataConfig(split="network", test_networks=("net0",)), every_part=True)
 
 
+def test_rows_that_cannot_be_trained_on_have_reasons() -> None:
+    table = load_table(Path(__file__).parents[2] / "examples" / "cpu_core.csv")
+    with pytest.raises(DataError, match="0 usable programs") as error:
+        make_dataset(table, every_part=True)
+    says = error.value.message
+    assert f"unusable of {len(table)} rows: {len(table)} unknown_device (the device is not in" in says
+    assert "For cpu-core" in says and "device_spec" in says and "cdmpp adapt --device" in says
+
+
 def test_another_configuration_does_not_continue_a_run(table: Path, tmp_path: Path) -> None:
     train_model(config(20), out=tmp_path / "m", run=tmp_path / "r", records=[table])
     with pytest.raises(DataError, match="another configuration"):

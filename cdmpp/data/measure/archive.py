@@ -27,10 +27,11 @@ from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
 from cdmpp.devices.host import available_cores
 from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
+from cdmpp.utils.files import MAX_REQUEST_BYTES, open_file, read_json
 
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
-_WORK, _BUILT = "work", "built.jsonl"
+WORK, _BUILT = "work", "built.jsonl"
 #: Tables of a store that define the programs to measure, and the copied columns.
 _TABLES = {
     "networks": "name, unsupported",
@@ -81,7 +82,7 @@ def write_job(
     for configuration in configurations:
         check_toolchain(configuration.target)
     folder = Path(out)
-    with Store(folder / _WORK) as store:
+    with Store(folder / WORK) as store:
         writer = _Writer(store, settings, configurations, progress=progress)
         writer.prepare(sources, dims)
         with _room(folder):
@@ -101,24 +102,38 @@ def read_job(job: str | Path) -> dict[str, Any]:
         The folder is not a complete job, has a later format, or has a damaged file.
     """
     folder = Path(job)
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-        version = manifest["format"]
-    except FileNotFoundError:
+    manifest, hint = _read_manifest(folder), "copy the job again"
+    if manifest.get("format") != FORMAT:
         raise DataError(
-            f"{folder} is not a complete job", hint="cdmpp collect ... --build-only --out JOB writes one"
-        ) from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise DataError(f"{folder / MANIFEST} cannot be read: {error}", hint="copy the job again") from None
-    if version != FORMAT:
-        raise DataError(f"{folder} has format {version}, not {FORMAT}", hint="use the cdmpp that wrote it")
-    for name, digest in _checksums(manifest):
+            f"{folder} has format {manifest.get('format')}, not {FORMAT}", hint="use the cdmpp that wrote it"
+        )
+    try:
+        checksums = {PROGRAMS: manifest["files"][PROGRAMS], **dict(_checksums(manifest))}
+        CollectSettings.model_validate(manifest["settings"])
+        _libraries(folder, manifest)
+        for entry in manifest["configurations"]:
+            from_mapping(entry["device"]), entry["target"]["kind"], int(entry["threads"]), tuple(entry.get("names", ()))
+        manifest["configurations"][0], manifest["kind"], manifest["tvm"]
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise DataError(f"{folder / MANIFEST} is not the manifest of a job: {error!r}", hint=hint) from None
+    for name, digest in checksums.items():
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{folder / MANIFEST}: {name[:200]!r} is outside of the job", hint=hint)
         try:
             actual = _sha256(folder / name)
         except OSError as error:
-            raise DataError(f"{folder / name}: {error.strerror}", hint="copy the job again") from None
+            raise DataError(f"{folder / name}: {error.strerror}", hint=hint) from None
         if actual != digest:
-            raise DataError(f"{folder / name} is damaged", hint="copy the job again")
+            raise DataError(f"{folder / name} is damaged", hint=hint)
+    return manifest
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    if not os.path.lexists(folder / MANIFEST):
+        raise DataError(f"{folder} is not a complete job", hint="cdmpp collect ... --build-only --out JOB writes one")
+    manifest = read_json(folder / MANIFEST, "copy the job again", max_bytes=MAX_REQUEST_BYTES)
+    if not isinstance(manifest, dict):
+        raise DataError(f"{folder / MANIFEST} is not a JSON object", hint="copy the job again")
     return manifest
 
 
@@ -196,7 +211,7 @@ def finish(job: str | Path, out: str | Path) -> Path:
     """
     from cdmpp.data.measure.dataset import write_dataset
 
-    manifest = json.loads((Path(job) / MANIFEST).read_bytes())
+    manifest = read_job(job)
     settings = CollectSettings.model_validate(manifest["settings"])
     with Store(Path(out)) as store:
         return write_dataset(store, (), settings.timing)
@@ -389,7 +404,7 @@ def _short(build_key: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -418,7 +433,7 @@ def _write_aside(path: Path, content: bytes) -> None:
 def _room(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, sqlite3.OperationalError) as error:
+    except (OSError, sqlite3.DatabaseError) as error:
         if is_disk_full(folder):
             raise disk_full_error(folder) from None
         raise DataError(f"cannot write {folder}: {error}", hint="choose another --out") from None

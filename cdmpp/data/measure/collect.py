@@ -24,6 +24,7 @@ from cdmpp.data.measure.settings import Chooser, CollectSettings, ProgressListen
 from cdmpp.data.measure.store import (
     FIRST,
     SECOND,
+    WHOLE,
     Store,
     StoredMeasurement,
     StoredProgram,
@@ -33,8 +34,8 @@ from cdmpp.data.measure.store import (
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine, time_in_passes
 from cdmpp.devices.host import available_cores
-from cdmpp.errors import CdmppError, DataError, MeasurementError
-from cdmpp.programs.frontends.tasks import is_file, network_name, network_tasks
+from cdmpp.errors import CdmppError, DataError, InvalidProgramError, MeasurementError, UnsupportedOperatorError
+from cdmpp.programs.frontends.tasks import TaskList, is_file, network_name, network_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,9 @@ class Collector:
         Raises
         ------
         CdmppError
-            A network cannot be read or lowered, or a device of the folder was measured with other settings
-            before; completed steps stay.
+            No network can be read or lowered, or a device of the folder was measured with other settings
+            before; completed steps stay. Of several networks, those that cannot be lowered are skipped:
+            :meth:`Store.skipped` has the reasons.
         """
         first = self.configurations[0]
         self.store.settle(
@@ -218,16 +220,28 @@ class Collector:
             if is_file(source) and (p := Path(source)).is_file()
         }
         self.store.settle(digests)
-        known = self.store.networks()
+        lowered = self.store.tasks_by_network()
+        known = {name for name, unsupported in self.store.networks().items() if name in lowered or not unsupported}
         sources = {name: source for name, source in names.items() if name not in known}
         if not sources:
             return
         self._phase("lowering", 0, len(sources))
         limits = WorkerSettings(_LOWERING_LIMIT_S, _LOWERING_BYTES, log=self.settings.log)
         with WorkerPool(1, limits) as pool:
+            failed: dict[str, CdmppError] = {}
             for name, source in sources.items():
-                self.store.add_network(name, pool.call(network_tasks, source, dims))
-                self._step(True)
+                try:
+                    self.store.add_network(name, pool.call(network_tasks, source, dims))
+                except (UnsupportedOperatorError, InvalidProgramError, MeasurementError) as error:
+                    if not (isinstance(error, UnsupportedOperatorError) or Path(source).is_file()):
+                        raise
+                    failed[name] = error
+                self._step(name not in failed)
+        if len(failed) == len(names):
+            raise next(iter(failed.values()))
+        for name, failure in failed.items():
+            logger.warning("%s is skipped: %s", name, failure.message)
+            self.store.add_network(name, TaskList(name, (), ((WHOLE, failure.message),)))
 
     def _repeat_rest(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
         """Measure the last programs again, once their first measurements are old enough."""

@@ -27,6 +27,7 @@ from cdmpp.data.measure.sampling import SampledProgram
 from cdmpp.data.measure.timing import TimedRun
 from cdmpp.errors import DataError, MeasurementError
 from cdmpp.programs.frontends.tasks import TaskList
+from cdmpp.programs.tvm_json import MAX_BYTES
 
 _FULL = "no space left on the disk of {}"
 _MAKE_ROOM = "free some space and repeat the same command to resume"
@@ -34,6 +35,8 @@ _MAKE_ROOM = "free some space and repeat the same command to resume"
 _ROOM_BYTES = 16 * 2**20
 LOCK = "collect.lock"
 FIRST, SECOND = 0, 1
+#: Stands for the operator where a network as a whole cannot be lowered.
+WHOLE = "the whole file"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS devices (name TEXT PRIMARY KEY, description TEXT NOT NULL);
@@ -225,6 +228,10 @@ class Store:
         rows = self._db.execute("SELECT name, failure FROM tasks WHERE failure != '' ORDER BY rowid")
         return skipped_operators + [(name, "schedules", why) for name, why in rows]
 
+    def skipped(self) -> dict[str, str]:
+        """Return the networks that could not be lowered, with the reasons."""
+        return {name: why for name, parts in self.networks().items() for what, why in parts if what == WHOLE}
+
     def networks(self) -> dict[str, list[tuple[str, str]]]:
         """Return the lowered networks, each with its unsupported operators as (name, reason)."""
         rows = self._db.execute("SELECT name, unsupported FROM networks ORDER BY rowid")
@@ -233,7 +240,7 @@ class Store:
     def add_network(self, name: str, tasks: TaskList) -> None:
         """Store the tasks of a network; networks share equal tasks."""
         with self.transaction():
-            self._db.execute("INSERT INTO networks VALUES (?, ?)", (name, json.dumps(tasks.unsupported)))
+            self._db.execute("INSERT OR REPLACE INTO networks VALUES (?, ?)", (name, json.dumps(tasks.unsupported)))
             for task in tasks.tasks:
                 self._db.execute(
                     "INSERT OR IGNORE INTO tasks (hash, name, program) VALUES (?, ?, ?)",
@@ -387,7 +394,11 @@ def _pack(text: str) -> bytes:
 
 
 def _unpack(blob: bytes) -> str:
-    return zlib.decompress(blob).decode()
+    reader = zlib.decompressobj()
+    text = reader.decompress(blob, MAX_BYTES)
+    if not reader.eof:
+        raise DataError(f"a stored program has more than {MAX_BYTES:,} bytes, or is cut", hint="collect it again")
+    return text.decode()
 
 
 def take_lock(path: Path) -> int:

@@ -14,6 +14,7 @@ from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.devices.registry import family, lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
+from cdmpp.utils.files import parse_json
 
 #: Levels of x86-64 that LLVM supports by name; each is a valid target text.
 X86_LEVELS = {"x86-64-v2": "sse4.2", "x86-64-v3": "avx2", "x86-64-v4": "avx512"}
@@ -218,7 +219,7 @@ def _parse(text: str) -> _Parsed:
         return _Parsed(_cuda_target(boards[0]), threads, "", boards[0], names)
     if plain.startswith("{"):
         try:
-            content = json.loads(plain)
+            content = parse_json(plain)
         except ValueError as error:
             raise InvalidDeviceError(f"target {plain!r} is not JSON: {error}", hint=HINT) from None
         target = _resolved(content)

@@ -22,7 +22,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.programs.operators import OperatorSpec, operator_family, read_operator
 from cdmpp.programs.query_options import PROTOCOLS
-from cdmpp.utils.files import MAX_CONFIG_BYTES, MAX_REQUEST_BYTES, read_bytes
+from cdmpp.utils.files import MAX_CONFIG_BYTES, MAX_REQUEST_BYTES, MAX_ROWS, parse_json, parse_table, read_bytes
 from cdmpp.utils.units import format_latency
 from cdmpp.utils.writing import check_new_folder, make_folder, replacing
 
@@ -139,11 +139,11 @@ def read_todo(folder: Path) -> Todo:
         A file cannot be read, or a row is not a program (rows are counted from 1, without the header).
     """
     try:
-        about = json.loads(read_bytes(folder / ABOUT, MAX_CONFIG_BYTES))
+        about = parse_json(read_bytes(folder / ABOUT, MAX_CONFIG_BYTES))
         device = parse_spec(json.dumps(about.pop("device")))
         protocol, framework = str(about.pop("protocol")), str(about.pop("framework"))
         estimate_s = float(about.pop("estimate_s"))
-        text = read_bytes(folder / PROGRAMS, MAX_REQUEST_BYTES).decode("utf-8-sig")
+        rows = parse_table(read_bytes(folder / PROGRAMS, MAX_REQUEST_BYTES), MAX_ROWS)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{folder} is not a folder of cdmpp select: {error}", hint="select the programs again"
@@ -151,7 +151,7 @@ def read_todo(folder: Path) -> Todo:
     if protocol not in PROTOCOLS:
         raise DataError(f"{folder}: protocol {protocol!r} is unknown", hint="one of: " + ", ".join(PROTOCOLS))
     programs, expected = [], []
-    for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
+    for number, row in enumerate(rows, 1):
         try:
             programs.append(read_operator((row.get("program") or "").strip()))
             expected.append(float(row.get("expected_latency_s") or "nan"))

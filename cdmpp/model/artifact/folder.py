@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import ArtifactError
+from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_bytes
 
 FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
@@ -90,10 +91,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         The manifest is missing, is not JSON, or has another format version.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json(read_bytes(path / MANIFEST, MAX_REQUEST_BYTES))
     except OSError as error:
         raise no_model_folder(path, error) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ArtifactError(f"{path / MANIFEST} is not JSON: {error}", hint="restore or retrain the model") from None
     if not isinstance(manifest, dict) or manifest.get("format_version") != FORMAT_VERSION:
         raise ArtifactError(

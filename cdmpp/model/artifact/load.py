@@ -50,6 +50,7 @@ from cdmpp.model.collectives.context import STORED_FIELDS, CollectiveContext
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.residual import Correction
 from cdmpp.model.collectives.store import read_model
+from cdmpp.utils.files import MAX_MODEL_BYTES, read_bytes
 
 ADAPTER = "adapter.safetensors"
 
@@ -110,7 +111,7 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
         The base is missing or has another checksum; a file is missing or damaged.
     """
     try:
-        payload = (path / ADAPTER).read_bytes()
+        payload = read_bytes(path / ADAPTER, MAX_MODEL_BYTES)
     except OSError as error:
         raise no_model_folder(path, error) from None
     check_fields(path, manifest, AdapterManifest)

@@ -29,6 +29,7 @@ from cdmpp.model.artifact.folder import (
     trained_identity,
 )
 from cdmpp.model.artifact.load import load_artifact
+from cdmpp.utils.files import read_json
 
 
 def attach_scheduled(folder: Path, trained: Path) -> str:
@@ -102,10 +103,7 @@ def joined_errors(whole: Mapping[str, Any], scheduled: Mapping[str, Any]) -> dic
 def _errors(folder: Path) -> dict[str, Any]:
     """Error table of a model folder; empty where it has none."""
     file = folder / ERROR_TABLE
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise ArtifactError(f"{file} is damaged: {error}", hint="train the model again") from None
+    return read_json(file, "train the model again", error=ArtifactError) if file.is_file() else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -43,6 +43,7 @@ from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.config import LEVELS, NetworkConfig, UnsupportedOptionError
 from cdmpp.model.nn.inputs import QUERY_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.model.nn.weights import Weights, network_columns
+from cdmpp.utils.files import MAX_MODEL_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from cdmpp.model.nn.network import LatencyNetwork
@@ -109,7 +110,7 @@ def save_artifact(
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_bytes(path, MAX_MODEL_BYTES)
     except FileNotFoundError:
         return None
 
@@ -134,7 +135,7 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
         does not have.
     """
     try:
-        payload = (path / TENSORS).read_bytes()
+        payload = read_bytes(path / TENSORS, MAX_MODEL_BYTES)
     except OSError as error:
         raise no_model_folder(path, error) from None
     for key, expected in (

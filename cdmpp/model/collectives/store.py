@@ -16,6 +16,7 @@ from cdmpp.errors import ArtifactError, UnknownDeviceError
 from cdmpp.model.collectives.context import CollectiveContext
 from cdmpp.model.collectives.model import CollectiveModel, Devices, KnownContext, sheet_of
 from cdmpp.model.collectives.residual import COMPONENTS, Key, LinkBaseline
+from cdmpp.utils.files import MAX_MODEL_BYTES, parse_json, read_bytes
 
 TENSORS, HEADER = "collectives.safetensors", "collectives.json"
 FORMAT = 1
@@ -55,14 +56,17 @@ def read_model(folder: Path) -> CollectiveModel | None:
     ArtifactError
         One of the files is missing or damaged, or of another format.
     """
-    payload, text = (_content(folder / name) for name in (TENSORS, HEADER))
+    try:
+        payload, text = (_content(folder / name) for name in (TENSORS, HEADER))
+    except OSError as error:
+        raise ArtifactError(f"{folder}: {error.strerror or error}", hint="copy the model folder again") from None
     if payload is None and text is None:
         return None
     if payload is None or text is None:
         missing = TENSORS if payload is None else HEADER
         raise ArtifactError(f"{folder} lacks {missing}", hint="copy the model folder again")
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         if header["format"] != FORMAT:
             raise ArtifactError(
                 f"{folder / HEADER} has format {header['format']}, this version reads {FORMAT}",
@@ -113,6 +117,6 @@ def _functions(keys: list[list[Any]], values: Any) -> dict[Key, Any]:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_bytes(path, MAX_MODEL_BYTES)
     except FileNotFoundError:
         return None

@@ -18,6 +18,7 @@ from cdmpp.model.domain.score import Context, parse_contexts
 from cdmpp.model.nn.inputs import SUMMARY_COLUMNS
 from cdmpp.model.nn.rows import QueryBatch, distinct_rows
 from cdmpp.programs.elements import base_type
+from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import (
     BACKENDS,
     COMPOSED_BY_PYTORCH,
@@ -40,6 +41,13 @@ HALVES = ("float16", "bfloat16")
 WIDENED = "conv2d"
 #: Types of bare products that are not slower than the 16-bit type where the device's peak is higher.
 NARROW = ("int8", "float8_e4m3", "float4_e2m1")
+
+
+def has_no_units(operator: str, dtype: str, device: DeviceSpec) -> bool:
+    """Whether the device has no units for a type of an operator; vector units compute integers anyway."""
+    base = base_type(dtype)
+    is_emulated = base == "bfloat16" or operator_family(operator) != "vector"
+    return is_emulated and operator != TIR and not device.has_units(base)
 
 
 class QueryKind(NamedTuple):
@@ -277,6 +285,13 @@ class Evidence:
         if kind.operator != WIDENED or kind.dtype not in HALVES or self.was_trained(kind):
             return False
         return device.peak(kind.dtype, matrix=True) <= device.peak("float32", matrix=True)
+
+    def lacks_units(self, kind: QueryKind, device: DeviceSpec) -> bool:
+        """Whether the device has no units for the type, and nothing of it was measured there.
+
+        Such a type is "out", so that it is not better than one that the device has.
+        """
+        return has_no_units(kind.operator, kind.dtype, device) and not self.was_measured(kind, "")
 
     def may_need_half(self, operator: str, dtype: str, backend: str) -> str | None:
         """The type whose features a query may need beside its own on some device; None where it needs none."""

@@ -75,6 +75,44 @@ def label_of_total(shares: Mapping[Label, float]) -> Label:
     return "near" if shares["out"] <= OUT_SHARE else "out"
 
 
+class TotalDomain(NamedTuple):
+    """Domain of a sum: its label, the share of the time of each label, and the largest part that is not "in"."""
+
+    label: Label
+    shares: dict[Label, float]
+    reason: str
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[str, Label, float, str | None]]) -> TotalDomain | None:
+        """The domain of a sum of predictions; None without a part. All interfaces use this function.
+
+        Parameters
+        ----------
+        parts : iterable of (name, label, seconds, reason)
+            Parts of one name and label are one part; ``reason`` is the :attr:`Prediction.domain_reason` of a part.
+        """
+        seconds: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
+        named: dict[tuple[str, Label], float] = {}
+        reasons: dict[tuple[str, Label], str | None] = {}
+        for name, part_label, part_s, reason in parts:
+            key = (name, part_label)
+            seconds[part_label] += part_s
+            named[key] = named.get(key, 0.0) + part_s
+            reasons[key] = reasons.get(key) or reason
+        if not named:
+            return None
+        whole = sum(seconds.values()) or 1.0
+        shares = {each: part_s / whole for each, part_s in seconds.items()}
+        total = label_of_total(shares)
+        doubtful = [key for key in named if key[1] == "out" or (total != "out" and key[1] == "near")]
+        if not doubtful:
+            return cls(total, shares, "")
+        key = max(doubtful, key=named.__getitem__)
+        share = 100 * named[key] / whole
+        text = f"{key[0]} is {key[1]} ({'< 1' if share < 0.5 else f'{share:.0f}'} % of the time)"
+        return cls(total, shares, f"{text}: {reasons[key]}" if reasons[key] else text)
+
+
 class Context(NamedTuple):
     """Device, operator and options of a query, which training rows may or may not have."""
 
@@ -225,19 +263,38 @@ class Domain:
         A new combination of known parts costs :data:`NEAR_STEP`, an operator that training never had
         :data:`OUT_STEP`, each further new part (device, type, protocol, framework) :data:`PART_STEP`.
         """
-        exact, operator, dtype, protocol, launched = context.keys()
-        device = f"{context.device}&"
-        new = [
-            device not in self.contexts,
-            dtype not in self.contexts,
-            protocol not in self.contexts,
-            bool(context.framework) and device in self.contexts and launched not in self.contexts,
-        ]
+        exact, operator, *_ = context.keys()
+        new = sum(self._new_parts(context).values())
         if operator not in self.contexts:
-            return OUT_STEP + PART_STEP * sum(new)
-        if exact in self.contexts and not any(new):
+            return OUT_STEP + PART_STEP * new
+        if exact in self.contexts and not new:
             return 0.0
-        return NEAR_STEP + PART_STEP * max(sum(new) - 1, 0)
+        return NEAR_STEP + PART_STEP * max(new - 1, 0)
+
+    def _new_parts(self, context: Context) -> dict[str, bool]:
+        """Whether training never had the device, the type, the protocol, the framework; by the text that says so."""
+        _, _, dtype, protocol, launched = context.keys()
+        device = f"{context.device}&"
+        return {
+            "no row of the device": device not in self.contexts,
+            f"no {context.dtype} of {context.operator}": dtype not in self.contexts,
+            f"no {context.operator} with protocol {context.protocol}": protocol not in self.contexts,
+            f"no {context.framework} on {context.device}": bool(context.framework)
+            and device in self.contexts
+            and launched not in self.contexts,
+        }
+
+    def lacking(self, context: Context) -> str:
+        """What training lacked of a context, in words; "" where it had the context."""
+        exact, operator, *_ = context.keys()
+        new = [text for text, is_new in self._new_parts(context).items() if is_new]
+        if not context.dtype:  # TIR has its types in its leaves
+            new = [text for text in new if not text.startswith("no  of")]
+        elif operator not in self.contexts:
+            new = [f"no {context.operator}"]
+        elif not new and exact not in self.contexts:
+            new = [f"no {context.dtype} of {context.operator} with protocol {context.protocol} on {context.device}"]
+        return f"training had {', '.join(new)}" if new else ""
 
 
 def _factors(kernels: Mapping[str, float], device: str, operator: str, framework: str) -> list[float]:

@@ -44,6 +44,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 #: the device's status, for which a prediction is not "in" the domain; answered by another engine's kernel; and limited
 #: by physics (:mod:`cdmpp.model.inference.limits`).
 ADJUSTMENTS = {"protocol": 1, "type": 2, "follows": 4, "stand-in": 8, "unreleased": 16, "engine": 32, "limit": 64}
+#: The device has no units for the type (:meth:`Evidence.lacks_units`): the label is "out", whatever the coverage.
+NO_UNITS = 128
 #: Codes that keep a prediction out of "in".
 REPLACED = ADJUSTMENTS["engine"] | ADJUSTMENTS["limit"]
 REASONS = {
@@ -54,8 +56,11 @@ REASONS = {
     8: "the figures of the device are of a card that stands in for a board which its measurements do not name",
     16: "the device is unreleased: its figures are not final",
     32: "no {operator} of this type was measured under this framework: the kernel of one under which it was",
+    NO_UNITS: "the device has no units for {dtype}, and training had no measurement of it there",
     64: "limited to what arithmetic, bandwidth and measured kernels of its kind allow {operator}",
 }
+#: In place of the last for a program given as TIR.
+ISSUE_REASON = "limited to the rate at which cores issue instructions, call the C library and start threads"
 _MEDIAN = LEVELS.index(0.5)
 _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")
 

@@ -20,6 +20,8 @@ from cdmpp.features.encode import (
     finite,
     overflow,
 )
+from cdmpp.features.schedule import SCHEDULE_WIDTH
+from cdmpp.features.schema import WIDTH
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.nn.figures import summarise
 from cdmpp.model.nn.rows import ProgramStore, QueryBatch, QueryRows
@@ -64,7 +66,7 @@ class ProgramEncoder:
                 encoded[program.hash] = self._keep(program.hash, self._tir(program))
         for key, features in zip(operators, self._operators(list(operators.values())), strict=True):
             encoded[key] = self._keep(key, features)
-        return [self._narrow(p) if isinstance(p, EncodedProgram) else encoded[p.hash] for p in programs]
+        return [self._checked(p) if isinstance(p, EncodedProgram) else encoded[p.hash] for p in programs]
 
     def _operators(self, programs: Sequence[TensorProgram]) -> Sequence[EncodedPrograms | CdmppError]:
         specs = [program.operator for program in programs if program.operator is not None]
@@ -81,7 +83,6 @@ class ProgramEncoder:
             features = encode_tvm_json(program.tvm_json or "", program.function, schedule=self._schedule)
         except CdmppError as error:
             return error
-        features = features.narrow(self._leaf_width)
         return features if finite(features).all() else overflow(program.name)
 
     def _keep(self, key: str, features: EncodedPrograms | CdmppError) -> EncodedPrograms | CdmppError:
@@ -89,15 +90,15 @@ class ProgramEncoder:
             self.cache.put(key, features, features.leaves.nbytes + features.totals.nbytes + 500)
         return features
 
-    def _narrow(self, program: EncodedProgram) -> EncodedPrograms | CdmppError:
-        """Features that were computed elsewhere, with the columns that the network reads."""
-        features, width = program.features, self._leaf_width
-        if features.leaves.shape[2] < width and program.operator == TIR:
+    def _checked(self, program: EncodedProgram) -> EncodedPrograms | CdmppError:
+        """Features that were computed elsewhere, unless they lack columns that the network reads."""
+        features = program.features
+        if features.leaves.shape[2] < self._leaf_width and program.operator == TIR:
             return InvalidProgramError(
                 f"{program.name}: its features lack the schedule columns that the model reads",
                 hint="encode it with schedule=True",
             )
-        return features.narrow(width)
+        return features
 
 
 class BatchBuilder:
@@ -119,7 +120,8 @@ class BatchBuilder:
 
     def __init__(self, programs: int, width: int, half_type: HalfType) -> None:
         self.programs, self._half_type = programs, half_type
-        self._width = width
+        # The physical limits read columns beyond those of the network.
+        self._width = WIDTH + SCHEDULE_WIDTH if width > WIDTH else width
         self._alike: dict[tuple[Any, ...], list[tuple[Array, EncodedPrograms]]] = {}
         self._kinds: dict[tuple[str, str], int] = {}
 

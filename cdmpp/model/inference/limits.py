@@ -3,6 +3,10 @@
 No kernel computes faster than the device's peak, or moves its bytes faster than the memory, or the L2 cache if they
 fit, delivers them. A fused pass over memory takes little more than its bytes need. The limits repair answers where the
 network extrapolates; ``benchmarks/agreement.py`` counts how often they act.
+
+A TVM program on a CPU takes at least its call, its calls of the C library, the vectors of its loops, the additions of
+a long sum, and the start of each parallel region. Of 40,594 measured programs 0.33 % are faster than this bound, 0.14 %
+by more than a tenth (calls that the compiler moved out of a loop, exponentials of infinity).
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from cdmpp.data.physics import L2_SPEED
+from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_WIDTH
+from cdmpp.features.schema import COLUMNS, WIDTH
 from cdmpp.model.domain.calibration import scale_quantiles
 from cdmpp.model.inference.consistency import ADJUSTMENTS
 from cdmpp.model.nn.config import LEVELS
@@ -35,6 +41,15 @@ _MARGINS = 0.2 * np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 #: Bytes over those of the encoded program, which counts a buffer that is read in two halves as one half.
 _BYTES = {"silu_and_mul": 1.5}
 _AT = {name: i for i, name in enumerate(SUMMARY_COLUMNS)}
+#: Of a TVM program on a CPU, in cycles at the nominal clock: its call, one call of the C library such as an exponential
+#: (7.5 were measured), each addition of a sum of :data:`CHAIN` terms or more that no vector shares, and how many
+#: elements each lane of a core computes in a cycle, of 16 lanes or more.
+TVM_CALL, LIBRARY_CALL, ADDITION, CHAIN, PER_LANE, MIN_LANES = 18.0, 6.5, 0.75, 64, 2.5, 16
+#: Seconds in which TVM starts several threads and waits for them (0.87 µs were measured at best).
+REGION_S = 0.8e-6
+_FLAGS = ("computes_float32", "inner_is_reduce")
+_LEAF = (*_FLAGS, "parallel", "inside", "sure_calls", "regions", "float_add", "reduce_0", "lanes", "body")
+_ISSUE = [(*COLUMNS, *SCHEDULE_COLUMNS).index(name) for name in _LEAF]
 _EAGER, _LIBRARY = PROTOCOLS.index("eager"), BACKENDS.index("library")
 
 
@@ -56,12 +71,34 @@ def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -
     compute, memory = roofline_s(summary, device)
     compute = np.where(summary[:, _AT["family_conv"]] > 0, compute * CONVOLUTION_SHARE / SHARE, compute)
     low = SHARE * fast * np.maximum(compute, _least_memory_s(batch, summary, device, memory))
-    low[rows.backend != _LIBRARY] = 0.0
+    low = np.where(rows.backend == _LIBRARY, low, np.where(fast > 0, _issue_s(batch), 0.0))
     fused = (summary[:, _AT["family_vector"]] > 0) & (device[:, GPU] > 0) & (rows.backend == _LIBRARY)
     most = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
     high = np.where(fused, slow * most, np.inf)
     with np.errstate(divide="ignore"):
         return between(output, np.log(low), np.log(high))
+
+
+def _issue_s(batch: QueryBatch) -> Array:
+    """Seconds that programs given as TIR take on a CPU at least, (n,); 0 for any other query."""
+    rows, store, out = batch.rows, batch.store, np.zeros(len(batch.rows))
+    on_cpu = np.array([spec.kind == "cpu" for spec in batch.specs])[rows.device]
+    chosen = on_cpu & (rows.backend != _LIBRARY) & (store.summary[rows.program, _AT["family_tir"]] > 0)
+    chosen &= store.width >= WIDTH + SCHEDULE_WIDTH
+    for size in np.unique(store.bucket[rows.program[chosen]]):
+        at = np.flatnonzero(chosen & (store.bucket[rows.program] == size))
+        figures = [(s.compute_units, s.clock_hz, PER_LANE * max(s.cores_per_unit, MIN_LANES)) for s in batch.specs]
+        units, clock, elements = np.array(figures)[rows.device[at]].T
+        leaves = store.buckets[size].leaves[store.slot[rows.program[at]]][:, :, _ISSUE].astype(np.float64)
+        floats, sums, *logs = leaves.transpose(2, 0, 1)
+        parallel, inside, calls, regions, added, terms, lanes, body = (np.exp2(column) - 1 for column in logs)
+        chained = (sums > 0) & (added > 0) & (terms > CHAIN - 0.5) & (lanes < 1.5) & (body < 1.5)
+        each = np.where(chained, ADDITION, 1 / elements[:, None])
+        cycles = calls * LIBRARY_CALL + floats * inside * each
+        longest = (cycles / np.maximum(parallel, 1.0)).sum(axis=1)
+        busy = np.maximum(np.maximum(cycles.sum(axis=1) / units, longest), TVM_CALL) / clock
+        out[at] = np.maximum(busy, REGION_S * np.where(units > 1, (regions * (parallel > 1)).sum(axis=1), 0.0))
+    return out
 
 
 def _least_memory_s(batch: QueryBatch, summary: Array, device: Array, memory: Array) -> Array:

@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.encode import EncodedProgram, element_types, operator_name
+from cdmpp.features.encode import TIR, EncodedProgram, element_types, operator_name
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
 from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
 from cdmpp.model.inference.alike import Alike
-from cdmpp.model.inference.consistency import ADJUSTMENTS, REASONS, REPLACED, Rules
+from cdmpp.model.inference.consistency import ADJUSTMENTS, ISSUE_REASON, NO_UNITS, REASONS, REPLACED, Rules
 from cdmpp.model.inference.engine import Engine, all_threads, engine_of
 from cdmpp.model.inference.limits import limit
 from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.inputs import roofline_s
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, concatenate, distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
+from cdmpp.programs.elements import base_type
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, framework_name, implementation_of
 
@@ -38,6 +39,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FEW_STEP = 1.0
 #: A service computes several batches at a time.
 MAX_THREADS = 4
+#: Reasons that are remembered.
+MAX_REASONS = 4096
+#: Device, protocol and framework ("": none) of a query.
+Where = tuple[DeviceSpec, str, str]
 _TVM, _PYTORCH = BACKENDS.index("tvm"), framework_code("pytorch")
 
 
@@ -78,7 +83,7 @@ class InferencePipeline:
             self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
         self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts(), artifact.domain.host_bound)
         self._rules, self._alike = Rules(self.evidence), Alike(self.evidence, [spec for _, spec in self._devices])
-        self._reasons: dict[tuple[str, str, str, int], str] = {}
+        self._reasons: dict[tuple[Any, ...], str] = {}
 
     def forward(self, batch: QueryBatch) -> RawPredictions:
         """Predictions before calibration, in the order of the queries, with the adapter where the model has one.
@@ -111,7 +116,19 @@ class InferencePipeline:
             output = alike.apply(output, self._predict_possible(alike.batch, self._evidence_names(alike.batch.specs)))
         other = (batch.rows.framework != asked.rows.framework) & (asked.rows.framework >= 0)
         codes = output.adjusted.astype(np.int8) | np.where(other, ADJUSTMENTS["engine"], 0).astype(np.int8)
-        return _with_status(batch, replace(output, adjusted=codes))
+        output = _with_status(batch, replace(output, adjusted=codes))
+        return replace(output, adjusted=output.adjusted + NO_UNITS * self._lacks_units(batch, names))
+
+    def _lacks_units(self, batch: QueryBatch, names: Sequence[str]) -> Array:
+        """Whether the device has no units for the type (:meth:`Evidence.lacks_units`), (n,) bool."""
+        rows, lacks = batch.rows, []
+        columns = [rows.device, batch.kind[rows.program], rows.backend]
+        first, inverse = distinct_rows(columns)
+        for device, number, backend in np.stack([c[first] for c in columns], axis=1).tolist():
+            operator, dtype = batch.kinds[number]
+            kind = QueryKind(names[device], operator, dtype, BACKENDS[backend])
+            lacks.append(self.evidence.lacks_units(kind, batch.specs[device]))
+        return np.array(lacks, dtype=np.bool_)[inverse]
 
     def _predict_possible(self, batch: QueryBatch, names: Sequence[str]) -> RawPredictions:
         """Predictions that agree across protocols and types, within the physical bounds."""
@@ -164,17 +181,46 @@ class InferencePipeline:
             return self._scheduled.half_type(operator, dtype, backend)
         return self.evidence.may_need_half(operator, dtype, backend)
 
-    def reason(self, program: TensorProgram | EncodedProgram, adjusted: int) -> str:
-        """Why a prediction is not the network's own, from its code :attr:`RawPredictions.adjusted`."""
+    def reason(self, program: TensorProgram | EncodedProgram, where: Where, row: tuple[int, bool, bool]) -> str:
+        """Why a prediction is not the network's own, and why it is not "in"; "" where it is both.
+
+        Parameters
+        ----------
+        where : (device, protocol, framework)
+            "" for no framework.
+        row : (int, bool, bool)
+            :attr:`RawPredictions.adjusted`; whether the distance, and the coverage, are beyond those of "in".
+        """
         if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
-            return self._scheduled.reason(program, adjusted)
-        key = (operator_name(program), element_types(program), program.backend, adjusted)
+            return self._scheduled.reason(program, where, row)
+        kind = QueryKind("", operator_name(program), element_types(program), program.backend)
+        kind = kind._replace(dtype="") if kind.operator == TIR else kind
+        key = (kind, where, row)
         if key not in self._reasons:
-            operator, types, backend, _ = key
-            half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
-            texts = (text.format(operator=operator, half=half) for code, text in REASONS.items() if code & adjusted)
-            self._reasons[key] = "; ".join(texts)
+            if len(self._reasons) > MAX_REASONS:
+                self._reasons.clear()
+            self._reasons[key] = "; ".join(self._explain(*key))
         return self._reasons[key]
+
+    def _explain(self, kind: QueryKind, where: Where, row: tuple[int, bool, bool]) -> Iterator[str]:
+        (device, protocol, framework), (adjusted, is_far, is_doubtful) = where, row
+        _, operator, types, backend, _ = kind
+        half = self.half_type(operator, types, backend) or self.evidence.half_type(operator, backend, types)
+        named = REASONS | ({ADJUSTMENTS["limit"]: ISSUE_REASON} if operator == TIR else {})
+        for code, text in named.items():
+            if code & adjusted:
+                yield text.format(operator=operator, half=half, dtype=base_type(types))
+        if not is_doubtful:
+            return
+        [name] = self._evidence_names([device])
+        if lacking := self.artifact.domain.lacking(Context(name, operator, types, protocol, backend, framework)):
+            yield lacking
+        elif self.evidence.lacks(kind._replace(device=name), framework):
+            yield f"training had {operator} on {device.name} in another implementation only"
+        elif not (adjusted or is_far):
+            yield "training had it with other schedules or sizes only"
+        if is_far:
+            yield "its sizes are outside those of training"
 
     def _predict_independently(self, batch: QueryBatch) -> RawPredictions:
         adapter = self.artifact.adapter

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats.layers import Symbol, layout_text, parse_layout, symbol, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
-from cdmpp.plan.formats.text import CommandOptions, line, options
+from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
 from cdmpp.plan.formats.transformer import Training, TrainingJob, micro_batch_count
 from cdmpp.plan.multimodal.schema import MultimodalPlan
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
@@ -26,7 +26,7 @@ _REFUSED = {
 #: Scaling of the FP8 products of each recipe (Transformer Engine). The first one is Megatron's default.
 _FP8_SCALINGS = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "block128", "mxfp8": "mx32"}
 #: Arguments that repeat what others say.
-_IMPLIED = ("bf16", "max-position-embeddings", "use-mcore-models", "position-embedding-type")
+_IMPLIED = ("max-position-embeddings", "use-mcore-models", "position-embedding-type")
 
 
 class MegatronImporter(RequestImporter):
@@ -50,7 +50,7 @@ class MegatronImporter(RequestImporter):
                     path=f"--{name}",
                     hint="write the layers by hand (docs/pipelines.md)",
                 )
-        if (args.whole("context-parallel-size", 1) or 1) > 1:
+        if (args.whole("context-parallel-size") or 1) > 1:
             raise FieldError(
                 "--context-parallel-size: context parallelism cannot be imported",
                 path="--context-parallel-size",
@@ -63,7 +63,7 @@ class MegatronImporter(RequestImporter):
             micro_batch=_needed(args, "micro-batch-size"),
             sequence=_needed(args, "seq-length"),
             tp=tp,
-            dtype="float16" if args.flag("fp16") else "bfloat16",
+            dtype=_dtype(args, notes),
             sequence_parallel=args.flag("sequence-parallel"),
             fp8_scaling=_fp8_scaling(args, notes),
             fp8_weight_gradient=not args.flag("no-fp8-wgrad"),
@@ -89,21 +89,22 @@ class MegatronImporter(RequestImporter):
             stages=stages,
             recompute=args.text("recompute-granularity") == "full",
         )
+        notes += assumptions("arguments", "Megatron", args.assumed)
         for name in _IMPLIED:
-            args.text(name)
+            args.remaining.pop(name, None)
         return job.imported(kind, args.ignored(), notes)
 
     def _model(self, args: CommandOptions, tp: int, notes: list[str]) -> LLMConfig:
         hidden, heads = _needed(args, "hidden-size"), _needed(args, "num-attention-heads")
         gated = args.flag("swiglu")
-        groups = args.whole("num-query-groups", 1) or 1
-        kv_heads = groups if args.flag("group-query-attention") else heads
-        vocab = args.whole("padded-vocab-size", args.whole("vocab-size", self.vocab)) or 0
+        grouped = args.flag("group-query-attention")
+        kv_heads = (args.whole("num-query-groups", 1) or 1) if grouped else heads
+        vocab = args.whole("padded-vocab-size") or args.whole("vocab-size") or self.vocab or 0
         if not vocab:
             raise FieldError(
                 "--vocab-size: missing", path="--vocab-size", hint="give the option vocab: rows of the embedding"
             )
-        divisor = (args.whole("make-vocab-size-divisible-by", 128) or 128) * tp
+        divisor = (args.whole("make-vocab-size-divisible-by") or 128) * tp
         padded = -(-vocab // divisor) * divisor
         if padded != vocab:
             notes.append(f"the embedding has {padded} rows: {vocab}, padded to a multiple of {divisor}")
@@ -146,6 +147,13 @@ def _needed(args: CommandOptions, name: str) -> int:
     return value
 
 
+def _dtype(args: CommandOptions, notes: list[str]) -> Literal["float16", "bfloat16"]:
+    half, brain = args.flag("fp16"), args.flag("bf16")
+    if not half and not brain:
+        notes.append("neither --fp16 nor --bf16: bfloat16 is assumed (Megatron would train in float32)")
+    return "float16" if half else "bfloat16"
+
+
 def _fp8_scaling(args: CommandOptions, notes: list[str]) -> str | None:
     """Scaling of the FP8 products; None where the arguments have no FP8 format."""
     file_format, recipe = args.text("fp8-format"), args.text("fp8-recipe", next(iter(_FP8_SCALINGS)))
@@ -169,7 +177,7 @@ def _fp8_scaling(args: CommandOptions, notes: list[str]) -> str | None:
 def _stages(args: CommandOptions, layers: int, pp: int) -> tuple[list[dict[str, int]] | None, int]:
     """Parts of each stage, where a layout gives them, and the stages on each rank."""
     layout = args.text("pipeline-model-parallel-layout")
-    virtual = args.whole("num-virtual-stages-per-pipeline-rank", 1) or 1
+    virtual = args.whole("num-virtual-stages-per-pipeline-rank") or 1
     chunk = args.whole("num-layers-per-virtual-pipeline-stage")
     if chunk is not None:
         if layers % (chunk * pp):

@@ -15,6 +15,7 @@ from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, Reques
 from cdmpp.plan.formats.rl_jobs import MISSING, rl_request
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.predict.requests.request import MAX_COUNT, Answer, Count, Name, Request, Row
+from cdmpp.utils.files import parse_json
 
 Group = dict[str, Any]
 
@@ -144,8 +145,8 @@ class _File(Row):
 
 def _groups(text: str) -> list[_Group]:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise FieldError(
             f"the file is not JSON: {error}", hint='{"groups": [{"name", "strategy", "bundles"}]}'
         ) from None

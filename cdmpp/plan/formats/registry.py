@@ -16,6 +16,7 @@ from cdmpp.plan.base.solve import read_request
 from cdmpp.plan.registry import PLANNERS, load
 from cdmpp.predict.requests.fields import Closed
 from cdmpp.predict.requests.request import Answer, Request
+from cdmpp.utils.files import MAX_CONFIG_BYTES
 from cdmpp.utils.writing import replacing
 
 
@@ -280,6 +281,10 @@ def import_request(
         The format does not have this planner, an option is wrong, or the file is not of this format.
     """
     importer = options_of(importer_of(format, kind), format, options)
+    if len(text) > MAX_CONFIG_BYTES:
+        raise FieldError(
+            f"the file has {len(text):,} characters, not up to {MAX_CONFIG_BYTES:,}", hint="check the path"
+        )
     found = importer.read(text, kind)
     request = merge(found.request, fields or {})
     missing = tuple(path for path in found.missing if at(request, path, found) is found)

@@ -10,6 +10,7 @@ OpenRLHF's files are arguments of ``openrlhf.cli.train_ppo_ray``. OpenRLHF 0.10 
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from pydantic import Field
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats.layers import nodes, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter, at, leaves, put
-from cdmpp.plan.formats.text import CommandOptions, line, options, overrides, read_yaml, write_yaml
+from cdmpp.plan.formats.shell import known
+from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options, overrides, read_yaml, write_yaml
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.predict.requests.fields import MAX_COUNT
@@ -360,8 +362,9 @@ class OpenRlhfImporter(RlImporter):
         )
         for name in ("vllm.enable_sleep", "train.colocate_actor_ref", "ref.num_nodes", "ref.num_gpus_per_node"):
             flag(name)
-        notes = (f"a unit has {tp} GPUs, those of an engine", "missing arguments have OpenRLHF's defaults")
-        model = args.text("actor.model_name_or_path", None, "pretrain")
+        notes = (f"a unit has {tp} GPUs, those of an engine", *assumptions("arguments", "OpenRLHF", args.assumed))
+        paths = [args.remaining.pop(name, None) for name in ("actor.model_name_or_path", "pretrain")]
+        model = next(filter(None, paths), None)
         return self.imported(request, tp, model, args.ignored(), notes)
 
 
@@ -413,12 +416,16 @@ class VerlImporter(RlImporter):
         """Pools, samples, and lengths of prompt and response."""
         tree, given = _tree(text)
         used: set[str] = set()
+        assumed: dict[str, int] = {}
 
         def whole(path: str, default: int | None = None, least: int = 1) -> int | None:
             used.add(path)
-            value = at(tree, path, default)
-            if value is None or (isinstance(value, str) and value.startswith("${")):
+            value = _resolved(tree, at(tree, path))
+            if value is None:
+                if default is not None:
+                    assumed[path] = default
                 return default
+            known(value, path)
             try:
                 number = int(str(value))
             except ValueError:
@@ -438,7 +445,7 @@ class VerlImporter(RlImporter):
         per_node = whole(f"{_ROLLOUT}.n_gpus_per_node", whole("trainer.n_gpus_per_node", 8)) or 8
         used |= {_MODE, "trainer.use_v1", "actor_rollout_ref.hybrid_engine"}
         rollout = (whole(f"{_ROLLOUT}.nnodes", 0, least=0) or 0) * per_node
-        mode = at(tree, _MODE, "sync")
+        mode = known(at(tree, _MODE, "sync"), _MODE)
         separate = mode == "separate_async"
         if separate and not rollout:
             raise FieldError(
@@ -446,7 +453,8 @@ class VerlImporter(RlImporter):
                 path=f"{_ROLLOUT}.nnodes",
                 hint="give the rollout's nodes",
             )
-        if separate and at(tree, "actor_rollout_ref.hybrid_engine", True) is not False:
+        hybrid = "actor_rollout_ref.hybrid_engine"
+        if separate and known(at(tree, hybrid, True), hybrid) is not False:
             raise FieldError(
                 "actor_rollout_ref.hybrid_engine: true with separate_async lets the trainer's GPUs generate too",
                 path="actor_rollout_ref.hybrid_engine",
@@ -462,7 +470,7 @@ class VerlImporter(RlImporter):
             max_batch=whole(f"{_ROLLOUT}.max_num_seqs"),
             staleness=None if versions is None else versions - 1,
         )
-        notes = [f"a unit has {tp} GPUs, those of a rollout replica", "missing keys have veRL's defaults"]
+        notes = [f"a unit has {tp} GPUs, those of a rollout replica", *assumptions("keys", "veRL", assumed)]
         if mode == "colocate_async":
             notes.append("colocate_async is read as sync: an rl request has no generation beside training on one GPU")
         used.add("actor_rollout_ref.model.path")
@@ -472,11 +480,11 @@ class VerlImporter(RlImporter):
 
 def _tree(text: str) -> tuple[dict[str, Any], list[str]]:
     """Nested values of a file, and their paths."""
-    values = overrides(text)
+    values = {} if re.search(r"^(trainer|actor_rollout_ref|data)\s*:", text, re.MULTILINE) else overrides(text)
     if values:
         tree: dict[str, Any] = {}
         for path, value in values.items():
-            put(tree, path, {"null": None, "true": True, "false": False}.get(value.lower(), value))
+            put(tree, path, {"null": None, "true": True, "false": False}.get(str(value).lower(), value))
         return tree, list(values)
     loaded = read_yaml(text)
     if not isinstance(loaded, Mapping) or not {"trainer", "actor_rollout_ref", "data"} & set(loaded):
@@ -490,6 +498,20 @@ def _tree(text: str) -> tuple[dict[str, Any], list[str]]:
                 f"{name}: {str(loaded[name])[:80]!r} is no section", path=name, hint="write its keys below it"
             )
     return dict(loaded), list(leaves(loaded))
+
+
+def _resolved(tree: Mapping[str, Any], value: Any) -> Any:
+    """A value; of ``${a.b}`` and ``${oc.select:a.b,default}`` the one that they name."""
+    for _ in range(10):
+        named = (
+            re.fullmatch(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,\s*(.*?))?\s*\}", value)
+            if type(value) is str
+            else None
+        )
+        if named is None:
+            break
+        value = at(tree, named[1], named[2])
+    return value
 
 
 def _units(gpus: int, tp: int, pool: str) -> int:

@@ -4,71 +4,113 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
 from cdmpp.errors import FieldError, MissingDependencyError, install_hint
+from cdmpp.plan.formats.shell import Unknown, commands, known
 from cdmpp.predict.requests.fields import MAX_COUNT
 
 #: Option without a value.
 FLAG = True
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
+#: Names of variables that hold several options.
+_LISTS = re.compile(r"(?i)(args?|argv|opts?|options?|flags?|params?|parameters|overrides?|extras?)\W*$")
 Value = str | bool | list[str]
 #: Values of a file, with those that an alias repeats; configurations have a few hundred.
 MAX_VALUES = 100_000
+#: Most characters of a YAML text, whose reading takes some seconds for each million.
+MAX_YAML = 2**19
 
 
-def words(text: str) -> list[str]:
-    """Words of a shell line or script, without comments, line continuations and array brackets.
+def options(text: str) -> dict[str, Value]:
+    """Options of a command line or script by name, without dashes: ``--name value``, ``--name=value``, ``--name``.
 
-    A variable is replaced where the text assigns it before: ``TP=4`` or ``TP=${TP:-4}``.
+    An option with several values has a list. Where an option is repeated, the last one counts, as in argparse. A value
+    that the script does not determine is :class:`cdmpp.plan.formats.shell.Unknown`.
 
     Raises
     ------
     FieldError
-        A quotation has no end.
+        The text is no shell script, or a part of it that cannot be expanded may hold any options.
     """
-    try:
-        found = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise FieldError(f"the text is no shell line: {error}", hint="check its quotation marks") from None
-    variables: dict[str, str] = {}
-    expanded = []
-    for word in found:
-        value = _VARIABLE.sub(lambda name: variables.get(name[1] or name[3], name[2] or name[0]), word)
-        if assigned := re.fullmatch(r"([A-Za-z_]\w*)=([^(]*)", value):
-            variables[assigned[1]] = assigned[2]
-        expanded.append(re.sub(r"^\w+\+?=\((.*)$", r"\1", value))
-    return [word.rstrip(")") if word.endswith(")") and "(" not in word else word for word in expanded if word != ")"]
-
-
-def options(text: str) -> dict[str, Value]:
-    """Options of a command line by name, without dashes: ``--name value``, ``--name=value``, ``--name``.
-
-    An option with several values has a list. Where an option is repeated, the last one counts, as in argparse.
-    """
-    found: dict[str, Value] = {}
-    name = ""
-    for word in filter(None, words(text)):
-        option = re.fullmatch(r"--?([A-Za-z][\w.\-]*)(?:=(.*))?", word, re.DOTALL)
-        if option is not None:
-            name = option.group(1)
-            found[name] = FLAG if option.group(2) is None else option.group(2)
-        elif name:
-            before = found[name]
-            found[name] = word if before is FLAG else [*(before if isinstance(before, list) else [str(before)]), word]
-    return found
+    return _merged(text, _options)
 
 
 def overrides(text: str) -> dict[str, Any]:
-    """Overrides of a Hydra command line, ``a.b=value``, by name; a leading ``+`` is removed."""
-    found = {}
-    for word in words(text):
+    """Overrides of a Hydra command line, ``a.b=value``, by name, without a leading ``+``. Errors: :func:`options`."""
+    return _merged(text, _overrides)
+
+
+def _options(words: list[str]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    name = ""
+    for number, word in enumerate(words):
+        option = re.fullmatch(r"--?([A-Za-z][\w.\-]*)(?:=(.*))?", word, re.DOTALL)
+        if option is not None:
+            name = option.group(1)
+            found[name] = FLAG if option.group(2) is None else _part(word, option.group(2))
+        elif name:
+            _check_single(word, False)
+            given = found[name]
+            before = given if isinstance(given, list) else [] if isinstance(given, bool) else [given]
+            found[name] = [*before, word] if before else word
+        elif number:
+            _check_single(word, True)
+    return found
+
+
+def _overrides(words: list[str]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for before, word in zip(["-", *words], words, strict=False):
         item = re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", word, re.DOTALL)
         if item is not None:
-            found[item.group(1)] = item.group(2)
+            found[item.group(1)] = _part(word, item.group(2))
+        else:
+            _check_single(word, not before.startswith("-"))
     return found
+
+
+def _part(word: str, value: str) -> str:
+    return Unknown(value, word.why) if isinstance(word, Unknown) else value
+
+
+def _check_single(word: str, alone: bool) -> None:
+    """Refuse a word that may stand for any number of options.
+
+    Parameters
+    ----------
+    word : str
+    alone : bool
+        No option before it takes it as its value.
+    """
+    if isinstance(word, Unknown) and word.whole and (alone or _LISTS.search(word)):
+        raise FieldError(word.why, hint="it may hold options: assign it in the text, or remove it")
+
+
+def _merged(text: str, read: Callable[[list[str]], dict[str, Value]]) -> dict[str, Value]:
+    """Values of all commands; those that a condition, a loop or a function decides are not known."""
+    found: dict[str, Value] = {}
+    programs: dict[str, list[tuple[str, dict[str, Value]]]] = {}
+    for words, block in commands(text):
+        if values := read(words):
+            found |= values
+            programs.setdefault(words[0], []).append((block, values))
+    for runs in programs.values():
+        block = next((block for block, _ in runs if block), "")
+        times = Counter(name for _, values in runs for name in values)
+        for _, values in runs if block else ():
+            for name, value in values.items():
+                if times[name] < len(runs) or value != runs[0][1][name]:
+                    found[name] = Unknown(str(found[name]), f"its value is not known: {block} decides it")
+    return found
+
+
+def assumptions(what: str, framework: str, assumed: Mapping[str, int]) -> list[str]:
+    """A note on the defaults that stand for what a file does not have."""
+    values = ", ".join(f"{name} {value}" for name, value in assumed.items())
+    return [f"missing {what} have {framework}'s defaults: {values}"] if assumed else []
 
 
 def line(values: Iterable[tuple[str, Any]]) -> str:
@@ -88,10 +130,13 @@ class CommandOptions:
     ----------
     remaining : dict
         Options that were not taken.
+    assumed : dict of str to int
+        Defaults of numbers that are not in the file.
     """
 
     def __init__(self, values: dict[str, Value]) -> None:
         self.remaining = dict(values)
+        self.assumed: dict[str, int] = {}
 
     def whole(self, name: str, default: int | None = None, *others: str) -> int | None:
         """A whole number from 1 to :data:`MAX_COUNT`, by any of its names.
@@ -101,8 +146,14 @@ class CommandOptions:
         FieldError
             The value is not such a number.
         """
-        value = self.text(name, None, *others)
+        try:
+            value = self.text(name, None, *others)
+        except FieldError as error:
+            error.message += "; it is not a whole number"
+            raise
         if value is None:
+            if default is not None:
+                self.assumed[f"--{name}"] = default
             return default
         if not re.fullmatch(r"\d{1,12}", value) or not 1 <= int(value) <= MAX_COUNT:
             raise FieldError(
@@ -117,12 +168,13 @@ class CommandOptions:
         for candidate in (name, *others):
             if candidate in self.remaining:
                 value = self.remaining.pop(candidate)
-                return str(value[0]) if isinstance(value, list) else str(value)
+                first = value[0] if isinstance(value, list) else value
+                return known(first, f"--{candidate}") if isinstance(first, str) else str(first)
         return default
 
     def flag(self, name: str) -> bool:
         """Whether an option is there, and is not "false"."""
-        return str(self.remaining.pop(name, False)).lower() not in ("false", "0")
+        return str(self.text(name, "false")).lower() not in ("false", "0")
 
     def ignored(self) -> tuple[str, ...]:
         """Options that were not taken, as they are in the file."""
@@ -135,14 +187,18 @@ def read_yaml(text: str) -> Any:
     Raises
     ------
     FieldError
-        The text is not YAML, it has more than :data:`MAX_VALUES` values, or a value contains itself.
+        The text is not YAML, is too long, has more than :data:`MAX_VALUES` values, or a value contains itself.
     MissingDependencyError
         PyYAML is not installed.
     """
     yaml = _yaml()
+    if len(text) > MAX_YAML:
+        raise FieldError(
+            f"the file has {len(text):,} characters of YAML, not up to {MAX_YAML:,}", hint="check the path"
+        )
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         place = " ".join(str(error).split())
         raise FieldError(f"the file is not YAML: {place[:200]}", hint="check the file") from None
     _check_size(value)

@@ -11,6 +11,7 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.precision.schema import PrecisionPlan
 from cdmpp.predict.requests.request import Answer, Name, Request
+from cdmpp.utils.files import parse_json
 
 #: Types that a torch module computes in, forward and backward.
 TYPES = ("float16", "bfloat16", "float32")
@@ -69,12 +70,12 @@ def read_types(text: str) -> dict[str, str]:
         The text is not a JSON object of types.
     """
     try:
-        types = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        types = parse_json(text)
+    except ValueError as error:
         raise FieldError(f"the file is not JSON: {error}", hint="give a file of the format torch-amp") from None
     if not isinstance(types, dict) or not types:
         raise FieldError("the file is not a JSON object", hint='module names to types: {"layers.0": "float16"}')
     for name, dtype in types.items():
-        if dtype not in TYPES:
+        if not isinstance(dtype, str) or dtype not in TYPES:
             raise FieldError(f"{name}: {dtype!r} is no type", path=name, hint="one of " + ", ".join(TYPES))
     return types

@@ -210,7 +210,11 @@ class TorchCsvImporter(RequestImporter):
         """Order, number of stages and of micro-batches; the costs of the stages are missing."""
         left_out: Counter[str] = Counter()
         order, overlaps = [], 0
-        for row, cells in enumerate(csv.reader(io.StringIO(text))):
+        try:
+            rows = list(csv.reader(io.StringIO(text)))
+        except csv.Error as error:
+            raise FieldError(f"the file is not CSV: {error}", hint="give a schedule of torch in CSV") from None
+        for row, cells in enumerate(rows):
             passes: list[dict[str, Any]] = []
             for column, cell in enumerate(cells):
                 actions, overlapping = _actions(cell, f"row {row + 1}, column {column + 1}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -16,6 +15,7 @@ from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.llm import read_config
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
+from cdmpp.utils.files import parse_toml
 
 #: Modules of torchtitan's decoders.
 EMBEDDING, NORM, OUTPUT = "tok_embeddings", "norm", "output"
@@ -131,8 +131,8 @@ class TorchtitanImporter(RequestImporter):
     def read(self, text: str, kind: str) -> Imported:
         """A request with predicted costs on ``device``."""
         try:
-            tree = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            tree = parse_toml(text.encode())
+        except ValueError as error:
             raise FieldError(f"the file is not TOML: {error}", hint="give a torchtitan configuration") from None
         fields, notes = _Fields(tree), list[str]()
         name, flavor = fields.value("model.name", "llama3"), fields.value("model.flavor", "debugmodel")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
@@ -14,13 +14,13 @@ from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.layout import Types, allowed_tp, expert_fits
 from cdmpp.predict.llm.memory import cache_tokens, parameter_count, part_memory
 from cdmpp.predict.llm.read import config_fields
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
 
 #: Samples of mean length that the cache of a generation instance holds at least.
 _IN_FLIGHT = 16
 #: Bytes of a weight that is sent to the generation instances, and bytes per second of one device's adapter.
 _WEIGHT_BYTES, _NETWORK = 2, 50e9
-MAX_LENGTH_BYTES = 64 * MAX_CONFIG_BYTES
+MAX_LENGTH_BYTES, MAX_LENGTHS = 64 * MAX_CONFIG_BYTES, 10**7
 
 
 def read_lengths(path: str | PathLike[str]) -> list[int]:
@@ -30,14 +30,13 @@ def read_lengths(path: str | PathLike[str]) -> list[int]:
     ------
     DataError
     """
-    try:
-        rows = list(csv.reader(read_text(path, MAX_LENGTH_BYTES).splitlines()))
-    except OSError as error:
-        raise DataError(f"cannot read {fspath(path)}: {error.strerror}", hint="give the path of a CSV file") from None
-    cells = [row[0].strip() for row in rows if row and row[0].strip()]
+    rows = parse_file(
+        path, lambda text: parse_csv(text, MAX_LENGTHS), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES
+    )
+    cells = [row[0] for row in rows if row[0]]
     if cells and not cells[0].isdecimal():
         cells = cells[1:]
-    wrong = next((cell for cell in cells if not cell.isdecimal() or int(cell) < 1), None)
+    wrong = next((cell for cell in cells if not re.fullmatch(r"\d{1,9}", cell) or int(cell) < 1), None)
     if not cells or wrong is not None:
         found = "no lengths" if wrong is None else f"{wrong[:80]!r} is no length"
         raise DataError(f"{fspath(path)}: {found}", hint="one number of tokens on each line")

@@ -11,9 +11,10 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
 from cdmpp.model.domain.score import Label
 from cdmpp.plan.sweep.request import Goals, Sweep
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines import load_engine
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import Goodput, LLMConfig, LLMEstimate, estimate, goodput
+from cdmpp.predict.llm import Goodput, LLMConfig, estimate, goodput
 from cdmpp.utils.units import format_latency
 
 
@@ -30,16 +31,18 @@ class SweepResult:
     pareto : bool
         No other point that meets the goals is better in one objective and as good in the others.
     ttft_s, ttft_upper_s, tpot_s, tpot_upper_s, total_s : float or None
-        Seconds; ``tpot_s`` is None for a single output token.
+        Seconds; ``tpot_s`` is None for a single output token. With ``load``: what its share of the requests keeps at
+        the goodput.
     price_per_hour, price_per_million_tokens : float or None
-        Of all GPUs; of output tokens, while the GPUs serve one batch after the other.
-    memory_bytes : float or None
-        Of the fullest GPU.
+        Of all GPUs; of output tokens, while the GPUs serve one batch after the other, or with ``load`` at the goodput
+        (None where it is 0).
+    memory_bytes, domain : float or None
+        Of the fullest GPU, and of all parts: of a batch, or with ``load`` of as many requests as are in flight.
     goodput_requests_per_s, saturation_requests_per_s : float or None
-        Largest rate that keeps the goals of latency, and rate beyond which the queue grows (:func:`cdmpp.llm.goodput`);
-        they do not depend on ``batch``. None without ``load``.
+        Largest rate that keeps the goals of latency, and rate beyond which the queue grows (:func:`cdmpp.llm.goodput`).
+        None without ``load``. With it, no figure depends on ``batch``.
     goodput_price_per_million_tokens : float or None
-        Of output tokens at the goodput; None where it is 0.
+        ``price_per_million_tokens`` with ``load``.
     """
 
     device: str
@@ -69,6 +72,7 @@ class SweepResult:
     goodput_price_per_million_tokens: float | None = None
     domain: Label | None = None
     model_id: str | None = None
+    domain_reason: str | None = None
 
     @property
     def layout(self) -> str:
@@ -183,105 +187,124 @@ def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point:
         load_engine(point.engine, sweep.framework).name,
         "infeasible",
     )
+    options: dict[str, Any] = {
+        "tp": point.tp,
+        "pp": point.pp,
+        "ep": point.ep,
+        "dp": point.dp,
+        "input": sweep.input,
+        "output": sweep.output,
+        "dtype": dtype,
+        "weights": weights or None,
+        "kv_dtype": sweep.kv_dtype,
+        "engine": point.engine,
+        "framework": sweep.framework,
+        "cuda_graph": sweep.cuda_graph,
+        "predictor": predictor,
+    }
+    limit, batch = None, point.batch
     try:
-        answer = estimate(
-            config,
-            point.device,
-            tp=point.tp,
-            pp=point.pp,
-            ep=point.ep,
-            dp=point.dp,
-            batch=point.batch,
-            input=sweep.input,
-            output=sweep.output,
-            dtype=dtype,
-            weights=weights or None,
-            kv_dtype=sweep.kv_dtype,
-            engine=point.engine,
-            framework=sweep.framework,
-            cuda_graph=sweep.cuda_graph,
-            predictor=predictor,
-        )
+        if sweep.load is not None:
+            limit = _goodput(sweep, config, replace(point, batch=defaults.BATCH), options)
+            batch = _in_flight(limit)
+        answer = estimate(config, point.device, batch=batch, **options)
     except CdmppError as error:
         return replace(result, reason=error.message)
     tokens_per_s = answer.tokens / answer.total.point
-    per_hour = answer.gpus * point.price_per_gpu_hour
-    per_million = per_hour / _HOUR_S / tokens_per_s * _MILLION
-    missed = _missed(sweep.goals, answer, per_hour, per_million)
-    limit = None
-    if sweep.load is not None:
-        limit = _goodput(sweep, config, predictor, replace(point, batch=1))
-        if not limit.requests_per_s:
-            missed.append("the goals are missed without any load")
-        else:
-            tokens_per_s = limit.requests_per_s * sweep.output
-            result = replace(result, goodput_price_per_million_tokens=per_hour / _HOUR_S / tokens_per_s * _MILLION)
-    return replace(
+    result = replace(
         result,
-        goodput_requests_per_s=None if limit is None else limit.requests_per_s,
-        saturation_requests_per_s=None if limit is None else limit.saturation_requests_per_s,
         dp=answer.settings.dp,
-        status="missed" if missed else "met",
-        reason="; ".join(missed) or None,
         gpus=answer.gpus,
         ttft_s=answer.prefill.point,
         ttft_upper_s=answer.prefill.upper,
         tpot_s=None if answer.tpot is None else answer.tpot.point,
         tpot_upper_s=None if answer.tpot is None else answer.tpot.upper,
         total_s=answer.total.point,
-        throughput_tokens_per_s=answer.tokens / answer.total.point,
-        price_per_hour=per_hour,
-        price_per_million_tokens=per_million,
         memory_bytes=answer.memory.total,
         domain=answer.domain,
+        domain_reason=answer.domain_reason,
         model_id=answer.model_id,
+    )
+    if limit is not None:
+        tokens_per_s = limit.requests_per_s * sweep.output
+        result = _under_load(result, limit)
+    per_hour = answer.gpus * point.price_per_gpu_hour
+    per_million = per_hour / _HOUR_S / tokens_per_s * _MILLION if tokens_per_s else None
+    result = replace(
+        result,
+        throughput_tokens_per_s=tokens_per_s,
+        price_per_hour=per_hour,
+        price_per_million_tokens=per_million,
+        goodput_price_per_million_tokens=None if limit is None else per_million,
+    )
+    # The goodput keeps the goals of latency by itself.
+    missed = _missed(sweep.goals, result, latencies=limit is None)
+    if limit is not None and not limit.requests_per_s:
+        missed.insert(0, "the goals are missed without any load")
+    return replace(result, status="missed" if missed else "met", reason="; ".join(missed) or None)
+
+
+def _in_flight(limit: Goodput) -> int:
+    """Requests in flight at the goodput (Little's law); one where there is none."""
+    if limit.result is None:
+        return 1
+    return max(1, min(limit.slots, round(limit.requests_per_s * float(limit.result.latency_s.mean()))))
+
+
+def _under_load(result: SweepResult, limit: Goodput) -> SweepResult:
+    """The point with the latencies that the share of the requests keeps at the goodput."""
+    result = replace(
+        result, goodput_requests_per_s=limit.requests_per_s, saturation_requests_per_s=limit.saturation_requests_per_s
+    )
+    served = limit.result
+    if served is None:
+        return result
+    kept = {name: served.percentile(name, 100 * limit.share) for name in ("ttft_s", "latency_s")}
+    tpot_s = served.percentile("tpot_s", 100 * limit.share) if len(served.measured("tpot_s")) else None
+    return replace(
+        result,
+        ttft_s=kept["ttft_s"],
+        ttft_upper_s=served.relative_upper * kept["ttft_s"],
+        tpot_s=tpot_s,
+        tpot_upper_s=None if tpot_s is None else served.relative_upper * tpot_s,
+        total_s=kept["latency_s"],
     )
 
 
-def _goodput(sweep: Sweep, config: LLMConfig, predictor: Predictor, point: SweepPoint) -> Goodput:
+def _goodput(sweep: Sweep, config: LLMConfig, point: SweepPoint, options: dict[str, Any]) -> Goodput:
     """The largest rates of a point; points that differ in their batch alone share them."""
-    key = (id(sweep), id(config), id(predictor), point)
+    key = (id(sweep), id(config), id(options["predictor"]), point)
     if key not in _LIMITS:
         if len(_LIMITS) >= _MOST_LIMITS:
             _LIMITS.clear()
         assert sweep.load is not None
-        dtype, _, weights = point.precision.partition("/")
-        _LIMITS[key] = goodput(
-            config,
-            point.device,
-            ttft_s=sweep.goals.ttft_s,
-            tpot_s=sweep.goals.tpot_s,
-            share=sweep.load.share,
-            count=sweep.load.count,
-            engine=load_engine(point.engine, sweep.framework),
-            tp=point.tp,
-            pp=point.pp,
-            ep=point.ep,
-            dp=point.dp,
-            dtype=dtype,
-            weights=weights or None,
-            kv_dtype=sweep.kv_dtype,
-            input=sweep.input,
-            output=sweep.output,
-            predictor=predictor,
-        )
+        goals = {"ttft_s": sweep.goals.ttft_s, "tpot_s": sweep.goals.tpot_s}
+
+        def limit(factor: float) -> Goodput:
+            scaled: dict[str, Any] = {name: None if goal is None else goal / factor for name, goal in goals.items()}
+            return goodput(config, point.device, share=load.share, count=load.count, **scaled, **options)
+
+        load = sweep.load
+        found = limit(1.0)
+        if sweep.goals.figure == "upper" and found.result is not None:
+            found = limit(found.result.relative_upper)
+        _LIMITS[key] = found
     return _LIMITS[key]
 
 
-def _missed(goals: Goals, answer: LLMEstimate, per_hour: float, per_million: float) -> list[str]:
-    """The goals that an estimate does not meet, in words."""
+def _missed(goals: Goals, result: SweepResult, *, latencies: bool) -> list[str]:
+    """The goals that a point does not meet, in words."""
     reasons = []
-    for name, limit_s, duration in (("ttft", goals.ttft_s, answer.prefill), ("tpot", goals.tpot_s, answer.tpot)):
-        if limit_s is None or duration is None:
-            continue
-        seconds = duration.upper if goals.figure == "upper" else duration.point
-        if seconds > limit_s:
+    for name in ("ttft", "tpot") if latencies else ():
+        limit_s = getattr(goals, f"{name}_s")
+        seconds = getattr(result, f"{name}_upper_s" if goals.figure == "upper" else f"{name}_s")
+        if limit_s is not None and seconds is not None and seconds > limit_s:
             reasons.append(f"{name} {format_latency(seconds)} > {format_latency(limit_s)}")
     for name, limit, value in (
-        ("price per hour", goals.price_per_hour, per_hour),
-        ("price per million tokens", goals.price_per_million_tokens, per_million),
-        ("gpus", goals.gpus, float(answer.gpus)),
+        ("price per hour", goals.price_per_hour, result.price_per_hour),
+        ("price per million tokens", goals.price_per_million_tokens, result.price_per_million_tokens),
+        ("gpus", goals.gpus, result.gpus),
     ):
-        if limit is not None and value > limit:
+        if limit is not None and value is not None and value > limit:
             reasons.append(f"{name} {value:.4g} > {limit:g}")
     return reasons

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
 from cdmpp.plan.sweep.points import COLUMNS, SweepResult
 from cdmpp.plan.sweep.request import Sweep
-from cdmpp.predict.rendering import Table
+from cdmpp.predict.rendering import Table, out_reasons
 from cdmpp.predict.requests.plot import PALE_GREY, colours_of, draw_legend, new_figure
 from cdmpp.utils.units import format_latency
 from cdmpp.utils.writing import check_output, replacing
@@ -59,7 +60,7 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
                 r.engine or "",
                 r.layout,
                 str(r.gpus),
-                str(r.batch),
+                str(r.batch) if sweep.load is None else "any",
                 r.precision,
                 _latency(r.ttft_s),
                 _latency(r.tpot_s),
@@ -71,12 +72,13 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
             )
             for r in front
         ]
-        out.append(Table((*header, "domain"), rows, right=(3, 4, *range(6, len(header)))))
+        out.append(Table((*header, "domain"), list(dict.fromkeys(rows)), right=(3, 4, *range(6, len(header)))))
     out.append(
         Table.lines(
             f"{len(front)} points are on the Pareto front of {' and '.join(sweep.objectives)}",
             f"{len(results)} points: {counts['met']} meet the goals, {counts['missed']} miss them, "
             f"{counts['infeasible']} are infeasible",
+            *out_reasons((r.device, r) for r in front),
             *_nearest(results),
         )
     )
@@ -96,7 +98,7 @@ def _nearest(results: Sequence[SweepResult]) -> list[str]:
     missed = [r for r in results if r.status == "missed"]
     if not missed or any(r.status == "met" for r in results):
         return []
-    nearest = min(missed, key=lambda r: ((r.reason or "").count(";"), r.price_per_million_tokens or 0.0))
+    nearest = min(missed, key=lambda r: ((r.reason or "").count(";"), r.price_per_million_tokens or inf))
     return [
         f"no point meets the goals; the cheapest of those that miss fewest: {nearest.device}, {nearest.engine}, "
         f"{nearest.layout}, batch {nearest.batch}, {nearest.precision}: {nearest.reason}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sized
 from math import prod
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cdmpp.errors import DataError, FieldError
+from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import read_request
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines import load_engine
 from cdmpp.predict.llm.layout import DTYPES, WEIGHTS
 from cdmpp.predict.requests.fields import Closed, Count, Name, PositiveSeconds
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import read_toml
 
 #: Figures of a point that a sweep can minimise.
 Objective = Literal[
@@ -34,7 +34,7 @@ MAX_POINTS = 100_000
 _HINT = "docs/tables.md describes sweeps"
 _Price = Annotated[float, Field(gt=0, le=1e9)]
 _Values = Annotated[list[Count], Field(min_length=1)]
-_ONE: Any = Field(default=[1])
+_ONE: Any = Field(default=[defaults.DEGREE])
 
 
 class Goals(Closed):
@@ -70,7 +70,7 @@ class Load(Closed):
         Requests of each simulation; None: as :func:`cdmpp.llm.goodput` chooses.
     """
 
-    share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    share: Annotated[float, Field(gt=0, le=1)] = defaults.SHARE
     count: Annotated[int, Field(ge=20, le=20_000)] | None = None
 
 
@@ -94,7 +94,8 @@ class Sweep(Closed):
     price_per_gpu_hour : dict of str to float
         By device, in any currency.
     load : Load, optional
-        Adds the goodput and the saturation rate to each point.
+        Judges each point by requests that arrive one by one at its goodput, whatever its batch; the default of
+        ``output`` is then that of :func:`cdmpp.llm.simulate`.
     objectives : list of str
         Two or more figures that the Pareto front minimises; the plot has the first two.
     """
@@ -106,17 +107,24 @@ class Sweep(Closed):
     pp: _Values = _ONE
     ep: _Values = _ONE
     dp: list[Count] = Field(default=[])
-    batch: _Values = _ONE
-    input: Count = 1024
-    output: Count = 128
-    precisions: Annotated[list[Name], Field(min_length=1)] = Field(default=["bfloat16"])
+    batch: _Values = Field(default=[defaults.BATCH])
+    input: Count = defaults.INPUT
+    output: Count = defaults.OUTPUT
+    precisions: Annotated[list[Name], Field(min_length=1)] = Field(default=[defaults.DTYPE])
     kv_dtype: Name | None = None
     engines: list[Name] = Field(default=[])
     framework: Name | None = None
-    cuda_graph: bool = True
+    cuda_graph: bool = defaults.CUDA_GRAPH
     goals: Goals = Goals()
     load: Load | None = None
     objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_output(cls, value: Any) -> Any:
+        """Requests under load have the default answer of a simulation."""
+        loaded = isinstance(value, dict) and value.get("load") is not None
+        return {"output": defaults.SERVED_OUTPUT, **value} if loaded else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -171,12 +179,7 @@ def read_sweep(path: Path) -> Sweep:
     FieldError
         A field is missing, unknown or wrong, or engine and framework contradict.
     """
-    try:
-        value = tomllib.loads(read_text(path, MAX_CONFIG_BYTES))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}", hint="give the path of a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not TOML: {error}", hint=_HINT) from None
+    value = read_toml(path, _HINT)
     try:
         sweep = read_request(Sweep, value)
     except FieldError as error:

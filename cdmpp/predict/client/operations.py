@@ -14,6 +14,7 @@ import numpy as np
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError, ServiceError, UnknownDeviceError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.bulk import MEDIA_TYPE, FeatureAnswers, FeatureQueries
 from cdmpp.predict.client.messages import (
     Item,
@@ -43,9 +44,8 @@ from cdmpp.predict.client.transport import Call, HttpAnswer, Steps
 from cdmpp.predict.curves import Curve
 from cdmpp.predict.curves.plan import Programs
 from cdmpp.predict.curves.template import Axes
-from cdmpp.predict.engines.profile import DEFAULT_ENGINE, Engine, engine_fields
+from cdmpp.predict.engines.profile import Engine, engine_fields
 from cdmpp.predict.llm.calibrate import read_measurements
-from cdmpp.predict.llm.estimate import ACCEPTANCE
 from cdmpp.predict.llm.read import config_fields, with_configs
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
@@ -249,21 +249,21 @@ class Operations:
         config: Mapping[str, Any] | str | PathLike[str],
         device: Device | Sequence[Device],
         *,
-        tp: int = 1,
-        pp: int = 1,
-        ep: int = 1,
+        tp: int = defaults.DEGREE,
+        pp: int = defaults.DEGREE,
+        ep: int = defaults.DEGREE,
         dp: int | None = None,
-        batch: int = 1,
-        input: int = 1024,
-        output: int = 128,
-        dtype: str = "bfloat16",
+        batch: int = defaults.BATCH,
+        input: int = defaults.INPUT,
+        output: int = defaults.OUTPUT,
+        dtype: str = defaults.DTYPE,
         weights: str | None = None,
         kv_dtype: str | None = None,
         engine: Engine | None = None,
         framework: str | None = None,
-        cuda_graph: bool = True,
-        mtp: int = 0,
-        acceptance: float = ACCEPTANCE,
+        cuda_graph: bool = defaults.CUDA_GRAPH,
+        mtp: int = defaults.MTP,
+        acceptance: float = defaults.ACCEPTANCE,
     ) -> Steps[Any]:
         """Estimate a language model on a device, or on a list of devices; see :func:`cdmpp.predict.llm.estimate`.
 
@@ -325,7 +325,7 @@ class Operations:
         config: Mapping[str, Any] | str | PathLike[str],
         device: Device,
         *,
-        engine: Engine = "megatron",
+        engine: Engine = defaults.TRAINING_ENGINE,
         **options: Any,
     ) -> Steps[Any]:
         """Predict a training step; ``options`` are those of :func:`cdmpp.predict.llm.training_step`.
@@ -347,7 +347,7 @@ class Operations:
         device: Device,
         measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
         *,
-        engine: Engine = DEFAULT_ENGINE,
+        engine: Engine = defaults.ENGINE,
     ) -> Steps[Any]:
         """Fit an engine profile to measured durations; see :func:`cdmpp.predict.llm.calibrate`.
 

@@ -11,7 +11,6 @@ import numpy as np
 from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.model.domain.score import worst
 from cdmpp.predict.curves.points import Curve, CurvePoint, monotone_fit
 from cdmpp.predict.curves.template import MAX_POINTS, Axes, Grid, Template, Value
 from cdmpp.predict.interface import Predictor
@@ -25,6 +24,7 @@ from cdmpp.predict.prediction import (
     check_settings,
 )
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
+from cdmpp.predict.prediction_total import PredictionTotal
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Protocol
 
@@ -165,18 +165,17 @@ def _total(device: _Device, point: _Point, predictions: Iterator[Prediction]) ->
     if error is not None:
         return CurvePoint(device.name, {}, error=error)
 
-    def total(figure: str) -> float:
-        return float(sum(count * getattr(prediction, figure) for prediction, count in counted))
-
+    total = PredictionTotal.of(counted)
     return CurvePoint(
         counted[0][0].device,
         {},
-        latency_s=total("latency_s"),
-        lower_s=total("lower_s"),
-        upper_s=total("upper_s"),
-        domain=worst(prediction.domain for prediction, _ in counted),
+        latency_s=total.latency_s,
+        lower_s=total.lower_s,
+        upper_s=total.upper_s,
+        domain=total.domain,
         domain_score=max(p.domain_score for p, _ in counted if p.domain_score is not None),
-        roofline_s=total("roofline_s"),
+        roofline_s=float(sum(count * (p.roofline_s or 0.0) for p, count in counted)),
+        domain_reason=total.domain_reason,
     )
 
 

@@ -30,7 +30,8 @@ class CurvePoint:
     fitted_s : float
         The monotone fit at this point; equal to ``latency_s`` where no change is needed.
     domain : {"in", "near", "out"}
-        Worst label of the programs; ``domain_score`` is their largest score.
+        By the share of the time, as that of any sum (:class:`cdmpp.model.domain.score.TotalDomain`);
+        ``domain_score`` is the programs' largest score, ``domain_reason`` the largest part that is not ``in``.
     roofline_s : float
         Sum of the programs' bounds by arithmetic and traffic.
     """
@@ -44,6 +45,7 @@ class CurvePoint:
     domain: Label | None = None
     domain_score: float | None = None
     roofline_s: float | None = None
+    domain_reason: str | None = None
     error: ErrorInfo | None = None
 
     def to_dict(self) -> dict[str, Any]:

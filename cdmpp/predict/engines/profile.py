@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from cdmpp.devices.loading import toml_value
 from cdmpp.errors import DataError, FieldError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.programs.query_options import ProgramFramework
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import read_toml
 from cdmpp.utils.writing import replacing
 
-Seconds = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=10, allow_inf_nan=False)]
+
+
+def _different(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("each name once")
+    return names
+
+
+_Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], AfterValidator(_different)]
+#: Most entries of a list or table of a profile.
+MAX_ENTRIES = 64
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -86,17 +98,17 @@ class TrainingLoop(BaseModel):
 
     model_config = _CLOSED
 
-    communication_factor: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    communication_factor: Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)] = 1.0
     products: ProgramFramework = "trtllm"
-    attention_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
-    expert_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
-    block_scaled_expert_factor: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] = 1.0
-    exposed_tp: Annotated[float, Field(ge=0, le=1)] = 0.3
-    exposed_ep: Annotated[float, Field(ge=0, le=1)] = 1.0
-    gradient_bytes: Annotated[float, Field(ge=1, le=8)] = 4.0
-    loss_bytes: Annotated[float, Field(ge=2, le=100)] = 12.0
+    attention_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    block_scaled_expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    exposed_tp: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.3
+    exposed_ep: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    gradient_bytes: Annotated[float, Field(strict=True, ge=1, le=8)] = 4.0
+    loss_bytes: Annotated[float, Field(strict=True, ge=2, le=100)] = 12.0
     overlap: Literal["none", "gradients", "all"] = "gradients"
-    contention: Annotated[float, Field(ge=0, le=1)] = 0.1
+    contention: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1
 
 
 #: Framework of a profile that names none.
@@ -147,21 +159,21 @@ class EngineProfile(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=100)]
     versions: Annotated[str, Field(max_length=200)] = ""
     framework: ProgramFramework | None = None
-    also: tuple[ProgramFramework, ...] = ()
-    kernel_factor: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
-    fused: tuple[str, ...] = ()
-    fused_ranks: tuple[str, ...] = ()
+    also: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
+    kernel_factor: Annotated[float, Field(strict=True, ge=0.01, le=10, allow_inf_nan=False)] = 1.0
+    fused: _Names = ()
+    fused_ranks: _Names = ()
     kv_dtype: Literal["float8_e4m3", "int8"] | None = None
     host: Host = Host()
     graph_decode: bool = True
     graph_prefill: bool = False
-    token_budget: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    token_budget: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
     prefill_first: bool = False
-    max_sequences: Annotated[int, Field(ge=1, le=1 << 16)] = 256
-    cache_share: Annotated[float, Field(gt=0, le=1)] = 0.9
-    residual: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 0.0
+    max_sequences: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] = 256
+    cache_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.9
+    residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
     training: TrainingLoop | None = None
-    source: dict[str, str] = {}
+    source: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=2000)]] = {}
 
     @property
     def frameworks(self) -> tuple[ProgramFramework, ...]:
@@ -180,6 +192,13 @@ class EngineProfile(BaseModel):
         ------
         FieldError
         """
+        for name, item in value.items():
+            if isinstance(item, Collection) and not isinstance(item, str) and len(item) > MAX_ENTRIES:
+                raise FieldError(
+                    f"{where}: {str(name)[:40]}: {len(item):,} entries, at most {MAX_ENTRIES}",
+                    path=f"engine.{str(name)[:40]}",
+                    hint=f"{cls.DOCUMENT} has the fields",
+                )
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
@@ -205,8 +224,7 @@ def _toml(fields: Mapping[str, Any], table: str = "") -> Iterator[str]:
     tables = {name: value for name, value in fields.items() if isinstance(value, Mapping)}
     for name, value in fields.items():
         if name not in tables:
-            # Strings, numbers and booleans of JSON are those of TOML.
-            yield f"{json.dumps(name) if table else name} = {json.dumps(value, ensure_ascii=False)}"
+            yield f"{toml_value(name) if table else name} = {toml_value(value)}"
     for name, inner in tables.items():
         yield f"\n[{table}{name}]"
         yield from _toml(inner, f"{table}{name}.")
@@ -229,7 +247,7 @@ def _shipped(name: str) -> EngineProfile:
 
 
 #: Profile of a request that names neither engine nor framework.
-DEFAULT_ENGINE = "vllm"
+DEFAULT_ENGINE = defaults.ENGINE
 #: Profile that adds nothing but the launches of a prefill.
 KERNELS_ONLY = "kernels-only"
 
@@ -316,9 +334,4 @@ def _profile(engine: Engine, files: bool, *, training: bool = False) -> EnginePr
             hint=f"one of {', '.join(engine_names(training=training))}"
             + (", or a .toml file of a calibration" if files else ""),
         )
-    try:
-        return EngineProfile.of(tomllib.loads(read_text(engine, MAX_CONFIG_BYTES)), str(engine))
-    except OSError as error:
-        raise DataError(f"cannot read {engine}: {error.strerror}", hint="give the path of a profile") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{engine}: not TOML: {error}", hint="cdmpp llm calibrate writes profiles") from None
+    return EngineProfile.of(read_toml(engine, "cdmpp llm calibrate writes profiles"), str(engine))

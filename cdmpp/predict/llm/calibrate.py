@@ -6,12 +6,9 @@ two rows move it sensibly and twenty determine it.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -19,16 +16,18 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
+from cdmpp.predict.llm.calibrate_load import MAX_LOAD_ROWS, LoadRow, queues
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import EstimatePlan, resolved_device, shipped_predictor
 from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.prediction import Prediction
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.utils.files import parse_file, parse_json, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
@@ -36,7 +35,7 @@ Indices = np.ndarray[Any, np.dtype[Any]]
 #: Columns of a measurement besides the durations.
 COUNTS = ("batch", "input", "output", "tp", "pp", "ep", "dp")
 DURATIONS = ("total_s", "ttft_s", "tpot_s")
-_OTHER = ("dtype", "weights", "kv_dtype", "config", "device", "closed_loop")
+_OTHER = ("dtype", "weights", "kv_dtype", "config", "device", "closed_loop", "rate", "prefix_hit")
 #: Parameters of the fit, their prior where the profile has none, and the prior's standard deviation in logs.
 PARAMETERS = ("kernel_factor", "step_s", "sequence_s", "ranks_s")
 _CENTRE = np.array([1.0, 1e-3, 2e-5, 4e-4])
@@ -49,7 +48,9 @@ FOLDS = 20
 SURE = 4.0
 #: Loss that the other answer to "does the host overlap the kernels" must save.
 SWITCH = 2.0
-MIN_ROWS = 2
+MIN_ROWS, MAX_ROWS = 2, 500
+#: Fits after the first one where rows are simulated, each with the engine of the one before.
+REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def calibrate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
-    engine: Engine = "vllm",
+    engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
 ) -> EngineProfile:
     """Fit an engine profile to measured durations.
@@ -143,8 +144,10 @@ def calibrate(
     measurements : iterable of mappings, or path
         ``batch``, ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dp``, ``dtype``, ``weights``,
         ``kv_dtype``, ``config``, ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`).
-        ``closed_loop``: ``tpot_s`` at a fixed number of requests in flight, whose prefills come between the decode
-        steps. A path is a CSV file, or a JSON file of the serving benchmarks of vLLM and SGLang.
+        ``closed_loop``: means at ``batch`` requests in flight, whose prefills come between the decode steps; ``rate``
+        in place of ``batch``: means with Poisson arrivals, in requests per second; ``prefix_hit``: share of the prompts
+        that is in the cache already. Rows that need it are simulated (:func:`cdmpp.llm.simulate`), 50 at most. A path
+        is a CSV file, or a JSON file of the serving benchmarks of vLLM and SGLang.
     engine : str, path, mapping or EngineProfile
         The profile to start from.
     predictor : Predictor, optional
@@ -166,7 +169,7 @@ def fit_engine(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
-    engine: Engine = "vllm",
+    engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
 ) -> Calibration:
     """:func:`calibrate`, with the errors of the fit."""
@@ -336,6 +339,8 @@ class CalibrationPlan:
         From a device of a request to its specification.
     profile : EngineProfile
         The profile to start from.
+    most : float
+        Largest number of queries; more are refused before the rows that follow are read.
 
     Attributes
     ----------
@@ -354,31 +359,62 @@ class CalibrationPlan:
         device: DeviceSpec | Mapping[str, Any] | str,
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
+        most: float = math.inf,
     ) -> None:
         self._profile = profile
-        self._plans: list[tuple[EstimatePlan, dict[str, Any]]] = []
+        self._plans: list[tuple[EstimatePlan | LoadRow, dict[str, Any]]] = []
+        # Rows of one model share most of their programs: each is asked once.
+        index: dict[Any, int] = {}
+        self.queries: list[Query] = []
+        self._places: list[list[int]] = []
         for number, row in enumerate(measurements, 1):
+            if number > MAX_ROWS:
+                raise DataError(f"more than {MAX_ROWS} measurements", hint=f"choose {MAX_ROWS} that cover your use")
             try:
                 self._plans.append(_plan(row, config, device, profile, resolve))
             except CdmppError as error:
                 raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
+            if sum(isinstance(plan, LoadRow) for plan, _ in self._plans) > MAX_LOAD_ROWS:
+                raise DataError(
+                    f"row {number}: more than {MAX_LOAD_ROWS} rows are simulated", hint="send fewer such rows"
+                )
+            queries = self._plans[-1][0].queries
+            keys = [(q.program.operator, id(q.device), q.protocol, q.framework) for q in queries]
+            for key, query in zip(keys, queries, strict=True):
+                if index.setdefault(key, len(self.queries)) == len(self.queries):
+                    self.queries.append(query)
+            self._places.append([index[key] for key in keys])
+            if len(self.queries) > most:
+                raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
         if len(self._plans) < MIN_ROWS:
             raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
-        self.queries = [query for plan, _ in self._plans for query in plan.queries]
 
     def fit(self, predictions: Iterable[Prediction]) -> Calibration:
         """The fit made of the predictions of :attr:`queries`."""
-        remaining = iter(predictions)
+        shared = list(predictions)
+        own = [[shared[place] for place in places] for places in self._places]
+        found = fit_profile(self._measured(own, self._profile), self._profile)
+        before = found.before
+        # Which steps requests share depends on how fast they are.
+        for _ in range(REPEATS if any(isinstance(plan, LoadRow) for plan, _ in self._plans) else 0):
+            found = fit_profile(self._measured(own, found.profile), self._profile)
+        return replace(found, before=before)
+
+    def _measured(self, predictions: Sequence[Sequence[Prediction]], profile: EngineProfile) -> Measured:
+        """The durations, with the steps of rows under load as an engine makes them."""
         builder = MeasuredBuilder()
-        for number, (plan, found) in enumerate(self._plans, 1):
-            prefill, decode = plan.priced([next(remaining) for _ in plan.queries])
-            for name in DURATIONS:
-                if name not in found:
-                    continue
+        for number, ((plan, found), own) in enumerate(zip(self._plans, predictions, strict=True), 1):
+            names = [name for name in DURATIONS if name in found]
+            if isinstance(plan, LoadRow):
+                for name, steps in zip(names, plan.steps(names, own, profile), strict=True):
+                    builder.add_steps(number, found[name], steps)
+                continue
+            prefill, decode = plan.priced(own)
+            for name in names:
                 weights = phase_weights(name, plan.settings.batch, plan.settings.output, found["closed_loop"])
                 runs = [weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs]
                 builder.add(number, found[name], [*prefill, *decode], np.concatenate(runs))
-        return fit_profile(builder.measured(), self._profile)
+        return builder.measured()
 
 
 def phase_weights(duration: str, batch: int, output: int, closed_loop: bool) -> tuple[float, float]:
@@ -401,13 +437,19 @@ class MeasuredBuilder:
 
     def add(self, row: int, seconds: float, steps: Sequence[PricedStep], runs: Array) -> None:
         """Add a duration; ``runs`` says how often each step counts."""
+        own = []
         for step, often in zip(steps, runs.tolist(), strict=True):
             pricing = step.pricing
             kernels_s = float(step.seconds[0].sum()) / pricing.engine.kernel_factor
             host = pricing.engine.host
             launched_s = pricing.launches * host.launch_s
             ranks, fixed_s = pricing.ranks > 1, host.replicas_s * (pricing.replicas > 1) + pricing.eager_s
-            self._steps.append((len(self._rows), kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s))
+            own.append((kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s))
+        self.add_steps(row, seconds, own)
+
+    def add_steps(self, row: int, seconds: float, steps: Iterable[tuple[float, ...]]) -> None:
+        """Add a duration of steps: kernels, launches, how often, sequences, several ranks, and further host time."""
+        self._steps += [(len(self._rows), *step) for step in steps]
         self._rows.append(row)
         self._log_s.append(math.log(seconds))
 
@@ -423,7 +465,7 @@ def _plan(
     device: DeviceSpec | Mapping[str, Any] | str,
     profile: EngineProfile,
     resolve: Callable[[Any], DeviceSpec],
-) -> tuple[EstimatePlan, dict[str, Any]]:
+) -> tuple[EstimatePlan | LoadRow, dict[str, Any]]:
     """The plan of a measurement, and its durations."""
     if not isinstance(row, Mapping):
         raise DataError(
@@ -434,8 +476,10 @@ def _plan(
     stated = {name: value for name, value in row.items() if value not in (None, "")}
     if unknown := sorted(set(stated) - {*COUNTS, *DURATIONS, *_OTHER}):
         raise DataError(f"unknown column {unknown[0]!r}", hint="columns: " + ", ".join((*COUNTS, *_OTHER, *DURATIONS)))
-    if missing := [name for name in ("batch", "input", "output") if name not in stated]:
-        raise DataError(f"{missing[0]} is missing", hint="batch, input and output are needed")
+    rate, prefix_hit = (_number(stated, name) for name in ("rate", "prefix_hit"))
+    needed = ("input", "output") if rate is not None else ("batch", "input", "output")
+    if missing := [name for name in needed if name not in stated]:
+        raise DataError(f"{missing[0]} is missing", hint="batch (or rate), input and output are needed")
     counts: dict[str, Any] = {name: _whole(stated[name], name) for name in COUNTS if name in stated}
     found: dict[str, Any] = {name: _seconds(stated[name], name) for name in DURATIONS if name in stated}
     if not found:
@@ -445,18 +489,42 @@ def _plan(
     types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights", "kv_dtype") if name in stated}
     dimensions = read_config(stated.get("config", config))
     spec = resolve(stated.get("device", device))
-    plan = EstimatePlan(dimensions, spec, engine=profile, **counts, **types)
+    found["closed_loop"] = _flag(stated.get("closed_loop", False), "closed_loop")
+    if rate is not None and (found["closed_loop"] or "batch" in counts):
+        raise DataError("rate beside batch or closed_loop", hint="give the requests per second, or those in flight")
     layout = Layout(counts.get("tp", 1), counts.get("pp", 1), counts.get("ep", 1), counts.get("dp"))
-    read = weights_read(dimensions, layout, Types.of(dimensions, **types))
+    exact = Types.of(dimensions, **types)
+    batch, tokens = counts.pop("batch", 1), counts["input"] + counts["output"]
+    simulated = rate is not None or bool(prefix_hit)
+    if found["closed_loop"] and not simulated:
+        queue = queues(dimensions, spec, profile, layout, exact, batch, tokens)
+        simulated = queue or bool({"ttft_s", "total_s"} & set(found))
+    plan: EstimatePlan | LoadRow
+    if simulated:
+        request = {**counts, **types, "prefix_hit": prefix_hit or 0.0}
+        plan = LoadRow(dimensions, spec, profile, batch, rate, found["closed_loop"], request)
+    else:
+        plan = EstimatePlan(dimensions, spec, engine=profile, batch=batch, **counts, **types)
+    read = weights_read(dimensions, layout, exact)
     least = read / spec.mem_bandwidth_bytes_per_s
     steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}
-    for name, seconds in found.items():
+    for name in (name for name in DURATIONS if name in found):
+        seconds = found[name]
         if seconds < steps[name] * least:
             raise DataError(
                 f"{name} {seconds:.4g} is below the {steps[name] * least:.4g} s in which {spec.name} reads the weights",
                 hint="check device, tp, dtype and weights of the row",
             )
-    return plan, {**found, "closed_loop": _flag(stated.get("closed_loop", False), "closed_loop")}
+    return plan, found
+
+
+def _number(stated: Mapping[str, Any], name: str) -> float | None:
+    """A number of a row, if it is there; :class:`LoadRow` checks its range."""
+    value = stated.get(name)
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        raise DataError(f"{name} {str(value)[:40]!r} is no number", hint="for example 0.5") from None
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -480,9 +548,9 @@ def _whole(value: Any, name: str) -> int:
 def _seconds(value: Any, name: str) -> float:
     try:
         number = float(value)
-        if not 0 < number < 1e7:
+        if isinstance(value, bool) or not 0 < number < 1e7:
             raise ValueError
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None
     return number
 
@@ -496,52 +564,32 @@ def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
         The file cannot be read.
     """
     name = fspath(path)
-    try:
-        text = read_text(path, MAX_CONFIG_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {name}: {error}", hint="give a CSV or JSON file") from None
     if not name.lower().endswith((".json", ".jsonl")):
-        return _table(text, name)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        try:
-            value = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise DataError(
-                f"{name}: not JSON: {error}", hint="a list of measurements, or a benchmark's result"
-            ) from None
+        return parse_file(
+            path, lambda text: parse_table(text, MAX_ROWS), "CSV", "a header and a row for each measurement"
+        )
+    value = parse_file(path, _json_or_lines, "JSON", "a list of measurements, or a benchmark's result")
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, dict) for one in values):
         raise DataError(f"{name}: not a list of measurements", hint="each is a JSON object")
-    return [_of_benchmark(one) if "completed" in one else one for one in values]
+    return [_of_benchmark(one, i) if "completed" in one else one for i, one in enumerate(values, 1)]
 
 
-def _table(text: str, name: str) -> list[dict[str, Any]]:
-    """Rows of a CSV file, with commas, semicolons or tabs."""
-    first = text.lstrip("\ufeff").partition("\n")[0]
-    delimiter = max(",;\t", key=first.count)
-    reader = csv.reader(io.StringIO(text.lstrip("\ufeff")), delimiter=delimiter, skipinitialspace=True)
-    lines = [[cell.strip() for cell in line] for line in reader if any(cell.strip() for cell in line)]
-    if len(lines) < 2:
-        raise DataError(f"{name} has no rows", hint="a header and a row for each measurement")
-    header = [column.lower() for column in lines[0]]
-    if len(set(header)) < len(header):
-        raise DataError(f"{name} repeats a column", hint="each column once")
-    for number, line in enumerate(lines[1:], 1):
-        if len(line) > len(header):
-            raise DataError(f"row {number}: it has more cells than the header", hint="one cell for each column")
-    return [dict(zip(header, line, strict=False)) for line in lines[1:]]
+def _json_or_lines(text: bytes) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return [parse_json(line) for line in text.splitlines() if line.strip()]
 
 
-def _of_benchmark(result: Mapping[str, Any]) -> dict[str, Any]:
+def _of_benchmark(result: Mapping[str, Any], number: int) -> dict[str, Any]:
     """The measurement of a result of ``vllm bench serve`` or ``sglang.bench_serving``."""
 
     def figure(name: str) -> float:
         value = result.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
             raise DataError(
-                f"a benchmark's result has no {name}: {str(value)[:40]}",
+                f"row {number}: a benchmark's result has no {name}: {str(value)[:40]}",
                 hint="completed, total_input_tokens, total_output_tokens, mean_tpot_ms are needed; without "
                 "max_concurrency also mean_ttft_ms and duration",
             )

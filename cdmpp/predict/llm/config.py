@@ -285,6 +285,8 @@ class LLMConfig:
         Element type of the cache, from ``quantization_config``.
     context : int or None
         Positions that the model was made for (``max_position_embeddings``).
+    prompt_only : str or None
+        Class of a model that makes no output tokens, such as ``MistralModel`` (embeddings).
     left_out : tuple of str
         Parts of the configuration that are no part of the decoder, such as ``vision_config``.
     remarks : tuple of str
@@ -325,6 +327,7 @@ class LLMConfig:
     part_weights: tuple[PartWeights, ...] = ()
     kv_dtype: str | None = None
     context: int | None = None
+    prompt_only: str | None = None
     left_out: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 

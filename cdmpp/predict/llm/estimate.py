@@ -15,6 +15,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.model.domain.score import LABELS
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
@@ -31,8 +32,6 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 #: Decode steps, and chunks of a prompt, that are priced; the others are interpolated over the length of the cache.
 PRICED_POINTS = 5
 MAX_BATCH, MAX_TOKENS, MAX_MTP = 65_536, 1_048_576, 16
-#: Of drafted tokens, where nothing is stated; DeepSeek V3 reports 85 to 90 % for the first one.
-ACCEPTANCE = 0.8
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -60,21 +59,21 @@ class EstimatePlan:
         config: LLMConfig,
         device: DeviceSpec,
         *,
-        tp: int = 1,
-        pp: int = 1,
-        ep: int = 1,
+        tp: int = defaults.DEGREE,
+        pp: int = defaults.DEGREE,
+        ep: int = defaults.DEGREE,
         dp: int | None = None,
-        batch: int = 1,
-        input: int = 1024,
-        output: int = 128,
-        dtype: str = "bfloat16",
+        batch: int = defaults.BATCH,
+        input: int = defaults.INPUT,
+        output: int = defaults.OUTPUT,
+        dtype: str = defaults.DTYPE,
         weights: str | None = None,
         kv_dtype: str | None = None,
         engine: Engine | None = None,
         framework: str | None = None,
-        cuda_graph: bool = True,
-        mtp: int = 0,
-        acceptance: float = ACCEPTANCE,
+        cuda_graph: bool = defaults.CUDA_GRAPH,
+        mtp: int = defaults.MTP,
+        acceptance: float = defaults.ACCEPTANCE,
         lengths: Sequence[int] | None = None,
     ) -> None:
         if lengths is not None:
@@ -88,6 +87,8 @@ class EstimatePlan:
                 raise FieldError(
                     f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
                 )
+        if config.prompt_only is not None:
+            output = 1  # the step of the prompt, whose result is the embedding or the score
         made = tokens_per_step(mtp, acceptance)
         lengths = [input] * batch if lengths is None else lengths
         longest = max(lengths)
@@ -232,12 +233,14 @@ def _remarks(
     config: LLMConfig, device: DeviceSpec, types: Types, tokens: int, usual_cache: bool, mtp: int
 ) -> Iterator[str]:
     yield from config.remarks
+    if config.prompt_only is not None:
+        yield f"{config.prompt_only} makes no output tokens: the step of the prompt alone, without output layer"
     if types.weight_only and types.weights not in WEIGHT_ONLY and not config.packed:
         yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
     if types.dtype == "bfloat16" and 2 * device.peak("bfloat16", True) < device.peak("float16", True):
         yield f"{device.name} has no matrix units for bfloat16; float16 is faster"
     if usual_cache and types.kv_dtype not in (None, config.kv_dtype):
-        yield f"the cache is in {types.kv_dtype}, as checkpoints with such weights have it; kv_dtype changes it"
+        yield f"the cache is in {types.kv_dtype}, as the engine profile says; kv_dtype changes it"
     if mtp:
         yield "layers for the prediction of several tokens: like the last layer, and not part of the memory"
     if config.context is not None and tokens > config.context:
@@ -275,21 +278,27 @@ def prefill_steps(lengths: Sequence[int], budget: int | None) -> dict[Prefill, f
     def add(step: Prefill, runs: float) -> None:
         steps[step] = steps.get(step, 0.0) + runs
 
+    @cache
+    def chunked(length: int) -> list[tuple[Prefill, float]]:
+        whole, rest = divmod(length, budget)
+        chunks = np.arange(whole, dtype=np.float64)
+        points = _points(chunks)
+        priced = zip(points, _weights(chunks, points), strict=True)
+        found = [(Prefill([budget], int(chunk) * budget), float(weight)) for chunk, weight in priced]
+        return found + [(Prefill([rest], whole * budget), 1.0)] * (rest > 0)
+
     together: list[int] = []
+    tokens = 0
     for length in lengths:
         if length > budget:
-            whole, rest = divmod(length, budget)
-            chunks = np.arange(whole, dtype=np.float64)
-            points = _points(chunks)
-            for chunk, weight in zip(points, _weights(chunks, points), strict=True):
-                add(Prefill([budget], int(chunk) * budget), float(weight))
-            if rest:
-                add(Prefill([rest], whole * budget), 1.0)
+            for step, runs in chunked(length):
+                add(step, runs)
             continue
-        if sum(together) + length > budget:
+        if tokens + length > budget:
             add(Prefill(together), 1.0)
-            together = []
+            together, tokens = [], 0
         together.append(length)
+        tokens += length
     if together:
         add(Prefill(together), 1.0)
     return steps
@@ -308,10 +317,11 @@ def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Part]:
             place = found.setdefault((part.name, part.program.operator, step.pricing.parts.index(part)), [0.0, 0.0, []])
             place[0] += often * part.count
             place[1] += often * float(own)
-            place[2].append(prediction.domain)
+            place[2].append(prediction)
     rows = [
-        Part(phase, name, operator, round(count), seconds, max(domains, key=LABELS.index))
-        for (name, operator, _), (count, seconds, domains) in found.items()
+        Part(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
+        for (name, operator, _), (count, seconds, predictions) in found.items()
+        for least in [max(predictions, key=lambda p: LABELS.index(p.domain))]
     ]
     host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))
     if host > 1e-9 * sum(row.seconds for row in rows):
@@ -323,21 +333,21 @@ def estimate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
-    tp: int = 1,
-    pp: int = 1,
-    ep: int = 1,
+    tp: int = defaults.DEGREE,
+    pp: int = defaults.DEGREE,
+    ep: int = defaults.DEGREE,
     dp: int | None = None,
-    batch: int = 1,
-    input: int = 1024,
-    output: int = 128,
-    dtype: str = "bfloat16",
+    batch: int = defaults.BATCH,
+    input: int = defaults.INPUT,
+    output: int = defaults.OUTPUT,
+    dtype: str = defaults.DTYPE,
     weights: str | None = None,
     kv_dtype: str | None = None,
     engine: Engine | None = None,
     framework: str | None = None,
-    cuda_graph: bool = True,
-    mtp: int = 0,
-    acceptance: float = ACCEPTANCE,
+    cuda_graph: bool = defaults.CUDA_GRAPH,
+    mtp: int = defaults.MTP,
+    acceptance: float = defaults.ACCEPTANCE,
     predictor: Predictor | None = None,
 ) -> LLMEstimate:
     """Estimate latency, throughput and memory of a batch of requests to a language model.
@@ -352,7 +362,8 @@ def estimate(
         Degrees of tensor, pipeline and expert parallelism, and replicas of the attention, by default
         ``max(1, ep // tp)``: ``tp * pp * dp`` devices, ``ep <= tp * dp`` (:class:`cdmpp.predict.llm.Layout`).
     batch, input, output : int
-        Sequences of all replicas, and tokens of each prompt and each answer.
+        Sequences of all replicas, and tokens of each prompt and each answer. ``output`` is 1 for models published for
+        embeddings, classification or rewards.
     dtype : {"bfloat16", "float16", "float32"}
         Type of activations, and of weights that are not quantised.
     weights : str, optional

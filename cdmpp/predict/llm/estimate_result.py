@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdmpp.model.domain.score import LABELS, Label, label_of_total
+from cdmpp.model.domain.score import Label, TotalDomain
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.memory import Memory, parameter_count
-from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
+from cdmpp.predict.rendering import Rendered, Table, interval_text, out_reasons, percent
 from cdmpp.utils.units import format_latency, format_si
 
 
@@ -87,6 +87,8 @@ class Part:
         Of all runs.
     domain : {"in", "near", "out"} or None
         None for host time.
+    domain_reason : str or None
+        Reason of its worst prediction.
     """
 
     phase: str
@@ -95,6 +97,7 @@ class Part:
     count: int
     seconds: float
     domain: Label | None
+    domain_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -141,32 +144,26 @@ class LLMEstimate(Rendered):
         return self.settings.batch * self.settings.output
 
     @property
+    def _total_domain(self) -> TotalDomain:
+        parts = ((f"{p.name} of {p.phase}", p.domain, p.seconds, p.domain_reason) for p in self.parts if p.domain)
+        domain = TotalDomain.of(parts)
+        assert domain is not None
+        return domain
+
+    @property
     def domain_shares(self) -> dict[Label, float]:
         """Share of the predicted time by domain."""
-        seconds: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
-        for part in self.parts:
-            if part.domain is not None:
-                seconds[part.domain] += part.seconds
-        whole = sum(seconds.values())
-        return {label: value / whole for label, value in seconds.items()}
+        return self._total_domain.shares
 
     @property
     def domain(self) -> Label:
         """Domain of the total, by share of the time."""
-        return label_of_total(self.domain_shares)
+        return self._total_domain.label
 
     @property
     def domain_reason(self) -> str:
         """The engine, and the part with the largest share of the time that is not ``in``."""
-        shares: dict[tuple[str, str, Label], float] = {}
-        for part in self.parts:
-            if part.domain not in (None, "in"):
-                key = (part.name, part.phase, part.domain)
-                shares[key] = shares.get(key, 0.0) + part.seconds / self.total.point
-        if not shares:
-            return f"engine {self.settings.engine}; all kernels in"
-        (name, phase, label), share = max(shares.items(), key=lambda item: item[1])
-        return f"engine {self.settings.engine}; {name} of {phase} is {label} ({100 * share:.0f} % of the time)"
+        return f"engine {self.settings.engine}; {self._total_domain.reason or 'all kernels in'}"
 
     def merged_parts(self) -> list[dict[str, Any]]:
         """Parts as JSON: those of one phase, name and operator are one row, in the order of the step."""
@@ -249,6 +246,7 @@ def estimate_tables(estimates: Sequence[LLMEstimate], parts: int = SHOWN_PARTS) 
         *(f"not included: {name}" for name in first.config.left_out),
         *dict.fromkeys(f"note: {remark}" for e in estimates for remark in e.remarks),
         f"domain by share of the time: {shares}",
+        *out_reasons((e.settings.device, e) for e in estimates),
         f"interval: 10 % – 90 %; memory: of one GPU; model {first.model_id}",
     ]
     return [whole, *(_parts(e, parts) for e in estimates if parts), Table.lines(*notes)]

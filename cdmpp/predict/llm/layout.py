@@ -205,7 +205,7 @@ class Types:
         Parameters
         ----------
         usual_kv_dtype : str, optional
-            Type of the cache where weights are quantised that the configuration does not state.
+            Type of the cache where weights are quantised, and neither request nor configuration states its type.
 
         Raises
         ------
@@ -227,8 +227,8 @@ class Types:
         parts = config.part_weights if as_stated else ()
         parts = tuple(replace(part, packed=_widened(part.weights, part.packed, device)) for part in parts)
         if kv_dtype is None and types.dtype != "float32":
-            unstated = types.weights not in (None, config.weights) and not weight_only
-            kv_dtype = config.kv_dtype or (usual_kv_dtype if unstated else None)
+            quantised = types.weights is not None and not weight_only
+            kv_dtype = config.kv_dtype or (usual_kv_dtype if quantised else None)
         return replace(
             types, kv_dtype=None if kv_dtype == types.dtype else kv_dtype, weight_only=weight_only, parts=parts
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
@@ -39,6 +40,8 @@ class Goodput(Rendered):
     saturation_requests_per_s : float
         Rate at which requests end while all wait from the start: beyond it the queue grows without end.
     share : float
+    slots : int
+        Requests that run at once, at most.
     ttft_s, tpot_s : float or None
         The goals, in seconds.
     result : ServingResult or None
@@ -48,6 +51,7 @@ class Goodput(Rendered):
     requests_per_s: float
     saturation_requests_per_s: float
     share: float
+    slots: int
     ttft_s: float | None
     tpot_s: float | None
     result: ServingResult | None
@@ -85,7 +89,7 @@ def goodput(
     *,
     ttft_s: float | None = None,
     tpot_s: float | None = None,
-    share: float = 0.9,
+    share: float = defaults.SHARE,
     predictor: Predictor | None = None,
     **options: Any,
 ) -> Goodput:
@@ -121,7 +125,7 @@ def goodput(
     model, spec = read_config(config), resolved_device(device, predictor)
     count = options.pop("count", None)
     if count is None:
-        probe = ServingPlan(model, spec, rate=1.0, count=1, **options)
+        probe = ServingPlan(model, spec, rate=1.0, count=1, **{**options, "warmup": 0})
         count = min(MOST, max(COUNT, TIMES * probe.slots))
     plan = ServingPlan(model, spec, rate=1.0, count=count, **options)
     tables = plan.tables(predictor.predict_queries(plan.queries))
@@ -137,26 +141,26 @@ def goodput(
     low, high = LOWEST * saturation, saturation
     best = at(low)
     if not met(best):
-        return Goodput(0.0, saturation, share, ttft_s, tpot_s, None)
+        return Goodput(0.0, saturation, share, plan.slots, ttft_s, tpot_s, None)
     if met(result := at(high)):
-        return Goodput(saturation, saturation, share, ttft_s, tpot_s, result)
+        return Goodput(saturation, saturation, share, plan.slots, ttft_s, tpot_s, result)
     while high > low * (1 + PRECISION):
         middle = float(np.sqrt(low * high))
         if met(result := at(middle)):
             low, best = middle, result
         else:
             high = middle
-    return Goodput(low, saturation, share, ttft_s, tpot_s, best)
+    return Goodput(low, saturation, share, plan.slots, ttft_s, tpot_s, best)
 
 
 def share_met(result: ServingResult, ttft_s: float | None, tpot_s: float | None) -> float:
-    """Share of the requests that keep the goals; requests of one token have no time between tokens."""
+    """Share of the requests after the warm-up that keep the goals; one token has no time between tokens."""
     kept = np.ones(len(result.ttft_s), dtype=bool)
     if ttft_s is not None:
         kept &= result.ttft_s <= ttft_s
     if tpot_s is not None:
         kept &= (result.latency_s - result.ttft_s) <= tpot_s * np.maximum(result.output - 1, 1)
-    return float(kept.mean())
+    return float(kept[result.warmup :].mean())
 
 
 def load_curve(
@@ -165,9 +169,14 @@ def load_curve(
     concurrency: Sequence[int],
     **options: Any,
 ) -> Iterator[ServingResult]:
-    """Simulations with several numbers of requests in flight; ``options`` are those of :func:`cdmpp.llm.simulate`."""
+    """Simulations with several numbers of requests in flight; ``options`` are those of :func:`cdmpp.llm.simulate`.
+
+    A ``warmup`` counts up to the number in flight.
+    """
+    warmup = options.pop("warmup", None)
     for clients in concurrency:
-        yield simulate(config, device, concurrency=clients, **options)
+        left_out = None if warmup is None else min(warmup, clients)
+        yield simulate(config, device, concurrency=clients, warmup=left_out, **options)
 
 
 def powers_to(most: int) -> list[int]:

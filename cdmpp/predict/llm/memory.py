@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InfeasibleError
 from cdmpp.predict.llm.config import Dense, FeedForward, LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types, allowed_tp, expert_fits
@@ -168,19 +169,55 @@ def check_memory(
         return memory
     sizes = {"weights": memory.weights, "cache": memory.kv_cache, "activations": memory.activations}
     parts = ", ".join(f"{name} {size / _GB:.1f}" for name, size in sizes.items())
-    dp = None if layout.dp == Layout(layout.tp, 1, layout.ep).dp else layout.dp
-    smallest = smallest_layout(config, layout.ep, types, batch, tokens, device_bytes, dp)
-    if smallest is None:
-        hint = f"no layout of up to {MAX_GPUS} devices holds it; reduce batch, input or output"
-    else:
-        hint = f"the smallest number of {device} that holds it is {smallest.gpus}: " + _named(smallest)
-    raise InfeasibleError(
+    message = (
         f"the model needs {memory.total / _GB:.1f} GB on each {device} with {_named(layout)} ({parts}); "
         f"the device has {device_bytes / _GB:.1f} GB"
-        + ("" if smallest is None else f"; at least {smallest.gpus} devices are needed"),
-        path="tp",
-        hint=hint,
     )
+    smallest = smallest_layout(config, layout.ep, types, batch, tokens, device_bytes, _stated_dp(layout))
+    raise _does_not_fit(message, device, smallest)
+
+
+def check_cache(
+    config: LLMConfig, layout: Layout, types: Types, device: DeviceSpec, share: float, tokens: int
+) -> float:
+    """:func:`cache_tokens` for each of the batches that pass a replica's stages.
+
+    Raises
+    ------
+    InfeasibleError
+        It is less than a sequence of ``tokens``; the message has the smallest number of devices that hold one.
+    """
+
+    def capacity(layout: Layout) -> float:
+        return cache_tokens(config, layout, types, device.memory_bytes, share, tokens) / layout.pp
+
+    held = capacity(layout)
+    if device.memory_bytes is None or held >= tokens:
+        return held
+    weights = _weights(config, layout, types)
+    message = (
+        f"the cache of a replica holds {max(0, int(held)):,} tokens, a request has {tokens:,}: on each {device.name} "
+        f"with {_named(layout)}, weights take {weights / _GB:.1f} GB; the engine uses {100 * share:.0f} % of "
+        f"{device.memory_bytes / _GB:.1f} GB"
+    )
+    dp = _stated_dp(layout)
+
+    def fits(layout: Layout) -> bool:
+        return capacity(layout) >= tokens
+
+    raise _does_not_fit(message, device.name, _smallest(config, layout.ep, dp, fits))
+
+
+def _stated_dp(layout: Layout) -> int | None:
+    return None if layout.dp == Layout(layout.tp, 1, layout.ep).dp else layout.dp
+
+
+def _does_not_fit(message: str, device: str, smallest: Layout | None) -> InfeasibleError:
+    hint = f"no layout of up to {MAX_GPUS} devices holds it; reduce batch, input or output"
+    if smallest is not None:
+        message += f"; at least {smallest.gpus} devices are needed"
+        hint = f"the smallest number of {device} that holds it is {smallest.gpus}: " + _named(smallest)
+    return InfeasibleError(message, path="tp", hint=hint)
 
 
 def cache_tokens(
@@ -212,6 +249,10 @@ def smallest_layout(
     def fits(layout: Layout) -> bool:
         return memory_of(config, layout, types, batch, tokens).total <= device_bytes
 
+    return _smallest(config, ep, dp, fits)
+
+
+def _smallest(config: LLMConfig, ep: int, dp: int | None, fits: Callable[[Layout], bool]) -> Layout | None:
     found = []
     for tp in allowed_tp(config):
         degrees = [(1, dp)]

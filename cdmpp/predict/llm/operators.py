@@ -265,6 +265,8 @@ def _output(b: StepBuilder, batch: int) -> None:
     config, tp = b.config, b.layout.tp
     if config.final_norm:
         b.norm("final_norm", config.hidden, residual=True)
+    if config.prompt_only is not None:
+        return
     b.tokens = batch
     b.linear("lm_head", -(-config.vocab // tp), config.hidden, None)
     b.all_gather("logits_all_gather", config.vocab)

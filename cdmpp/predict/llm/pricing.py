@@ -170,7 +170,7 @@ class StepPricing:
                 for part, p in zip(self.parts, chosen, strict=True)
             ]
         )
-        return PricedStep(self, chosen, self.engine.kernel_factor * seconds.T)
+        return PricedStep(self, chosen, self.engine.kernel_factor * seconds.reshape(-1, 3).T)
 
     def _fastest(self, part: StepPart, predictions: Iterator[Prediction]) -> Prediction:
         """The kernel that the engine runs: of its own framework, or a faster one of the others."""
@@ -241,6 +241,7 @@ def _of_stand_in(prediction: Prediction) -> Prediction:
     return replace(
         prediction,
         domain="near",
+        domain_reason=f"{prediction.name} stands for another kernel of about this cost",
         lower_s=prediction.latency_s * (lower / prediction.latency_s) ** STAND_IN_WIDTH,
         upper_s=prediction.latency_s * (upper / prediction.latency_s) ** STAND_IN_WIDTH,
     )
@@ -257,4 +258,4 @@ def _rank(part: StepPart, prediction: Prediction) -> int:
             path="config",
             hint=prediction.error.hint,
         )
-    return LABELS.index(prediction.domain or "out")
+    return LABELS.index(prediction.coverage or "out")

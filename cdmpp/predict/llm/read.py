@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -16,13 +16,12 @@ from typing import Any
 from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.engines.profile import engine_fields
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.families import ARCHITECTURES, FAMILIES
+from cdmpp.predict.llm.families import FAMILIES, architecture_family, default_fields
+from cdmpp.predict.llm.families.contradictions import contradictions
 from cdmpp.predict.llm.families.fields import Fields
+from cdmpp.predict.llm.language_part import language_part
 from cdmpp.predict.llm.quantisation import quantised, with_separate_file
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_bytes
-
-#: Parts of a configuration that belong to other inputs than text.
-_OTHER_INPUTS = ("vision_config", "audio_config")
+from cdmpp.utils.files import read_json
 
 
 def read_config(
@@ -33,12 +32,13 @@ def read_config(
     Parameters
     ----------
     config : LLMConfig, mapping or path
-        The content of a ``config.json`` of Hugging Face, or the path of the file. A configuration of several inputs
-        has the language model in ``text_config``; the other parts are listed in ``left_out``.
+        The content of a ``config.json`` of Hugging Face, or the path of the file. Of a configuration of several inputs
+        the language part is read (:mod:`cdmpp.predict.llm.language_part`); the others are listed in ``left_out``.
     path : str
         Name of the configuration in error messages.
     family : str, optional
-        Architecture in place of the configuration's ``model_type``, such as "llama".
+        Architecture in place of the configuration's ``model_type``, such as "llama". Fields of layers that it lacks are
+        an error.
 
     Raises
     ------
@@ -71,50 +71,45 @@ def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
     DataError
         A file cannot be read, or is not a JSON object.
     """
-    shown, hint = str(path)[:200], "pass the config.json of a model"
-    try:
-        file = Path(path)
-        file = file / "config.json" if file.is_dir() else file
-        fields = _json_object(file, shown, hint)
-        separate = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
-        if file.name.endswith("config.json") and separate.is_file():
-            fields = with_separate_file(fields, _json_object(separate, str(separate)[:200], hint))
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(f"{shown} cannot be read: {error.strerror}", hint=hint) from None
-    except ValueError:  # a null character in the path
-        raise DataError(f"{shown!r} is not a path", hint=hint) from None
+    file = Path(path)
+    file = file / "config.json" if os.path.isdir(path) else file
+    fields = _json_object(file)
+    separate = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
+    if file.name.endswith("config.json") and os.path.lexists(separate):
+        fields = with_separate_file(fields, _json_object(separate), str(separate))
     return fields
 
 
-def _json_object(file: Path, shown: str, hint: str) -> dict[str, Any]:
-    text = read_bytes(file, MAX_CONFIG_BYTES)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        raise DataError(f"{shown} is not JSON", hint=hint) from None
+def _json_object(file: Path) -> dict[str, Any]:
+    hint = "pass the config.json of a model"
+    value = read_json(file, hint)
     if not isinstance(value, dict):
-        raise DataError(f"{shown} is not a JSON object", hint=hint)
+        raise DataError(f"{str(file)[:200]} is not a JSON object", hint=hint)
     return value
 
 
 def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LLMConfig:
-    left_out = tuple(name for name in _OTHER_INPUTS if config.get(name) is not None)
-    quantisation = config.get("quantization_config")
-    outer = config
-    if isinstance(config.get("text_config"), Mapping):
-        path, config = f"{path}.text_config", config["text_config"]
-        quantisation = config.get("quantization_config", quantisation)
-        if "model_type" not in config and "architectures" not in config:
-            config = {**config, "model_type": outer.get("model_type")}
-        if "tie_word_embeddings" in outer:
-            config = {"tie_word_embeddings": outer["tie_word_embeddings"], **config}
-    name = _model_type(config if family is None else {"model_type": family}, path)
-    read = FAMILIES[name](Fields({**config, "model_type": name}, path))
-    read = quantised(read, quantisation, f"{path}.quantization_config", config.get("expert_dtype"))
-    positions = config.get("max_position_embeddings")
-    return replace(read, left_out=left_out, context=positions if type(positions) is int and positions > 0 else None)
+    part = language_part(config, path)
+    own, path, classes = part.fields, part.path, part.fields.get("architectures")
+    name = _model_type(own if family is None else {"model_type": family}, path)
+    # transformers writes a nested part without the fields that have their default.
+    defaults = default_fields(str(own.get("model_type"))) if part.nested else {}
+    fields = Fields({**defaults, **own, "model_type": name}, path)
+    read = FAMILIES[name](fields)
+    stated = str(own.get("model_type") or (classes[0] if isinstance(classes, list) and classes else ""))
+    as_another = FAMILIES[name] is not FAMILIES.get(stated)
+    if family is not None and as_another and (problems := contradictions(read, fields, stated)):
+        raise FieldError(
+            f"{path}: fields contradict {family}: " + "; ".join(problems),
+            path=path,
+            hint="name a family that has such layers, or take the fields out if the model does not use them",
+        )
+    read = quantised(read, part.quantisation, f"{path}.quantization_config", own.get("expert_dtype"))
+    if part.prompt_only is not None:
+        read = replace(read, prompt_only=part.prompt_only, tied=True)
+    positions = fields.values.get("max_position_embeddings")
+    context = positions if type(positions) is int and positions > 0 else None
+    return replace(read, left_out=part.left_out, context=context)
 
 
 def with_configs(request: Any) -> Any:
@@ -159,7 +154,7 @@ def _model_type(config: Mapping[str, Any], path: str) -> str:
     if name is None:
         classes = config.get("architectures")
         first = classes[0] if isinstance(classes, list) and classes else None
-        name = ARCHITECTURES.get(first, first) if isinstance(first, str) else None
+        name = (architecture_family(first) or first) if isinstance(first, str) else None
     known = ", ".join(FAMILIES)
     if not isinstance(name, str):
         raise FieldError(

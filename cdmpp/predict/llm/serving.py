@@ -8,29 +8,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.errors import FieldError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.estimate import (
-    ACCEPTANCE,
-    MAX_BATCH,
-    MAX_TOKENS,
-    resolved_device,
-    shipped_predictor,
-    tokens_per_step,
-)
+from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS, resolved_device, shipped_predictor, tokens_per_step
 from cdmpp.predict.llm.layout import Layout, Types
-from cdmpp.predict.llm.memory import cache_tokens, part_memory
+from cdmpp.predict.llm.memory import check_cache, part_memory
 from cdmpp.predict.llm.pricing import combined
 from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.serving_loop import Lane, ServedRequest, closed_loop, open_loop, two_pools
+from cdmpp.predict.llm.serving_loop import (
+    SECONDS_PER_WORK,
+    STEP_WORK,
+    Effort,
+    Lane,
+    ServedRequest,
+    closed_loop,
+    open_loop,
+    two_pools,
+)
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Rendered, Table, percent
@@ -42,6 +46,10 @@ MAX_REQUESTS = 100_000
 MIN_RATE, MAX_RATE = 1e-6, 1e6
 #: Spread of lengths that parts requests which begin together.
 SPREAD = 0.02
+LOCKSTEP = (
+    "all prompts and answers have the same length and prompts run alone: requests stay together, in waves; a spread of "
+    "lengths parts them, with first tokens several times as early"
+)
 #: Bytes per second and device between two pools, where nothing is stated: 400 Gbit/s.
 NETWORK_BYTES_PER_S = 50e9
 
@@ -58,6 +66,8 @@ class ServingResult(Rendered):
         Mean time between tokens; requests of one token are left out.
     output : (requests,)
         Tokens of each answer.
+    warmup : int
+        Requests at the beginning that means and percentiles leave out.
     single_token : int
         Number of requests of one token.
     duration_s : float
@@ -69,6 +79,8 @@ class ServingResult(Rendered):
     relative_lower, relative_upper : float
         80 % interval of a step's duration, as factors of it.
     engine, device, model_id : str
+    remarks : tuple of str
+        What was assumed.
     """
 
     ttft_s: Array
@@ -76,6 +88,7 @@ class ServingResult(Rendered):
     latency_s: Array
     queue_s: Array
     output: Array
+    warmup: int
     single_token: int
     duration_s: float
     output_tokens: int
@@ -88,26 +101,39 @@ class ServingResult(Rendered):
     engine: str
     device: str
     model_id: str
+    remarks: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
         """Percentiles and rates as a row."""
         return serving_tables([self])
 
+    def measured(self, name: str) -> Array:
+        """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up.
+
+        Raises
+        ------
+        FieldError
+            The name is not known.
+        """
+        if name not in SEQUENCES:
+            raise FieldError(
+                f"name: {str(name)[:40]!r} is not known", path="name", hint="one of " + ", ".join(SEQUENCES)
+            )
+        values: Array = getattr(self, name)
+        several = self.output[: self.warmup] > 1
+        return values[int(several.sum()) if name == "tpot_s" else self.warmup :]
+
     def percentile(self, name: str, q: float) -> float:
-        """Percentile ``q``, from 0 to 100, of ``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s``, in seconds.
+        """Percentile ``q``, from 0 to 100, of :meth:`measured`.
 
         Raises
         ------
         FieldError
             The name is not known, ``q`` is not allowed, or all requests have one token.
         """
-        if name not in SEQUENCES:
-            raise FieldError(
-                f"name: {str(name)[:40]!r} is not known", path="name", hint="one of " + ", ".join(SEQUENCES)
-            )
+        values = self.measured(name)
         if not 0 <= q <= 100:
             raise FieldError(f"q: {q} is not a percentage", path="q", hint="from 0 to 100")
-        values = getattr(self, name)
         if not len(values):
             raise FieldError("tpot_s: all requests have one token", path="name", hint="ask for another sequence")
         return float(np.percentile(values, q))
@@ -119,20 +145,15 @@ class ServingResult(Rendered):
 
     def to_dict(self) -> dict[str, Any]:
         """Means and percentiles as JSON values."""
-        figures: dict[str, Any] = {}
-        for name in SEQUENCES:
-            values = getattr(self, name)
-            found = None
-            if len(values):
-                found = {"mean": float(values.mean())} | {f"p{q}": self.percentile(name, q) for q in (50, 90, 99)}
-            figures[name] = found
         return {
             "model_id": self.model_id,
             "device": self.device,
             "engine": self.engine,
             "gpus": self.gpus,
             "requests": len(self.ttft_s),
-            **figures,
+            "warmup_requests": self.warmup,
+            "warmup_ttft_s": _spread(self.ttft_s[: self.warmup]),
+            **{name: _spread(self.measured(name)) for name in SEQUENCES},
             "single_token": self.single_token,
             "duration_s": self.duration_s,
             "requests_per_s": len(self.ttft_s) / self.duration_s,
@@ -143,7 +164,15 @@ class ServingResult(Rendered):
             "cache_share": self.cache_share,
             "relative_lower": self.relative_lower,
             "relative_upper": self.relative_upper,
+            "remarks": list(self.remarks),
         }
+
+
+def _spread(values: Array) -> dict[str, float] | None:
+    """Mean and percentiles; None of nothing."""
+    if not len(values):
+        return None
+    return {"mean": float(values.mean())} | {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
 
 
 SEQUENCES = ("ttft_s", "tpot_s", "latency_s", "queue_s")
@@ -157,8 +186,8 @@ def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
             r.device,
             str(r.gpus),
             *(format_latency(r.percentile("ttft_s", q)) for q in (50, 99)),
-            *((format_latency(r.percentile("tpot_s", q)) if len(r.tpot_s) else "-") for q in (50, 99)),
-            format_latency(float(r.queue_s.mean())),
+            *((format_latency(r.percentile("tpot_s", q)) if len(r.measured("tpot_s")) else "-") for q in (50, 99)),
+            format_latency(float(r.measured("queue_s").mean())),
             f"{r.throughput_tokens_per_s:,.0f}",
             f"{len(r.ttft_s) / r.duration_s:.3g}",
             percent(r.cache_share),
@@ -169,9 +198,12 @@ def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
     header = ("device", "gpus", "ttft p50", "p99", "tpot p50", "p99", "queue", "tokens/s", "requests/s", "cache")
     title = f"{len(first.ttft_s):,} requests; engine {first.engine}; model {first.model_id}"
     bounds = ", ".join(f"{r.device} {r.relative_lower:.2f} to {r.relative_upper:.2f}" for r in results)
+    first_s = ", ".join(f"{r.device} {format_latency(float(r.ttft_s[: r.warmup].max()))}" for r in results if r.warmup)
+    notes = [f"warm-up: the first {first.warmup:,} requests, left out; largest ttft: {first_s}"] if first_s else []
+    notes += dict.fromkeys(remark for r in results for remark in r.remarks)
     return [
         Table((*header, "preempted"), rows, range(1, len(header) + 1), title),
-        Table.lines(f"80 % interval of a step, as factors: {bounds}"),
+        Table.lines(f"80 % interval of a step, as factors: {bounds}", *notes),
     ]
 
 
@@ -253,6 +285,7 @@ class _Pool:
         prompts: int,
         tokens: int,
         mtp: int,
+        cuda_graph: bool,
     ) -> _Pool:
         """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all.
 
@@ -261,18 +294,21 @@ class _Pool:
         InfeasibleError
         """
         layout.check(config)
-        capacity = cache_tokens(config, layout, types, device.memory_bytes, profile.cache_share, tokens) / layout.pp
-        if capacity < tokens:
-            raise InfeasibleError(
-                f"the cache of a replica holds {max(0, int(capacity)):,} tokens, a request has {tokens:,}",
-                path="tp",
-                hint="more ranks, or shorter requests",
-            )
+        capacity = check_cache(config, layout, types, device, profile.cache_share, tokens)
         most = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
         budget = profile.token_budget or prompts
         widest = max(budget, most * (1 + mtp) + 1)
         costs = StepCosts(
-            config, layout, types, device, profile, sequences=most, tokens=widest, cached=tokens, drafted=mtp
+            config,
+            layout,
+            types,
+            device,
+            profile,
+            sequences=most,
+            tokens=widest,
+            cached=tokens,
+            drafted=mtp,
+            cuda_graph=cuda_graph,
         )
         cache_bytes = part_memory(config, layout, types, None, tokens)[1] / tokens
         return cls(layout, profile, costs, most, budget, capacity, cache_bytes)
@@ -282,12 +318,12 @@ class _Pool:
         most = min(float(self.profile.max_sequences), self.capacity // tokens)
         return int(most) * self.layout.dp * self.layout.pp
 
-    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int) -> list[Lane]:
-        """A lane for each replica, and for each batch that passes its stages."""
+    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: Effort) -> list[Lane]:
+        """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
         first = self.profile.prefill_first
         return [
-            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp)
-            for _ in range(self.layout.dp * self.layout.pp)
+            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort)
+            for _ in range(min(count, self.layout.dp * self.layout.pp))
         ]
 
 
@@ -295,6 +331,11 @@ class ServingPlan:
     """Queries of a simulation, and the simulation made of their predictions.
 
     Parameters and errors are those of :func:`simulate`; ``config`` and ``device`` are read already.
+
+    Parameters
+    ----------
+    most_work : float
+        Bound on the work of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
 
     Attributes
     ----------
@@ -306,48 +347,68 @@ class ServingPlan:
         config: LLMConfig,
         device: DeviceSpec,
         *,
-        engine: Engine | None = "vllm",
-        tp: int = 1,
-        pp: int = 1,
-        ep: int = 1,
+        engine: Engine | None = None,
+        tp: int = defaults.DEGREE,
+        pp: int = defaults.DEGREE,
+        ep: int = defaults.DEGREE,
         dp: int | None = None,
-        dtype: str = "bfloat16",
+        dtype: str = defaults.DTYPE,
         weights: str | None = None,
         kv_dtype: str | None = None,
+        framework: str | None = None,
+        cuda_graph: bool = defaults.CUDA_GRAPH,
         requests: Iterable[Sequence[float]] | None = None,
         concurrency: int | None = None,
         rate: float | None = None,
-        input: int = 1024,
-        output: int = 1024,
+        input: int = defaults.INPUT,
+        output: int = defaults.SERVED_OUTPUT,
         count: int | None = None,
-        seed: int = 0,
+        warmup: int | None = None,
+        seed: int = defaults.SEED,
         spread: float | None = None,
-        prefix_hit: float = 0.0,
-        mtp: int = 0,
-        acceptance: float = ACCEPTANCE,
+        prefix_hit: float = defaults.PREFIX_HIT,
+        mtp: int = defaults.MTP,
+        acceptance: float = defaults.ACCEPTANCE,
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
+        most_work: float = inf,
     ) -> None:
+        self._most_work = most_work
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
-        profile = load_engine(engine)
+        profile = load_engine(engine, framework)
         self._profile, self._device = profile, device
+        self._remarks: list[str] = []
         if spread is None:
             spread = 0.0 if concurrency is None or profile.prefill_first else SPREAD
+        if profile.prefill_first and spread == 0 and (concurrency or 0) > 1:
+            self._remarks.append(LOCKSTEP)
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
                 raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
         self._hit, self._clients, self._rate = prefix_hit, concurrency, rate
         self._requests = _requests(requests, concurrency, rate, input, output, count, seed, spread)
+        if config.prompt_only is not None:  # as in an estimate: no output tokens
+            self._requests = [(arrival, prompt, 1) for arrival, prompt, _ in self._requests]
+        #: Requests at the beginning that means and percentiles leave out.
+        self.warmup = self._checked_warmup(warmup)
         #: Tokens of all prompts and answers.
         self.tokens = sum(prompt + answer for _, prompt, answer in self._requests)
         prompts = max(prompt for _, prompt, _ in self._requests)
         longest = max(prompt + answer for _, prompt, answer in self._requests)
         in_flight = len(self._requests) if concurrency is None else concurrency
+        layout = Layout(tp, pp, ep, dp)
+        # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
+        prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
+        Effort(most_work).spend(prefill)
+        layout.check(config)
+        beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
+        #: Predicted seconds of :meth:`run`.
+        self.seconds = SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
-            return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp)
+            return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, cuda_graph)
 
-        layout = Layout(tp, pp, ep, dp)
+        self.layout = layout
         self._pools = [pool(layout, device, longest, mtp)]
         self._token_s = 0.0
         if prefill_pool is not None:
@@ -360,6 +421,22 @@ class ServingPlan:
         self.gpus = sum(one.layout.gpus for one in self._pools)
         self.queries = [query for one in self._pools for query in one.costs.queries]
 
+    def _checked_warmup(self, warmup: int | None) -> int:
+        """The number of requests at the beginning that are left out."""
+        count = len(self._requests)
+        if warmup is not None:
+            if type(warmup) is not int or not 0 <= warmup < count:
+                raise FieldError(
+                    f"warmup: {str(warmup)[:40]!r} is not allowed",
+                    path="warmup",
+                    hint=f"a whole number below the {count:,} requests, such as 0",
+                )
+            return warmup
+        if self._clients is None or self._clients < count:
+            return self._clients or 0
+        self._remarks.append(f"no warm-up is left out: {count:,} requests, {self._clients:,} in flight")
+        return 0
+
     def run(self, model_id: str, predictions: Iterable[Prediction]) -> ServingResult:
         """Simulate with the predictions of :attr:`queries`."""
         return self.serve(model_id, self.tables(predictions))
@@ -369,16 +446,20 @@ class ServingPlan:
         remaining = iter(predictions)
         return [one.costs.tables(islice(remaining, len(one.costs.queries))) for one in self._pools]
 
-    def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
-        """Simulate with step costs.
+    def serve_requests(
+        self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
+    ) -> tuple[list[ServedRequest], list[list[Lane]]]:
+        """Requests with their times, and the replicas of each pool; parameters are those of :meth:`serve`.
 
         Parameters
         ----------
-        rate : float, optional
-            Requests per second, in place of the plan's; infinite: all arrive together.
+        log : bool
+            Whether replicas log their steps.
         """
-        drafts = self._made, self._mtp
-        pools = [one.replicas(own, self._hit, *drafts) for one, own in zip(self._pools, tables, strict=True)]
+        loop = self._hit, self._made, self._mtp, len(self._requests), Effort(self._most_work)
+        pools = [one.replicas(own, *loop) for one, own in zip(self._pools, tables, strict=True)]
+        for lane in (lane for own in pools for lane in own if log):
+            lane.log = []
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
         requests = [ServedRequest(i, scale * at, *sizes) for i, (at, *sizes) in enumerate(self._requests)]
         if len(pools) == 2:
@@ -387,6 +468,17 @@ class ServingPlan:
             open_loop(pools[0], requests)
         else:
             closed_loop(pools[0], requests, self._clients)
+        return requests, pools
+
+    def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
+        """Simulate with step costs.
+
+        Parameters
+        ----------
+        rate : float, optional
+            Requests per second, in place of the plan's; infinite: all arrive together.
+        """
+        requests, pools = self.serve_requests(tables, rate)
         first = np.array([r.first_s - r.arrival_s for r in requests])
         latency = np.array([r.done_s - r.arrival_s for r in requests])
         several = np.array([r.output > 1 for r in requests])
@@ -399,6 +491,7 @@ class ServingPlan:
             latency_s=latency,
             queue_s=np.array([r.scheduled_s - r.arrival_s for r in requests]),
             output=np.array([r.output for r in requests], dtype=np.float64),
+            warmup=self.warmup,
             single_token=int((~several).sum()),
             duration_s=max(r.done_s for r in requests) - min(r.arrival_s for r in requests),
             output_tokens=sum(r.output for r in requests),
@@ -411,6 +504,7 @@ class ServingPlan:
             engine=self._profile.name,
             device=self._device.name,
             model_id=model_id,
+            remarks=tuple(self._remarks),
         )
 
 
@@ -505,25 +599,28 @@ def simulate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
-    engine: Engine = "vllm",
-    tp: int = 1,
-    pp: int = 1,
-    ep: int = 1,
+    engine: Engine | None = None,
+    tp: int = defaults.DEGREE,
+    pp: int = defaults.DEGREE,
+    ep: int = defaults.DEGREE,
     dp: int | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = defaults.DTYPE,
     weights: str | None = None,
     kv_dtype: str | None = None,
+    framework: str | None = None,
+    cuda_graph: bool = defaults.CUDA_GRAPH,
     requests: Iterable[Sequence[float]] | None = None,
     concurrency: int | None = None,
     rate: float | None = None,
-    input: int = 1024,
-    output: int = 1024,
+    input: int = defaults.INPUT,
+    output: int = defaults.SERVED_OUTPUT,
     count: int | None = None,
-    seed: int = 0,
+    warmup: int | None = None,
+    seed: int = defaults.SEED,
     spread: float | None = None,
-    prefix_hit: float = 0.0,
-    mtp: int = 0,
-    acceptance: float = ACCEPTANCE,
+    prefix_hit: float = defaults.PREFIX_HIT,
+    mtp: int = defaults.MTP,
+    acceptance: float = defaults.ACCEPTANCE,
     prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     predictor: Predictor | None = None,
 ) -> ServingResult:
@@ -533,7 +630,7 @@ def simulate(
 
     Parameters
     ----------
-    config, device, engine, tp, pp, ep, dp, dtype, weights, kv_dtype :
+    config, device, engine, tp, pp, ep, dp, dtype, weights, kv_dtype, framework, cuda_graph :
         As of :func:`cdmpp.llm.estimate`.
     requests : sequence of (arrival_s, input, output), optional
         Arrival in seconds, tokens of the prompt and of the answer.
@@ -544,6 +641,9 @@ def simulate(
     input, output, count : int
         Tokens of each prompt and answer, and number of requests. Default of ``count``: eight for each client, at least
         32; 1,000 for a rate.
+    warmup : int, optional
+        Requests at the beginning that means, percentiles and goals leave out. Default: ``concurrency``, whose requests
+        begin together as no later ones do (none where there are no more requests than that), else 0.
     seed : int
         Of arrivals and lengths.
     spread : float, optional
@@ -601,12 +701,15 @@ def simulate(
         dtype=dtype,
         weights=weights,
         kv_dtype=kv_dtype,
+        framework=framework,
+        cuda_graph=cuda_graph,
         requests=requests,
         concurrency=concurrency,
         rate=rate,
         input=input,
         output=output,
         count=count,
+        warmup=warmup,
         seed=seed,
         spread=spread,
         prefix_hit=prefix_hit,

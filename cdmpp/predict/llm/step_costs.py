@@ -60,6 +60,8 @@ class StepCosts:
         Most sequences of a step of one replica, new tokens of a step, and cached tokens of a sequence.
     drafted : int
         Further tokens of each decoding sequence, which were drafted and are checked.
+    cuda_graph : bool
+        Whether decode steps may be captured graphs.
 
     Attributes
     ----------
@@ -78,12 +80,13 @@ class StepCosts:
         tokens: int,
         cached: int,
         drafted: int = 0,
+        cuda_graph: bool = True,
     ) -> None:
         self._engine, self._layout, self._drafted = engine, layout, drafted
 
         def pricing(step: Step, only: Only | None = None) -> StepPricing:
             parts = step_operators(config, layout, step, **types.stated(), device=device, only=only)
-            return StepPricing.of_step(engine, step, layout, parts)
+            return StepPricing.of_step(engine, step, layout, parts, cuda_graph)
 
         dp = layout.dp
         self._batches = np.array(_powers(sequences, half=True), dtype=np.float64)
@@ -133,7 +136,8 @@ class StepCosts:
         for point, step in zip(self._points, steps, strict=True):
             found.setdefault(point.kind, []).append(step)
         seconds = {kind: np.array([step.seconds[0].sum() for step in kept]) for kind, kept in found.items()}
-        launches = np.array([step.pricing.launches for step in found["prefill"]], dtype=np.float64)
+        launches = max(step.pricing.launches for step in found["prefill"])
+        decode_launches = found["rest"][0].pricing.launches + found["attention"][0].pricing.launches
         eager_s = found["prefill"][0].pricing.eager_s
         # Bounds of decode steps stand for those of all durations.
         middle = len(self._batches) // 2
@@ -152,7 +156,8 @@ class StepCosts:
             seconds["output"],
             seconds["chunk"].reshape(len(self._chunks), len(self._cached)),
             seconds.get("drafts", np.zeros(len(self._batches))),
-            float(launches.max()),
+            launches,
+            decode_launches,
             eager_s,
             kinds,
         )
@@ -183,7 +188,8 @@ class StepTables:
         output: Array,
         chunk: Array,
         drafts: Array,
-        launches: float,
+        launches: int,
+        decode_launches: int,
         eager_s: float,
         kinds: Array,
     ) -> None:
@@ -193,8 +199,9 @@ class StepTables:
         self._rest, self._prefill, self._output, self._attention, self._chunk, self._drafts = map(
             _growing, (rest, prefill, output, attention, chunk, drafts)
         )
-        self._eager_s = eager_s
-        self._launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
+        self.eager_s = eager_s
+        self.launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
+        self.decode_launched_s = decode_launches * engine.host.launch_s
         #: Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.predict.llm.pricing.combined`).
         self.kinds = kinds
         self._decode_row = lru_cache(4096)(self._row)
@@ -211,13 +218,22 @@ class StepTables:
             attention = (1 - share) * self._attention[low] + share * self._attention[high]
         return float(np.interp(at, self._batches, self._rest)), attention
 
-    def decode_s(self, sequences: int, cached: Array) -> Array:
-        """Seconds of decode steps of ``sequences`` behind ``cached`` tokens each, on average; (steps,)."""
+    def decode_kernels_s(self, sequences: int, cached: Array) -> Array:
+        """Kernels of decode steps of ``sequences`` behind ``cached`` tokens each, on average; (steps,)."""
         rest, attention = self._decode_row(sequences)
-        return self._with_host(rest + np.interp(cached, self._cached, attention), sequences)
+        return np.asarray(rest + np.interp(cached, self._cached, attention))
 
-    def mixed_s(self, chunks: Sequence[tuple[int, int]], sequences: int, cached: float) -> float:
-        """Seconds of a step.
+    def decode_s(self, kernels_s: Array, sequences: int) -> Array:
+        """Seconds of decode steps of ``sequences`` with such kernels; (steps,)."""
+        return self._with_host(np.maximum(kernels_s, self.decode_launched_s), sequences)
+
+    def mixed_s(self, kernels_s: float, sequences: int) -> float:
+        """Seconds of a step with prompts, of ``sequences`` with them, with such kernels."""
+        seconds = np.array(max(kernels_s, self.launched_s) + self.eager_s)
+        return float(self._with_host(seconds, sequences))
+
+    def mixed_kernels_s(self, chunks: Sequence[tuple[int, int]], sequences: int, cached: float) -> float:
+        """Kernels of a step with prompts, in seconds.
 
         Parameters
         ----------
@@ -238,8 +254,7 @@ class StepTables:
         if sequences:
             seconds += float(np.interp(cached, self._cached, self._decode_row(sequences)[1]))
             seconds += float(np.interp(sequences, self._batches, self._drafts))
-        seconds = max(seconds, self._launched_s) + self._eager_s
-        return float(self._with_host(np.array(seconds), sequences + len(chunks)))
+        return seconds
 
     def _chunk_s(self, new: int, past: int) -> float:
         at = int(np.searchsorted(self._chunks, new))

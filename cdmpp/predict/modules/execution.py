@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.predict.engines.profile import EngineProfile, Host, Seconds
 from cdmpp.programs.frontends.torch_module import ListedCall
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import read_toml
 
 Execution = Literal["eager", "compiled", "cuda-graph", "compiled-graph"]
 EXECUTIONS: tuple[str, ...] = get_args(Execution)
@@ -126,15 +127,10 @@ def host_profile(
             f"host must be a name, a path, a dictionary or a HostProfile, not {type(host).__name__}",
             hint="one of: " + ", ".join(profiles),
         )
-    try:
-        return HostProfile.of(tomllib.loads(read_text(host, MAX_CONFIG_BYTES)), str(host))
-    except OSError as error:
-        names = ", ".join(profiles)
-        raise DataError(
-            f"no host profile {str(host)[:100]!r}: {error.strerror}", hint=f"a .toml file, or {names}"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{host}: not TOML: {error}", hint="docs/modules.md has the fields") from None
+    hint = f"a .toml file with the fields of docs/modules.md, or {', '.join(profiles)}"
+    if not os.path.lexists(host):
+        raise DataError(f"no host profile {str(host)[:100]!r}", hint=hint)
+    return HostProfile.of(read_toml(host, hint), str(host))
 
 
 @dataclass(frozen=True)

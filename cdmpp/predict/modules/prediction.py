@@ -10,7 +10,7 @@ from typing import Any
 from cdmpp.devices import DeviceSpec, find_known, from_mapping
 from cdmpp.devices.registry import commonest
 from cdmpp.errors import DataError
-from cdmpp.model.domain.score import Label
+from cdmpp.model.domain.score import Label, worst
 from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, is_compiled, run
 from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
@@ -299,8 +299,10 @@ def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | 
         lower_s=min(lower_s, latency_s / WORK_INTERVAL),
         upper_s=max(upper_s, latency_s * WORK_INTERVAL),
         quantiles={level: scale * value for level, value in prediction.quantiles.items()},
-        domain="out",
-        domain_reason=f"by {reason}, at sustained rates of the device",
+        domain=worst(("near", prediction.domain)),
+        domain_reason="; ".join(
+            filter(None, (f"by {reason}, at sustained rates of the device", prediction.domain_reason))
+        ),
     )
 
 

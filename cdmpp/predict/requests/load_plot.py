@@ -35,7 +35,7 @@ def draw_load(curves: Mapping[str, Sequence[ServingResult]], goals: Mapping[str,
         (panels[1], "ttft_s", "time to the first token (s)", 1.0),
     ):
         for device, results in curves.items():
-            shown = [r for r in results if len(getattr(r, name))]
+            shown = [r for r in results if len(r.measured(name))]
             across = [r.throughput_tokens_per_s / r.gpus for r in shown]
             middle, high = ([factor * r.percentile(name, q) for r in shown] for q in (50, 99))
             axes.plot(across, middle, color=colours[device], marker="o", markersize=3, linewidth=1.5)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from cdmpp.errors import CdmppError, DataError, MissingDependencyError, install_hint
-from cdmpp.utils.files import check_columns, check_regular
+from cdmpp.utils.files import check_columns, check_parquet, check_regular
 
 #: Rows of a slice: long enough for the network's batches, short enough for progress and for many workers.
 SLICE_ROWS = 4096
@@ -188,6 +188,7 @@ class ParquetTable:
         except ImportError:
             raise MissingDependencyError("a Parquet table needs pyarrow", hint=install_hint("plan")) from None
         try:
+            check_parquet(path)
             self._file = pq.ParquetFile(path)
         except pa.ArrowInvalid as error:
             raise DataError(f"{path}: not a Parquet file: {error}", hint=f"pass {FORMS}") from None

@@ -10,6 +10,7 @@ No torch is imported: any object with a shape and a dtype is a tensor.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -92,7 +93,7 @@ def number_type(tensor: Any) -> str:
     """
     name = dtype_of(tensor)
     if name not in BASIC_DTYPES:
-        raise NoRuleError(f"element type {name}")
+        raise NoRuleError(f"no operator has elements of type {name}")
     return name
 
 
@@ -566,6 +567,30 @@ def put(call: AtenCall) -> Launches:
     return moves(call, moved, result)
 
 
+def added(call: AtenCall) -> Launches:
+    """Rows added at indices: the rows are read, what they are added to is read and written."""
+    rows, result = call.arg(3, "source"), call.results[0]
+    if not rows.numel():
+        return Launches()
+    moved = 3 * size_bytes(rows) + (0 if call.name.endswith("_") else 2 * size_bytes(result))
+    return moves(call, moved, rows)
+
+
+#: Longest row that one thread block sorts in its own memory.
+BLOCK_SORT = 4096
+
+
+def sort(call: AtenCall) -> Launches:
+    """Short rows: one pass. Long ones: a radix sort, whose passes over 8 bits move keys and int64 indices."""
+    x = call.tensors[0]
+    axes = [v for v in call.args[1:] if type(v) is int][call.name == "kthvalue" :]
+    axis = call.kwargs.get("dim", axes[0] if axes else -1)
+    pairs = size_bytes(x) + 8 * x.numel()
+    if x.shape and x.shape[axis] <= BLOCK_SORT:
+        return moves(call, size_bytes(x) + sum(map(size_bytes, call.results)), x)
+    return moves(call, size_bytes(x) + x.element_size() * 2 * pairs, x)
+
+
 def group_norm(call: AtenCall) -> Launches:
     """One kernel reads for the statistics, a block a group; one reads and writes."""
     x, groups = call.tensors[0], call.arg(6)
@@ -696,8 +721,15 @@ RULES: dict[str, Callable[[AtenCall], Launches]] = {
 
 #: Further calls that stream their tensors once, without a tag in PyTorch that says so.
 _FURTHER_STREAMED = """
-    _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward 
-    adaptive_max_pool2d_backward binary_cross_entropy_backward binary_cross_entropy_with_logits
+    _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward
+    nonzero masked_select masked_scatter scatter_reduce searchsorted bucketize histc bincount unique_consecutive
+    index_copy index_fill put im2col col2im grid_sampler_2d grid_sampler_3d affine_grid_generator
+    upsample_bicubic2d upsample_linear1d upsample_nearest1d upsample_nearest3d upsample_trilinear3d max_unpool2d
+    max_unpool3d fractional_max_pool2d
+    reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
+    multi_margin_loss multilabel_margin_loss_forward rrelu_with_noise poisson exponential uniform normal random
+    multinomial triu_indices tril_indices renorm complex dot quantize_per_tensor quantize_per_channel dequantize
+    linalg_cross isin adaptive_max_pool2d_backward binary_cross_entropy_backward binary_cross_entropy_with_logits
     elu_backward floor_divide glu glu_backward huber_loss_backward log_sigmoid_backward
     log_sigmoid_forward mish_backward mse_loss_backward pixel_shuffle pixel_unshuffle scatter scatter_add
     smooth_l1_loss_backward softplus_backward polar topk vdot
@@ -712,9 +744,24 @@ FURTHER_RULES: dict[str, Callable[[AtenCall], Launches]] = {
     "index_put_": put,
     "native_group_norm": group_norm,
     "native_group_norm_backward": group_norm_backward,
-    **dict.fromkeys(_FURTHER_STREAMED.split(), streamed),
+    **dict.fromkeys((name + end for name in _FURTHER_STREAMED.split() for end in ("", "_")), streamed),
+    **dict.fromkeys(("index_add", "index_add_"), added),
+    **dict.fromkeys(("sort", "_unique2", "mode", "kthvalue", "median", "nanmedian"), sort),
+    "take": picked,
+    "_int_mm": mm,
     **dict.fromkeys(_VIEWS, lambda call: Launches()),
 }
+
+
+_PRODUCTS = frozenset(("mm", "mv", "addmm", "bmm", "baddbmm"))
+#: Signs in names of calls without a rule -> why they have none.
+_REASONS = (
+    ("fft|stft", "no operator describes the Fourier transforms of cuFFT"),
+    ("linalg|cholesky|svd|(^|_)eig|lu_|triangular|^qr", "no operator describes factorisations of matrices"),
+    ("sparse|csr|csc|coo", "no operator describes sparse tensors, whose work depends on their values"),
+    ("nested|jagged", "no operator describes nested tensors, whose sizes are values"),
+    ("", "no operator describes its kernel"),
+)
 
 
 def outcome(call: AtenCall) -> Launches:
@@ -731,7 +778,9 @@ def outcome(call: AtenCall) -> Launches:
     if name in FREE or not call.results or not any(t.numel() for t in call.results):
         return Launches()
     if name not in RULES:
-        raise NoRuleError("no rule for this call")
+        raise NoRuleError(next(why for sign, why in _REASONS if re.search(sign, name)))
+    if name in _PRODUCTS and not all(t.numel() for t in call.tensors):
+        return filled(call)
     return RULES[name](AtenCall(name, call.args, call.kwargs, call.out))
 
 

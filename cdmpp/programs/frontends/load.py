@@ -31,7 +31,7 @@ def load_programs(
     ----------
     source : str or Path
         An operator as text, or the path of an ``.onnx``, ``.py`` (TVMScript) or ``.json`` (TVM JSON)
-        file, a ``.pt2`` file (``torch.export.save``; torch may unpickle it, so read none from strangers), or
+        file, a ``.pt2`` file (``torch.export.save``; code in it is never run), or
         of a MetaSchedule database folder. A ``.json`` file with a Relax function ``main`` is lowered and
         fused.
     backend : {"library", "tvm"}, optional

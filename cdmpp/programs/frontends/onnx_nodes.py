@@ -11,14 +11,15 @@ import math
 from collections.abc import Callable
 
 from cdmpp.programs.frontends.graph import NoRuleError
+from cdmpp.programs.frontends.onnx_contrib import CONTRIB_RULES, simplified_norm
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.programs.frontends.onnx_quantised import CONTRIB_RULES, DOMAIN, quantise, quantise_dynamic
+from cdmpp.programs.frontends.onnx_quantised import DOMAIN, quantise, quantise_dynamic
 from cdmpp.programs.frontends.onnx_rules import (
     PRODUCT_RULES,
-    Fields,
     Free,
     NodeLaunch,
     Outcome,
+    attention_fields,
     constant_ints,
     dtype_of,
     over,
@@ -185,21 +186,6 @@ def _dropout(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     return Free("free: does nothing at inference")
 
 
-def attention_fields(
-    dtype: str, batch: int, q_len: int, k_len: int, heads: int, kv_heads: int, head_dim: int, causal: bool
-) -> Fields:
-    """Fused attention: decode for one query on a cache, prefill when causal, encoder otherwise."""
-    if k_len < q_len:
-        raise NoRuleError(f"attention of {q_len} queries over only {k_len} keys")
-    past = k_len - q_len
-    kind = "decode" if q_len == 1 and past else "prefill" if causal else "encoder"
-    sizes = {"batch": batch, "q_len": q_len, "past_len": past}
-    return {
-        **{"operator": f"attention_{kind}", "dtype": dtype, **sizes},
-        **{"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
-    }
-
-
 def _attention(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     """The fused operator of operator set 23: (batch, heads, len, dim), or (batch, len, heads * dim)."""
     q, k, v = (shape_of(graph, node.inputs[i]) for i in range(3))
@@ -256,6 +242,7 @@ _RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     "LogSoftmax": _softmax,
     "LayerNormalization": _norm("layernorm"),
     "RMSNormalization": _norm("rmsnorm"),
+    "SimplifiedLayerNormalization": simplified_norm,
     "ReduceMean": _reduce_mean,
     "Concat": _copy,
     "Slice": _copy,

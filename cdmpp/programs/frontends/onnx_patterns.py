@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.programs.frontends.onnx_nodes import attention_fields, map_node
+from cdmpp.programs.frontends.onnx_nodes import map_node
 from cdmpp.programs.frontends.onnx_quantised import quantised_groups
 from cdmpp.programs.frontends.onnx_rules import (
     Fields,
     NodeGroup,
     NodeLaunch,
+    attention_fields,
     dtype_of,
     is_bias,
     is_closed,

@@ -509,7 +509,7 @@ def _narrow(operator: str, remark: str = "") -> Callable[[OnnxGraph, OnnxNode], 
     return rule
 
 
-CONTRIB_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
+QUANTISED_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     "MatMulNBits": _matmul_nbits,
     "MatMulIntegerToFloat": _int8_product,
     "DynamicQuantizeMatMul": _int8_product,
@@ -524,10 +524,10 @@ CONTRIB_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
 }
 
 #: Operator -> which input has the element type of its result.
-_TYPE_OF = dict.fromkeys(CONTRIB_RULES, 0) | {"MatMulIntegerToFloat": 2, "QuantizeLinear": 2, "DequantizeLinear": 1}
+_TYPE_OF = dict.fromkeys(QUANTISED_RULES, 0) | {"MatMulIntegerToFloat": 2, "QuantizeLinear": 2, "DequantizeLinear": 1}
 
 
-def contrib_types(graph: OnnxGraph, node: OnnxNode) -> dict[str, tuple[int, tuple[int, ...]]]:
+def quantised_types(graph: OnnxGraph, node: OnnxNode) -> dict[str, tuple[int, tuple[int, ...]]]:
     """Element type and shape of the results of a node of this domain; nothing where they are not known."""
     if node.domain != DOMAIN or node.op not in _TYPE_OF or not node.inputs or not node.outputs:
         return {}

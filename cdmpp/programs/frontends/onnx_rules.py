@@ -152,17 +152,16 @@ def is_closed(graph: OnnxGraph, members: Iterable[OnnxNode]) -> bool:
 
 
 def matmul_fields(graph: OnnxGraph, a: str, b: str, out: str, dtype: str = "") -> Fields:
-    """``linear`` when the right side is a matrix, ``bmm`` when both sides have leading axes.
+    """:func:`product_fields` of two values; ``dtype`` is the element type, by default that of the result."""
+    return product_fields(shape_of(graph, a), shape_of(graph, b), shape_of(graph, out), dtype or dtype_of(graph, out))
 
-    ``dtype`` is the element type of the specification; default: that of the result.
-    """
-    left, right = shape_of(graph, a), shape_of(graph, b)
-    dtype = dtype or dtype_of(graph, out)
+
+def product_fields(left: Shape, right: Shape, result: Shape, dtype: str) -> Fields:
+    """``linear`` when the right side is a matrix, ``bmm`` when both sides have leading axes."""
     m = left[-2] if len(left) > 1 else 1  # a vector counts as a matrix of one row or column
     n = right[-1] if len(right) > 1 else 1
     if len(right) <= 2:
         return {"operator": "linear", "dtype": dtype, "m": math.prod(left[:-1]), "n": n, "k": left[-1]}
-    result = shape_of(graph, out)
     batch = math.prod(result[:-2] if len(left) > 1 else result[:-1])
     return {"operator": "bmm", "dtype": dtype, "batch": batch, "m": m, "n": n, "k": left[-1]}
 
@@ -216,11 +215,30 @@ def _einsum(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     return NodeLaunch({"operator": "linear", "dtype": dtype, **extent})
 
 
+def attention_fields(
+    dtype: str, batch: int, q_len: int, k_len: int, heads: int, kv_heads: int, head_dim: int, causal: bool
+) -> Fields:
+    """Fused attention: decode for one query on a cache, prefill when causal, encoder otherwise."""
+    if k_len < q_len:
+        raise NoRuleError(f"attention of {q_len} queries over only {k_len} keys")
+    past = k_len - q_len
+    kind = "decode" if q_len == 1 and past else "prefill" if causal else "encoder"
+    sizes = {"batch": batch, "q_len": q_len, "past_len": past}
+    return {
+        **{"operator": f"attention_{kind}", "dtype": dtype, **sizes},
+        **{"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim},
+    }
+
+
 # -- convolution and pooling ------------------------------------------------------------------
 
 
 def _window(node: OnnxNode, kernel: list[int], spatial: list[int]) -> tuple[list[int], ...]:
-    """Kernel, strides, symmetric padding and dilation as (h, w); a 1-D window has height 1."""
+    """Kernel, strides, padding, dilation and pixels beside the image, as (h, w); a 1-D window has height 1.
+
+    Padding is symmetric. Where one side has more, the larger padding counts if the result keeps its size, else the
+    difference is pixels of the image.
+    """
     rank = len(spatial)
     if rank not in (1, 2):
         raise NoRuleError(f"{rank}-D window")
@@ -228,20 +246,22 @@ def _window(node: OnnxNode, kernel: list[int], spatial: list[int]) -> tuple[list
     dilations = [int(v) for v in node.attrs.get("dilations", [1] * rank)]
     pads = [int(v) for v in node.attrs.get("pads", [0] * 2 * rank)]
     auto = node.attrs.get("auto_pad", "NOTSET")
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        total = [
-            max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
-            for size, s, k, d in zip(spatial, strides, kernel, dilations, strict=True)
-        ]
+        sizes = zip(spatial, strides, spans, strict=True)
+        total = [max((-(-size // s) - 1) * s + span - size, 0) for size, s, span in sizes]
         pads = [t // 2 for t in total] + [t - t // 2 for t in total]
     elif auto == "VALID":
         pads = [0] * 2 * rank
-    if pads[:rank] != pads[rank:]:
-        raise NoRuleError(f"asymmetric padding {pads}")
     if min(pads) < 0:
         raise NoRuleError(f"negative padding {pads}")
-    widened = [([1] if rank == 1 else []) + list(v) for v in (kernel, strides)]
-    return (*widened, ([0] if rank == 1 else []) + pads[:rank], ([1] if rank == 1 else []) + dilations)
+    padding, beside = [], []
+    for size, s, span, begin, end in zip(spatial, strides, spans, pads[:rank], pads[rank:], strict=True):
+        same = (size + 2 * max(begin, end) - span) // s == (size + begin + end - span) // s
+        padding.append(max(begin, end) if same else min(begin, end))
+        beside.append(0 if same else abs(begin - end))
+    fill = [[1], [1], [0], [1], [0]] if rank == 1 else [[]] * 5
+    return tuple(f + list(v) for f, v in zip(fill, (kernel, strides, padding, dilations, beside), strict=True))
 
 
 def _nchw(shape: Shape) -> tuple[int, int, int, int]:
@@ -270,8 +290,9 @@ def _conv(graph: OnnxGraph, node: OnnxNode, inputs: tuple[str, str, str], dtype:
 
 def _conv_fields(node: OnnxNode, image: Shape, weight: Shape) -> tuple[Fields, tuple[int, ...]]:
     """Sizes of a forward convolution of ``image``, and the height and width of its result."""
-    kernel, strides, pads, dilations = _window(node, list(weight[2:]), list(image[2:]))
+    kernel, strides, pads, dilations, beside = _window(node, list(weight[2:]), list(image[2:]))
     n, c_in, h, w = _nchw(image)
+    h, w = h + beside[0], w + beside[1]
     fields = {
         **{"operator": "conv2d", "n": n, "c_in": c_in, "h": h, "w": w, "c_out": weight[0]},
         **_by_axis("k", kernel),
@@ -284,6 +305,12 @@ def _conv_fields(node: OnnxNode, image: Shape, weight: Shape) -> tuple[Fields, t
     return fields, tuple((size + 2 * p - (k - 1) * d - 1) // s + 1 for size, p, k, d, s in sizes)
 
 
+def conv_shape(node: OnnxNode, image: Shape, weight: Shape) -> Shape:
+    """Shape of the result of a forward convolution."""
+    _, result = _conv_fields(node, image, weight)
+    return (image[0], weight[0], *result[-(len(image) - 2) :])
+
+
 def _by_axis(name: str, values: list[int]) -> Fields:
     """Fields of a height and a width, such as ``kh`` and ``kw``."""
     return {f"{name}{axis}": value for axis, value in zip("hw", values, strict=True)}
@@ -291,8 +318,8 @@ def _by_axis(name: str, values: list[int]) -> Fields:
 
 def _conv_transpose(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     """The gradient of a convolution with respect to its input; a bias is added by a second kernel."""
-    if "output_shape" in node.attrs or node.attrs.get("auto_pad", "NOTSET") != "NOTSET":
-        raise NoRuleError("automatic padding of a transposed convolution")
+    if "output_shape" in node.attrs:
+        raise NoRuleError("a transposed convolution with output_shape")
     fields, result = _conv_fields(node, shape_of(graph, node.outputs[0]), shape_of(graph, node.inputs[1]))
     if result != _nchw(shape_of(graph, node.inputs[0]))[2:]:
         raise NoRuleError("output padding beyond the stride")
@@ -305,10 +332,11 @@ def _pool(operator: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
     def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
         x, out = shape_of(graph, node.inputs[0]), shape_of(graph, node.outputs[0])
         window = [int(v) for v in node.attrs["kernel_shape"]]
-        kernel, strides, pads, dilations = _window(node, window, list(x[2:]))
+        kernel, strides, pads, dilations, beside = _window(node, window, list(x[2:]))
         if dilations != [1, 1]:
             raise NoRuleError(f"dilated window {dilations}")
         n, c, h, w = _nchw(x)
+        h, w = h + beside[0], w + beside[1]
         floor = [(size + 2 * p - k) // s + 1 for size, p, k, s in zip((h, w), pads, kernel, strides, strict=True)]
         if tuple(floor) != _nchw(out)[2:]:
             raise NoRuleError("output size rounded up (ceil_mode)")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.elements import MAX_ELEMENTS
+from cdmpp.programs.frontends.onnx_contrib import contrib_types
 from cdmpp.programs.frontends.onnx_graph import OnnxGraph, OnnxNode
-from cdmpp.programs.frontends.onnx_quantised import contrib_types
 
 if TYPE_CHECKING:
     import onnx

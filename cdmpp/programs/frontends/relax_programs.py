@@ -15,6 +15,7 @@ undecomposed ``batch_norm`` for its epsilon and its mode for training, and stops
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import CdmppError, InvalidProgramError, UnsupportedOperatorError
+from cdmpp.programs.frontends.exported_archive import copy_checked
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.programs.frontends.imports import import_torch
 from cdmpp.programs.frontends.onnx_model import load_onnx, static_model
@@ -159,14 +161,19 @@ def read_exported(path: str | Path) -> Any:
     Raises
     ------
     InvalidProgramError
-        The file cannot be read, or holds something else.
+        The file cannot be read, holds something else, or needs more than tensors and operators: code of the file is
+        never run.
     """
     torch, path = import_torch(), Path(path)
     log = logging.getLogger("torch.export")
     level = log.level
     try:
         log.setLevel(logging.CRITICAL)  # torch logs a traceback, then tries an older format
-        return torch.export.load(path)
+        with tempfile.TemporaryFile() as copy:
+            copy_checked(path, copy, torch)
+            return torch.export.load(copy)
+    except CdmppError:
+        raise
     except OSError as error:
         raise InvalidProgramError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # zip, JSON and pickle each raise their own

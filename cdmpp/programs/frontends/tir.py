@@ -10,9 +10,6 @@ from cdmpp.programs.frontends.tvmscript_check import HINT, T_DOTTED, T_NAMES, ch
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 
-#: Blocks are read only in functions that are marked as TIR with blocks, which older TVM did not require.
-UNMARKED_HINT = "a function with T.sblock is declared with @T.prim_func(s_tir=True)"
-
 _DTYPES = [
     f"{kind}{bits}{lanes}"
     for kind, widths in (("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)), ("float", (16, 32, 64)))
@@ -110,8 +107,7 @@ def programs_from_tvmscript(source: str, backend: Backend = "tvm") -> list[Tenso
         try:
             function = tvm.script.from_source(text, extra_vars=_namespace())
         except Exception as error:  # TVM's parser raises a dozen kinds, each for a fault of the text
-            hint = UNMARKED_HINT if "T.sblock" in text and "s_tir=True" not in text else HINT
-            raise InvalidProgramError(f"TVMScript function {name!r}: {_reason(error)}", hint=hint) from None
+            raise InvalidProgramError(f"TVMScript function {name!r}: {_reason(error)}", hint=HINT) from None
         programs += programs_from_tir(function, backend, name=name)
     return programs
 

@@ -33,6 +33,7 @@ from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, dty
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable
+from cdmpp.programs.frontends.torch_values import ExpectedValues
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -264,12 +265,19 @@ def _without_fast_path() -> Iterator[None]:
     """``nn.MultiheadAttention`` calls the attention that it was asked for.
 
     Its fast path is one call for the host and has the same kernels on a GPU. On ``meta`` it loses the fused attention.
+    ``torch.autocast("meta")``, which transformers 4 turns off, is refused by PyTorch: that of "cpu" stands for it.
     """
-    before = torch.backends.mha.get_fastpath_enabled()
+    before, autocast = torch.backends.mha.get_fastpath_enabled(), torch.autocast.__init__
+
+    def of_known_device(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        autocast(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.autocast.__init__ = of_known_device  # type: ignore[method-assign]
     try:
         yield
     finally:
+        torch.autocast.__init__ = autocast  # type: ignore[method-assign]
         torch.backends.mha.set_fastpath_enabled(before)
 
 
@@ -340,11 +348,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules: list[str] = [""]
         self._gradients: list[tuple[str, int]] = []
         self._quiet = False
+        self.values = ExpectedValues(lambda text: self._assumed.update([text]))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense" and args[0].is_meta and args[0].dtype != torch.bool and not self._quiet:
+            return self.assume("item", args[0])
+        if name in ("index", "index_put", "index_put_"):
+            with self:
+                args = (args[0], self.values.without_masks(args[1]), *args[2:])
+        out = self.values.result(name, args)
+        out = func(*args, **(kwargs or {})) if out is None else out
         if not self._quiet:
-            call = AtenCall(func.overloadpacket.__name__, args, kwargs or {}, out)
+            call = AtenCall(name, args, kwargs or {}, out)
+            self.values.note(call)
             before = len(self._launches)
             if call.name in self._of_one_type and len(types := dict.fromkeys(map(dtype_of, call.tensors))) > 1:
                 raise InvalidProgramError(
@@ -424,7 +441,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def assume(self, call: str, tensor: Tensor) -> int | float:
         """The value 1 for one that is not known; the host waits for the device."""
-        self._assumed[call] += 1
+        self._assumed[f"Tensor.{call}() is 1"] += 1
         self._calls.append(HostCall("_local_scalar_dense", self.phase))
         return 1.0 if tensor.is_floating_point() and call != "__int__" else 1
 
@@ -518,7 +535,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         unsupported = tuple(Unsupported(f"aten.{op}", n, why) for (op, why), n in self._unsupported.items())
         recorded = (tuple(self._launches), tuple(self._calls))
         graph = tuple(self._graph or ())
-        assumed = tuple(f"Tensor.{name}() is 1 ({count} x)" for name, count in self._assumed.items())
+        assumed = tuple(f"{text} ({count} x)" for text, count in self._assumed.items())
         return EagerTrace(*recorded, unsupported, tuple(self._gradients), frozenset(self._incomplete), graph, assumed)
 
 
@@ -600,6 +617,14 @@ class _AsOnGpu(TorchFunctionMode):
             return fused_attention(self._recorder, func, args, kwargs)
         if func in RECURRENT and not (isinstance(args[1], Tensor) and isinstance(args[3], list | tuple)):
             return recurrent(self._recorder, RECURRENT[func], *args)
+        if func is nn.functional.one_hot and isinstance(classes := kwargs.get("num_classes", args[-1]), int):
+            self._recorder.values.choose(args[0], classes)
+        if func is Tensor.__bool__:  # a decision is refused
+            with self._recorder.quiet():
+                return func(*args)
+        if func is Tensor.tolist and args[0].is_meta:
+            self._recorder.assume("tolist", args[0])
+            return torch.zeros(args[0].shape, dtype=torch.int64, device="cpu").tolist()
         if func in _ITEMS and args[0].is_meta:
             return self._recorder.assume(func.__name__, args[0])
         if isinstance(func, torch._ops.OpOverload) and kwargs.get("device") is not None:

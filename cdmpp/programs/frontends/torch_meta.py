@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -154,8 +155,9 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
             f"{name}: the inputs do not fit: {line}",
             hint="pass example_inputs as forward takes them: a tuple, a dictionary of keywords, or one tensor",
         )
+    text = str(error).strip().partition("\n")[0]
     for signs, problem, hint in _PROBLEMS:
-        if any(sign in line for sign in signs):
+        if any(sign in text for sign in signs):
             return InvalidProgramError(f"{name}: {problem}: {line}", hint=hint)
     return InvalidProgramError(
         f"{name}: does not run on these inputs: {type(error).__name__}: {line}",
@@ -165,6 +167,16 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
 
 #: Signs in PyTorch's messages, what they mean, and what to do; the first that fits.
 _PROBLEMS = (
+    (
+        ("FlexAttention", "flex_attention"),
+        "flex attention is compiled for the mask and the scores that it is given, and has no kernel without a device",
+        "call torch.nn.functional.scaled_dot_product_attention in its place, which has the same products",
+    ),
+    (
+        ("HigherOrderOperator",),
+        "the steps of PyTorch's operators of control flow (while_loop, cond, scan, map) are values",
+        "write the loop with a number of steps, or the branch that is taken, in Python",
+    ),
     (
         ("fake impl", "'Meta' backend"),
         "an operator gives no shapes without data",
@@ -185,4 +197,6 @@ _PROBLEMS = (
 
 
 def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    """First sentence of an error's message."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.split(r"(?<=[\w)'\"])[.:;!] ?(?=[A-Z]|There|attempted)", line)[0][:200]

@@ -71,7 +71,7 @@ _SYNTAX = """
     RShift Load Store
     """
 _NODES = tuple(getattr(ast, name) for name in _SYNTAX.split())
-#: Constructs that TVM renamed, and their names today.
+#: Constructs that TVM 0.27 renamed, and their names today.
 _FORMER = {"block": "sblock", "block_attr": "sblock_attr"}
 #: Parents under which a string or a display (list, tuple, dictionary) is only handed on.
 _HOLDERS = (ast.Call, ast.keyword, ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.Assert, ast.Expr)
@@ -100,9 +100,32 @@ def checked_functions(source: str) -> list[tuple[str, str]]:
         raise InvalidProgramError("the TVMScript has no @T.prim_func function", hint=HINT)
     checked = []
     for function in functions:
+        _rename_former(function)
         _check_function(function)
         checked.append((function.name, ast.unparse(function)))
     return checked
+
+
+def _rename_former(function: ast.FunctionDef) -> None:
+    """Give a function the spelling of TVM 0.27: older ones index T.Buffer, have other names, and do not mark blocks."""
+    for argument in function.args.args:
+        kind = argument.annotation
+        if isinstance(kind, ast.Subscript) and _under_t(kind.value) == "Buffer":
+            parts = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
+            typed = isinstance(parts[-1], ast.Constant) and isinstance(parts[-1].value, str)
+            argument.annotation = ast.copy_location(ast.Call(kind.value, parts if typed else [kind.slice], []), kind)
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Attribute) and _under_t(node) == node.attr]
+    if not any(node.attr in ("block", "sblock") for node in names):
+        return
+    former = dict(_FORMER)
+    for i, decorator in enumerate(function.decorator_list):
+        call = decorator if isinstance(decorator, ast.Call) else ast.Call(decorator, [], [])
+        if ast.unparse(call.func) == "T.prim_func" and "s_tir" not in [k.arg for k in call.keywords]:
+            call.keywords.append(ast.keyword("s_tir", ast.Constant(True)))
+            function.decorator_list[i] = ast.copy_location(call, decorator)
+            former["alloc_buffer"] = "sblock_alloc_buffer"
+    for node in names:
+        node.attr = former.get(node.attr, node.attr)
 
 
 def _refuse(node: ast.AST, what: str) -> InvalidProgramError:
@@ -151,7 +174,7 @@ def _check_import(node: ast.Import | ast.ImportFrom) -> None:
 
 def _class_functions(node: ast.ClassDef) -> Iterator[ast.FunctionDef]:
     decorators = [ast.unparse(_called(d)) for d in node.decorator_list]
-    if decorators != ["I.ir_module"] or node.bases or node.keywords:
+    if decorators not in (["I.ir_module"], ["tvm.script.ir_module"]) or node.bases or node.keywords:
         raise _refuse(node, f"class {node.name!r} is not a plain @I.ir_module class")
     for decorator in node.decorator_list:
         _check_decorator(decorator)
@@ -349,11 +372,6 @@ def _check_t_name(node: ast.Attribute, name: str) -> None:
     if not isinstance(node.ctx, ast.Load):
         raise _refuse(node, f"an assignment to T.{name}")
     first, _, rest = name.partition(".")
-    if first in _FORMER and name not in T_NAMES:
-        raise InvalidProgramError(
-            f"TVMScript, line {node.lineno}: T.{first} is the spelling of an older TVM",
-            hint=f"write T.{_FORMER[first]}; TVM 0.27 prints modules in its own spelling",
-        )
     known = name in T_NAMES or name in _T_PLAIN or bool(_T_DTYPE.fullmatch(name))
     if not known and rest not in T_DOTTED.get(first, ()):
         raise _refuse(node, f"T.{name[:60]} is not one of the constructs that are read")

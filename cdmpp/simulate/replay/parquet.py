@@ -21,6 +21,7 @@ from pydantic_core import from_json
 from cdmpp.errors import DataError, FieldError
 from cdmpp.simulate.replay.forms import NodeForm
 from cdmpp.simulate.replay.records import FIELDS, NodeRecord, Nodes, paused_collector
+from cdmpp.utils.files import check_parquet, parse_json
 from cdmpp.utils.writing import replacing
 
 #: Key of the metadata with the other fields of the request.
@@ -57,13 +58,14 @@ def read_parquet(path: str | Path) -> dict[str, Any]:
         A column is unknown or missing, or a value is wrong.
     """
     try:
+        check_parquet(path)
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"{path}: not a Parquet file: {error}", hint="give a file of cdmpp replay --save-graph"
         ) from None
     try:
-        rest = json.loads((table.schema.metadata or {}).get(METADATA, b"{}"))
+        rest = parse_json((table.schema.metadata or {}).get(METADATA, b"{}"))
     except ValueError as error:
         raise DataError(f"{path}: metadata {METADATA.decode()!r} is not JSON: {error}", hint=_HINT) from None
     if not isinstance(rest, dict) or "nodes" in rest:

@@ -5,6 +5,7 @@ Iterations are ranges between marks such as ``ProfilerStep#3``.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -102,7 +103,12 @@ def _marks(trace: RankTrace, pattern: re.Pattern[str]) -> dict[tuple[int, int], 
         key=lambda event: event.start_s,
     )
     marks: dict[tuple[int, int], tuple[str, float, float]] = {}
-    for position, event in enumerate(found):
+    ends: dict[str, float] = {}
+    position = -1
+    for event in found:
+        if event.start_s < ends.get(event.name, -math.inf):
+            continue  # the same step, marked on another thread too
+        position, ends[event.name] = position + 1, event.end_s
         digits = re.search(r"(\d+)\D*$", event.name)
         number = int(digits.group(1)) if digits else position
         times = sum(1 for key in marks if key[0] == number)

@@ -29,16 +29,26 @@ from cdmpp.simulate.traces.records import (
     recorded_call,
     shaped_call,
 )
-from cdmpp.utils.files import check_regular, open_gzip
+from cdmpp.utils.files import open_file, open_gzip
 
 _CHUNK = 1 << 20
+_MOST_LEFT_OUT = 6
+_PHASES = {"i": "instants", "C": "counters"}
 #: Text of one event, or of one field beside the events, in characters.
 _MOST_TEXT = 64 << 20
 _GZIP = b"\x1f\x8b"
 _BLANKS = re.compile(r"[\s\ufeff]*")
 #: Kineto writes numbers and names that are not quite JSON (control characters, inf).
 _DECODER = json.JSONDecoder(strict=False)
+_NOT_FINITE = re.compile(r"-?(inf|nan)\b", re.IGNORECASE)
+#: Strings, of which the last may be cut, and such numbers outside of them.
+_VALUES = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|-?\b(?:inf|nan)\b', re.IGNORECASE | re.DOTALL)
 _HINT = "write it again with prof.export_chrome_trace(), and copy the whole file"
+
+
+def _finite_or_json(match: re.Match[str]) -> str:
+    text = match[0]
+    return text if text[0] == '"' else "NaN" if text[-3:].lower() == "nan" else text[:-3] + "Infinity"
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -50,8 +60,7 @@ def opened(path: Path) -> IO[bytes]:
         The file cannot be read.
     """
     try:
-        check_regular(path)
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(2)
         return open_gzip(path) if head == _GZIP else path.open("rb")
     except OSError as error:
@@ -96,7 +105,14 @@ def _of_object(text: _Text, header: Callable[[str, Any], None]) -> Iterator[dict
             found = True
             yield from _elements(text)
         else:
-            header(str(name), text.value())
+            value = text.value()
+            head = str(value[:1] if isinstance(value, list) else value)
+            if (name, "chakra" in head) == ("schema", True) or (name, "ctrl_deps" in head) == ("nodes", True):
+                raise DataError(
+                    f"{text.path}: an execution trace of Chakra or PyTorch, not a trace of a profiler: it has no times",
+                    hint="record a Kineto trace of the same run: prof.export_chrome_trace(path)",
+                )
+            header(str(name), value)
         if text.peek() == ",":
             text.skip(",")
     if not found:
@@ -168,6 +184,10 @@ class _Text:
                     self._at = end
                     return value
             except json.JSONDecodeError as error:
+                if _NOT_FINITE.match(self._buffer, error.pos):
+                    self._buffer = _VALUES.sub(_finite_or_json, self._buffer[self._at :])
+                    self._done, self._at = self._done + self._at, 0
+                    continue
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._buffer) - 12
                 if not cut or len(self._buffer) - self._at > _MOST_TEXT:
                     raise DataError(
@@ -175,8 +195,8 @@ class _Text:
                     ) from None
                 if self._ended:
                     raise self._truncated(wanted) from None
-            except RecursionError:
-                raise DataError(f"{self.path}: not a trace: nested too deeply", hint=_HINT) from None
+            except (ValueError, RecursionError) as error:  # a number with too many digits, or too many levels
+                raise DataError(f"{self.path}: not a trace: {error}", hint=_HINT) from None
             self._more()
 
     def _more(self) -> bool:
@@ -267,6 +287,7 @@ class _Reader:
         self._open: dict[Lane, list[TraceEvent]] = {}
         self._flows: dict[tuple[str, str, int], tuple[int, str]] = {}
         self._instants: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
         self._correlated = False
 
     def header(self, name: str, value: Any) -> None:
@@ -295,6 +316,7 @@ class _Reader:
             self._thread(event)
             return
         if phase not in ("X", "B", "E"):
+            self._left_out[str(event.get("cat") or _PHASES.get(str(phase), f"phase {phase}"))] += 1
             return
         at = event.get("ts")
         at = _number(at)
@@ -304,6 +326,8 @@ class _Reader:
         kind, values = self._kind(event), event.get("args")
         values = values if isinstance(values, dict) else {}
         if kind is None and phase != "E":
+            named = str(event.get("name", ""))[:40]
+            self._left_out[str(event.get("cat") or f"without a category: {named}")] += 1
             return
         if self._origin_us is None:
             self._origin_us = at
@@ -314,8 +338,9 @@ class _Reader:
         assert kind is not None
         length = _number(event.get("dur"))
         if phase == "X" and length is None:
-            self._instants[kind] += 1
-            length = 0.0
+            self._instants[f"({kind}) without a duration"] += 1
+        elif length is not None and length < 0:
+            self._instants[f"({kind}) with a negative duration"] += 1
         name = self._once(str(event.get("name", "")))
         lane = self._lane(kind, event, values)
         duration_s = max(length or 0.0, 0.0) * 1e-6
@@ -346,11 +371,16 @@ class _Reader:
             )
         trace.origin_s = self._base_s + (self._origin_us or 0.0) * 1e-6
         self._connect_flows()
-        for kind, count in sorted(self._instants.items()):
+        for kind, count in sorted((+self._instants).items()):
             if kind == "time":
                 trace.remarks.append(f"events without a time, which are left out: {count:,}")
             else:
-                trace.remarks.append(f"events ({kind}) without a duration, which count as 0 s: {count:,}")
+                trace.remarks.append(f"events {kind}, which count as 0 s: {count:,}")
+        if self._left_out:
+            listed = [f"{name} ({count:,} x)" for name, count in self._left_out.most_common(_MOST_LEFT_OUT)]
+            more = ["others"] if len(self._left_out) > _MOST_LEFT_OUT else []
+            total = self._left_out.total()
+            trace.remarks.append(f"events left out, of kinds that are not read: {total:,}: {', '.join(listed + more)}")
         left_open = sum(len(events) for events in self._open.values())
         if left_open:
             trace.remarks.append(f"events that begin and never end, which count as 0 s: {left_open:,}")
@@ -367,6 +397,8 @@ class _Reader:
             return "runtime"
         if category:
             return None
+        if "Task Type" in (event.get("args") or {}):  # Ascend's profiler
+            return "kernel"
         # Before Kineto (torch 1.8) events had no category, and named processes.
         process = str(event.get("pid", ""))
         if process == "CUDA functions":
@@ -377,7 +409,7 @@ class _Reader:
         on_device = kind in ("kernel", "copy", "sync")
         owner, name = event.get("pid", 0), event.get("tid", 0)
         if on_device:
-            owner, name = values.get("device", owner), values.get("stream", name)
+            owner, name = values.get("device", owner), values.get("stream", values.get("Stream Id", name))
         key = ("device" if on_device else "host", str(owner), str(name))
         if key not in self._lanes:
             self._lanes[key] = Lane(key[0], key[1], key[2])  # type: ignore[arg-type]
@@ -420,14 +452,15 @@ class _Reader:
         lane = Lane("host", str(event.get("pid", 0)), str(event.get("tid", 0)))
         if self._open.get(lane):
             begun = self._open[lane].pop()
+            self._instants[f"({begun.kind}) with a negative duration"] += at_s < begun.start_s
             begun.duration_s = max(at_s - begun.start_s, 0.0)
 
     def _flow(self, event: dict[str, Any]) -> None:
         """Arrows from launches to kernels, for traces whose events have no correlation id."""
         if self._correlated or str(event.get("cat", "")).casefold() in ("fwdbwd", "forward_backward"):
             return
-        at, number = event.get("ts"), event.get("id")
-        if isinstance(at, int | float) and isinstance(number, int):
+        at, number = _number(event.get("ts")), _whole(event.get("id"))
+        if at is not None and number >= 0:
             key = (str(event.get("pid")), str(event.get("tid")), round(at * 1000))
             self._flows[key] = (number, str(event.get("ph")))
 

@@ -21,7 +21,7 @@ from cdmpp.simulate.traces.shapes import computes, is_free
 #: device; "sync": a call that waits for a device; "work": a collective on a thread of its library.
 SegmentRole = Literal["op", "host", "launch", "sync", "work"]
 _RUNTIME = r"(cuda|cu|hip)"
-_SYNC = re.compile(rf"{_RUNTIME}(Stream|Device|Event|Ctx)Synchronize")
+_SYNC = re.compile(rf"{_RUNTIME}((Stream|Device|Event|Ctx|Thread)Synchronize|(Mem)?Free(_v2)?$)")
 _WAITS = re.compile(r"wait_tensor|::wait\b|barrier", re.IGNORECASE)
 
 
@@ -185,7 +185,10 @@ class HostLane:
 
 @dataclass
 class HostThreads:
-    """The threads of one rank; :meth:`build` adds their nodes to the graph."""
+    """The threads of one rank; :meth:`build` adds their nodes to the graph.
+
+    A thread whose window is not ``marked`` has no time after its last event.
+    """
 
     graph: TraceGraph
     rank: int
@@ -193,6 +196,7 @@ class HostThreads:
     names: dict[Lane, str]
     begin_s: float
     end_s: float
+    marked: bool = True
     lanes: list[HostLane] = field(default_factory=list)
 
     def build(self, found: dict[Lane, list[Segment]], main: Lane | None) -> None:
@@ -239,7 +243,7 @@ class HostThreads:
             host.before.append(last if not deps else deps[0])
             last = self._node(host, segment, start_s, end_s, deps, stream)
             at_s = end_s
-        if main and self.end_s - at_s > TINY_S and last is not None:
+        if main and self.marked and self.end_s - at_s > TINY_S and last is not None:
             tail = WorkNode(self.device, stream, self.end_s - at_s, [], "host", self.rank, at_s, "host", ("host",))
             host.gaps.append((self.graph.add(tail), False))
 

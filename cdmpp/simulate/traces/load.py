@@ -17,6 +17,7 @@ from typing import Any
 from cdmpp.errors import DataError
 from cdmpp.simulate.traces.chrome import opened, read_torch
 from cdmpp.simulate.traces.records import EventKind, Lane, RankTrace, Sync, TraceEvent
+from cdmpp.utils.files import open_file
 
 MAGIC = b"SQLite format 3\x00"
 _KERNELS, _RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -34,7 +35,7 @@ _NAMES = ("demangledName", "shortName", "mangledName")
 def is_sqlite(path: Path) -> bool:
     """Whether a file is an SQLite database."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
@@ -74,6 +75,7 @@ class _Reader:
         self._tables = {row["name"] for row in tables}
         self._strings: dict[int, str] = {}
         self._origin_ns: int | None = None
+        self._without_end = 0
         self.trace = RankTrace(str(path), "nsys")
 
     def read(self) -> RankTrace:
@@ -94,6 +96,10 @@ class _Reader:
         for row in self._rows("ThreadNames", "globalTid", "nameId"):
             self.trace.threads[_thread(row["globalTid"])] = self._strings.get(row["nameId"], "")
         self.trace.origin_s = (self._origin_ns or 0) * 1e-9
+        if self._without_end:
+            self.trace.remarks.append(
+                f"events without an end after their start, which count as 0 s: {self._without_end:,}"
+            )
         return self.trace
 
     def _runtime(self) -> None:
@@ -132,7 +138,7 @@ class _Reader:
             return
         by_id = "textId" if "textId" in self._columns("NVTX_EVENTS") else "NULL AS textId"
         for row in self._rows("NVTX_EVENTS", "start", "end", "globalTid", "text", "eventType", by_id):
-            if row["eventType"] in _RANGES and row["end"] is not None:
+            if row["eventType"] in _RANGES:
                 name = row["text"] or self._strings.get(row["textId"], "")
                 self._add("annotation", name, _thread(row["globalTid"]), row, -1)
 
@@ -140,7 +146,10 @@ class _Reader:
         start, end = row["start"], row["end"]
         if self._origin_ns is None:
             self._origin_ns = start
-        seconds = max(end - start, 0) * 1e-9
+        if end is None or end < start:
+            self._without_end += 1
+            end = start
+        seconds = (end - start) * 1e-9
         event = TraceEvent(kind, name, lane, (start - self._origin_ns) * 1e-9, seconds)
         event.correlation = -1 if correlation is None else int(correlation)
         self.trace.events.append(event)
@@ -197,7 +206,7 @@ def is_trace(path: str | Path) -> bool:
         return path.suffix.lower() == ".gz"
     if head.startswith(b"["):
         return head[1:].lstrip().startswith((b"{", b"]"))
-    return head.startswith(b"{") and b'"traceEvents"' in head
+    return head.startswith(b"{") and any(part in head for part in (b'"traceEvents"', b"-chakra.", b'"ctrl_deps"'))
 
 
 def read_trace(path: str | Path) -> RankTrace:
@@ -211,7 +220,17 @@ def read_trace(path: str | Path) -> RankTrace:
     path = Path(path)
     if path.suffix.lower() in (".nsys-rep", ".qdrep"):
         raise DataError(f"{path}: a report of Nsight Systems", hint=f"export it: nsys export --type sqlite {path.name}")
-    return read_nsys(path) if is_sqlite(path) else read_torch(path)
+    trace = read_nsys(path) if is_sqlite(path) else read_torch(path)
+    launched = {event.correlation for event in trace.events if event.kind == "kernel"} - {-1}
+    working = [e for e in trace.events if (e.kind == "runtime" and e.correlation in launched) or e.kind == "op"]
+    kind = "runtime" if trace.on_device and any(event.kind == "runtime" for event in working) else "op"
+    owners = dict.fromkeys(event.lane.owner for event in working if event.kind == kind)
+    if len(owners) > 1:
+        raise DataError(
+            f"{path}: events of {len(owners)} processes ({', '.join(list(owners)[:8])}): several ranks in one file",
+            hint="give the file that the profiler wrote on each rank (one for each), or split this one by pid",
+        )
+    return trace
 
 
 def read_ranks(paths: Sequence[str | Path]) -> list[RankTrace]:

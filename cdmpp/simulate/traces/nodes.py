@@ -80,7 +80,7 @@ class TraceGraph:
     parallel : set of str
         Devices without order: delays and collectives' meeting points.
     measured_s : float
-        The longest of the ranks: from the beginning of its first iteration to its last end.
+        The longest of the ranks, by :meth:`longest_s`.
     begins_s : dict of int to float
         When each rank begins its first iteration, after the first rank to do so.
     iterations : tuple of str
@@ -93,6 +93,8 @@ class TraceGraph:
         Marketing names of the devices.
     alignment_residual_s : float
         Median distance between the ends of a collective on two ranks.
+    full_queue : int
+        Launches that waited because the device's queue was full.
     remarks : list of str
     """
 
@@ -106,6 +108,7 @@ class TraceGraph:
     has_shapes: bool = False
     device_names: tuple[str, ...] = ()
     alignment_residual_s: float = 0.0
+    full_queue: int = 0
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -125,22 +128,51 @@ class TraceGraph:
         deps = [] if after is None else [after]
         return self.add(WorkNode(device, "0", max(seconds, 0.0), deps, "delay", rank, at_s, cause, cause=cause))
 
-    def longest_s(self, end_s: Floats) -> float:
-        """Time of all iterations on the rank that needs longest, from its own beginning.
+    def longest_s(self, end_s: Floats, duration_s: Floats) -> float:
+        """Time of all iterations on the rank that needs longest, in the steady state.
+
+        A marked iteration may leave work on a device that runs beside the next one. So its time is the longer of two:
+        that of the threads, from the rank's own beginning to its last mark's end, and that of the longest chain of
+        device work that was launched in the iterations. Without marks, it lasts until the last end.
 
         Parameters
         ----------
-        end_s : Floats, length nodes
-            End of each node.
+        end_s, duration_s : Floats, length nodes
+            End and duration of each node.
         """
-        return max(float(end_s[own].max()) - self.begins_s.get(rank, 0.0) for rank, own in self._by_rank.items())
+        hosts_s = [float(end_s[own].max()) - self.begins_s.get(rank, 0.0) for rank, own in self._by_rank.items()]
+        chain_s = np.zeros(len(self.nodes))
+        for i, before in self._device_work:
+            chain_s[i] = duration_s[i] + max((chain_s[k] for k in before), default=0.0)
+        return max(*hosts_s, float(chain_s.max()), 0.0)
+
+    @cached_property
+    def _device_work(self) -> list[tuple[int, list[int]]]:
+        """Nodes of devices in time order, each with those that it follows; empty without marks."""
+        if not self.iterations:
+            return []
+        lanes: dict[tuple[str, str], int] = {}
+        found: list[tuple[int, list[int]]] = []
+        kept: set[int] = set()
+        for i in sorted(range(len(self.nodes)), key=lambda i: (self.nodes[i].start_s, self.nodes[i].end_s)):
+            node = self.nodes[i]
+            if node.role == "earlier":
+                lanes.pop((node.device, node.stream), None)
+            if node.role in ("delay", "earlier") or (node.role != "join" and not _on_device(node)):
+                continue
+            lane = (node.device, node.stream)
+            before = [*node.deps, *([lanes[lane]] if lane in lanes and node.role != "join" else [])]
+            found.append((i, [k for k in before if k in kept]))
+            lanes[lane] = i
+            kept.add(i)
+        return found
 
     @cached_property
     def _by_rank(self) -> dict[int, Ints]:
-        """Positions of each rank's nodes on its lanes; only once the graph is complete."""
+        """Positions of each rank's nodes on its lanes, with marks on its threads; only once the graph is complete."""
         found: dict[int, list[int]] = {}
         for i, node in enumerate(self.nodes):
-            if node.role not in ("join", "delay"):
+            if node.role not in ("join", "delay") and not (self.iterations and _on_device(node)):
                 found.setdefault(node.rank, []).append(i)
         return {rank: np.array(positions, dtype=np.int64) for rank, positions in found.items()}
 
@@ -186,6 +218,10 @@ class TraceGraph:
         used = {node.device for node in self.nodes}
         devices = {name: {"parallel": True} for name in sorted(self.parallel & used)}
         return {"nodes": nodes, "devices": devices, "order": "listed"}
+
+
+def _on_device(node: WorkNode) -> bool:
+    return " gpu" in node.device
 
 
 def class_of(node: WorkNode) -> str:

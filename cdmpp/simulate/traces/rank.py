@@ -6,6 +6,8 @@ Streams of devices and threads of communication libraries wait for what started 
 from __future__ import annotations
 
 import bisect
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -215,6 +217,10 @@ def _typical_latency_s(lanes: Iterable[list[Activity]]) -> float:
 
 #: A copy that the host waits for keeps its call busy at least this long.
 _BLOCKING_S = 20e-6
+#: A queue of launches is full from this number on (CUDA's holds about 1,024), and from this share of the most.
+_LEAST_QUEUE, _FULL = 256, 0.9
+#: A launch that takes this many times the median of the others waits for room.
+_BLOCKED = 1.5
 
 
 @dataclass
@@ -275,10 +281,15 @@ class TracedRank:
                 else:
                     self._segments.setdefault(lane, []).append(segment)
         self._main = self._main_lane(by_lane)
-        for event in self.trace.events:
-            if event.kind not in ("kernel", "copy"):
-                continue
-            at_s = launched.get(event.correlation, event.start_s)
+        work = [event for event in self.trace.events if event.kind in ("kernel", "copy")]
+        first: dict[Lane, float] = {}
+        for event in work:
+            if event.correlation in launched and self.window.names:
+                first[event.lane] = min(event.start_s, first.get(event.lane, event.start_s))
+        for event in work:
+            # What a stream runs without a launch in the file, before all else, was launched before the recording.
+            unseen = -math.inf if event.start_s < first.get(event.lane, -math.inf) else event.start_s
+            at_s = launched.get(event.correlation, unseen)
             if at_s >= end_s or event.end_s <= begin_s:
                 continue
             self._device.append(self._activity(event, at_s < begin_s))
@@ -313,7 +324,8 @@ class TracedRank:
         """Add the nodes of all threads and streams."""
         device = f"rank{self.rank} host" if self.trace.on_device else f"rank{self.rank}"
         begin_s, end_s = self.window.start_s + self.shift_s, self.window.end_s + self.shift_s
-        self.host = HostThreads(self.graph, self.rank, device, self.trace.threads, begin_s, end_s)
+        marked = bool(self.window.names) or not self.trace.on_device
+        self.host = HostThreads(self.graph, self.rank, device, self.trace.threads, begin_s, end_s, marked)
         self.host.build(self._segments, self._main)
         work = self._host_work(device, joint)
         self.streams = Streams(self.graph, self.rank)
@@ -323,6 +335,7 @@ class TracedRank:
         self.host.connect_waits([self.streams.positions[id(activity.event)] for activity in work])
         if self._device:
             self._synchronise()
+            self._queue()
 
     def _host_work(self, device: str, joint: set[int]) -> list[Activity]:
         """Collectives on threads of their library, with the calls that issued them."""
@@ -427,10 +440,45 @@ class TracedRank:
             if at and activities[at - 1].end_s <= segment.end_s + TINY_S:
                 last.append(activities[at - 1])
         if not last:
+            # It waits for an event that the trace does not name: for the work that ended last.
+            ended = [a for activities in by_stream.values() for a in activities if a.end_s <= segment.end_s + TINY_S]
+            last = [max(ended, key=lambda a: a.end_s)] if ended else []
+        if not last:
             return
         if "Device" not in name and "Ctx" not in name and not wanted:
             last = [max(last, key=lambda a: a.end_s)]
         self._let_wait(position, [a for a in last if a.end_s > segment.start_s])
+
+    def _queue(self) -> None:
+        """Let launches that found the queue full return when the work has ended whose end made room."""
+        work = sorted(self._device, key=lambda activity: activity.end_s)
+        own = {activity.event.correlation: activity for activity in work}
+        begun, ended = sorted(map(_launched_s, work)), [activity.end_s for activity in work]
+        calls: list[tuple[int, Segment, int, int | None]] = []
+        for host in self.host.lanes:
+            for segment, position, before in zip(host.segments, host.positions, host.before, strict=True):
+                if segment.role == "launch":
+                    at_s = segment.start_s
+                    depth = bisect.bisect_left(begun, at_s) - bisect.bisect_right(ended, at_s)
+                    calls.append((depth, segment, position, before))
+        full = max(_LEAST_QUEUE, _FULL * max((depth for depth, *_ in calls), default=0))
+        usual_s = [segment.end_s - segment.start_s for depth, segment, *_ in calls if depth < full]
+        own_s = statistics.median(usual_s) if usual_s else _DEFAULT_LATENCY_S
+        for depth, segment, position, before in calls:
+            node = self.graph.nodes[position]
+            if depth < full or segment.end_s - segment.start_s < _BLOCKED * own_s or node.start_s > segment.start_s:
+                continue
+            launched = own.get(segment.event.correlation) if segment.event is not None else None
+            at = bisect.bisect_right(ended, segment.end_s + TINY_S) - 1
+            while at >= 0 and ended[at] > segment.start_s and launched and work[at].stream != launched.stream:
+                at -= 1
+            if at >= 0 and ended[at] > segment.start_s:
+                self._let_wait(position, [work[at]])
+                self.graph.full_queue += 1
+                # Without a wait, the call has its own work still.
+                rest_s = min(own_s - node.duration_s, node.start_s - segment.start_s)
+                if rest_s > 0:
+                    node.deps.append(self.graph.delay(self.rank, rest_s, before, segment.start_s, "launch"))
 
     def _let_wait(self, position: int, activities: Sequence[Activity]) -> None:
         if not activities:

@@ -80,7 +80,7 @@ def build_graph(traces: Sequence[RankTrace], *, iteration: int | None = None, ma
             hint="record whole iterations: torch.profiler.schedule(wait=1, warmup=1, active=3)",
         )
     graph.begins_s = {rank.rank: rank.window.start_s + rank.shift_s for rank in ranks}
-    graph.measured_s = graph.longest_s(np.array([node.end_s for node in graph.nodes]))
+    graph.measured_s = graph.longest_s(np.array([node.end_s for node in graph.nodes]), graph.durations())
     graph.on_device = any(trace.on_device for trace in traces)
     graph.has_shapes = any(trace.has_shapes for trace in traces)
     graph.device_names = tuple(dict.fromkeys(name for trace in traces for name in trace.devices.values()))
@@ -126,6 +126,10 @@ def _remark(graph: TraceGraph, traces: Sequence[RankTrace], alignment: Alignment
     if not graph.has_shapes and any(trace.source == "torch" for trace in traces):
         graph.remarks.append("no shapes in the trace: record with record_shapes=True to predict other devices")
     inferred = sum(rank.streams.inferred for rank in ranks)
+    if graph.full_queue:
+        graph.remarks.append(
+            f"launches that waited for room in the device's queue, and end with its progress: {graph.full_queue:,}"
+        )
     if inferred:
         graph.remarks.append(f"waits between streams that are inferred from times: {inferred:,}")
 
@@ -161,7 +165,7 @@ class TraceReplay:
     @property
     def replayed_s(self) -> float:
         """Replayed time of an iteration."""
-        return self.graph.longest_s(self.timeline.end_s) / self.graph.count
+        return self.graph.longest_s(self.timeline.end_s, self.timeline.duration_s) / self.graph.count
 
     @cached_property
     def critical_path(self) -> list[PathPart]:

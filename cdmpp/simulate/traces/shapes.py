@@ -116,7 +116,7 @@ def _value(arguments: Arguments, i: int) -> Any:
         return None
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return {"true": True, "false": False}.get(text.casefold())
 
 

@@ -5,6 +5,7 @@ Ratios of kernels between two devices are predicted where the operator is known,
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,9 @@ METHODS: tuple[Method, ...] = ("predicted", "roofline", "link", "scaled", "kept"
 _MOST_REASONS = 8
 #: Kernels that multiply matrices, by their names.
 _PRODUCT = re.compile(r"gemm|gemv|cutlass|nvjet|cublas|conv|wgrad|dgrad|fprop|flash|fmha|attention|mma", re.IGNORECASE)
-_HALF = re.compile(r"half|bf16|bfloat16|fp16|f16|_h_|hgemm|hh[sh]_|bz_|16816|1688", re.IGNORECASE)
+_HALF = re.compile(r"half|bf16|bfloat16|fp16|f16|_h_|hgemm|hh[sh]_|bz_|16816|h1688", re.IGNORECASE)
+#: Products of float32 with TF32's bits: NVIDIA's names of the instruction and of cuBLAS' and CUTLASS' kernels.
+_TF32 = re.compile(r"tf32|xf32|s1688|tensorop_s", re.IGNORECASE)
 #: Copies that stay on a device.
 _ON_DEVICE = re.compile(r"DtoD|device -> device|memset", re.IGNORECASE)
 _COLLECTIVE_DTYPES = ("float16", "bfloat16", "float32", "int8")
@@ -131,8 +134,8 @@ def answer_changes(
             hint="add --device, --ranks or --link",
         )
     parts = [*_by_model(graph, changes, predictor), *_by_name(graph.nodes, changes)]
-    before_s = graph.longest_s(replayer.run().end_s) / graph.count
     base = graph.durations()
+    before_s = graph.longest_s(replayer.run().end_s, base) / graph.count
     answers = [_answer(graph, replayer, base, before_s, name, [ratios]) for name, ratios in parts]
     if len(parts) > 1:
         answers.append(_answer(graph, replayer, base, before_s, "all together", [ratios for _, ratios in parts]))
@@ -170,6 +173,11 @@ def _by_model(graph: TraceGraph, changes: Changes, predictor: Predictor | None) 
         old, new = device_of_trace(graph, changes.from_device), resolve_device(changes.device, lookup_board)
         ratios = device_ratios(graph.nodes, predictor, old, new, host=not graph.on_device)
         found.append((f"device {old.name} -> {new.name}", ratios))
+        if ratios.tf32:
+            graph.remarks.append(
+                "kernels of float32 products that ran as TF32 (by name, or faster than the float32 peak), predicted as "
+                f"tfloat32: {ratios.tf32:,}"
+            )
     if changes.ranks is not None and changes.ranks < 2:
         raise FieldError(f"ranks is {changes.ranks}", path="ranks", hint="2 or more")
     if changes.ranks is not None or changes.link is not None:
@@ -246,7 +254,11 @@ def _answer(
             method[i] = max(part.method[i], method.get(i, "predicted"), key=METHODS.index)
     if not np.isfinite(durations).all():
         raise FieldError(f"{name}: a duration is not finite", hint="give a smaller factor")
-    seconds = graph.longest_s(replayer.run(durations).end_s) / graph.count
+    # In the steady state the work of earlier iterations changes as that of these.
+    work = [i for i, node in enumerate(graph.nodes) if node.role in ("kernel", "copy")]
+    if base[work].sum() > 0:
+        durations[[node.role == "earlier" for node in graph.nodes]] *= durations[work].sum() / base[work].sum()
+    seconds = graph.longest_s(replayer.run(durations).end_s, durations) / graph.count
     affected_s = sum(base[i] for i in method)
     shares = {
         how: float(sum(base[i] for i, each in method.items() if each == how) / affected_s) if affected_s else 0.0
@@ -262,7 +274,7 @@ def _answer(
         name,
         seconds,
         before_s - seconds,
-        int((durations != base).sum()),
+        sum(bool(durations[i] != base[i]) for i in method),
         {how: share for how, share in shares.items() if share > 0},
         worst(domain for domain in domains) if domains else None,
         dict(ordered[:_MOST_REASONS]),
@@ -280,14 +292,17 @@ class Ratios:
     method : dict of int to Method
     reasons : Counter of str
         Why nodes were not predicted, by number of nodes.
-    domains : list of Prediction
+    predictions : list of Prediction
         Predictions behind the ratios.
+    tf32 : int
+        Kernels of float32 products that ran as TF32.
     """
 
     ratio: dict[int, float] = field(default_factory=dict)
     method: dict[int, Method] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
     predictions: list[Prediction] = field(default_factory=list)
+    tf32: int = 0
 
     def set(self, position: int, ratio: float, method: Method, reason: str = "") -> None:
         """Take a ratio."""
@@ -318,20 +333,31 @@ def device_ratios(
     """
     found = Ratios()
     specs: dict[int, tuple[OperatorSpec, ...]] = {}
+    seconds: Counter[int] = Counter()
+    for node in nodes:
+        seconds[id(node.operation)] += node.duration_s if _PRODUCT.search(node.label) else 0.0  # type: ignore[assignment]
     for i, node in enumerate(nodes):
         if node.role in ("kernel", "op"):
             operators, reason = _operators(node)
             if operators:
-                specs[i] = operators
+                as_tf32 = node.role == "kernel" and _ran_as_tf32(node, operators, seconds[id(node.operation)], old)
+                found.tf32 += as_tf32
+                specs[i] = tuple(map(_tf32, operators)) if as_tf32 else operators
             else:
                 found.set(i, roofline_ratio(node, old, new), "roofline", reason)
         elif node.role == "copy":
             inside = bool(_ON_DEVICE.search(node.label))
             ratio = old.mem_bandwidth_bytes_per_s / new.mem_bandwidth_bytes_per_s if inside else 1.0
             found.set(i, ratio, "roofline" if inside else "kept")
-    latencies = _predict(predictor, [s for group in specs.values() for s in group], (old, new), found)
+    latencies: dict[tuple[OperatorSpec, str], float] = {}
+    for device in (old, new):
+        wanted = [_for_device(spec, device) for group in specs.values() for spec in group]
+        latencies |= _predict(predictor, wanted, (device,), found)
     for i, operators in specs.items():
-        sums = [sum(latencies.get((spec, device.name), float("nan")) for spec in operators) for device in (old, new)]
+        sums = [
+            sum(latencies.get((_for_device(spec, device), device.name), float("nan")) for spec in operators)
+            for device in (old, new)
+        ]
         if sums[0] > 0 and sums[1] > 0:
             found.set(i, sums[1] / sums[0], "predicted")
         else:
@@ -339,6 +365,37 @@ def device_ratios(
     if not host:
         _collectives(found, nodes, predictor, (old, new), (None, None), None)
     return found
+
+
+def _ran_as_tf32(node: WorkNode, operators: Sequence[OperatorSpec], seconds: float, device: DeviceSpec) -> bool:
+    """Whether float32 products ran as TF32: by the kernel's name, or by a rate above the float32 peak.
+
+    Parameters
+    ----------
+    node : WorkNode
+        A kernel.
+    operators : sequence of OperatorSpec
+        What its operator runs.
+    seconds : float
+        Of the operator's kernels that multiply.
+    device : DeviceSpec
+        The device of the trace.
+    """
+    if device.peak_flops_tf32_matrix is None or not any(_tf32(spec) is not spec for spec in operators):
+        return False
+    flops = sum(2.0 * math.prod(spec.sizes().values()) for spec in operators if spec.operator in ("linear", "bmm"))
+    return bool(_TF32.search(node.label)) or flops > device.peak("float32", True) * seconds > 0
+
+
+def _tf32(spec: OperatorSpec) -> OperatorSpec:
+    is_product = spec.operator in ("linear", "bmm", "conv2d") and spec.dtype == "float32"
+    return spec.model_copy(update={"dtype": "tfloat32"}) if is_product else spec
+
+
+def _for_device(spec: OperatorSpec, device: DeviceSpec) -> OperatorSpec:
+    """A product of TF32 runs as float32 on a device without TF32."""
+    lacks = spec.dtype == "tfloat32" and device.peak_flops_tf32_matrix is None
+    return spec.model_copy(update={"dtype": "float32"}) if lacks else spec
 
 
 def link_ratios(
@@ -399,7 +456,7 @@ def roofline_ratio(node: WorkNode, old: DeviceSpec, new: DeviceSpec) -> float:
     """Ratio of the peaks for kernels that multiply matrices, of the bandwidths for others, by the kernel's name."""
     name = node.label if node.role == "kernel" else ""
     if _PRODUCT.search(name):
-        dtype = "float16" if _HALF.search(name) else "float32"
+        dtype = "float16" if _HALF.search(name) else "tfloat32" if _TF32.search(name) else "float32"
         return old.peak(dtype, True) / new.peak(dtype, True)
     return old.mem_bandwidth_bytes_per_s / new.mem_bandwidth_bytes_per_s
 

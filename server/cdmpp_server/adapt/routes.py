@@ -1,4 +1,4 @@
-"""``POST /adapt``: its request and response, its implementation, and the lifespan of the adapting processes."""
+"""``POST /adapt``: its response, its implementation, and the lifespan of the adapting processes."""
 
 from __future__ import annotations
 
@@ -16,63 +16,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.requests.request import WholeNumber
-from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
-from cdmpp.train.adaptation.samplers import Sampler
-from cdmpp.train.evaluation.tables import BELIEVABLE_S
+from cdmpp_server.adapt.schema import adapt_request_model
 from cdmpp_server.adapt.work import header_for, unpack
-from cdmpp_server.body import JSON, parse, read_json_body
+from cdmpp_server.body import INLINE_BYTES, JSON, read_json_body
 from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
-from cdmpp_server.fields import Device, ProgramValue, RegisteredProgram, program_value, with_max_items
+from cdmpp_server.fields import ProgramValue
+from cdmpp_server.load import Place
 from cdmpp_server.models import Models
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
 from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.predict.service import PredictionService, bugs_hidden
+from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.processes import ADAPTING, Processes, adapting
 from cdmpp_server.sandbox.sandbox import Sandbox
 from cdmpp_server.settings import Settings
-
-_CLOSED = ConfigDict(extra="forbid", strict=True)
-
-
-class Record(BaseModel):
-    """A program and its measured latency on the device."""
-
-    model_config = _CLOSED
-
-    program: RegisteredProgram
-    latency_s: Annotated[
-        float,
-        Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."),
-    ]
-    backend: Backend | None = None
-    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
-    framework: Framework | None = None
-
-
-class AdaptRequest(BaseModel):
-    """Measurements of one device."""
-
-    model_config = _CLOSED
-
-    device: Device
-    records: Annotated[list[Record], Field(min_length=1, max_length=10_000)]
-    k: Annotated[
-        Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None,
-        Field(
-            description="Number of records to use. They are chosen without their latencies, and the errors are "
-            "reported for the remaining records. Default: use all records."
-        ),
-    ] = None
-    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "kmeans"
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
-
-
-def adapt_request_model(max_items: int) -> type[AdaptRequest]:
-    """:class:`AdaptRequest` with another limit on the number of records."""
-    return with_max_items(AdaptRequest, "records", max_items)
 
 
 class CrossValidated(BaseModel):
@@ -136,7 +94,7 @@ class AdaptResponse(BaseModel):
 
 
 async def adapt_model(
-    request: AdaptRequest, service: PredictionService, sandbox: Sandbox, processes: Processes, deadline: Deadline
+    records: list[dict[str, Any]], fields: dict[str, Any], state: Any, deadline: Deadline, place: Place
 ) -> bytes:
     """Adapt the base model to a device, keep the adapted model, and return the response body.
 
@@ -148,17 +106,16 @@ async def adapt_model(
     ProblemError
         404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
     """
-    forms = [program_value(record.program) for record in request.records]
-    backends = [record.backend for record in request.records]
-    known = await service.read_programs(list(zip(forms, backends, strict=True)), deadline)
-    for position, program in enumerate(known):
+    service = state.service
+    sent = [(record["program"], record["backend"]) for record in records]
+    for position, program in enumerate(await service.read_programs(sent, deadline)):
         if isinstance(program, CdmppError):
             message = f"records.{position}: {program.message}"
             raise ProblemError(program.code, message, program.hint, status=409, item=position)
-    forms = await _without_scripts(forms, sandbox, deadline)
+    forms = await _without_scripts([form for form, _ in sent], state.sandbox, deadline)
     base = service.models.base  # a reload may replace it during the adaptation
-    body = await service.do(False, partial(_encode, request, forms), deadline)
-    reply, data = await processes.run(header_for(base.artifact), body, deadline, len(request.records))
+    body = await service.do(False, partial(_encode, fields, records, forms), deadline)
+    reply, data = await state.adapting.run({"do": "adapt", **header_for(base.artifact)}, body, deadline, place)
     return await run_sync(_keep, unpack(reply, data), base, service.models)
 
 
@@ -176,19 +133,9 @@ async def _without_scripts(forms: Sequence[ProgramValue], sandbox: Sandbox, dead
     ]
 
 
-def _encode(request: AdaptRequest, forms: Sequence[ProgramValue]) -> bytes:
-    records = [
-        {
-            "program": form,
-            "backend": record.backend,
-            "latency_s": record.latency_s,
-            "protocol": record.protocol,
-            "framework": record.framework,
-        }
-        for form, record in zip(forms, request.records, strict=True)
-    ]
-    fields = request.model_dump(include={"device", "k", "sampler", "seed"})
-    return json.dumps({**fields, "records": records}).encode()
+def _encode(fields: dict[str, Any], records: list[dict[str, Any]], forms: Sequence[ProgramValue]) -> bytes:
+    read = [{**record, "program": form} for form, record in zip(forms, records, strict=True)]
+    return json.dumps({**fields, "records": read}).encode()
 
 
 def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], base: LatencyPredictor, models: Models) -> bytes:
@@ -215,18 +162,23 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 @router.post("/adapt", summary="Adapt the model to a device", response_class=Response)
 async def adapt(request: Request) -> Response:
     """Adapt the model to measurements of one device; pass the result to /predict as `model`."""
-    state = request.app.state
-    body = await read_json_body(request, state.settings)
-    deadline = Deadline.of(request, state.settings)
-    adapt_request: AdaptRequest = await state.limiter.run(
-        lambda: parse(adapt_request_model(state.settings.max_items), body), deadline
-    )
-    # Charged before the work, so that further requests of the sender are refused meanwhile.
-    count_items(request, len(adapt_request.records))
+    body = bytes(await read_json_body(request, request.app.state.settings))
+    deadline = Deadline.of(request, request.app.state.settings)
     with bugs_hidden("/adapt"):
-        work = adapt_model(adapt_request, state.service, state.sandbox, state.adapting, deadline)
-        answer = await cancel_on_disconnect(request, work)
+        answer = await cancel_on_disconnect(request, _adapt(request, body, deadline))
     return Response(answer, media_type=JSON)
+
+
+async def _adapt(request: Request, body: bytes, deadline: Deadline) -> bytes:
+    state = request.app.state
+    with state.adapting.admitted("adapt", deadline, 1 + len(body) / 2**14) as place:
+        header = {"do": "read", "most": state.settings.max_items}
+        _, text = await state.adapting.run(header, body, deadline, place)
+        fields = await state.service.do(len(text) <= INLINE_BYTES, partial(json.loads, text), deadline)
+        records = fields.pop("records")
+        # Charged before the work, so that further requests of the sender are refused meanwhile.
+        count_items(request, len(records))
+        return await adapt_model(records, fields, state, deadline, place)
 
 
 _MEANING = {

@@ -19,6 +19,10 @@ from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.predictor import LatencyPredictor, Query
 from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.train.adaptation.records import measurement
+from cdmpp_server.adapt.schema import adapt_request_model
+from cdmpp_server.body import parse
+from cdmpp_server.fields import program_value
+from cdmpp_server.problems import ProblemError
 
 WorkerReply = tuple[dict[str, Any], bytes]
 
@@ -70,12 +74,26 @@ def header_for(artifact: Artifact) -> dict[str, Any]:
 def run(bases: Bases, header: Mapping[str, Any], body: bytes) -> WorkerReply:
     """Run one job; an error of the request becomes the reply."""
     try:
+        if header.get("do") == "read":
+            return {}, _read(body, header["most"])
         job = _propose if header.get("do") == "propose" else _adapt
         return job(bases.get(header["folder"], header["model_id"]), json.loads(body))
     except RecordError as failed:
         return {"refused": _refusal(failed.error, failed.position)}, b""
+    except ProblemError as error:
+        return {"refused": error.refusal()}, b""
     except CdmppError as error:
         return {"refused": _refusal(error)}, b""
+
+
+def _read(body: bytes, most: int) -> bytes:
+    """The validated request with its defaults; each program is its text or the object that was sent."""
+    request = parse(adapt_request_model(most), body)
+    records = [
+        {**record.model_dump(exclude={"program"}), "program": program_value(record.program)}
+        for record in request.records
+    ]
+    return json.dumps({**request.model_dump(exclude={"records"}), "records": records}).encode()
 
 
 def _adapt(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:

@@ -38,8 +38,8 @@ async function refusal(response, path, isFile) {
   const places = (body.errors ?? []).filter((e) => e.message !== body.detail).map((e) => `${e.path}: ${e.message}`).join("; ");
   const detail = [body.detail ?? `${where} returned status ${response.status}`, places].filter(Boolean).join(" – ");
   const wait = response.headers.get("retry-after");
-  const hint = [body.hint, wait ? `Retry in ${wait} s.` : ""].filter(Boolean).join(" ");
-  return new Refusal(response.status, body.code ?? "http_error", detail, hint);
+  const hint = [body.hint, wait ? `retry in ${wait} s` : ""].filter(Boolean).join("; ");
+  return Object.assign(new Refusal(response.status, body.code ?? "http_error", detail, hint), { wait_s: Number(wait) || 1 });
 }
 
 /**

@@ -36,16 +36,20 @@ export function domainLegend(domains) {
   return DOMAIN_ORDER.filter((d) => domains.includes(d)).map((d) => html("li", {}, domainMark(d), `: ${DOMAINS[d][1]}`));
 }
 
-export function domainMark(domain) {
+/** The mark; `reason` is the domain_reason of the figure. */
+export function domainMark(domain, reason = null) {
   const [sign, meaning] = DOMAINS[domain] ?? ["–", ""];
-  return html("span", { class: `domain ${domain ?? ""}`, title: meaning },
+  return html("span", { class: `domain ${domain ?? ""}`, title: reason ?? meaning },
     html("span", { "aria-hidden": "true" }, sign), ` ${domain ?? "none"}`);
 }
 
-/** Message and hint of an error. */
+/** `text` as a sentence: with a full stop. */
+const sentence = (text) => (/[.!?…]$/.test(text) ? text : `${text}.`);
+
+/** Message and hint of an error, each a sentence. */
 export function errorText(error) {
-  return html("span", { class: "fault" }, error.message ?? String(error),
-    error.hint ? html("span", { class: "hint" }, ` ${error.hint}`) : null);
+  return html("span", { class: "fault" }, sentence(error.message ?? String(error)),
+    error.hint ? html("span", { class: "hint" }, ` Hint: ${sentence(error.hint)}`) : null);
 }
 
 /** Head of a table; names of text columns begin with a blank. */
@@ -54,9 +58,9 @@ export function tableHead(names, attributes = {}) {
     html("th", { scope: "col", class: name.startsWith(" ") ? "text" : null, ...attributes }, name.trim()))));
 }
 
-/** Value of a number field; throws {message} unless it is a whole number of at least 1. */
-export function wholeNumber(field, name) {
-  const value = Number(field.value);
-  if (Number.isInteger(value) && value >= 1) return value;
-  throw { message: `${name} must be a whole number of at least 1.` };
+/** Value of a number field; throws {message} unless it is a whole number of at least 1, or with step "any" positive. */
+export function numberOf(field, name) {
+  const value = Number(field.value), any = field.step === "any";
+  if (any ? value > 0 : Number.isInteger(value) && value >= 1) return value;
+  throw { message: any ? `${name} must be a number above 0.` : `${name} must be a whole number of at least 1.` };
 }

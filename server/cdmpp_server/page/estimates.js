@@ -11,14 +11,40 @@ export const DURATIONS = {
   total: ["Time for all tokens", " for all tokens"],
 };
 
-/** One simulation of serving: its answer, or {error} where the service refuses this device or load. */
-export async function simulate({ config, options }, device, concurrency, signal) {
-  try {
-    return await call("/llm/simulate", { json: { config, device, concurrency, ...options }, signal });
-  } catch (error) {
-    if (error.status !== 409) throw error;
-    return { error: { code: error.code, message: error.message, hint: error.hint } };
+/** Requests at a time: the service divides its processes among its users. */
+const PARALLEL = 2;
+/** Seconds that the page waits for one device; the others do not wait for it. */
+const DEADLINE_S = 120;
+
+/** Call `work(item)` for all items, PARALLEL at a time. */
+export async function inParallel(items, work) {
+  const rest = [...items];
+  await Promise.all(Array.from({ length: PARALLEL }, async () => {
+    while (rest.length) await work(rest.shift());
+  }));
+}
+
+/** The answer for one device, or {error} where the service refuses the device or the load, or does not answer in time. */
+async function ofDevice(path, json, signal) {
+  const deadline = AbortSignal.timeout(1e3 * DEADLINE_S);
+  for (;;) {
+    try {
+      return await call(path, { json, signal: AbortSignal.any([signal, deadline]) });
+    } catch (error) {
+      if (signal.aborted) throw error;
+      if (deadline.aborted) return { error: { code: "timeout", message: `No answer came within ${DEADLINE_S} s`, hint: "reduce the load or the tokens" } };
+      if (![429, 503].includes(error.status)) {
+        if (![409, 504].includes(error.status)) throw error;
+        return { error: { code: error.code, message: error.message, hint: error.hint } };
+      }
+      await new Promise((done) => setTimeout(done, 1e3 * error.wait_s));
+    }
   }
+}
+
+/** One simulation of serving at `size` requests in flight, or per second. */
+export function simulate({ config, options, byRate }, device, size, signal) {
+  return ofDevice("/llm/simulate", { config, device, [byRate ? "rate" : "concurrency"]: size, ...options }, signal);
 }
 
 function values(estimate, served) {
@@ -32,31 +58,32 @@ function values(estimate, served) {
 }
 
 /**
- * Estimate a language model: {workload: text, rows: [{device, estimate, served, values, error}]}.
+ * Estimate a language model: {workload: text, goals, rows: [{device, estimate, served, values, error}]}.
  *
  * `estimate` is the answer of POST /llm for one batch. With `serving`, `served` is the answer of POST /llm/simulate and
  * gives the values. A batch that does not fit at once can be served, because requests wait: then `estimate` is that of
- * one request.
+ * one request. `arrived(result)` is called with the devices so far after each of them.
  */
-export async function askEstimates(query, devices, signal) {
-  const { config, options, sequences, serving } = query;
-  const estimates = new Map();
-  const estimate = async (batch, names) => {
-    const { answers } = await call("/llm", { json: { config, devices: names, batch, ...options }, signal });
-    names.forEach((name, i) => estimates.set(name, answers[i]));
+export async function askEstimates(query, devices, signal, arrived) {
+  const { config, options, batch, size, serving, goals } = query, rows = new Map();
+  const estimate = async (device, sequences) => {
+    const answer = await ofDevice("/llm", { config, devices: [device], batch: sequences, ...options }, signal);
+    return answer.error ? answer : answer.answers[0];
   };
-  await estimate(sequences, devices);
-  const refused = devices.filter((d) => estimates.get(d).error);
-  if (serving && sequences > 1 && refused.length) await estimate(1, refused);
-  const rows = [];
-  for (const device of devices) {
-    const answer = estimates.get(device);
-    const served = serving && !answer.error ? await simulate(query, device, sequences, signal) : null;
+  const result = () => {
+    const some = devices.map((device) => rows.get(device)).filter(Boolean);
+    return { rows: some, goals, workload: workload(query, some) };
+  };
+  await inParallel(devices, async (device) => {
+    let answer = await estimate(device, batch);
+    if (answer.error && serving && batch > 1) answer = await estimate(device, 1);
+    const served = serving && !answer.error ? await simulate(query, device, size, signal) : null;
     const error = answer.error ?? served?.error;
-    rows.push({ device, estimate: answer.error ? null : answer, served: error ? null : served, error,
+    rows.set(device, { device, estimate: answer.error ? null : answer, served: error ? null : served, error,
       values: error ? null : values(answer, served) });
-  }
-  return { rows, workload: workload(query, rows) };
+    if (!signal.aborted) arrived(result());
+  });
+  return result();
 }
 
 /** Rows as the bars need them: the chosen duration as latency; the first token if there is no other. */
@@ -79,8 +106,16 @@ function memory(estimate, served) {
     served && estimate.batch === 1 ? html("span", { class: "hint" }, "one request") : null];
 }
 
+/** p50 and p99 over the requests, and whether p99 (of one batch: `value_s`) keeps the goal. */
+function spread(key, value_s, served, goals, unit) {
+  const s = served?.[`${key}_s`], goal_s = goals[key], hint = (text) => html("span", { class: "hint" }, text);
+  const kept = (s ? s.p99 : value_s) <= goal_s ? "kept" : "missed";
+  return [...(s ? ["p50", "p99"].map((end) => hint(`${end} ${latency(s[end], unit)}`)) : []),
+    goal_s > 0 && value_s ? hint(`goal ${latency(goal_s, unit)} ${kept}`) : null];
+}
+
 /** The table by device, fastest token first. */
-export function estimateTable(rows, unit) {
+export function estimateTable({ rows, goals }, unit) {
   const time = (bounds) => (bounds ? [latency(bounds[0], unit), html("span", { class: "hint" }, interval(bounds[1], bounds[2], unit))] : "–");
   const order = (row) => (row.values?.tpot ?? row.values?.ttft)?.[0] ?? Infinity;
   const cell = (label, attributes, ...children) => html("td", { role: "cell", "data-label": label, ...attributes }, ...children);
@@ -88,14 +123,14 @@ export function estimateTable(rows, unit) {
     const name = html("th", { scope: "row", role: "rowheader" }, device);
     if (error) return html("tr", { role: "row", "data-device": device }, name, html("td", { role: "cell", colspan: 6 }, errorText(error)));
     // The engine is the same in all rows and stands above the table.
-    const reason = estimate.domain_reason.replace(/^engine [^;]*; /, "");
+    const reason = estimate.domain_reason.replace(/^engine [^;]*; /, ""), [part] = reason.split(": ");
     return html("tr", { role: "row", "data-device": device }, name,
-      cell("first token", { class: "figure", "data-key": "ttft" }, time(v.ttft)),
-      cell("per token", { class: "figure", "data-key": "tpot" }, time(v.tpot)),
+      cell("first token", { class: "figure", "data-key": "ttft" }, time(v.ttft), spread("ttft", v.ttft?.[0], served, goals, unit)),
+      cell("per token", { class: "figure", "data-key": "tpot" }, time(v.tpot), spread("tpot", v.tpot?.[0], served, goals, unit)),
       cell("tokens/s", { class: "figure", "data-key": "rate" }, rate(v.rate)),
       cell("memory per GPU", { class: "figure", "data-key": "memory" }, memory(estimate, served)),
       cell("GPUs", { class: "figure", "data-key": "gpus" }, String(estimate.gpus)),
-      cell("domain", { class: "reason" }, domainMark(estimate.domain), html("span", { class: "hint" }, reason)));
+      cell("domain", { class: "reason" }, domainMark(estimate.domain, reason), html("span", { class: "hint" }, part)));
   });
   return html("table", { role: "table", class: "estimates" },
     tableHead(["device", "first token", "per token", "tokens/s", "memory per GPU", "GPUs", " domain"], { role: "columnheader" }),
@@ -106,10 +141,11 @@ export function estimateTable(rows, unit) {
 export const rate = (value) => (value >= 99.95 ? whole(value) : threeDigits(value));
 
 /** What was estimated, such as "llama, 8.03 billion parameters, engine vllm: ...". */
-function workload({ sequences, serving, options }, rows) {
+function workload({ size, byRate, serving, options }, rows) {
   const estimate = rows.find((r) => r.estimate)?.estimate;
   const model = estimate ? [`${estimate.model_type}, ${threeDigits(estimate.parameters / 1e9)} billion parameters`] : [];
-  const load = serving ? `${whole(sequences)} concurrent requests (means)` : `one batch of ${whole(sequences)}`;
+  const load = byRate ? `${size} requests per second (means, p50 and p99)`
+    : serving ? `${whole(size)} concurrent requests (means, p50 and p99)` : `one batch of ${whole(size)}`;
   return [...model, `engine ${options.engine}`, load, `${whole(options.input)} tokens of prompt and ${whole(options.output)} of answer`].join("; ");
 }
 
@@ -134,9 +170,10 @@ export function parts(estimate) {
 
 /** Rows for the CSV export. */
 export function estimateRecords(rows) {
-  return rows.map(({ device, estimate, values: v, error }) => {
+  return rows.map(({ device, estimate, served, values: v, error }) => {
+    const spread = (name) => ({ [`${name}_p50_s`]: served?.[`${name}_s`]?.p50, [`${name}_p99_s`]: served?.[`${name}_s`]?.p99 });
     const ends = (name, bounds) => ({ [`${name}_s`]: bounds?.[0], [`${name}_lower_s`]: bounds?.[1], [`${name}_upper_s`]: bounds?.[2] });
-    return { device, ...ends("ttft", v?.ttft), ...ends("tpot", v?.tpot), ...ends("total", v?.total), throughput_tokens_per_s: v?.rate,
+    return { device, ...ends("ttft", v?.ttft), ...ends("tpot", v?.tpot), ...ends("total", v?.total), ...spread("ttft"), ...spread("tpot"), throughput_tokens_per_s: v?.rate,
       memory_bytes: estimate?.memory_bytes.total, gpus: estimate?.gpus, domain: estimate?.domain,
       domain_reason: estimate?.domain_reason, error: error?.message };
   });

@@ -1,7 +1,7 @@
 // Field of the ONNX file, which may be dropped anywhere on the page, and of its dynamic dimensions. A dropped
 // config.json belongs to the form of language models.
 
-import { find, html, wholeNumber } from "./dom.js";
+import { find, html, numberOf } from "./dom.js";
 import { dynamicDimensions, isBatch } from "./onnx.js";
 
 /** Initial sizes of dynamic dimensions. */
@@ -50,7 +50,7 @@ export function fileField(changed, json) {
     if (!bytes) throw { message: "No file is selected.", hint: "Drop an ONNX file on this page, or select one." };
     if (fault) throw fault;
     const dims = {};
-    for (const field of box.querySelectorAll("input")) dims[field.dataset.name] = wholeNumber(field, field.dataset.name);
+    for (const field of box.querySelectorAll("input")) dims[field.dataset.name] = numberOf(field, field.dataset.name);
     return { bytes, dims };
   }
   return { read };

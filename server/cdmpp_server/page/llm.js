@@ -1,6 +1,6 @@
 // Form of a language model: its config.json, the workload, the engine and the layout.
 
-import { find, html, wholeNumber } from "./dom.js";
+import { find, html, numberOf } from "./dom.js";
 
 const FIRST = "llama-3.1-8b";
 /** A longer configuration is not part of links. */
@@ -61,12 +61,15 @@ export function languageModel(examples, changed) {
   function read() {
     const options = {};
     for (const field of fields) {
-      const value = field.type === "number" && field.value ? wholeNumber(field, field.dataset.name) : field.value;
+      const value = field.type === "number" && field.value ? numberOf(field, field.dataset.name) : field.value;
       if (value !== "") options[field.dataset.field] = value;
       else if (initial(field)) throw { message: `${field.dataset.name} has no value.` };
     }
-    const { load: kind, sequences, ...layout } = options, config = readConfig(text.value);
-    return { mode: "llm", config, sequences, serving: kind === "serving", options: layout, link: link(config) };
+    const { load: kind, sequences, rate, ttft_goal, tpot_goal, ...layout } = options, config = readConfig(text.value);
+    const byRate = kind === "rate";
+    if (byRate && !rate) throw { message: "Requests per second has no value.", hint: "Enter the rate at which requests arrive." };
+    return { mode: "llm", config, byRate, size: byRate ? rate : sequences, batch: byRate ? 1 : sequences, serving: kind !== "batch",
+      goals: { ttft: ttft_goal / 1e3, tpot: tpot_goal / 1e3 }, options: layout, link: link(config) };
   }
 
   /** Parameters of a link: the example or a short configuration, and the fields that were changed. */

@@ -34,6 +34,8 @@ const MEANING = {
 };
 
 let support, devices, file, model, result = null, query = null, options = null, running = null;
+/** Mode of the result. */
+let shownMode = null;
 let view = { device: null, picked: null, all: false };
 /** Axis and size of a link, until the first curve is shown. */
 let linked = {};
@@ -48,6 +50,21 @@ function alarm(refusal) {
   const box = find("alert");
   box.hidden = !refusal;
   box.replaceChildren(...(refusal ? [errorText(refusal)] : []));
+}
+
+/** Show results of the selected mode only: not those of another mode, nor old ones below an error. */
+function showResults() {
+  find("results").classList.toggle("empty", !result || shownMode !== chosen("mode"));
+}
+
+/** Take an answer, or a part of it, and show it. */
+function take(answer) {
+  result = answer;
+  shownMode = query.mode;
+  if (isModel()) result.devices = durations(result.rows, find("duration").value);
+  view = { ...view, device: pickDevice(result), all: false };
+  showResults();
+  show();
 }
 
 /** Read the form as a query; throws {message, hint} if something is missing, and shows faults beside the field. */
@@ -71,7 +88,7 @@ function readForm() {
 const ASK = {
   operators: (signal) => askOperators(query.entries, options, signal),
   model: (signal) => askModel(query.file, query.dims, options, signal),
-  llm: (signal) => askEstimates(query, options.devices, signal),
+  llm: (signal) => askEstimates(query, options.devices, signal, take),
 };
 
 async function predict() {
@@ -83,14 +100,14 @@ async function predict() {
     query = readForm();
     results.setAttribute("aria-busy", "true");
     find("go").textContent = "Predicting …";
-    result = await ASK[query.mode](controller.signal);
-    if (isModel()) result.devices = durations(result.rows, find("duration").value);
-    view = { ...view, device: pickDevice(result), all: false };
-    show();
+    take(await ASK[query.mode](controller.signal));
     saveQuery();
     await curve(controller.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
+    controller.abort();
+    result = null;
+    showResults();
     alarm(error);
   } finally {
     if (running === controller) {
@@ -129,15 +146,22 @@ function show() {
   const good = predicted();
   headline(good);
   find("device").replaceChildren(...result.devices.map((d) => html("option", { selected: d.device === view.device }, d.device)));
-  find("bars-table").replaceChildren(isModel() ? estimateTable(result.rows, unit()) : barsTable(result.devices, unit()));
+  find("bars-table").replaceChildren(isModel() ? estimateTable(result, unit()) : barsTable(result.devices, unit()));
   find("domains").replaceChildren(...domainLegend(answers().map((a) => a.domain)));
   find("total-title").textContent = title();
   find("cost-title").textContent = isModel() ? "Latency by part of the model" : "Latency by program";
   find("workload").textContent = result.workload ?? "";
-  find("remarks").replaceChildren(...(isModel() ? remarks(result.rows) : []));
+  find("remarks").replaceChildren(...(isModel() ? remarks(result.rows) : imageWarning()));
+  find("bars-key").hidden = !good.length;
   find("duration-label").hidden = !isModel();
   drawTotals();
   showPrograms();
+}
+
+/** The known error of image networks, for an ONNX file with convolutions. */
+function imageWarning() {
+  if (shownMode !== "model" || !result.programs.some((p) => p.name.startsWith("conv"))) return [];
+  return [html("li", {}, "This file has convolutions. Totals of image networks have errors of 27 to 44 %, because they only sum the latencies of single launches.")];
 }
 
 function headline(good) {
@@ -162,6 +186,7 @@ function headline(good) {
 function drawTotals() {
   const good = predicted(), box = find("bars");
   if (!good.length) return box.replaceChildren();
+  if (!box.clientWidth) return;
   drawBars(box, good, { title: title(), scale: chosen("scale"), unit: unit(), chosen: view.device, pick: choose });
 }
 
@@ -190,11 +215,11 @@ function showPrograms() {
 const NO_CURVE = {
   operators: "These operators share no size. Define one as a variable, such as tokens = 1024, and use it: m=tokens.",
   model: "Every dimension of this model is fixed. Export it with a dynamic batch dimension to get a curve.",
-  llm: "Select concurrency as load, and more than one answer token, to simulate an engine that serves requests.",
+  llm: "Select concurrency or requests per second as load, and more than one answer token, to simulate an engine that serves requests.",
 };
 const CURVE_KEY = {
   size: find("curve-key").textContent,
-  llm: "Marks: 1, 2, 4, … concurrent requests, filled if in domain, hollow if near, faint if out. Band: 80 % interval. "
+  llm: "Marks: 1, 2, 4, … concurrent requests, or parts of the rate, filled if in domain, hollow if near, faint if out. Band: 80 % interval. "
     + "Values are means over requests. More tokens per second at the same time per token is better.",
 };
 
@@ -213,12 +238,15 @@ async function curve(signal) {
   }
   note.textContent = "…";
   try {
-    const progress = (concurrency) => (note.textContent = `simulating ${counted(concurrency, "concurrent request")} …`);
-    const { series, faults } = llm
-      ? await askLoad(query, result.rows, signal, progress)
-      : await askCurve(query, kept, options, support, signal);
     const at = Number(linked.at ?? kept.value);
-    showCurve(series, { axis: kept.name, at, unit, ...(llm && { draw: drawLoad, table: loadReadout }) });
+    const draw = ({ series }) => showCurve(series, { axis: kept.name, at, unit, ...(llm && { draw: drawLoad, table: loadReadout }) });
+    const arrived = (part, load) => {
+      draw(part);
+      note.textContent = `simulating ${kept.name} = ${load} …`;
+    };
+    const whole = llm ? await askLoad(query, result.rows, signal, arrived) : await askCurve(query, kept, options, support, signal);
+    const { faults } = whole;
+    draw(whole);
     linked = {};
     const fault = faults[0];
     note.replaceChildren(...(fault ? [`${counted(faults.length, "point")} could not be predicted, such as ${kept.name} = ${fault.x} on ${fault.device}: `, errorText(fault.error)] : []));
@@ -299,6 +327,7 @@ function fillChoices() {
 function setMode(mode = chosen("mode")) {
   document.querySelector(`input[name=mode][value=${mode}]`).checked = true;
   for (const name of Object.keys(ASK)) find(`${name}-part`).hidden = name !== mode;
+  showResults();
   find("kernel-options").hidden = mode === "llm";
   find("values").open = mode === "llm";
 }
@@ -337,7 +366,7 @@ function listen() {
   document.querySelector("[data-figure=curve]").replaceChildren(...exportButtons("curve", () => {
     const curve = find("curve-part").hidden ? null : shownCurve();
     return curve && {
-      records: isModel() ? loadRecords(curve.series) : curve.series.flatMap((s) => s.points.map(({ x, latency_s, lower_s, upper_s, fitted_s, domain }) =>
+      records: isModel() ? loadRecords(curve.series, curve.axis) : curve.series.flatMap((s) => s.points.map(({ x, latency_s, lower_s, upper_s, fitted_s, domain }) =>
         ({ device: s.device, [curve.axis]: x, latency_s, lower_s, upper_s, fitted_s, domain }))),
       json: { query: queryState(), ...curve },
     };

@@ -49,7 +49,8 @@ export function programTable(result, device, { noun = "program", unit, all, more
       cell("each", { class: "figure", "data-key": "each", title: answer.lower_s ? interval(answer.lower_s, answer.upper_s, unit) : null }, latency(answer.latency_s, unit)),
       cell("total", { class: "figure", "data-key": "total" }, latency(total, unit)),
       cell("share", { class: "share" }, shareBar(share), html("span", { class: "figure" }, percent(share))),
-      domains ? cell("domain", {}, domainMark(answer.domain)) : null);
+      domains ? cell("domain", { class: "reason" }, domainMark(answer.domain, answer.domain_reason),
+        answer.domain === "out" ? html("span", { class: "hint" }, answer.domain_reason) : null) : null);
   });
   const table = html("table", { role: "table", class: "programs" },
     html("caption", {}, `${counted(rows.length, noun)} on ${device}, most expensive first`),

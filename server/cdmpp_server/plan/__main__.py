@@ -1,6 +1,6 @@
 """A planning process: ``python -m cdmpp_server.plan MEMORY_BYTES PARENT ROLE LIMITS``. Started by the service only.
 
-SIGUSR1 ends the running search with its best plan so far.
+SIGUSR1 ends the running search with its best plan so far, and a job of :mod:`cdmpp_server.planned` without an answer.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ def main(arguments: list[str]) -> None:
     from cdmpp.predict.requests.budget import SearchControl
     from cdmpp_server.plan import work
     from cdmpp_server.plan.warm import Warmth
+    from cdmpp_server.planned import ENDPOINTS, PlannedJobs
+
+    if arguments[2] == "inline":
+        from cdmpp_server import curve, llm, training  # noqa: F401 - they fill ENDPOINTS
 
     for spec in PLANNERS.values():
         for model in spec.models():
             model.sibling("solver")
     limited = confine(int(arguments[0]), _MAX_OPEN_FILES, writes=True)
-    replies.send({"ready": True, "memory_limited": limited})
     give_way(arguments[2])
-    reader, warmth = work.Reader(json.loads(arguments[3])), Warmth()
+    reader, warmth, planned = work.Reader(json.loads(arguments[3])), Warmth(), PlannedJobs()
     running: list[SearchControl] = []
 
     def stop(*_: Any) -> None:
         for control in running:
             control.stop()
+        planned.stop()
 
     def warm_while_idle() -> None:
         while warmth and not select.select([sys.stdin.buffer], [], [], _IDLE_S)[0]:
@@ -48,6 +52,8 @@ def main(arguments: list[str]) -> None:
     def run(header: dict[str, Any], payload: bytes) -> work.WorkerReply:
         running.clear()
         kind, body, prices = header["kind"], payload[: header["body"]], payload[header["body"] :]
+        if kind in ENDPOINTS:
+            return planned.run(header, payload)
         try:
             if header["do"] == "read":
                 return work.read(reader, kind, body)
@@ -63,6 +69,7 @@ def main(arguments: list[str]) -> None:
             return {"refused": refusal}, b""
 
     signal.signal(signal.SIGUSR1, stop)
+    replies.send({"ready": True, "memory_limited": limited})
     frames.serve(replies, run, warm_while_idle)
 
 

@@ -28,12 +28,12 @@ from cdmpp_server.jobs.routes import Submitted, submit
 from cdmpp_server.openapi import BODY_PROBLEMS, REF, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.plan.warm import REQUESTS
-from cdmpp_server.plan.work import encode_prices
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.programs import ResolvedProgram
 from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.processes import PLANNING, Processes, planning
+from cdmpp_server.queries import encode_prices
 from cdmpp_server.schema_errors import violations
 from cdmpp_server.settings import Settings
 

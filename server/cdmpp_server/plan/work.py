@@ -22,6 +22,8 @@ from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.predict.requests.request import Answer, Plan, Request
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
+from cdmpp_server.problems import ProblemError, SchemaViolation
+from cdmpp_server.queries import decode_prices
 from cdmpp_server.schema_errors import violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
@@ -34,20 +36,6 @@ CHECK_S = 1.0
 
 #: Errors of checks by validators: fields that fit the schema, but contradict each other.
 _CONTRADICTIONS = ("value_error", "assertion_error")
-
-
-class RefusedError(Exception):
-    """A body that is not JSON or breaks the schema.
-
-    Attributes
-    ----------
-    problem : dict
-        Sent to the service.
-    """
-
-    def __init__(self, status: int, code: str, message: str, hint: str, places: Sequence[tuple[str, str]]):
-        super().__init__(message)
-        self.problem = _problem(status, code, message, hint, places)
 
 
 class Reader:
@@ -68,7 +56,7 @@ class Reader:
 
         Raises
         ------
-        RefusedError
+        ProblemError
             400, 409 or 422.
         CdmppError
             Sizes cannot be determined because the request is wrong.
@@ -81,7 +69,7 @@ class Reader:
             value = from_json(body, allow_inf_nan=False)
         except ValueError as error:
             hint = "send one JSON object; GET /openapi.json has its schema"
-            raise RefusedError(400, "malformed_json", f"Invalid JSON: {error}", hint, ()) from None
+            raise ProblemError("malformed_json", f"Invalid JSON: {error}", hint) from None
         model = PLANNERS[kind].model_of(value) if isinstance(value, dict) else PLANNERS[kind].models()[0]
         try:
             request = model.model_validate(value)
@@ -89,12 +77,12 @@ class Reader:
             message, places = violations(error, value)
             # One is enough: the others may belong to other forms of a union.
             if any(problem["type"] in _CONTRADICTIONS for problem in error.errors(include_url=False)):
-                raise RefusedError(409, FieldError.code, message, "", places) from None
-            raise RefusedError(422, "invalid_request", message, hint_of(kind), places) from None
+                raise _problem(409, FieldError.code, message, "", places) from None
+            raise _problem(422, "invalid_request", message, hint_of(kind), places) from None
         breach = too_large(kind, request, self._limits)
         if breach is not None:
             name, message = breach
-            raise RefusedError(409, "plan_too_large", message, LOCAL_HINT, [(name, message)])
+            raise _problem(409, "plan_too_large", message, LOCAL_HINT, [(name, message)])
         self._last = (key, request)
         return request
 
@@ -135,14 +123,14 @@ def solve(
     Parameters
     ----------
     prices : bytes
-        JSON of :func:`encode_prices`; empty where there are no programs to price.
+        JSON of :func:`cdmpp_server.queries.encode_prices`; empty where there are no programs to price.
     on_start : callable
         Receives the search control before the search starts.
     send : callable, optional
         Receives progress.
     """
     request = reader.read(kind, body)
-    predictions = _decode_prices(prices) if prices else []
+    predictions = decode_prices(prices) if prices else []
     control = SearchControl(request.budget, None if send is None else ProgressSender(send, request, predictions))
     on_start(control)
     answer = solve_priced(request, predictions, control)
@@ -159,7 +147,7 @@ def check(reader: Reader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
     before = signal.signal(signal.SIGALRM, _end_check)
     try:
         signal.setitimer(signal.ITIMER_REAL, CHECK_S)
-        solve_priced(request, _decode_prices(prices) if prices else [], _Checking(request.budget))
+        solve_priced(request, decode_prices(prices) if prices else [], _Checking(request.budget))
     except _PreparedError:
         pass
     finally:
@@ -210,21 +198,6 @@ class ProgressSender:
         self._send(header, payload)
 
 
-def encode_prices(predictions: Sequence[Prediction], positions: Sequence[int]) -> bytes:
-    """Predictions as JSON, for :func:`solve`; they are also stored with a job."""
-    answers = [prediction.to_dict() for prediction in predictions]
-    return json.dumps({"answers": answers, "places": list(positions)}).encode()
-
-
-def _decode_prices(text: bytes) -> list[Prediction]:
-    stored = json.loads(text)
-    names = Prediction.__dataclass_fields__
-    predictions = [
-        Prediction(**{name: value for name, value in fields.items() if name in names}) for fields in stored["answers"]
-    ]
-    return [predictions[position] for position in stored["places"]]
-
-
 def encode(answer: Mapping[str, Any]) -> bytes:
     """JSON; NaN and infinities are a bug and raise."""
     return json.dumps(answer, allow_nan=False, separators=(",", ":")).encode()
@@ -242,14 +215,12 @@ def hint_of(kind: str) -> str:
 
 def problem(error: Exception) -> dict[str, Any] | None:
     """The problem that the service receives for an error of the request; None for a bug."""
-    if isinstance(error, RefusedError):
-        return error.problem
     if isinstance(error, CdmppError):
         path = error.path if isinstance(error, FieldError) else ""
-        return _problem(409, error.code, error.message, error.hint, [(path, error.message)])
-    return None
+        error = _problem(409, error.code, error.message, error.hint, [(path, error.message)])
+    return error.refusal() if isinstance(error, ProblemError) else None
 
 
-def _problem(status: int, code: str, message: str, hint: str, places: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    errors = [{"path": path, "message": text} for path, text in places]
-    return {"status": status, "code": code, "message": message, "hint": hint, "errors": errors}
+def _problem(status: int, code: str, message: str, hint: str, places: Sequence[tuple[str, str]]) -> ProblemError:
+    errors = [SchemaViolation(path=path, message=text) for path, text in places]
+    return ProblemError(code, message, hint, status=status, errors=errors)

@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from cdmpp.errors import CdmppError
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
-from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline, cancel_on_disconnect, infrequent_gc
+from cdmpp_server.concurrency import Deadline, cancel_on_disconnect, infrequent_gc
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.answers import ROWS_SHARE
@@ -43,7 +43,6 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     state.proposals = ProposalStore(state.store)
     predictor, state.model_taken = await run_sync(with_taken, predictor, state.proposals)
     state.models = Models(predictor, settings.max_adapted, settings.adapted_dir)
-    state.limiter = ConcurrencyLimiter(settings.max_concurrent, settings.max_queued)
     state.batcher = Batcher(
         max_batch_rows=settings.max_batch_rows,
         max_queued_rows=settings.max_queued_rows,

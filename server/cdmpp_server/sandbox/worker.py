@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds for a worker to start: imports, and TVM's on a busy machine.
 START_S = 120.0
+#: A job that is predicted to take longer is a long one, in seconds.
+LONG_S = 1.0
 #: Bytes of standard error kept for the log.
 _TAIL_BYTES = 4000
 
@@ -392,6 +394,7 @@ class _WaitingJob:
 
     sender: str
     turn: float
+    long: bool
     worker: asyncio.Future[SupervisedWorker]
 
 
@@ -399,7 +402,8 @@ class WorkerPool:
     """Assigns jobs to a few supervised workers; further jobs wait in a bounded queue. Belongs to one event loop.
 
     Senders get equal shares of the work. The queue is that of :class:`cdmpp_server.jobs.store.JobStore`: self-clocked
-    fair queueing. When it is full, the sender with the most waiting jobs loses its last one.
+    fair queueing. When it is full, the sender with the most waiting jobs loses its last one. A sender that runs a long
+    job gets the last free worker for short jobs only, so that the others need not wait for two of its long jobs.
 
     Parameters
     ----------
@@ -422,6 +426,7 @@ class WorkerPool:
         self._turn, self._last_turns = 0.0, dict[str, float]()
         self._capacity = workers + max_queued
         self._running: set[asyncio.Task[Any]] = set()
+        self._long_jobs = Counter[str]()
         self._closed = False
 
     @property
@@ -450,7 +455,12 @@ class WorkerPool:
         self._workers[0].start()
 
     async def run(
-        self, job: Callable[[SupervisedWorker], Coroutine[Any, Any, T]], *, kill: bool = False, cost: float = 1.0
+        self,
+        job: Callable[[SupervisedWorker], Coroutine[Any, Any, T]],
+        *,
+        kill: bool = False,
+        cost: float = 1.0,
+        first: bool = True,
     ) -> T:
         """Run ``job`` of the current sender with an idle worker.
 
@@ -462,7 +472,9 @@ class WorkerPool:
         job : callable
         kill : bool
         cost : float
-            Work of the job in any unit, by which senders get equal shares.
+            Seconds of the job, by which senders get equal shares.
+        first : bool
+            False for a further job of a request whose cost was charged with its first one: it is next.
 
         Raises
         ------
@@ -471,12 +483,14 @@ class WorkerPool:
         """
         if self._closed:
             raise _closed()
-        worker = await self._worker(current_sender.get(), cost)
+        sender, long = current_sender.get(), cost > LONG_S
+        worker = await self._worker(sender, cost, long, first)
         if self._closed:
             raise _closed()
         task = asyncio.create_task(job(worker))
         self._running.add(task)
-        task.add_done_callback(partial(self._ended, worker))
+        self._long_jobs[sender] += long
+        task.add_done_callback(partial(self._ended, worker, sender, long))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -498,16 +512,23 @@ class WorkerPool:
         for worker in self._workers:
             await worker.stop()
 
-    async def _worker(self, sender: str, cost: float) -> SupervisedWorker:
+    def charge(self, sender: str, seconds: float) -> None:
+        """Charge a sender for time beyond the cost of its jobs; no effect where it is negative."""
+        if seconds > 0:
+            self._last_turns[sender] = max(self._turn, self._last_turns.get(sender, 0.0)) + seconds
+
+    async def _worker(self, sender: str, cost: float, long: bool, first: bool) -> SupervisedWorker:
         """A worker for the next job of this sender, when it is the job's turn."""
         count = len(self._running) + self.waiting
         if not self._idle and count >= self._capacity:
             self._make_room(sender, count)
-        turn = self._last_turns[sender] = max(self._turn, self._last_turns.get(sender, 0.0)) + cost
-        if self._idle:
+        turn = self._turn
+        if first:
+            turn = self._last_turns[sender] = max(turn, self._last_turns.get(sender, 0.0)) + cost
+        waiting = _WaitingJob(sender, turn, long, asyncio.get_running_loop().create_future())
+        if self._idle and self._may_begin(waiting):
             self._turn = turn
             return self._idle.pop()
-        waiting = _WaitingJob(sender, turn, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         try:
             return await waiting.worker
@@ -530,20 +551,27 @@ class WorkerPool:
         self._queue.remove(refused)
         refused.worker.set_exception(error)
 
+    def _may_begin(self, waiting: _WaitingJob) -> bool:
+        """Whether an idle worker may take a job."""
+        last = len(self._idle) == 1 < len(self._workers)
+        return not (waiting.long and last and self._long_jobs[waiting.sender])
+
     def _free(self, worker: SupervisedWorker) -> None:
-        """Give a worker to the job whose turn it is, or keep it as idle."""
-        open = [waiting for waiting in self._queue if not waiting.worker.done()]
-        if open:
+        """Give idle workers to the jobs whose turn it is."""
+        self._idle.append(worker)
+        while self._idle and (
+            open := [waiting for waiting in self._queue if not waiting.worker.done() and self._may_begin(waiting)]
+        ):
             following = min(open, key=lambda waiting: waiting.turn)
             self._queue.remove(following)
-            self._turn = following.turn
-            following.worker.set_result(worker)
-        else:
-            self._idle.append(worker)
+            self._turn = max(self._turn, following.turn)
+            following.worker.set_result(self._idle.pop())
         self._last_turns = {sender: turn for sender, turn in self._last_turns.items() if turn > self._turn}
 
-    def _ended(self, worker: SupervisedWorker, task: asyncio.Task[Any]) -> None:
+    def _ended(self, worker: SupervisedWorker, sender: str, long: bool, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
+        self._long_jobs[sender] -= long
+        self._long_jobs += Counter()  # removes zeros
         self._free(worker)
         if not task.cancelled():
             task.exception()  # marks it as retrieved if no caller waits any more

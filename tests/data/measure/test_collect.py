@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import typer
 
+from cdmpp.cli.collect import exit_if_skipped
 from cdmpp.data.load import load_table
 from cdmpp.data.measure.collect import LOG, Collector, collect
 from cdmpp.data.measure.pools import Outcome
@@ -333,3 +335,35 @@ def _children(parent: int) -> list[int]:
     for task in Path(f"/proc/{parent}/task").iterdir():
         found += [int(pid) for pid in (task / "children").read_text().split()]
     return sorted(set(found))
+
+
+def onnx_file(folder: Path, name: str, operator: str) -> str:
+    """An ONNX model of one operator on 16 x 16 numbers."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import helper
+
+    shape = [16, 16]
+    sides = [helper.make_tensor_value_info(side, onnx.TensorProto.FLOAT, shape) for side in "xy"]
+    graph = helper.make_graph([helper.make_node(operator, ["x"], ["y"])], "g", sides[:1], sides[1:])
+    path = folder / name
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return str(path)
+
+
+def test_a_network_that_tvm_cannot_import_is_skipped(
+    tmp_path: Path, quick: CollectSettings, one_thread: Configuration, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = [onnx_file(tmp_path, f"{name}.onnx", name) for name in ("Det", "Relu")]
+    with Store(tmp_path / "out") as store:
+        Collector(store, quick, [one_thread]).prepare(files)
+        assert list(store.skipped()) == ["Det.onnx"] and "Det" in store.skipped()["Det.onnx"]
+        assert list(store.tasks_by_network()) == ["Relu.onnx"] and store.count_programs() > 0
+        Collector(store, quick, [one_thread]).prepare(files)  # it is tried again, and skipped again
+        with pytest.raises(CdmppError, match="Det"):
+            Collector(store, quick, [one_thread]).prepare(files[:1])
+        with pytest.raises(InvalidProgramError, match="no such file"):
+            Collector(store, quick, [one_thread]).prepare([*files, str(tmp_path / "typo.onnx")])
+    with pytest.raises(typer.Exit) as ended:
+        exit_if_skipped(tmp_path / "out", files, {})
+    assert ended.value.exit_code == 1 and "skipped: 1 of 2 networks: Det.onnx" in capfd.readouterr().err
+    exit_if_skipped(tmp_path / "out", files[1:], {})

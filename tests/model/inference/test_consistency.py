@@ -145,8 +145,8 @@ def test_known_contradictory_predictions_agree(predictor: LatencyPredictor) -> N
     softmax = TensorProgram.from_operator("softmax:rows=16384,cols=4096")
     kernel, eager = ask(predictor, [Query(softmax, "l4", p) for p in ("kernel", "eager")])  # type: ignore[arg-type]
     assert kernel.latency_s is not None and eager.latency_s is not None and kernel.latency_s <= eager.latency_s
-    [reason] = [one.domain_reason for one in (kernel, eager) if one.domain_reason is not None]
-    assert "adjusted to the prediction of another protocol of softmax" in reason
+    adjusted = "adjusted to the prediction of another protocol of softmax"
+    assert [adjusted in (one.domain_reason or "") for one in (kernel, eager)].count(True) == 1
     int8, half = (f"linear:m=4096,n=4096,k=4096,dtype={dtype}" for dtype in ("int8", "float16"))
     fast, slow = ask(predictor, [Query(TensorProgram.from_operator(text), "h100-sxm") for text in (int8, half)])
     assert fast.latency_s is not None and slow.latency_s is not None and fast.latency_s <= slow.latency_s
@@ -168,10 +168,10 @@ def test_trained_query_keeps_the_prediction_of_the_network(predictor: LatencyPre
         and len(protocols[device, operator, dtype]) == 1
     ]
     assert len(queries) > 200
-    reasons = [p.domain_reason for p in ask(predictor, queries) if p.domain_reason is not None]
+    reasons = [p.domain_reason or "" for p in ask(predictor, queries)]
+    assert not any(words in reason for reason in reasons for words in ("adjusted to", "capped at", "the ratio of"))
     # Sizes that training did not have may leave the physical bounds.
-    assert all(reason.startswith("limited to") for reason in reasons)
-    assert len(reasons) < 0.1 * len(queries)
+    assert sum("limited to" in reason for reason in reasons) < 0.1 * len(queries)
 
 
 def test_features_in_bulk_get_the_same_predictions(predictor: LatencyPredictor) -> None:

@@ -130,6 +130,61 @@ def test_points_have_the_largest_rate_that_keeps_the_goals(tmp_path: Path, predi
     assert (points[2]["goodput_requests_per_s"], points[2]["status"]) == (0.0, "missed")
 
 
+def test_goals_under_load_are_judged_by_the_simulation(tmp_path: Path, predictor: LatencyPredictor) -> None:
+    head = """
+config = "{config}"
+devices = ["h100-sxm", "l4", "t4"]
+tp = [1, 2]
+batch = [64, 1]
+output = 64
+price_per_gpu_hour = {{ h100-sxm = 3.0, l4 = 0.5, t4 = 0.3 }}
+[load]
+count = 100
+[goals]
+ttft_s = 0.15
+tpot_s = 0.04
+price_per_million_tokens = 1.0
+"""
+
+    def points(text: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(
+            CliRunner().invoke(app, ["sweep", str(write(tmp_path, text)), "--json"]).stdout
+        )["points"]
+        return found
+
+    whole = points(head)
+    assert {p["status"] for p in whole} == {"met", "missed", "infeasible"}
+    # A batch of 64 misses the first token's goal on each device; requests that come one by one do not.
+    for one, other in zip(whole[::2], whole[1::2], strict=True):
+        assert {**one, "batch": 1} == {**other, "batch": 1}
+    options: dict[str, Any] = {"output": 64, "ttft_s": 0.15, "tpot_s": 0.04, "count": 100, "predictor": predictor}
+    met = [p for p in whole if p["goodput_requests_per_s"]]
+    for point in met:
+        limit = goodput(CONFIG, point["device"], tp=point["tp"], **options)
+        assert limit.result is not None
+        dollars = point["price_per_hour"] / 3600 / (limit.requests_per_s * 64) * 1e6
+        assert point["price_per_million_tokens"] == point["goodput_price_per_million_tokens"] == pytest.approx(dollars)
+        assert point["throughput_tokens_per_s"] == limit.requests_per_s * 64
+        assert point["ttft_s"] == limit.result.percentile("ttft_s", 90) <= 0.15
+        assert point["tpot_s"] == limit.result.percentile("tpot_s", 90) <= 0.04
+        assert point["status"] == ("met" if dollars <= 1.0 else "missed"), point["reason"]
+    best = {(p["price_per_million_tokens"], p["tpot_s"]) for p in met if p["status"] == "met"}
+    front = {x for x in best if not any(o != x and o[0] <= x[0] and o[1] <= x[1] for o in best)}
+    assert {(p["price_per_million_tokens"], p["tpot_s"]) for p in whole if p["pareto"]} == front
+    # The model does not fit on one T4, which takes nothing from the others; its error says what does.
+    assert "on each t4 with tp=1, pp=1, weights take 16.1 GB" in whole[8]["reason"] and met
+    table = CliRunner().invoke(app, ["sweep", str(write(tmp_path, head))]).stdout.splitlines()
+    assert sum(" any " in line for line in table) == len(front)
+    # Upper bounds allow less.
+    upper = points(head.replace("[goals]", '[goals]\nfigure = "upper"'))
+    assert all(
+        u["goodput_requests_per_s"] <= p["goodput_requests_per_s"]
+        for u, p in zip(upper, whole, strict=True)
+        if p in met
+    )
+    assert sum(p["goodput_requests_per_s"] or 0 for p in upper) < sum(p["goodput_requests_per_s"] or 0 for p in whole)
+
+
 def test_upper_bounds_can_be_the_goal(tmp_path: Path, answer: dict[str, Any]) -> None:
     point = next(p for p in answer["points"] if p["status"] == "met")
     middle = (point["tpot_s"] + point["tpot_upper_s"]) / 2

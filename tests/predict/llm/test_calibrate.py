@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import cdmpp
+from cdmpp.devices import DeviceSpec, lookup
 from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.engines import EngineProfile, load_engine
-from cdmpp.predict.llm import calibrate, estimate, read_config
+from cdmpp.predict.engines.profile import Engine
+from cdmpp.predict.llm import calibrate, estimate, read_config, simulate
 from cdmpp.predict.llm.calibrate import fit_engine, read_measurements
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.predict.llm.test_read_config import EXAMPLES
@@ -64,6 +66,75 @@ def test_figures_are_found_again(measured: list[dict[str, Any]], predictor: Late
         assert after < before
 
 
+LOADS: list[dict[str, Any]] = [
+    {"batch": 64, "closed_loop": True},
+    {"batch": 8, "closed_loop": True},
+    {"rate": 4.0},
+    {"batch": 16, "closed_loop": True, "prefix_hit": 0.5},
+    {"batch": 8, "prefix_hit": 0.5},
+]
+
+
+def loaded(load: dict[str, Any], device: DeviceSpec, engine: Engine, predictor: LatencyPredictor) -> dict[str, Any]:
+    """A measurement: what a simulation says."""
+    arrivals: dict[str, Any] = {"rate": load.get("rate"), "concurrency": load.get("batch")}
+    if "closed_loop" not in load and "batch" in load:
+        arrivals = {"requests": [(0.0, 1024, 128)] * load["batch"]}
+    hit = load.get("prefix_hit", 0.0)
+    result = simulate(
+        LLAMA, device, engine=engine, input=1024, output=128, prefix_hit=hit, predictor=predictor, **arrivals
+    )
+    names = {"ttft_s": "ttft_s", "tpot_s": "tpot_s", "total_s": "latency_s"}
+    seconds = {name: float(result.measured(key).mean()) for name, key in names.items()}
+    if "requests" in arrivals:
+        seconds = {"ttft_s": float(result.ttft_s.max()), "total_s": result.duration_s}
+    return {**load, "input": 1024, "output": 128, **seconds}
+
+
+def test_rows_under_load_are_simulated(predictor: LatencyPredictor) -> None:
+    # A card that cannot hold 64 requests at once: they queue.
+    small = lookup("h100-sxm").model_copy(update={"name": "small", "memory_bytes": 24e9})
+    rows = [loaded(load, small, MINE, predictor) for load in LOADS]
+    assert rows[0]["ttft_s"] > 10 * rows[1]["ttft_s"]
+    same = fit_engine(LLAMA, small, rows, MINE, predictor)
+    assert same.before < 0.05 and same.profile.kernel_factor == pytest.approx(1.2, rel=0.1)
+    far = fit_engine(LLAMA, small, rows, "kernels-only", predictor)
+    assert far.before > 0.2 > 0.05 > far.after
+    # The fit holds for a load that it did not see.
+    new: dict[str, Any] = {"batch": 24, "closed_loop": True}
+    truth, start, fitted = (loaded(new, small, e, predictor) for e in (MINE, "kernels-only", far.profile))
+    assert abs(fitted["total_s"] / truth["total_s"] - 1) < 0.05 < abs(start["total_s"] / truth["total_s"] - 1)
+    # tpot_s alone of a closed loop that does not queue needs no simulation, and has the answer that it had.
+    rate = [{**rows[2], "ttft_s": ""}, {**rows[2], "rate": "4", "prefix_hit": ""}]
+    assert calibrate(LLAMA, small, rate, predictor=predictor).kernel_factor > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": 4.0}, "row 2: rate beside batch or closed_loop"),
+        ({"rate": "fast"}, "row 2: rate 'fast' is no number"),
+        ({"rate": -1, "batch": None}, "row 2: rate: '-1.0' is not allowed"),
+        ({"prefix_hit": 1.0}, "row 2: prefix_hit: '1.0' is not allowed"),
+        ({"prefix_hit": 0.5, "batch": 10**9}, "row 2: batch 1,000,000,000, input 128: "),
+        ({"prefix_hit": 0.5, "batch": 2000, "input": 1_000_000}, "row 2: batch 2,000, input 1,000,000: "),
+        ({"closed_loop": True, "batch": 10**9}, "row 2: batch 1,000,000,000, input 128: "),
+        ({"batch": None}, "row 2: batch is missing"),
+    ],
+)
+def test_wrong_loads_are_named(change: dict[str, Any], message: str, predictor: LatencyPredictor) -> None:
+    row = {"batch": 4, "input": 128, "output": 64, "total_s": 3.0}
+    with pytest.raises(DataError) as caught:
+        calibrate(LLAMA, "h100-sxm", [row, {**row, **change}], predictor=predictor)
+    assert caught.value.message.startswith(message)
+
+
+def test_rows_that_are_simulated_are_limited(predictor: LatencyPredictor) -> None:
+    row = {"batch": 4, "input": 16, "output": 8, "total_s": 3.0, "closed_loop": True}
+    with pytest.raises(DataError, match="row 51: more than 50 rows are simulated"):
+        calibrate(LLAMA, "h100-sxm", [row] * 60, predictor=predictor)
+
+
 def test_wrong_rows_are_named_by_their_number(measured: list[dict[str, Any]], predictor: LatencyPredictor) -> None:
     def refused(rows: list[dict[str, Any]]) -> str:
         with pytest.raises(DataError) as caught:
@@ -104,8 +175,15 @@ def test_files_are_read(measured: list[dict[str, Any]], predictor: LatencyPredic
     benchmark.write_text(json.dumps({"completed": 3, "mean_tpot_ms": 1.0}))
     with pytest.raises(DataError, match="has no total_output_tokens"):
         read_measurements(benchmark)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_measurements(tmp_path / "absent.csv")
+    benchmark.write_text(
+        json.dumps({**bench, "max_concurrency": 1}) + "\n" + json.dumps({**bench, "mean_tpot_ms": None})
+    )
+    with pytest.raises(DataError, match="row 2: a benchmark's result has no mean_tpot_ms: None"):
+        read_measurements(benchmark)
+    table.write_text("batch;input;output;tpot_s\n16;1024;256;0,0083\n", encoding="utf-8")
+    assert read_measurements(table) == [{"batch": "16", "input": "1024", "output": "256", "tpot_s": "0.0083"}]
     # As spreadsheets write tables.
     table.write_text("\ufeffBatch; Input; output; total_s\n1; 2; 3; 0.5\n", encoding="utf-8")
     assert read_measurements(table) == [{"batch": "1", "input": "2", "output": "3", "total_s": "0.5"}]

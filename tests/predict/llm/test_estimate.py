@@ -351,9 +351,19 @@ def test_caches_and_weights_are_in_the_types_that_file_request_and_device_say(pr
     # The type of a request counts, for the products too.
     options = {"weights": "bfloat16", "kv_dtype": "bfloat16", "batch": 4, "output": 2}
     assert estimate(config, "h100-sxm", predictor=predictor, **options).total == plain.total
-    # Weights that the file does not state: caches as published checkpoints with such weights have them.
-    usual = estimate(LLAMA, "h100-sxm", weights="fp8", output=2, predictor=predictor)
-    assert usual.settings.kv_dtype == "float8_e4m3" and "kv_dtype changes it" in usual.remarks[0]
+    # A cache whose type nothing states is the same whether the file or the request quantises the weights.
+    file = {**LLAMA, "quantization_config": {"quant_method": "fp8"}}
+    asks: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (file, {}),
+        (file, {"weights": "fp8"}),
+        (LLAMA, {"weights": "fp8"}),
+    ]
+    for profile, kv_dtype in ((None, "bfloat16"), (load_engine().model_copy(update={"kv_dtype": "int8"}), "int8")):
+        several = [estimate(c, "h100-sxm", engine=profile, output=2, predictor=predictor, **w) for c, w in asks]
+        assert {one.settings.kv_dtype for one in several} == {kv_dtype} and len(
+            {one.total.point for one in several}
+        ) == 1
+        assert all(("kv_dtype changes it" in " ".join(one.remarks)) == (kv_dtype == "int8") for one in several)
     ampere = estimate(LLAMA, "a100-sxm4-80gb", weights="fp8", output=2, predictor=predictor)
     assert ampere.remarks == (
         "a100-sxm4-80gb has no units for float8_e4m3: weights are read packed, products are in bfloat16",

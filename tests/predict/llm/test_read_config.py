@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.fuzz.seeds import DEEPSEEK_V2_LITE
+from cdmpp.devices.registry import lookup
 from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.llm import read_config
+from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.read import FAMILIES
 
@@ -174,11 +176,14 @@ def test_unknown_architecture_lists_the_known_ones() -> None:
         ({"model_type": None}, r"config\.model_type: missing"),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "3 exceeds num_local_experts=2"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "'gptq' with weights of type 'int3'"),
+        ({"quantization_config": {"quant_method": "vptq", "bits": 4}}, "'vptq' is not supported"),
+        ({"quantization_config": {"quant_method": "torchao", "quant_type": "autoquant"}}, "of type 'autoquant'"),
+        ({"quantization_config": {"quant_method": "hqq", "quant_config": {}}}, "of type 'intNone'"),
         (
             {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {}}}},
             "'compressed-tensors' is not supported",
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "'gptq' with 8 bits is not supported"),
         ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention"]}, "one type per layer"),
         ({"model_type": "opt", "ffn_dim": 1, "word_embed_proj_dim": 512}, "512 differs from hidden_size=4096"),
     ],
@@ -193,11 +198,11 @@ def test_unreadable_files_are_errors(tmp_path: Path) -> None:
     broken.write_text('{"model_type": ')
     number.write_text("3")
     for path, message in (
-        (broken, "is not JSON"),
+        (broken, "not JSON"),
         (number, "is not a JSON object"),
         (tmp_path / "absent.json", "cannot be read"),
         ("x" * 5000, "cannot be read"),
-        ("a\0b", "is not a path"),
+        ("a\0b", "null byte"),
     ):
         with pytest.raises(DataError, match=message):
             read_config(path)
@@ -237,6 +242,55 @@ def test_quantisation_is_read_as_published(
 ) -> None:
     config = read_config({**LLAMA, "quantization_config": stated})
     assert (config.weights, config.weight_scaling, config.kv_dtype) == (weights, scaling, kv_dtype)
+
+
+def _torchao(name: str, **data: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_data": data, "_version": 1}}}
+
+
+def _quark(dtype: str, inputs: str | None, **weight: Any) -> dict[str, Any]:
+    stated = {"weight": {"dtype": dtype, **weight}, "input_tensors": inputs and {"dtype": inputs}}
+    return {"quant_method": "quark", "global_quant_config": stated}
+
+
+_OF_MODULES = {"module_fqn_to_config": {"_default": {"_type": "Int8DynamicActivationInt4WeightConfig", "_data": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "weights", "weights_only"),
+    [
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8", True),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "int4", True),
+        ({"quant_method": "awq", "w_bit": 4}, "int4", True),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8", True),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "int4", True),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "int4", True),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "int8", True),
+        ({"quant_method": "torchao", "quant_type": "int8_dynamic_activation_int8_weight"}, "int8", False),
+        (_torchao("Int8WeightOnlyConfig"), "int8", True),
+        (_torchao("Float8WeightOnlyConfig"), "float8_e4m3", True),
+        (_torchao("Float8DynamicActivationFloat8WeightConfig"), "float8_e4m3", False),
+        (_torchao("IntxWeightOnlyConfig", weight_dtype={"_type": "torch.dtype", "_data": "int4"}), "int4", True),
+        (_torchao("ModuleFqnToConfig", **_OF_MODULES), "int4", True),
+        (_quark("fp8_e4m3", "fp8_e4m3", qscheme="per_tensor"), "float8_e4m3", False),
+        (_quark("int8", None, qscheme="per_channel"), "int8", True),
+        (_quark("uint4", None, qscheme="per_group", group_size=128), "int4", True),
+        (_quark("fp4", "fp4", qscheme="per_group", group_size=32), "float4_e2m1", False),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4}}}, "int4", True),
+        ({"quant_method": "hqq", "quant_config": {"q_proj": {"weight_quant_params": {"nbits": 8}}}}, "int8", True),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "int", "act_bits": 16}, "int4", True),
+        ({"quant_method": "auto-round", "bits": 8, "data_type": "int", "act_bits": 8}, "int8", False),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp", "act_bits": 4}, "float4_e2m1", False),
+        ({"quant_method": "eetq", "weights": "int8"}, "int8", True),
+        ({"quant_method": "fp_quant", "forward_dtype": "nvfp4"}, "float4_e2m1", False),
+    ],
+)
+def test_methods_are_read_by_their_bits(stated: dict[str, Any], weights: str, weights_only: bool) -> None:
+    config = read_config({**LLAMA, "quantization_config": stated})
+    product = Types.of(config, device=lookup("b200")).product()
+    assert config.weights == weights
+    assert product.get("weight_dtype", product["dtype"]) == weights
+    assert (product["dtype"] == "bfloat16") == weights_only
 
 
 def test_quantisation_stands_beside_the_configuration(tmp_path: Path) -> None:

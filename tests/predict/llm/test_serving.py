@@ -12,9 +12,10 @@ import cdmpp
 from cdmpp.devices import lookup
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.predict.engines import EngineProfile, load_engine
-from cdmpp.predict.llm import ServingResult, estimate, read_config, simulate
+from cdmpp.predict.llm import ServingResult, estimate, goodput, read_config, simulate
 from cdmpp.predict.llm.layout import Layout, Types
-from cdmpp.predict.llm.memory import cache_tokens
+from cdmpp.predict.llm.load import share_met
+from cdmpp.predict.llm.memory import cache_tokens, memory_of
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.predict.llm.test_read_config import EXAMPLES
 
@@ -173,3 +174,83 @@ def test_percentiles_and_json(predictor: LatencyPredictor) -> None:
 def test_impossible_loads_are_errors(options: dict[str, Any], message: str, predictor: LatencyPredictor) -> None:
     with pytest.raises(FieldError, match=message):
         served(predictor, **options)
+
+
+def test_first_burst_of_a_closed_loop_is_left_out(predictor: LatencyPredictor) -> None:
+    load: dict[str, Any] = {"concurrency": 32, "input": 1024, "output": 128}
+    result, whole = (served(predictor, **load, **options) for options in ({}, {"warmup": 0}))
+    assert (result.warmup, whole.warmup, len(result.ttft_s)) == (32, 0, 256)
+    # Prompts that all begin together wait for each other; later ones come one by one.
+    assert result.percentile("ttft_s", 99) < 0.5 * whole.percentile("ttft_s", 99)
+    value = result.to_dict()
+    for name in ("ttft_s", "tpot_s", "latency_s", "queue_s"):
+        later = getattr(result, name)[32:]
+        assert value[name]["p99"] == np.percentile(later, 99) and value[name]["mean"] == later.mean()
+    first = value["warmup_ttft_s"]
+    assert value["warmup_requests"] == 32 and first["mean"] == result.ttft_s[:32].mean() > 5 * value["ttft_s"]["mean"]
+    assert (whole.to_dict()["warmup_requests"], whole.to_dict()["warmup_ttft_s"]) == (0, None)
+    assert "warm-up: the first 32 requests" in str(result) and "warm-up" not in str(whole)
+    # Goals count the same requests.
+    goal = float(result.ttft_s[32:].max())
+    assert share_met(result, goal, None) == 1.0 > share_met(whole, goal, None)
+    assert served(predictor, rate=5.0, count=20, output=4).warmup == 0
+    assert served(predictor, rate=5.0, count=20, output=4, warmup=7).warmup == 7
+
+
+def test_requests_all_count_where_there_are_no_more_than_the_first_ones(predictor: LatencyPredictor) -> None:
+    few = served(predictor, concurrency=16, count=16, output=4)
+    assert few.warmup == 0 and "no warm-up is left out: 16 requests, 16 in flight" in few.remarks
+    one = served(predictor, concurrency=1, count=2, output=4)
+    assert one.warmup == 1 and not one.remarks
+    mixed = served(predictor, concurrency=3, count=6, input=20, output=1, warmup=3)
+    assert mixed.to_dict()["tpot_s"] is None and "-" in str(mixed)
+    for warmup in (6, -1, 1.5, True):
+        with pytest.raises(FieldError, match=r"warmup: .* is not allowed"):
+            served(predictor, concurrency=3, count=6, warmup=warmup)
+
+
+def test_requests_in_lockstep_are_said(predictor: LatencyPredictor) -> None:
+    load: dict[str, Any] = {"concurrency": 16, "output": 64, "engine": "sglang"}
+    together, apart = (served(predictor, **load, **options) for options in ({}, {"spread": 0.1}))
+    assert "spread" in together.remarks[0] and together.to_dict()["remarks"] == list(together.remarks)
+    assert not apart.remarks and not served(predictor, concurrency=16, output=64).remarks
+    assert apart.percentile("ttft_s", 50) < together.percentile("ttft_s", 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "layout", "least"),
+    [("llama-3.1-70b", H100, {}, 3), ("llama-3.1-70b", "t4", {"tp": 2}, 12), ("qwen3-30b-a3b", "l4", {"ep": 1}, 4)],
+)
+def test_loads_that_do_not_fit_name_device_weights_and_devices_needed(
+    name: str, device: str, layout: dict[str, int], least: int, predictor: LatencyPredictor
+) -> None:
+    config = read_config(EXAMPLES / f"{name}.json")
+    load: dict[str, Any] = {"concurrency": 4, "output": 64, "predictor": predictor}
+    with pytest.raises(InfeasibleError) as caught:
+        simulate(config, device, **load, **layout)
+    weights = memory_of(config, Layout(**layout), Types(), 1, 1).weights / 1e9
+    for part in (
+        f"on each {device} with tp=",
+        f"weights take {weights:.1f} GB",
+        f"at least {least} devices are needed",
+    ):
+        assert part in caught.value.message
+    # The number is right: the hint's layout holds it.
+    found = dict(part.split("=") for part in caught.value.hint.partition(": ")[2].split(", "))
+    fitting = {key: int(value) for key, value in found.items()}
+    assert simulate(config, device, **load, **fitting, count=4).gpus == least
+    with pytest.raises(InfeasibleError, match=r"at least .* devices are needed"):
+        goodput(config, device, ttft_s=1.0, predictor=predictor, **layout)
+
+
+def test_decode_steps_that_are_no_graphs_are_launched(predictor: LatencyPredictor) -> None:
+    options: dict[str, Any] = {"engine": "kernels-only", "cuda_graph": False}
+    alone = estimate(LLAMA, "b200", input=64, output=32, predictor=predictor, **options)
+    launched, captured = (
+        served(predictor, device="b200", requests=[(0.0, 64, 32)], **{**options, "cuda_graph": graph})
+        for graph in (False, True)
+    )
+    assert alone.tpot is not None
+    assert launched.tpot_s[0] == pytest.approx(alone.tpot.point, rel=0.03) and launched.tpot_s[0] > captured.tpot_s[0]
+    profile = served(predictor, requests=[(0.0, 64, 4)], framework="sglang")
+    assert profile.engine == "sglang"

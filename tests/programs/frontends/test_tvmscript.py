@@ -311,3 +311,51 @@ def test_nonsense_that_is_harmless_is_refused_or_read(statement: str) -> None:
         assert error.hint and "\n" not in str(error)
     else:
         assert json.loads(programs[0].tvm_json)
+
+
+#: As TVM 0.8 to 0.26 print a function with blocks.
+FORMER = """
+{imports}
+{module}
+    {decorator}
+    def main(a: T.handle, C: T.Buffer{buffer}) -> None:
+        T.func_attr({{"global_symbol": "main", "tir.noalias": True}})
+        A = T.match_buffer(a, [16, 16], dtype="float32")
+        D = T.alloc_buffer((16, 16), dtype="float32")
+        for i, j, k in T.grid(16, 16, 16):
+            with T.block("D"):
+                vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                with T.init():
+                    D[vi, vj] = T.float32(0)
+                D[vi, vj] = D[vi, vj] + A[vi, vk] * A[vk, vj]
+        for i, j in T.grid(16, 16):
+            with T.block("C"):
+                T.block_attr({{"key": 1}})
+                vi = T.axis.spatial(16, i)
+                vj = T.axis.spatial(16, j)
+                T.reads(D[vi, vj])
+                T.writes(C[vi, vj])
+                C[vi, vj] = T.exp(D[vi, vj])
+"""
+
+
+@pytest.mark.parametrize("decorator", ["@T.prim_func", "@T.prim_func()", "@T.prim_func(check_well_formed=False)"])
+@pytest.mark.parametrize(
+    ("imports", "module", "buffer"),
+    [
+        ("import tvm\nfrom tvm.script import tir as T", "@tvm.script.ir_module\nclass M:", '[(16, 16), "float32"]'),
+        ("from tvm.script import ir as I, tir as T", "@I.ir_module\nclass M:", '((16, 16), "float32")'),
+    ],
+)
+def test_spelling_of_older_tvm_is_read(decorator: str, imports: str, module: str, buffer: str) -> None:
+    text = FORMER.format(decorator=decorator, imports=imports, module=module, buffer=buffer)
+    today = text.replace("T.block", "T.sblock").replace("T.alloc_buffer", "T.sblock_alloc_buffer")
+    today = today.replace(decorator, "@T.prim_func(s_tir=True)")
+    [former], [new] = programs_from_tvmscript(text), programs_from_tvmscript(today)
+    assert former.hash == new.hash
+
+
+def test_allocation_of_todays_spelling_keeps_its_name() -> None:
+    body = "    with T.sblock('b'):\n        T.evaluate(0)\n    D = T.alloc_buffer((4,), 'float32')\n"
+    [(_, text)] = checked_functions("@T.prim_func(s_tir=True)\ndef f():\n" + body)
+    assert "T.alloc_buffer" in text

@@ -136,9 +136,36 @@ def test_work_of_earlier_iterations_holds_the_stream(folder: Path) -> None:
     trace.step(2, 100, 100)
     trace.launch("fast", 120, 231, 10)
     answer = replay_trace(trace.write(folder / "earlier.json"), iteration=2)
-    assert answer.measured_s == pytest.approx(141 * US)
+    assert answer.measured_s == pytest.approx(100 * US)
     assert [node.role for node in answer.graph.nodes if "gpu" in node.device] == ["earlier", "gap", "kernel"]
-    assert replay_trace(folder / "earlier.json").measured_s == pytest.approx(241 * US / 2)
+    assert replay_trace(folder / "earlier.json").measured_s == pytest.approx(211 * US / 2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "length", "target", "dtypes"),
+    [
+        ("ampere_sgemm_128x64_tn", 58.0, "h100-sxm", ("tfloat32", "tfloat32")),  # 37 Tflop/s: above the float32 peak
+        ("ampere_sgemm_128x64_tn", 150.0, "h100-sxm", ("float32", "float32")),
+        ("cutlass_80_tensorop_s1688gemm_128x128_tn", 150.0, "h100-sxm", ("tfloat32", "tfloat32")),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n", 150.0, "v100-sxm2-16gb", ("tfloat32", "float32")),
+    ],
+)
+def test_products_that_ran_as_tf32_are_predicted_so(
+    folder: Path, predictor: LatencyPredictor, kernel: str, length: float, target: str, dtypes: tuple[str, str]
+) -> None:
+    trace = KinetoTrace()
+    trace.step(1, 0, 400)
+    trace.op("aten::mm", 10, 30, [[1024, 1024], [1024, 1024]], ["float", "float"])
+    trace.launch(kernel, 20, 30, length)
+    trace.runtime("cudaDeviceSynchronize", 42, length)
+    answer = replay_trace(trace.write(folder / "tf32.json"), device=target, predictor=predictor)
+    old, new = (
+        predictor.predict([f"linear:m=1024,n=1024,k=1024,dtype={dtype}"], device)[0].latency_s
+        for dtype, device in zip(dtypes, ("a100-sxm4-80gb", target), strict=True)
+    )
+    assert old is not None and new is not None
+    assert answer.what_if[0].saving_s == pytest.approx(length * US * (1 - new / old), rel=0.02, abs=1e-6)
+    assert any("ran as TF32" in remark for remark in answer.graph.remarks) == (dtypes[0] == "tfloat32")
 
 
 def test_device_scales_kernels_by_predictions_and_others_by_bandwidth(

@@ -103,3 +103,21 @@ def test_a_damaged_database_is_refused(export: Path) -> None:
     export.write_bytes(export.read_bytes()[:5000])
     with pytest.raises(DataError, match="not a usable SQLite export"):
         replay_trace(export)
+
+
+@pytest.mark.parametrize("end", ["NULL", "19000"])
+def test_events_without_an_end_are_counted(export: Path, end: str) -> None:
+    with closing(sqlite3.connect(export)) as database:
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET end = {end} WHERE correlationId = 1")
+        database.execute("UPDATE NVTX_EVENTS SET end = NULL WHERE eventType = 59")
+        database.commit()
+    answer = replay_trace(export)
+    assert any("without an end after their start, which count as 0 s: 2" in remark for remark in answer.graph.remarks)
+
+
+def test_several_processes_in_an_export_are_refused(export: Path) -> None:
+    with closing(sqlite3.connect(export)) as database:
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = {(99 << 24) | 1} WHERE correlationId = 2")
+        database.commit()
+    with pytest.raises(DataError, match=r"2 processes \(77, 99\): several ranks in one file"):
+        read_trace(export)

@@ -13,7 +13,7 @@ from cdmpp.errors import DataError
 from cdmpp.simulate.traces import is_trace, read_trace, replay_trace
 from cdmpp.simulate.traces.records import Arguments, CollectiveCall, dtype_name, kind_of
 from cdmpp.simulate.traces.shapes import operators_of
-from tests.simulate.traces.kineto import KinetoTrace, training_step
+from tests.simulate.traces.kineto import HOST, KinetoTrace, training_step
 
 
 def write(path: Path, value: Any) -> Path:
@@ -94,6 +94,64 @@ def test_times_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     assert any("without a time, which are left out: 1" in remark for remark in answer.graph.remarks)
     assert any("(kernel) without a duration, which count as 0 s: 1" in remark for remark in answer.graph.remarks)
     assert sum(row.calls for row in answer.kernels) == 5
+
+
+def test_events_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    trace = training_step(0, 1)
+    trace.events[2]["dur"] = -5
+    trace.add("python_function", "f", 1, 2, 1, 1)
+    trace.add("", "MatMul", 1, 2, 1, 1)
+    trace.events.append({"ph": "C", "name": "memory", "ts": 3, "pid": 1})
+    answer = replay_trace(trace.write(tmp_path / "more.json"))
+    remarks = " ".join(answer.to_dict()["remarks"])
+    assert "with a negative duration, which count as 0 s: 1" in remarks and "left out" in remarks
+    assert all(f"{kind} (1 x)" in remarks for kind in ("python_function", "without a category: MatMul", "counters"))
+    assert remarks.split()[-1] in " ".join(str(table) for table in answer.tables())
+
+
+def test_work_of_ascend_is_read(tmp_path: Path) -> None:
+    kernel = {"ph": "X", "name": "MatMulV2", "pid": 2, "tid": 5, "ts": "1040.2", "dur": 150}
+    kernel["args"] = {"Task Type": "AI_CORE", "Stream Id": 5}
+    op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": "1000.1", "dur": 60, "args": {}}
+    answer = replay_trace(write(tmp_path / "npu.json", {"traceEvents": [op, kernel]}))
+    assert answer.measured_s == pytest.approx(190.1e-6) and [row.name for row in answer.kernels] == ["MatMulV2"]
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-nan", "Inf"])
+def test_numbers_that_json_lacks_are_read(tmp_path: Path, value: str) -> None:
+    trace = training_step(0, 1)
+    trace.add("cpu_op", 'aten::say "inf, nan" (inf)', 0, 1, 1, 1, bandwidth="BANDWIDTH")
+    path = tmp_path / "inf.json"
+    path.write_text(json.dumps(trace.document()).replace('"BANDWIDTH"', value))
+    names = [event.name for event in read_trace(path).events]
+    assert len(names) == len(read_trace(training_step(0, 1).write(tmp_path / "plain.json")).events) + 1
+    assert 'aten::say "inf, nan" (inf)' in names
+
+
+@pytest.mark.parametrize("schema", ["1.1.1-chakra.0.0.4", "1.0.1"])
+def test_execution_traces_are_named(tmp_path: Path, schema: str) -> None:
+    path = write(tmp_path / "et.json", {"schema": schema, "nodes": [{"id": 2, "name": "aten::mm", "ctrl_deps": 1}]})
+    assert is_trace(path)
+    with pytest.raises(DataError, match="execution trace of Chakra"):
+        replay_trace(path)
+
+
+def test_marks_of_one_step_on_two_threads_are_one_iteration(tmp_path: Path) -> None:
+    trace = training_step(0, 1)
+    mark = trace.events[-1]
+    trace.events.append({**mark, "tid": 99})
+    trace.events.append({**mark, "tid": 98, "ts": mark["ts"] + 1, "dur": mark["dur"] - 2})
+    answer = replay_trace(trace.write(tmp_path / "twice.json"))
+    assert answer.graph.count == 1 and answer.measured_s == pytest.approx(mark["dur"] * 1e-6)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_several_ranks_in_a_file_are_refused(tmp_path: Path, on_device: bool) -> None:
+    trace = training_step(0, 1)
+    events = [e for e in trace.events if on_device or e.get("cat") in ("cpu_op", "user_annotation")]
+    other = [{**e, "pid": {HOST: 77, 0: 1}.get(e["pid"], e["pid"])} for e in events]
+    with pytest.raises(DataError, match=r"2 processes \(4242, 77\): several ranks in one file"):
+        replay_trace(write(tmp_path / "merged.json", [*events, *other]))
 
 
 def test_a_trace_without_shapes_says_so(tmp_path: Path) -> None:

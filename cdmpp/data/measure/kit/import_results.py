@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from cdmpp.data.summary import relative_spread
 from cdmpp.data.table import make_block
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
+from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.utils.writing import make_folder, replacing
 
@@ -364,22 +365,25 @@ def import_results(
         raise DataError("no result file is named", hint="name them: DIR/*.npz")
     results = [read_results(Path(path)) for path in files]
     for file in results:
-        _check(file, about)
+        with _of_this_job(file):
+            _check(file, about)
     parts = [file.head["part"] for file in results]
     if len(set(parts)) < len(parts):
         twice = next(part for part in parts if parts.count(part) > 1)
         raise DataError(f"part {twice} is given twice", hint="name one result file for each part")
     rows: list[Measurement] = []
-    devices = [_device(file, about) for file in results]
-    for index, (file, device) in enumerate(zip(results, devices, strict=True)):
-        make_rows = KINDS[file.head["kind"]][0]
-        try:
-            rows += make_rows(folder, about, file, device)
-        except ImpossibleTimesError as error:
-            if not drop_impossible:
-                raise
-            results[index] = _without(file, error.reasons)
-            rows += make_rows(folder, about, results[index], device)
+    devices = []
+    for index, file in enumerate(results):
+        with _of_this_job(file):
+            device, make_rows = _device(file, about), KINDS[file.head["kind"]][0]
+            devices.append(device)
+            try:
+                rows += make_rows(folder, about, file, device)
+            except ImpossibleTimesError as error:
+                if not drop_impossible:
+                    raise
+                results[index] = _without(file, error.reasons)
+                rows += make_rows(folder, about, results[index], device)
     if not rows:
         raise DataError("the result files have no records", hint="import the host part together with the others")
     make_folder(result)
@@ -393,6 +397,19 @@ def import_results(
     command = next((about[kind]["command"] for kind in ("programs", "library") if kind in about), "")
     write_card(result, command=command, notes=notes, faults=_missing(about, results))
     return result
+
+
+@contextmanager
+def _of_this_job(file: Results) -> Iterator[None]:
+    """Turn what a result with missing or strange fields raises into one error."""
+    try:
+        yield
+    except CdmppError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{file.path} does not fit the job: {error!r}", hint="copy the results and the job again"
+        ) from None
 
 
 def _without(file: Results, reasons: Mapping[str, str]) -> Results:

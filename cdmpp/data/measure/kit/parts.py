@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import zipfile
 import zlib
@@ -17,11 +18,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cdmpp.data.measure import runtime
 from cdmpp.data.measure.runtime.run import FORMAT, KitError, PartFile
 from cdmpp.errors import DataError
+from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_bytes, read_json, read_npz
 from cdmpp.utils.writing import replacing
 
 HOME, JOB = "home", "job.json"
@@ -151,19 +151,16 @@ def read_job(folder: Path) -> dict[str, Any]:
         The folder is not a complete job, or has another format.
     """
     path = folder / HOME / JOB
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        version = content["format"]
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         raise DataError(
             f"{folder} is not a job of the measuring kit: it has no {HOME}/{JOB}",
             hint="cdmpp collect ... --build-only --standalone --out JOB writes one",
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="export the job again") from None
+        )
+    content = read_json(path, "export the job again", max_bytes=MAX_REQUEST_BYTES)
+    version = content.get("format") if isinstance(content, dict) else None
     if version != FORMAT:
         raise DataError(f"{path} has format {version}, not {FORMAT}", hint="use the cdmpp that wrote it")
-    return content
+    return dict(content)
 
 
 def _split(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
@@ -262,24 +259,24 @@ def read_results(path: Path) -> Results:
         It is not a result file, or is damaged.
     """
     try:
-        with path.open("rb") as content, np.load(content) as arrays:
-            head = json.loads(str(arrays["head"]))
-            machines = json.loads(str(arrays["machine"]))
-            fields = [json.loads(text) for text in arrays["fields"].tolist()]
-            ids, failures = arrays["ids"].tolist(), arrays["failures"].tolist()
-            repeats: list[dict[str, tuple[float, ...]]] = [{} for _ in ids]
-            offsets, values = arrays["offsets"].tolist(), arrays["repeats_s"]
-            for i, owner in enumerate(arrays["owners"].tolist()):
-                protocol = str(arrays["protocols"][i])
-                repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
+        arrays = read_npz(read_bytes(path, MAX_REQUEST_BYTES))
+        head = parse_json(str(arrays["head"]))
+        machines = parse_json(str(arrays["machine"]))
+        fields = [parse_json(text) for text in arrays["fields"].tolist()]
+        ids, failures = arrays["ids"].tolist(), arrays["failures"].tolist()
+        repeats: list[dict[str, tuple[float, ...]]] = [{} for _ in ids]
+        offsets, values = arrays["offsets"].tolist(), arrays["repeats_s"]
+        for i, owner in enumerate(arrays["owners"].tolist()):
+            protocol = str(arrays["protocols"][i])
+            repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
+        items = [
+            {**rest, "id": name, "failure": failure, "repeats_s": taken}
+            for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
+        ]
     except FileNotFoundError:
         raise DataError(f"{path} does not exist", hint="name the result files: DIR/*.npz") from None
-    except (OSError, ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a result file, or is damaged: {error}", hint="copy it again") from None
-    items = [
-        {**rest, "id": name, "failure": failure, "repeats_s": taken}
-        for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
-    ]
     return Results(path, head, machines, items)
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.families.classic import CLASSIC
@@ -13,33 +18,21 @@ from cdmpp.predict.llm.families.sparse import SPARSE
 
 #: ``model_type`` -> how its configuration is read.
 FAMILIES: dict[str, Callable[[Fields], LLMConfig]] = {**CLASSIC, **MIXED, **SPARSE, **RECURRENT}
-#: Class names that replace a missing ``model_type``.
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "Qwen3NextForCausalLM": "qwen3_next",
-    "GemmaForCausalLM": "gemma",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "GPT2LMHeadModel": "gpt2",
-    "OPTForCausalLM": "opt",
-    "MPTForCausalLM": "mpt",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "DeepseekV32ForCausalLM": "deepseek_v32",
-    "DeepseekV4ForCausalLM": "deepseek_v4",
-    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
-    "Glm4MoeForCausalLM": "glm4_moe",
-    "GptOssForCausalLM": "gpt_oss",
-    "MiniMaxM2ForCausalLM": "minimax_m2",
-    "MiniMaxM3ForCausalLM": "minimax_m3",
-    "MiniMaxM3SparseForCausalLM": "minimax_m3",
-    "NemotronHForCausalLM": "nemotron_h",
-    "KimiLinearForCausalLM": "kimi_linear",
-}
+_CLASS = re.compile(r"(Sparse)?(ForCausalLM|LMHeadModel|ForConditionalGeneration|For\w+|Model)$")
+
+
+def architecture_family(name: str) -> str | None:
+    """The ``model_type`` of a class such as ``LlamaForCausalLM``; None where no family has that name."""
+    plain = _CLASS.sub("", name).casefold()
+    return next((family for family in FAMILIES if re.sub("[_-]", "", family) == plain), None)
+
+
+@cache
+def _defaults() -> dict[str, dict[str, Any]]:
+    text = files(__name__).joinpath("defaults.json").read_text(encoding="utf-8")
+    return {name: fields for names, fields in json.loads(text).items() for name in names.split()}
+
+
+def default_fields(family: str) -> dict[str, Any]:
+    """Defaults of the configuration class of transformers (4.57, else 5.24) for a ``model_type``; no false flags."""
+    return _defaults().get(family, {})

@@ -9,7 +9,7 @@ from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fi
 
 
 def _llama(f: Fields) -> LLMConfig:
-    bias = f.flag("attention_bias", False)
+    bias = f.flag("attention_bias", f.flag("bias", False))
     return common_fields(f, qkv_bias=bias, o_bias=bias, mlp_bias=f.flag("mlp_bias", False))
 
 
@@ -100,16 +100,16 @@ def _gemma3(f: Fields) -> LLMConfig:
     # Every sixth layer attends to all tokens.
     pattern = f.size("sliding_window_pattern", 6)
     window = window_of(f, layer_count(f) - layer_count(f) // pattern, default=4096)
-    f = Fields({**f.values, "vocab_size": f.size("vocab_size", 262_208)}, f.path)
+    f = f.changed(vocab_size=f.size("vocab_size", 262_208))
     return _gemma(f, heads=8, kv_heads=4, norms=4, qk_norm=True, window=window)
 
 
 def _gpt2(f: Fields) -> LLMConfig:
     hidden = f.size("n_embd")
     names = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
-    values = {**f.values, **{name: f.size(own) for name, own in names.items()}, "num_key_value_heads": None}
+    values = {name: f.size(own) for name, own in names.items()}
     return common_fields(
-        Fields({**values, "intermediate_size": f.size("n_inner", 4 * hidden)}, f.path),
+        f.changed(**values, num_key_value_heads=None, intermediate_size=f.size("n_inner", 4 * hidden)),
         gated=False,
         activation=f.text("activation_function", "gelu_new"),
         norm="layernorm",
@@ -130,7 +130,7 @@ def _opt(f: Fields) -> LLMConfig:
             "only models whose embedding has hidden_size columns are read (all OPT models but 350m)",
         )
     return common_fields(
-        Fields({**f.values, "intermediate_size": f.size("ffn_dim"), "num_key_value_heads": None}, f.path),
+        f.changed(intermediate_size=f.size("ffn_dim"), num_key_value_heads=None),
         gated=False,
         activation=f.text("activation_function", "relu"),
         norm="layernorm",
@@ -171,18 +171,16 @@ def read_deepseek(f: Fields) -> LLMConfig:
     return common_fields(f, kv_heads=heads, head_dim=latent.rope + latent.nope, experts=experts, latent=latent)
 
 
-def _mimo(f: Fields) -> LLMConfig:
-    return _qwen(f, bias=True, qk_norm=False)
-
-
 def _mpt(f: Fields) -> LLMConfig:
     names = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
-    values = {**f.values, **{name: f.size(own) for name, own in names.items()}, "num_key_value_heads": None}
+    values = {name: f.size(own) for name, own in names.items()}
     bias = not f.flag("no_bias", False)
     attention = f.values.get("attn_config")
     alibi = isinstance(attention, dict) and attention.get("alibi") is True
     return common_fields(
-        Fields({**values, "intermediate_size": f.size("expansion_ratio", 4) * f.size("d_model")}, f.path),
+        f.changed(
+            **values, num_key_value_heads=None, intermediate_size=f.size("expansion_ratio", 4) * f.size("d_model")
+        ),
         gated=False,
         activation="gelu",
         norm="layernorm",
@@ -194,12 +192,13 @@ def _mpt(f: Fields) -> LLMConfig:
     )
 
 
+_QWEN2 = ("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text")
 #: ``model_type`` -> how its configuration is read.
 CLASSIC = {
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
-    "qwen2": _qwen2,
+    **dict.fromkeys(_QWEN2, _qwen2),
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_vl": _qwen3,
@@ -207,6 +206,7 @@ CLASSIC = {
     "qwen3_moe": _qwen3_moe,
     "qwen3_vl_moe": _qwen3_moe,
     "qwen3_vl_moe_text": _qwen3_moe,
+    "qwen3_omni_moe_text": _qwen3_moe,
     "gemma": _gemma1,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -214,7 +214,9 @@ CLASSIC = {
     "gpt2": _gpt2,
     "opt": _opt,
     "mpt": _mpt,
-    "mimo": _mimo,
+    "mimo": _qwen2,
+    "internlm2": _llama,
+    "phi3": _mistral,
     "deepseek_v2": read_deepseek,
     "deepseek_v3": read_deepseek,
     "kimi_k2": read_deepseek,

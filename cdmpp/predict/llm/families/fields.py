@@ -15,11 +15,28 @@ from cdmpp.predict.llm.config import Experts, LLMConfig
 MAX_SIZE, MAX_LAYERS = 2**24, 10_000
 
 
-class Fields:
-    """Fields of a configuration, checked as they are read."""
+class _Noted(dict[str, Any]):
+    """Fields that note the names of those that are read."""
 
-    def __init__(self, values: Mapping[str, Any], path: str) -> None:
-        self.values, self.path = values, path
+    def __init__(self, values: Mapping[str, Any], names: set[str]) -> None:
+        super().__init__(values)
+        self.names = names
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+class Fields:
+    """Fields of a configuration, checked as they are read; ``read`` has the names of those that were."""
+
+    def __init__(self, values: Mapping[str, Any], path: str, read: set[str] | None = None) -> None:
+        self.read: set[str] = set() if read is None else read
+        self.values, self.path = _Noted(values, self.read), path
+
+    def changed(self, **values: Any) -> Fields:
+        """These fields with other values."""
+        return Fields({**self.values, **values}, self.path, self.read)
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
         """A whole number of the configuration; without a default it is required.

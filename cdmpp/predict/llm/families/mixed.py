@@ -31,7 +31,7 @@ def read_llama4(f: Fields) -> LLMConfig:
     chunk = f.values.get("attention_chunk_size")
     window = (None, 0) if chunk is None else (f.size("attention_chunk_size"), chunked)
     return common_fields(
-        Fields({**f.values, "intermediate_size": f.size("intermediate_size_mlp", width)}, f.path),
+        f.changed(intermediate_size=f.size("intermediate_size_mlp", width)),
         window=window,
         experts=checked_experts(f, experts, "num_local_experts"),
     )
@@ -179,8 +179,7 @@ def read_nemotron_nas(f: Fields) -> LLMConfig:
             columns[-(-int(2 * factor * hidden / 3) // 256) * 256] += 1
     if not attentions or not columns:
         raise f.error("block_configs", "has no attention or no feed-forward layer")
-    values = {**f.values, "num_key_value_heads": max(attentions), "intermediate_size": max(columns)}
-    config = common_fields(Fields(values, f.path))
+    config = common_fields(f.changed(num_key_value_heads=max(attentions), intermediate_size=max(columns)))
     return replace(
         config,
         mixers=tuple((n, Attention(heads, kv_heads, config.head_dim)) for kv_heads, n in attentions.items()),

@@ -42,9 +42,7 @@ def read_qwen3_5(f: Fields) -> LLMConfig:
         )
         experts = checked_experts(f, experts, "num_experts")
     width = f.size("intermediate_size", f.size("moe_intermediate_size", 1))
-    config = common_fields(
-        Fields({**f.values, "intermediate_size": width}, f.path), qk_norm=True, experts=experts, remarks=(_SCAN,)
-    )
+    config = common_fields(f.changed(intermediate_size=width), qk_norm=True, experts=experts, remarks=(_SCAN,))
     attention = Attention(config.heads, config.kv_heads, config.head_dim, gate=f.flag("attn_output_gate", True))
     delta = Recurrent(
         heads=f.size("linear_num_value_heads"),
@@ -81,7 +79,7 @@ def read_nemotron_h(f: Fields) -> LLMConfig:
         )
         experts = checked_experts(f, experts, "n_routed_experts")
     config = common_fields(
-        Fields({**f.values, "num_hidden_layers": len(types)}, f.path),
+        f.changed(num_hidden_layers=len(types)),
         head_dim=f.size("head_dim", f.size("attention_head_dim", 128)),
         gated=False,
         activation=f.text("mlp_hidden_act", "relu2"),

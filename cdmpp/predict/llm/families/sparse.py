@@ -62,7 +62,7 @@ def read_deepseek_v4(f: Fields) -> LLMConfig:
         for ratio in sorted(set(ratios))
     )
     return common_fields(
-        Fields({**f.values, "intermediate_size": width}, f.path),
+        f.changed(intermediate_size=width),
         experts=checked_experts(f, experts, "n_routed_experts"),
         streams=f.size("hc_mult", 1),
         mixers=mixers,
@@ -85,9 +85,7 @@ def read_minimax_m3(f: Fields) -> LLMConfig:
         moe_layers,
     )
     config = common_fields(
-        Fields(
-            {**f.values, "intermediate_size": f.size("dense_intermediate_size", width), "hidden_act": "silu"}, f.path
-        ),
+        f.changed(intermediate_size=f.size("dense_intermediate_size", width), hidden_act="silu"),
         experts=checked_experts(f, experts, "num_local_experts"),
         qk_norm=f.flag("use_qk_norm", True),
     )

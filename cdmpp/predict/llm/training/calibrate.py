@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -21,7 +18,7 @@ from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.training.step import TrainingPlan
 from cdmpp.predict.prediction import Prediction, Query
-from cdmpp.utils.files import MAX_CONFIG_BYTES, read_text
+from cdmpp.utils.files import parse_file, parse_json, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
@@ -188,6 +185,8 @@ def _plan(
             f"measurement {number}: one of {' and '.join(DURATIONS)} is needed", path="measurements", hint="give one"
         )
     try:
+        if flag := next((name for name in (*COUNTS, *DURATIONS) if isinstance(options.get(name), bool)), None):
+            raise ValueError(f"{flag} is {options[flag]}, not a number")
         options |= {name: int(options[name]) for name in COUNTS if name in options}
         duration, rate = (float(options.pop(name, 0.0)) for name in DURATIONS)
         if not 1e-6 < duration + rate < 1e9:
@@ -199,9 +198,9 @@ def _plan(
         plan = TrainingPlan.of(config, device, engine, options, check_memory=False)
     except CdmppError as error:
         raise FieldError(f"measurement {number}: {error.message}", path="measurements", hint=error.hint) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise FieldError(
-            f"measurement {number}: {error}",
+            f"measurement {number}: {str(error)[:200]}",
             path="measurements",
             hint="gpus, micro_batch, global_batch and sequence are needed",
         ) from None
@@ -216,20 +215,17 @@ def read_training_measurements(source: str | PathLike[str]) -> list[dict[str, An
     ------
     DataError
     """
-    try:
-        text = read_text(source, MAX_CONFIG_BYTES)
-    except OSError as error:
-        raise DataError(f"cannot read {fspath(source)}: {error.strerror}", hint="give the path of a file") from None
-    if text.lstrip().startswith(("[", "{")):
-        try:
-            found = json.loads(text)
-        except ValueError as error:
-            raise DataError(f"{fspath(source)}: not JSON: {error}", hint="a list of objects") from None
-        rows = found if isinstance(found, list) else [found]
-        if not all(isinstance(row, dict) for row in rows):
-            raise DataError(f"{fspath(source)}: not a list of objects", hint="one object for each measured step")
-        return rows
-    return [{str(name): value for name, value in row.items()} for row in csv.DictReader(io.StringIO(text))]
+    rows = parse_file(source, _rows, "CSV or JSON", "a header and a row, or an object, for each measured step")
+    if not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{fspath(source)}: not a list of objects", hint="one object for each measured step")
+    return rows
+
+
+def _rows(text: bytes) -> list[dict[str, Any]]:
+    if not text.lstrip().startswith((b"[", b"{")):
+        return list(parse_table(text, MAX_ROWS))
+    value = parse_json(text)
+    return value if isinstance(value, list) else [value]
 
 
 def fit_training(

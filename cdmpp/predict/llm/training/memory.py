@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cdmpp.predict.llm.config import Attention, Dense, FeedForward, Latent, LLMConfig, Mixer
 from cdmpp.predict.llm.layout import Types
@@ -96,11 +98,20 @@ def stage_layers(config: LLMConfig, layout: TrainingLayout) -> list[int]:
     share = 1.0 if experts is None else experts.topk * layout.ep / experts.count
     work = layer.dense + layer.experts * share
     head = config.vocab * config.hidden / layout.tp
+    return list(_balanced(config.layers, stages, work, head))
+
+
+@lru_cache(4096)
+def _balanced(layers: int, stages: int, work: float, head: float) -> tuple[int, ...]:
+    """Layers of each stage, each given to the stage with the least work; the first one has the embedding."""
     counts, load = [0] * stages, [0.05 * head, *[0.0] * (stages - 2), head] if stages > 1 else [head]
-    for _ in range(config.layers):
-        least = min(range(stages), key=lambda stage: load[stage])
-        counts[least], load[least] = counts[least] + 1, load[least] + work
-    return counts
+    loads = [(own, stage) for stage, own in enumerate(load)]
+    heapq.heapify(loads)
+    for _ in range(layers):
+        own, least = loads[0]
+        counts[least] += 1
+        heapq.heapreplace(loads, (own + work, least))
+    return tuple(counts)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdmpp.model.domain.score import LABELS, Label, label_of_total
+from cdmpp.model.domain.score import Label, label_of_total, worst
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.training.layout import TrainingLayout
@@ -32,6 +32,8 @@ class TrainingStep(Rendered):
         and ``host`` on the slowest rank; they add up to ``step_s``.
     domain_shares : dict
         Share of the predicted time by domain.
+    domain_reason : str
+        The part with the largest share that is not ``in``.
     """
 
     model_id: str
@@ -50,6 +52,7 @@ class TrainingStep(Rendered):
     memory: TrainingMemory
     breakdown: dict[str, Any]
     domain_shares: dict[Label, float]
+    domain_reason: str
     remarks: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
@@ -74,7 +77,7 @@ class TrainingStep(Rendered):
     @property
     def domain(self) -> Label:
         """Domain by share of the time; at most ``near``, because backward passes are partly stated ratios."""
-        return max("near", label_of_total(self.domain_shares), key=LABELS.index)
+        return worst(("near", label_of_total(self.domain_shares))) or "out"
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values."""
@@ -100,6 +103,7 @@ class TrainingStep(Rendered):
             "breakdown": self.breakdown,
             "domain": self.domain,
             "domain_shares": self.domain_shares,
+            "domain_reason": self.domain_reason,
             "remarks": list(self.remarks),
         }
 
@@ -118,6 +122,7 @@ def training_tables(step: TrainingStep) -> list[Table]:
         f"memory {memory.total / 1e9:.1f}{capacity} GB: weights {memory.weights / 1e9:.1f}, gradients "
         f"{memory.gradients / 1e9:.1f}, optimizer {memory.optimizer / 1e9:.1f}, activations "
         f"{memory.activations / 1e9:.1f}",
+        f"domain {step.domain}: {step.domain_reason}",
     )
     operators = sorted(b["compute"].items(), key=lambda item: -item[1])
     parts = [*operators[:SHOWN_PARTS]]

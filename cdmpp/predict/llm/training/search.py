@@ -8,6 +8,7 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InfeasibleError
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, load_training_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
@@ -32,13 +33,13 @@ def search_layouts(
     gpus: int,
     global_batch: int,
     sequence: int,
-    dtype: str = "bfloat16",
+    dtype: str = defaults.DTYPE,
     products: str | None = None,
     sharding: Sharding | None = None,
     overlap: Overlap | None = None,
     ranks_per_node: int | None = None,
     network: float | str | None = None,
-    engine: Engine = "megatron",
+    engine: Engine = defaults.TRAINING_ENGINE,
     predictor: Predictor | None = None,
     most: int = 10,
 ) -> SearchResult:

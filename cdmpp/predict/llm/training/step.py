@@ -12,7 +12,8 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.model.domain.score import LABELS, Label
+from cdmpp.model.domain.score import Label, TotalDomain
+from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_training_engine
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
@@ -47,6 +48,13 @@ _GB = 1e9
 EXPOSED = ("tp", "cp", "ep", "dp", "pp")
 
 
+#: Label of a part's domain, and its reason.
+Domain = tuple[Label, str | None]
+_NETWORK: Domain = ("near", "the network between nodes has a stated rate")
+_MEMORY: Domain = ("near", "a pass over memory has a stated rate")
+_STATED = "backward passes are partly stated ratios of forward passes"
+
+
 class _Unit:
     """Seconds of one pass of a part of the model: by kind of kernel, by name, and by group of ranks."""
 
@@ -55,7 +63,7 @@ class _Unit:
         self.kinds: dict[bool, Array] = {False: np.zeros((3, len(KINDS))), True: np.zeros((3, len(KINDS)))}
         self.groups: dict[tuple[str, bool], Array] = {}
         self.launches = {False: 0.0, True: 0.0}
-        self.domains: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
+        self.domains: dict[tuple[str, Domain], float] = {}
 
     def add(self, unit: _Unit, times: float) -> None:
         """Add ``times`` passes of another part."""
@@ -66,8 +74,8 @@ class _Unit:
         for backward in (False, True):
             self.kinds[backward] += times * unit.kinds[backward]
             self.launches[backward] += times * unit.launches[backward]
-        for label, share in unit.domains.items():
-            self.domains[label] += times * share
+        for part, part_s in unit.domains.items():
+            self.domains[part] = self.domains.get(part, 0.0) + times * part_s
 
     def compute(self, backward: bool) -> float:
         """Seconds of the kernels in one direction."""
@@ -130,7 +138,7 @@ class TrainingPlan:
         device: DeviceSpec,
         layout: TrainingLayout,
         *,
-        dtype: str = "bfloat16",
+        dtype: str = defaults.DTYPE,
         products: str | None = None,
         ranks_per_node: int | None = None,
         network: float | str | None = None,
@@ -350,21 +358,21 @@ class TrainingPlan:
             return 0.0
         return sum(float(v[0]) for (name, back), v in layer.names.items() if name in SELECTIVE and not back)
 
-    def _predicted(self, program: OperatorSpec) -> tuple[Array, Label]:
+    def _predicted(self, program: OperatorSpec) -> tuple[Array, Domain]:
         """Seconds of a program with bounds, and its domain."""
         prediction = self._predictions[self._query_index[program]]
         if prediction.error is not None:
             raise FieldError(f"{program.text()}: {prediction.error.message}", path="config", hint=prediction.error.hint)
         point = prediction.latency_s or 0.0
         bounds = [point, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
-        return np.clip(bounds, point / _WIDEST, point * _WIDEST), prediction.domain or "out"
+        return np.clip(bounds, point / _WIDEST, point * _WIDEST), (prediction.domain or "out", prediction.domain_reason)
 
-    def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Label]:
+    def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Domain]:
         factor = self.loop.communication_factor
         own = self._collective(operator, size, ranks, span)
         if own is None:
             point = self.links.network_s(operator, size, ranks, span)
-            return factor * point * np.array([1.0, *BOUNDS]), "near"
+            return factor * point * np.array([1.0, *BOUNDS]), _NETWORK
         seconds, domain = self._predicted(own)
         return factor * seconds, domain
 
@@ -373,11 +381,11 @@ class TrainingPlan:
         ranks, span = self._group(message.group)
         return self._collective(message.operator, message.size(ranks), ranks, span)
 
-    def _item_message_s(self, message: Message) -> tuple[Array, Label]:
+    def _item_message_s(self, message: Message) -> tuple[Array, Domain]:
         ranks, span = self._group(message.group)
         if message.topk and self.links.crosses(span):
             point = self.links.exchange_s(message.bytes, message.topk, ranks)
-            return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), "near"
+            return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), _NETWORK
         return self._message_s(message.operator, message.size(ranks), ranks, span)
 
     def _traffic_s(self, size: float) -> Array:
@@ -398,22 +406,23 @@ class TrainingPlan:
                 seconds, domain = self._item_message_s(item.message)
                 key = (item.message.group, item.backward)
                 unit.groups[key] = unit.message(*key) + item.runs * seconds
-                unit.domains[domain] += item.runs * float(seconds[0])
+                part = (f"{item.message.group} communication", domain)
+                unit.domains[part] = unit.domains.get(part, 0.0) + item.runs * float(seconds[0])
                 continue
             if item.program is not None:
                 seconds, domain = self._predicted(item.program)
                 seconds = item.runs * seconds
                 kind = operator_family(item.program.operator)
-                domain = max(domain, "near", key=LABELS.index) if item.stated else domain
+                domain = ("near", _STATED) if item.stated and domain[0] == "in" else domain
             else:
-                seconds, domain, kind = self._traffic_s(item.traffic), "near", "vector"
+                seconds, domain, kind = self._traffic_s(item.traffic), _MEMORY, "vector"
                 seconds = seconds + _PASS_S * min(item.launches, 1) * (item.traffic > 0)
             seconds = self.engine.kernel_factor * self._factor(item.name) * seconds
             unit.kinds[item.backward][:, KINDS.index(kind)] += seconds
             name = (item.name, item.backward)
             unit.names[name] = unit.names.get(name, np.zeros(3)) + seconds
             unit.launches[item.backward] += item.launches
-            unit.domains[domain] += float(seconds[0])
+            unit.domains[item.name, domain] = unit.domains.get((item.name, domain), 0.0) + float(seconds[0])
         return unit
 
     def _stage_pass(self, units: Sequence[_Unit], layers: int, *, is_first: bool, is_last: bool) -> _StagePass:
@@ -451,7 +460,8 @@ class TrainingPlan:
         kinds[:, KINDS.index("vector")] += optimizer
         kinds[:, -1] += np.array([host_s, 0.5 * host_s, 2.0 * host_s])
         point, lower, upper = (float(v) for v in combined(kinds, self.engine.residual))
-        whole = sum(stage.unit.domains.values())
+        domain = TotalDomain.of((name, d[0], seconds, d[1]) for (name, d), seconds in stage.unit.domains.items())
+        assert domain is not None
         flops = model_flops(self.config, layout.sequence) * layout.global_batch * layout.sequence
         peak = self.peak_flops
         return TrainingStep(
@@ -476,7 +486,8 @@ class TrainingPlan:
                 "optimizer": float(optimizer[0]),
                 "host": host_s,
             },
-            domain_shares={label: seconds / whole for label, seconds in stage.unit.domains.items()},
+            domain_shares=domain.shares,
+            domain_reason=domain.reason or _STATED,
             remarks=tuple(self._remarks()),
         )
 
@@ -573,22 +584,22 @@ def training_step(
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
     gpus: int,
-    tp: int = 1,
-    pp: int = 1,
-    virtual_pp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    sharding: Sharding = "none",
-    micro_batch: int,
+    tp: int = defaults.DEGREE,
+    pp: int = defaults.DEGREE,
+    virtual_pp: int = defaults.DEGREE,
+    cp: int = defaults.DEGREE,
+    ep: int = defaults.DEGREE,
+    sharding: Sharding = defaults.SHARDING,
+    micro_batch: int = defaults.MICRO_BATCH,
     global_batch: int,
     sequence: int,
-    dtype: str = "bfloat16",
+    dtype: str = defaults.DTYPE,
     products: str | None = None,
-    recompute: Recompute = "none",
+    recompute: Recompute = defaults.RECOMPUTE,
     overlap: Overlap | None = None,
     ranks_per_node: int | None = None,
     network: float | str | None = None,
-    engine: Engine = "megatron",
+    engine: Engine = defaults.TRAINING_ENGINE,
     predictor: Predictor | None = None,
 ) -> TrainingStep:
     """Predict how long one training step of a language model takes on a cluster.

@@ -1,1 +1,0 @@
-"""Measurements of replay and of the planners (docs/planning.md)."""
