@@ -10,15 +10,13 @@ import re
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import pytest
 
 tvm = pytest.importorskip("tvm")
 
-from tvm import s_tir, te  # noqa: E402
+from tvm import s_tir  # noqa: E402
 
 from cdmpp.data.importers.ansor import ansor_program  # noqa: E402
-from cdmpp.errors import InvalidProgramError  # noqa: E402
 from cdmpp.features import launch_summary  # noqa: E402
 from cdmpp.programs.program import TensorProgram  # noqa: E402
 
@@ -101,7 +99,9 @@ class Lanes:
 
     def requests(self, node: Any, scope: str, index: Any, conditions: list[Any], refilled: list[bool]) -> float:
         """Mean over warps of the sectors or cycles of all requests; repeated addresses are kept in a register."""
-        threads = math.prod(e for _, e, t in dict((t, (v, e, t)) for v, e, t in self.loops).values() if "threadIdx" in t)
+        threads = math.prod(
+            e for _, e, t in dict((t, (v, e, t)) for v, e, t in self.loops).values() if "threadIdx" in t
+        )
         requests, warps = [], 0
         tags: dict[str, int] = {}
         for _, extent, tag in self.loops:
@@ -146,7 +146,9 @@ def uses(node: Any, var: Any) -> bool:
 def used_buffers(node: Any) -> set[tuple[str, str]]:
     """Buffers of a body that have to be loaded, or stored, in each of its runs."""
     text = str(node)
-    stores = [name for name in ("A_shared", "B_shared") if f"{name}[" in text and re.search(rf"{name}\[[^=]*\] = ", text)]
+    stores = [
+        name for name in ("A_shared", "B_shared") if f"{name}[" in text and re.search(rf"{name}\[[^=]*\] = ", text)
+    ]
     loads = [name for name in ("A_shared", "B_shared") if re.search(rf"= .*{name}\[", text)]
     both = set(stores).intersection(loads)
     return {(name, what) for name in both for what in ("load", "store")}
@@ -224,7 +226,9 @@ def tiled_steps(rng: random.Random, m: int, n: int, k: int) -> list[Any]:
 def test_requests_equal_a_run_of_every_lane(seed: int) -> None:
     rng = random.Random(seed)
     sizes = [rng.choice((4, 6, 8, 12, 16)) for _ in range(3)]
-    program = ansor_program(json.dumps(["matmul_layer", sizes[0], sizes[2], sizes[1]]), tiled_steps(rng, sizes[0], sizes[1], sizes[2]))
+    program = ansor_program(
+        json.dumps(["matmul_layer", sizes[0], sizes[2], sizes[1]]), tiled_steps(rng, sizes[0], sizes[1], sizes[2])
+    )
     (summary,) = launch_summary(program, points=10**5)
     expected = Lanes(lowered(tvm.ir.load_json(program.tvm_json))).sums
     assert {name: summary[name] for name in expected} == pytest.approx(dict(expected), rel=1e-9)

@@ -152,7 +152,7 @@ WORKLOADS: dict[str, Callable[..., list[Any]]] = {
 # -- schedules ------------------------------------------------------------------------------------------------
 def _blocks(schedule: Any) -> list[Any]:
     """Blocks in the order of the program, which is Ansor's order of the stages that compute."""
-    return schedule.get_child_blocks(schedule.get_sblock("root"))
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
 
 
 def _unroll(schedule: Any, block: Any, steps: list[Step]) -> None:
