@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.errors import FAILED, report
-from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
+from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, only_device, percent, print_json
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.predict import llm_defaults as defaults
@@ -182,6 +182,7 @@ def llm(
     acceptance: Annotated[
         float, typer.Option(help="Share of drafted tokens that is right, where those before are.")
     ] = defaults.ACCEPTANCE,
+    network: NetworkOption = None,
     parts: Annotated[
         int | None,
         typer.Option(
@@ -222,6 +223,7 @@ def llm(
         "input": input,
         "mtp": mtp,
         "acceptance": acceptance,
+        "network": network,
         "predictor": predictor,
     }
     goals: dict[str, Any] = {
@@ -277,7 +279,7 @@ def calibrate(
     ],
     config: Annotated[Path, typer.Option(metavar="CONFIG.json", help="The model's config.json.", show_default=False)],
     device: Annotated[
-        str, typer.Option("--device", "-d", help="A known device, or a specification.", show_default=False)
+        list[str], typer.Option("--device", "-d", help="A known device, or a specification.", show_default=False)
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.", show_default=False)],
     engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = defaults.ENGINE,
@@ -309,7 +311,7 @@ def calibrate(
     ]
     dimensions = read_config(config)
     predictor = LatencyPredictor.load(model)
-    result = fit_engine(dimensions, device_of(predictor.artifact, device), rows, engine, predictor)
+    result = fit_engine(dimensions, device_of(predictor.artifact, only_device(device)), rows, engine, predictor)
     result.profile.write(out)
     if json:
         print_json({**result.to_dict(), "out": str(out)})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdmpp.errors import DataError
 from cdmpp.predict.rendering import format_columns
 from cdmpp.predict.rendering import percent as percent
 
@@ -21,6 +22,21 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout."
 ModelOption = Annotated[
     Path | None, typer.Option("--model", metavar="DIR", help="Model folder; by default the one that ships with cdmpp.")
 ]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Bytes per second of one device between nodes, or a name such as infiniband-ndr, roce-200 or efa-400. "
+        "Default: assumed, and said.",
+        show_default=False,
+    ),
+]
+
+
+def only_device(names: Sequence[str]) -> str:
+    """The device of a command that takes one; DataError where several are given."""
+    if len(set(names)) > 1:
+        raise DataError(f"--device: {', '.join(names)}: this command takes one device", hint="run it once for each")
+    return names[0]
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:

@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, device_of, percent, print_json
+from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, only_device, percent, print_json
 from cdmpp.errors import DataError
 from cdmpp.predict import llm_defaults as defaults
 
 
 def training_step(
+    ctx: typer.Context,
     config: Annotated[
         Path,
         typer.Argument(
@@ -23,7 +24,8 @@ def training_step(
         ),
     ],
     device: Annotated[
-        str, typer.Option("--device", "-d", help="A known device, or a .json/.toml specification.", show_default=False)
+        list[str],
+        typer.Option("--device", "-d", help="A known device, or a .json/.toml specification.", show_default=False),
     ],
     gpus: Annotated[int, typer.Option(help="Devices of the job.", show_default=False)],
     global_batch: Annotated[int, typer.Option(help="Sequences of a step.", show_default=False)],
@@ -58,14 +60,7 @@ def training_step(
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Devices of a node. Default: the device's.", show_default=False)
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help="Bytes per second of one GPU between nodes, or a name such as infiniband-ndr, roce-200 or efa-400. "
-            "Default: 400 Gbit/s, assumed.",
-            show_default=False,
-        ),
-    ] = None,
+    network: NetworkOption = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -76,15 +71,15 @@ def training_step(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Measured steps (CSV or JSON) that calibrate the engine first: columns as these options, and step_s "
-            "or tokens_per_s_per_gpu.",
+            help="Measured steps (CSV or JSON) that calibrate the engine first: columns as these options, which count "
+            "where a row has none, and step_s or tokens_per_s_per_gpu.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="Write the calibrated profile.", show_default=False)
     ] = None,
-    search: Annotated[bool, typer.Option("--search", help="Rank layouts that fit, in place of the given one.")] = False,
+    search: Annotated[bool, typer.Option("--search", help="Rank layouts that fit; given options are kept.")] = False,
     most: Annotated[int, typer.Option(min=1, max=100, help="Layouts of --search.")] = 10,
     export: Annotated[
         Literal["megatron", "torchtitan"] | None,
@@ -100,25 +95,16 @@ def training_step(
     from cdmpp.predict.engines.profile import load_training_engine
     from cdmpp.predict.llm import read_config, search_layouts
     from cdmpp.predict.llm import training_step as predict_step
-    from cdmpp.predict.llm.training.calibrate import fit_training
+    from cdmpp.predict.llm.training.calibrate import fit_training, read_training_measurements
     from cdmpp.predict.llm.training.export import export_layout
     from cdmpp.predict.predictor import LatencyPredictor
 
     if out is not None and measured is None:
         raise DataError("--out needs measured steps", hint="give --measured FILE")
     dimensions, predictor = read_config(config), LatencyPredictor.load(model)
-    spec, profile = device_of(predictor.artifact, device), load_training_engine(engine)
-    if measured is not None:
-        found = fit_training(dimensions, spec, measured, profile, predictor)
-        profile = found.profile
-        left_out = "" if found.left_out is None else f", {percent(found.left_out)} for steps left out of the fit"
-        print(
-            f"measured steps: {found.rows}; error {percent(found.before)} before calibration, "
-            f"{percent(found.after)} after{left_out}",
-            file=sys.stderr,
-        )
-        if out is not None:
-            profile.write(out)
+    spec, profile = device_of(predictor.artifact, only_device(device)), load_training_engine(engine)
+    names = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "recompute")
+    layout = {name: ctx.params[name] for name in names}
     options: dict[str, Any] = {
         "gpus": gpus,
         "global_batch": global_batch,
@@ -128,11 +114,28 @@ def training_step(
         "overlap": overlap,
         "ranks_per_node": ranks_per_node,
         "network": network,
-        "engine": profile,
-        "predictor": predictor,
     }
+    if measured is not None:
+        common = options | layout | {"sharding": sharding}
+        rows = [
+            common | {name: value for name, value in row.items() if value not in (None, "")}
+            for row in read_training_measurements(measured)
+        ]
+        found = fit_training(dimensions, spec, rows, profile, predictor)
+        profile = found.profile
+        left_out = "" if found.left_out is None else f", {percent(found.left_out)} for steps left out of the fit"
+        print(
+            f"measured steps: {found.rows}; error {percent(found.before)} before calibration, "
+            f"{percent(found.after)} after{left_out}",
+            file=sys.stderr,
+        )
+        if out is not None:
+            profile.write(out)
+    options |= {"engine": profile, "predictor": predictor}
     if search:
-        result = search_layouts(dimensions, spec, sharding=sharding, most=most, **options)
+        sources = {name: ctx.get_parameter_source(name) for name in names}
+        chosen = {name: layout[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
+        result = search_layouts(dimensions, spec, sharding=sharding, most=most, **options, **chosen)
         if export is not None:
             print(export_layout(result.steps[0], export), end="")
         elif json:
@@ -140,19 +143,7 @@ def training_step(
         else:
             print(result)
         return
-    step = predict_step(
-        dimensions,
-        spec,
-        tp=tp,
-        pp=pp,
-        virtual_pp=virtual_pp,
-        cp=cp,
-        ep=ep,
-        sharding=sharding or defaults.SHARDING,
-        micro_batch=micro_batch,
-        recompute=recompute,
-        **options,
-    )
+    step = predict_step(dimensions, spec, sharding=sharding or defaults.SHARDING, **options, **layout)
     if export is not None:
         print(export_layout(step, export), end="")
     elif json:

@@ -14,6 +14,7 @@ from cdmpp.devices.encode import (
 )
 from cdmpp.devices.loading import (
     SPECIFICATION_EXAMPLE,
+    described_device,
     from_mapping,
     is_local,
     load_device,
@@ -29,6 +30,7 @@ __all__ = [
     "SPECIFICATION_EXAMPLE",
     "SPECIFICATION_HINT",
     "DeviceSpec",
+    "described_device",
     "encode_device",
     "encode_devices",
     "encoding_schema",

@@ -50,7 +50,7 @@ _ALWAYS = (
     _Figure("fp16_flops_per_byte", 1, 1e4, lambda s: s.peak("float16", True) / s.mem_bandwidth_bytes_per_s),
 )
 _OPTIONAL = (
-    _Figure("memory_bytes", 5e8, 5e11, lambda s: s.memory_bytes),
+    _Figure("memory_bytes", 5e8, 5e11, lambda s: s.sheet_memory_bytes),
     _Figure("peak_flops_fp32_matrix", 1e10, 1e15, lambda s: s.peak_flops_fp32_matrix),
     _Figure("peak_flops_fp16_matrix", 1e10, 1e16, lambda s: s.peak_flops_fp16_matrix),
     _Figure("peak_flops_bf16_matrix", 1e10, 1e16, lambda s: s.peak_flops_bf16_matrix),

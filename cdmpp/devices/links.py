@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
+
+from cdmpp.errors import FieldError
 
 #: ``switched``: every device reaches every other at full rate. ``pairs``: bridges between two devices; other traffic
 #: crosses PCIe. ``network``: between nodes. ``host``: processes of one machine through shared memory.
@@ -40,7 +43,7 @@ class LinkSpec:
 
 _GB = 1e9
 #: Figures of one direction from the vendors' data sheets, but for those of aiconfigurator's system files (pcie5-x8:
-#: 28.4 GB/s; the others agree with the data sheets).
+#: 28.4 GB/s; the others agree with the data sheets). A torus of TPUs (ICI) counts as a switch: its rings use all links.
 LINKS: dict[str, LinkSpec] = {
     link.name: link
     for link in (
@@ -56,6 +59,7 @@ LINKS: dict[str, LinkSpec] = {
         LinkSpec("xgmi2", "switched", 150 * _GB),
         LinkSpec("xgmi3", "switched", 448 * _GB),
         LinkSpec("xgmi4", "switched", 537.6 * _GB),
+        LinkSpec("ici-v6e", "switched", 400 * _GB),
         LinkSpec("pcie3-x8", "pcie", 8 * _GB),
         LinkSpec("pcie3-x16", "pcie", 16 * _GB),
         LinkSpec("pcie4-x8", "pcie", 16 * _GB),
@@ -173,3 +177,42 @@ def link_of_name(name: str) -> LinkSpec:
     bandwidth = float(name.removesuffix("GB/s")) * _GB
     kind: LinkKind = "network" if bandwidth < 10 * _GB else "pcie" if bandwidth < 100 * _GB else "switched"
     return LinkSpec(name, kind, bandwidth)
+
+
+#: Bytes per second of a rank's network adapter where a request of training states none: 400 Gbit/s.
+ASSUMED_NETWORK = 50e9
+#: Names of networks -> Gbit/s of an adapter where the name has no number.
+_FABRICS = {"infiniband": 400, "roce": 400, "efa": 400, "ethernet": 100}
+
+
+def network_bandwidth(network: float | str | None) -> float:
+    """Bytes per second of one rank's adapter.
+
+    Parameters
+    ----------
+    network : float, str or None
+        Bytes per second; or a name such as "infiniband-400", "roce-200", "efa-400", "infiniband-ndr"; None: 400 Gbit/s.
+
+    Raises
+    ------
+    FieldError
+    """
+    if network is None:
+        return ASSUMED_NETWORK
+    if isinstance(network, int | float) and not isinstance(network, bool) and 1e6 <= network <= 1e14:
+        return float(network)
+    if isinstance(network, str):
+        with suppress(ValueError):
+            return network_bandwidth(float(network))
+        link = LINKS.get(network)
+        if link is not None and link.kind == "network":
+            return link.bandwidth_bytes_per_s
+        name, _, rate = network.lower().partition("-")
+        rate = rate.removesuffix("gbps").removesuffix("g")
+        if name in _FABRICS and (not rate or (rate.isdecimal() and 1 <= int(rate) <= 3200)):
+            return (int(rate) if rate else _FABRICS[name]) * 1e9 / 8
+    raise FieldError(
+        f"network: {str(network)[:80]!r} is not known",
+        path="network",
+        hint="bytes per second for each GPU, or infiniband, roce, efa or ethernet with Gbit/s, such as roce-200",
+    )

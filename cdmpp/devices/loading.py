@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from cdmpp.devices.host import is_native, native_device
+from cdmpp.devices.registry import known as known_devices
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import OPTIONAL, REQUIRED, SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import InvalidDeviceError, violation_text
@@ -26,9 +28,9 @@ cores_per_unit = 128                    # fp32 lanes of one unit
 clock_hz = 2.61e9                       # boost clock
 mem_bandwidth_bytes_per_s = 504e9
 peak_flops_fp32 = 40.1e12               # vector units; a multiply-add is two
+peak_flops_fp16_matrix = 80.2e12        # dense, accumulated in fp32; needed where there are matrix units
 # the rest may be left out
-peak_flops_fp16_matrix = 80.2e12        # dense, accumulated in fp32
-memory_bytes = 12e9
+memory_bytes = 12.6e9                   # as the driver reports it
 peak_flops_fp8_matrix = 160.4e12
 l2_bytes = 50331648
 tdp_w = 285
@@ -61,6 +63,34 @@ def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
         ) from None
 
 
+#: Architectures of GPUs that have matrix units for 16-bit products.
+_MATRIX_UNITS = re.compile(
+    r"sm_([7-9]|1\d)\d|volta|turing|ampere|\bada\b|hopper|blackwell|"
+    r"cdna|gfx9(08|0a|[4-9])|gfx1[12]|rdna ?[3-9]|tpu|\bxe",
+    re.I,
+)
+
+
+def described_device(values: Mapping[str, Any]) -> DeviceSpec:
+    """:func:`from_mapping` for a user's device: matrix units need their rate, for 16-bit products would run at fp32's.
+
+    Raises
+    ------
+    InvalidDeviceError
+    """
+    spec = from_mapping(values)
+    if spec.peak_flops_fp16_matrix is not None or spec.kind != "gpu" or not _MATRIX_UNITS.search(spec.arch):
+        return spec
+    chip, cycles = spec.arch.casefold().split()[-1], spec.compute_units * spec.clock_hz
+    same = [other.matrix_flops_per_cycle_per_unit for other in known_devices() if other.arch.casefold().endswith(chip)]
+    rates = [cycles * rate for rate in same if rate]
+    usual = f"; by its units and clock {min(rates):.2g} to {max(rates):.2g}" if rates else ""
+    raise InvalidDeviceError(
+        f"device specification: peak_flops_fp16_matrix: {spec.arch} has matrix units, whose rate is not stated",
+        hint=f"give the dense fp16 rate of the data sheet, accumulated in fp32, in flop/s{usual}",
+    )
+
+
 def _describe(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])[:80]
     text = violation_text(problem["type"], problem["msg"])[:300]
@@ -89,7 +119,7 @@ def resolve_device(device: DeviceSpec | Mapping[str, Any] | str, known: Callable
     if isinstance(device, str):
         return known(device)
     if isinstance(device, Mapping):
-        return from_mapping(device)
+        return described_device(device)
     raise InvalidDeviceError(f"{device!r} is not a device", hint="pass a name, a DeviceSpec or its fields")
 
 
@@ -132,7 +162,7 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
     values = parse_file(text, parse, form, SPECIFICATION_HINT, **options)
     if not isinstance(values, dict):
         raise InvalidDeviceError(f"{text} holds no table of fields", hint=SPECIFICATION_HINT)
-    return from_mapping(values)
+    return described_device(values)
 
 
 def specification_toml(spec: DeviceSpec, comment: str = "") -> str:

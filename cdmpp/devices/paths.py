@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdmpp.devices.links import LINKS, LinkKind, LinkSpec, canonical_link, link_of_name
+from cdmpp.devices.links import LINKS, LinkKind, LinkSpec, canonical_link, link_of_name, network_bandwidth
 from cdmpp.devices.spec import DeviceSpec
 
 #: Links of devices, by the start of the canonical name; the longest that fits counts.
@@ -43,8 +43,8 @@ _OLD = ("maxwell", "pascal", "volta", "turing", "gcn")
 _NEW = ("hopper", "blackwell", "cdna3", "cdna4")
 
 
-def link_of_device(device: DeviceSpec) -> LinkSpec:
-    """The link that a device has where a query states none: its own figure, else by its name, else its PCIe slot."""
+def known_link(device: DeviceSpec) -> LinkSpec | None:
+    """The link that a device states, or that its name implies; None: not known."""
     own = getattr(device, "link", None)
     if own:
         name = canonical_link(own)
@@ -53,9 +53,12 @@ def link_of_device(device: DeviceSpec) -> LinkSpec:
     starts = [start for start in _OWN if device.name.startswith(start)]
     if starts:
         return LINKS[_OWN[max(starts, key=len)]]
-    if device.kind == "cpu":
-        return LINKS["shared-memory"]
-    return LINKS[_slot(device)]
+    return LINKS["shared-memory"] if device.kind == "cpu" else None
+
+
+def link_of_device(device: DeviceSpec) -> LinkSpec:
+    """The link that a device has where a query states none: the known one, else its PCIe slot."""
+    return known_link(device) or LINKS[_slot(device)]
 
 
 def _slot(device: DeviceSpec) -> str:
@@ -67,12 +70,26 @@ def _slot(device: DeviceSpec) -> str:
 
 
 def network_of_device(device: DeviceSpec) -> LinkSpec:
-    """The network adapter that a device's nodes commonly have, one for each device: 100 Gb/s, from Hopper on 400.
+    """A device's share of the network adapters: its own figure, else as nodes commonly have it, 100 or 400 Gb/s.
 
-    The measured nodes of A100 and A40 reach 4 to 9 GB/s, those of H100 36 GB/s.
+    400 from Hopper on. The measured nodes of A100 and A40 reach 4 to 9 GB/s, those of H100 36 GB/s.
     """
+    if device.network_bytes_per_s is not None:
+        return LinkSpec("network", "network", device.network_bytes_per_s)
     new = device.kind != "cpu" and any(word in device.arch.casefold() for word in _NEW)
     return LINKS["infiniband-ndr" if new else "ethernet-100g"]
+
+
+def with_network(device: DeviceSpec, network: float | str | None) -> DeviceSpec:
+    """A device whose nodes have this network (:func:`cdmpp.devices.links.network_bandwidth`); None: the device.
+
+    Raises
+    ------
+    FieldError
+    """
+    if network is None:
+        return device
+    return device.model_copy(update={"network_bytes_per_s": network_bandwidth(network)})
 
 
 @dataclass(frozen=True)
@@ -145,7 +162,7 @@ def path_of(
         per_node = ranks if span <= together else max(1, int(ranks * together // span))
     if per_node < ranks:
         network = network_of_device(device).bandwidth_bytes_per_s
-        return Path("network", min(rate, network * per_node) if shared else network, True, per_node)
+        return Path("network", min(rate, network * per_node if shared else network), True, per_node)
     if inside.kind == "pairs":
         slot = LINKS[_slot(device)].bandwidth_bytes_per_s
         if ranks > 2:

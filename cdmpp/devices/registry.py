@@ -24,11 +24,12 @@ from importlib.resources import files
 from cdmpp.devices.spec import SPECIFICATION_HINT, DeviceSpec
 from cdmpp.errors import UnknownDeviceError
 
-#: Column of the table -> field of DeviceSpec and factor to base units. Memory sizes are the sheet's
-#: nominal gigabytes (10^9); cache sizes are binary, as every vendor counts them.
+#: Column of the table -> field of DeviceSpec and factor to base units. Memory is in nominal GB (10^9) of the sheet, and
+#: in GiB as programs see it; cache sizes are binary, as every vendor counts them.
 COLUMNS: dict[str, tuple[str, float]] = {
     "clock_mhz": ("clock_hz", 1e6),
-    "memory_gb": ("memory_bytes", 1e9),
+    "memory_gb": ("nominal_memory_bytes", 1e9),
+    "memory_gib": ("memory_bytes", float(2**30)),
     "mem_bandwidth_gb_per_s": ("mem_bandwidth_bytes_per_s", 1e9),
     "peak_fp32_tflops": ("peak_flops_fp32", 1e12),
     "peak_fp32_matrix_tflops": ("peak_flops_fp32_matrix", 1e12),

@@ -122,6 +122,8 @@ _PEAK_PLAUSIBLE_FACTOR = 16.0
 
 _BYTE_TYPES = ("int8", "uint8", "int4")
 
+#: Fields that are no part of :meth:`DeviceSpec.digest`, or in another form.
+_NO_FIGURES = ("name", "source", "aliases", "arch", "sustained", "status", "nominal_memory_bytes")
 #: Figures that are no part of :meth:`DeviceSpec.digest`: they were added after digests had been stored.
 LATER_FIGURES = (
     "peak_flops_fp64",
@@ -133,6 +135,7 @@ LATER_FIGURES = (
     "matrix_flops_per_cycle_per_unit",
     "link",
     "ranks_per_node",
+    "network_bytes_per_s",
     "nvlink_domain",
 )
 
@@ -158,7 +161,9 @@ class DeviceSpec(BaseModel):
     clock_hz : float
         Nominal boost clock (CPUs: base clock).
     memory_bytes : float, optional
-        Nominal capacity.
+        Capacity as the driver reports it to programs.
+    nominal_memory_bytes : float, optional
+        Capacity that the data sheet names, an input of the network. None: as ``memory_bytes``.
     mem_bandwidth_bytes_per_s : float
         Peak bandwidth of the device memory.
     peak_flops_fp32 : float
@@ -193,6 +198,8 @@ class DeviceSpec(BaseModel):
         ``"pcie4-x16"``, or a bandwidth of one direction, such as ``"64GB/s"``. None: as the generation usually has it.
     ranks_per_node : int, optional
         Devices of one node. None: :data:`cdmpp.devices.paths.RANKS_PER_NODE`, 8.
+    network_bytes_per_s : float, optional
+        Of a device's own share of its node's network adapters, one direction. None: as such nodes commonly have it.
     nvlink_domain : int, optional
         Devices that one switched link connects, where they are several nodes (GB200 NVL72: 72). None: one node.
     status : {"", "stand-in", "unreleased"}
@@ -216,6 +223,7 @@ class DeviceSpec(BaseModel):
     cores_per_unit: Count
     clock_hz: Annotated[float, Field(ge=1e7, le=2e10)]
     memory_bytes: Annotated[float, Field(ge=1e6, le=1e15)] | None = None
+    nominal_memory_bytes: Annotated[float, Field(ge=1e6, le=1e15)] | None = None
     mem_bandwidth_bytes_per_s: Annotated[float, Field(ge=1e8, le=1e16)]
     peak_flops_fp32: Flops
     peak_flops_fp32_matrix: Flops | None = None
@@ -235,6 +243,7 @@ class DeviceSpec(BaseModel):
         Annotated[str, Field(max_length=60), WithJsonSchema(LINK_SCHEMA)] | None, BeforeValidator(_link_name)
     ] = None
     ranks_per_node: Count | None = None
+    network_bytes_per_s: Annotated[float, Field(ge=1e6, le=1e14)] | None = None
     nvlink_domain: Count | None = None
     status: Literal["", "stand-in", "unreleased"] = ""
     source: Annotated[str, Field(max_length=2000)] = "user"
@@ -306,6 +315,11 @@ class DeviceSpec(BaseModel):
         rates = {"int8": self.peak_ops_int8, "float8": self.peak_flops_fp8_matrix, "float4": self.peak_flops_fp4_matrix}
         return rates.get(dtype.partition("_")[0], 1.0) is not None
 
+    @property
+    def sheet_memory_bytes(self) -> float | None:
+        """Capacity that the network was trained with; None: not published."""
+        return self.nominal_memory_bytes or self.memory_bytes
+
     def nominal(self) -> DeviceSpec:
         """The same device by its data sheet alone, without sustained ceilings."""
         return self if self.sustained is None else self.model_copy(update={"sustained": None})
@@ -315,9 +329,10 @@ class DeviceSpec(BaseModel):
 
         Sustained ceilings are among them where there are any; :meth:`nominal` is the device without.
         :data:`LATER_FIGURES` are not, so that models and observations stored before they existed still match:
-        two devices of one digest may differ in them (:meth:`agrees`, :meth:`cache_key`).
+        two devices of one digest may differ in them (:meth:`agrees`, :meth:`cache_key`). Its memory is the nominal one.
         """
-        figures = self.model_dump(exclude={"name", "source", "aliases", "arch", "sustained", "status", *LATER_FIGURES})
+        figures = self.model_dump(exclude={*_NO_FIGURES, *LATER_FIGURES})
+        figures["memory_bytes"] = self.sheet_memory_bytes
         if self.sustained is not None:
             figures["sustained"] = self.sustained.figures()
         if self.status:
@@ -334,9 +349,9 @@ class DeviceSpec(BaseModel):
         return tuple((name, getattr(self, name)) for name in LATER_FIGURES)
 
     def agrees(self, other: DeviceSpec) -> bool:
-        """Whether no figure of :data:`LATER_FIGURES` that both devices state differs; the link is not compared."""
+        """Whether no figure of :data:`LATER_FIGURES` that both devices state differs; links are not compared."""
         return all(
-            value is None or another is None or value == another or name == "link"
+            value is None or another is None or value == another or name in ("link", "network_bytes_per_s")
             for (name, value), (_, another) in zip(self.later_figures(), other.later_figures(), strict=True)
         )
 

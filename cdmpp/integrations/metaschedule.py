@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from cdmpp.devices.loading import from_mapping
+from cdmpp.devices.loading import described_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError
 from cdmpp.features.encode import TIR
@@ -98,7 +98,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
             raise DataError(f"explore={explore!r} needs measurements to learn from", hint='add update="fine-tune"')
         self._predictor: BulkPredictor = predictor_of(model, api_key)
         self._owned = self._predictor is not model and hasattr(self._predictor, "close")
-        self._device = from_mapping(dict(device)) if isinstance(device, Mapping) else device
+        self._device = described_device(dict(device)) if isinstance(device, Mapping) else device
         self._protocol, self._update, self._explore = protocol, update, explore
         self._encoder = CandidateEncoder()
         self._online: dict[str, OnlineResiduals] = {}

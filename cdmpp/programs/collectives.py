@@ -6,13 +6,13 @@ model of latency and bandwidth that is stored beside the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
 from cdmpp.devices.links import canonical_link
-from cdmpp.devices.paths import Path, path_of
+from cdmpp.devices.paths import Path, known_link, link_of_device, network_of_device, path_of
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnsupportedOperatorError
 from cdmpp.programs.fields import DType, whole_number
@@ -118,3 +118,26 @@ def collective_path(
 ) -> Path:
     """The path that limits a collective (:func:`cdmpp.devices.links.path_of`)."""
     return path_of(ranks, per_node, link, device, shared=operator not in ("all_to_all", "send_recv"), span=span)
+
+
+_ASSUMED = "assumed"
+
+
+def assumed_of(reasons: Iterable[str | None]) -> list[str]:
+    """The remarks of :func:`link_remarks` among reasons of predictions, each once."""
+    texts = (text for reason in reasons for text in (reason or "").split("; "))
+    return list(dict.fromkeys(text for text in texts if f" {_ASSUMED}" in text))
+
+
+def link_remarks(programs: Iterable[Any], device: DeviceSpec) -> Iterator[str]:
+    """What the collectives among some programs assume of the connections of their device."""
+    collectives = {program for program in programs if isinstance(program, Collective)}
+    if known_link(device) is None and any(program.link is None for program in collectives):
+        link = link_of_device(device)
+        rate = link.bandwidth_bytes_per_s / 1e9
+        yield f"the link of {device.name} is not known: {link.name} of {rate:g} GB/s {_ASSUMED}"
+    if device.network_bytes_per_s is None and any(
+        collective_path(c.operator, c.ranks, c.ranks_per_node, c.link, device, c.span).crosses for c in collectives
+    ):
+        rate = network_of_device(device).bandwidth_bytes_per_s * 8 / 1e9
+        yield f"network of {rate:.0f} Gbit/s for each {device.name} {_ASSUMED} between nodes"

@@ -44,6 +44,10 @@ _ANSWER = ConfigDict(extra="forbid")
 
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
+Network = Annotated[
+    float | Annotated[str, Field(max_length=64)] | None,
+    Field(description="Bytes per second of one device between nodes, or a name such as roce-200; null: assumed."),
+]
 
 
 class _Model(BaseModel):
@@ -98,6 +102,7 @@ class _Model(BaseModel):
     acceptance: Annotated[
         float, Field(ge=0, le=1, description="Share of drafted tokens that is right, where those before are.")
     ] = defaults.ACCEPTANCE
+    network: Network = None
     model: ModelName = None
 
 

@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Modules that need the public tables: only their help is tested.
 NEED_PUBLIC_DATA = [
     "accuracy",
-    "end_to_end.__main__",
     "leave_one_device_out",
     "serving_truth.__main__",
     "training_truth.__main__",

@@ -38,7 +38,7 @@ def test_several_devices_are_a_list_and_a_table(run: Run) -> None:
     assert [value["device"] for value in values] == ["h100-sxm", "l40s"]
     table = run(*arguments).stdout
     assert table.splitlines()[0].startswith("llama, 8.03 G parameters; tp 1, pp 1, ep 1, dp 1; batch 1")
-    assert "16.3 of 80 GB" in table and "gate_up_proj" not in table
+    assert "16.3 of 85 GB" in table and "gate_up_proj" not in table
     assert "gate_up_proj" in run(*arguments, "--parts", 3).stdout
 
 
@@ -66,7 +66,7 @@ def test_failures_are_one_line_with_a_hint(run: Run, tmp_path: Path) -> None:
     other = tmp_path / "config.json"
     other.write_text('{"model_type": "mamba"}')
     for arguments, message, hint in (
-        ((LLAMA, "-d", "t4"), "the device has 16.0 GB", "smallest number of t4"),
+        ((LLAMA, "-d", "t4"), "the device has 15.8 GB", "smallest number of t4"),
         ((LLAMA, "-d", "h100-sxm", "--tp", 3), "tp: 3 does not divide the model", "allowed: 1, 2, 4, 8"),
         ((LLAMA, "-d", "h10"), "no device named 'h10'", "a device need not be known"),
         ((other, "-d", "t4"), "config.model_type: 'mamba' is not known", "known: llama, mistral"),

@@ -41,7 +41,12 @@ def test_table_has_the_parts(run: Run) -> None:
 def test_search_and_export(run: Run) -> None:
     lines = run(*STEP, "--search", "--most", 3).stdout.splitlines()
     assert lines[0].split()[:6] == ["tp", "pp", "vp", "cp", "ep", "micro"]
-    assert len(lines) == 6 and "layouts fit the memory" in lines[-1]
+    assert "tokens/s per GPU" in lines[0] and "interval" in lines[0] and "domain" in lines[0]
+    assert len(lines) >= 6 and "layouts fit the memory with a margin" in lines[5]
+    kept = run(*STEP, "--search", "--tp", 2, "--recompute", "full", "--json").stdout
+    assert {(one["tp"], one["recompute"]) for one in json.loads(kept)["layouts"]} == {(2, "full")}
+    one = run(*STEP, "--search", "--tp", 1, "--json").stdout
+    assert {layout["tp"] for layout in json.loads(one)["layouts"]} == {1}
     values = json.loads(run(*STEP, "--search", "--most", 3, "--json").stdout)
     assert [value["binds"] for value in values["layouts"]]
     assert "--micro-batch-size" in run(*STEP, "--search", "--export", "megatron").stdout
@@ -76,3 +81,18 @@ def test_rl_plan_from_a_configuration(run: Run, tmp_path: Path) -> None:
     assert "colocated" in result.stdout and "not streamed" in result.stdout
     assert "--lengths" in run(*options).stderr
     assert "either" in run("plan", "rl").stderr
+
+
+def test_measured_rows_take_the_options_that_they_lack(run: Run, tmp_path: Path) -> None:
+    bare, stated = tmp_path / "bare.csv", tmp_path / "stated.csv"
+    bare.write_text("global_batch,step_s\n16,0.9\n", encoding="utf-8")
+    stated.write_text("global_batch,products,tp,sharding,step_s\n16,float8_e4m3,2,optimizer,0.9\n", encoding="utf-8")
+    options = (*STEP, "--products", "float8_e4m3", "--tp", 2, "--sharding", "optimizer")
+    first, second = run(*options, "--measured", bare), run(*options, "--measured", stated)
+    assert first.exit_code == 0, first.stderr
+    assert first.stderr == second.stderr and first.stdout == second.stdout
+
+
+def test_second_device_is_refused(run: Run) -> None:
+    result = run(*STEP, "-d", "h200")
+    assert result.exit_code == 1 and "h100-sxm, h200" in result.stderr and "one device" in result.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.devices import SPECIFICATION_EXAMPLE, from_mapping, host, known, load_device, lookup
+from cdmpp.devices import SPECIFICATION_EXAMPLE, from_mapping, host, known, load_device, lookup, resolve_device
 from cdmpp.devices.loading import specification_toml
 from cdmpp.devices.spec import Ceilings
 from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
@@ -110,3 +110,21 @@ def test_ceilings_and_odd_texts(tmp_path: Path) -> None:
     path = tmp_path / "device.toml"
     path.write_text(specification_toml(spec), encoding="utf-8")
     assert load_device(str(path)) == spec
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["v100-sxm2-16gb", "a100-sxm4-80gb", "rtx-4090", "h100-sxm", "b200", "mi210", "mi355x", "tpu-v6e", "arc-pro-b60"],
+)
+def test_matrix_units_without_a_rate_are_asked_for(name: str) -> None:
+    spec = lookup(name)
+    fields = spec.model_dump(exclude={"peak_flops_fp16_matrix", "peak_flops_bf16_matrix"}, exclude_none=True)
+    with pytest.raises(InvalidDeviceError, match=r"peak_flops_fp16_matrix: .* has matrix units") as caught:
+        resolve_device({**fields, "name": "mine"}, lookup)
+    assert spec.name == "tpu-v6e" or "by its units and clock" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["p40", "m40", "mi25", "xeon-phi-7250", "apple-m1-pro-gpu"])
+def test_devices_without_matrix_units_need_no_rate(name: str) -> None:
+    fields = lookup(name).model_dump(exclude={"peak_flops_fp16_matrix"}, exclude_none=True)
+    assert resolve_device({**fields, "name": "mine"}, lookup).peak_flops_fp16_matrix is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdmpp.devices import DeviceSpec, family, known, lookup, nearest_names, sources
+from cdmpp.devices import DeviceSpec, encode_device, family, known, lookup, nearest_names, sources
 from cdmpp.devices.links import LINKS
 from cdmpp.devices.registry import COLUMNS, commonest
 from cdmpp.errors import UnknownDeviceError
@@ -280,7 +280,7 @@ def test_figures_of_the_hardware_file() -> None:
 def test_units_of_the_table_become_base_units() -> None:
     t4 = lookup("t4")
     assert t4.clock_hz == 1590e6
-    assert t4.memory_bytes == 16e9
+    assert t4.memory_bytes == 14.75 * 2**30 and t4.nominal_memory_bytes == t4.sheet_memory_bytes == 16e9
     assert t4.mem_bandwidth_bytes_per_s == 320e9
     assert t4.peak_flops_fp32 == 8.1e12
     assert t4.peak_flops_fp16_matrix == 65e12
@@ -296,3 +296,34 @@ def test_corrections_to_the_public_table_are_kept() -> None:
     assert lookup("rtx-3090").peak_flops_fp16_matrix == 71e12  # fp32 accumulation
     assert lookup("mi210").peak_flops_fp32_matrix == 45.3e12
     assert lookup("mi210").l2_bytes == 8 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_"),
+    [
+        ("p100-pcie-16gb", 17.07e9),
+        ("v100-sxm2-32gb", 34.1e9),
+        ("rtx-3090", 25.3e9),
+        ("h20", 102e9),
+        ("h100-sxm", 84.9e9),
+        ("h200", 150.1e9),
+        ("a100-sxm4-40gb", 42.4e9),
+        ("mi300x", 206.1e9),
+        ("mi250x-gcd", 68.7e9),
+    ],
+)
+def test_memory_is_what_drivers_report(name: str, bytes_: float) -> None:
+    spec = lookup(name)
+    assert spec.memory_bytes == pytest.approx(bytes_, rel=0.002)
+    assert "memory_gib: total device memory as" in spec.source
+
+
+def test_every_capacity_has_a_source_and_is_no_input_of_the_network() -> None:
+    for spec in known():
+        if spec.nominal_memory_bytes is None:
+            assert spec.memory_bytes is None
+            continue
+        assert spec.memory_bytes is not None and (spec.status or "memory_gib: " in spec.source), spec.name
+        assert 0.91 < spec.memory_bytes / spec.nominal_memory_bytes < 1.0738, spec.name
+        sheet = spec.model_copy(update={"memory_bytes": spec.nominal_memory_bytes, "nominal_memory_bytes": None})
+        assert sheet.digest() == spec.digest() and (encode_device(sheet) == encode_device(spec)).all()

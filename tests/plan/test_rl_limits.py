@@ -154,7 +154,7 @@ def test_training_needs_units_that_hold_weights_gradients_and_optimizer_states()
         return RlRequest.model_validate(value)
 
     assert solve_request(request()).training.units >= 4
-    with pytest.raises(InfeasibleError, match=r"3 devices.* needs 100 GB .* of the 80\.0 GB") as error:
+    with pytest.raises(InfeasibleError, match=r"3 devices.* needs 100 GB .* of the 84\.9 GB") as error:
         solve_request(request(training_units=3))
     assert error.value.path == "training_units" and error.value.hint.startswith("4 units of 'g' hold it")
     assert solve_request(request(training_units=3, ignore_memory=True)).training.units == 3
@@ -181,15 +181,15 @@ def test_generation_instances_hold_the_weights_and_the_caches_of_their_samples()
     def tokens(form: RlRequest) -> int:
         return form.instance_memory(form.with_pool_costs().pools[0], 100).tokens
 
-    # 60 of 80 GB are weights: 200 tokens remain, and samples wait.
+    # 60 of 84.9 GB are weights: 249 tokens remain, and samples wait.
     limited, unlimited = request(), request(ignore_memory=True)
-    assert tokens(limited) == 200 and tokens(unlimited) == 2**62
+    assert tokens(limited) == 249 and tokens(unlimited) == 2**62
     plans = [solve_request(form) for form in (limited, unlimited)]
     assert plans[0].step_s > 2 * plans[1].step_s
     assert not any("memory was not checked" in line for line in plans[0].explanation)
     assert plans[1].explanation[-1] == "memory was not checked: ignore_memory is true"
-    with pytest.raises(InfeasibleError, match=r"'g' \(1 devices.* needs 85\.0 GB .* of the 80\.0 GB") as error:
-        solve_request(request(weights={"transfer": {"bytes": 75e9}}))
+    with pytest.raises(InfeasibleError, match=r"'g' \(1 devices.* needs 90\.0 GB .* of the 84\.9 GB") as error:
+        solve_request(request(weights={"transfer": {"bytes": 80e9}}))
     assert error.value.hint.startswith("2 or more such devices in an instance")
     with pytest.raises(InfeasibleError, match=r"needs 90\.0 GB"):
         solve_request(request(kv={"bytes_per_token": 1e8, "memory_bytes": 30e9}))
@@ -214,10 +214,10 @@ def test_weights_and_cache_of_a_language_model_limit_its_generation() -> None:
         "pools": [{"name": "g", "units": 8, "device": "h100-sxm"}],
         "decode": {"batch": [1], "llm": {"config": config, "tp": 1}},
     }
-    with pytest.raises(InfeasibleError, match=r"needs 141 GB .* of the 80\.0 GB"):
+    with pytest.raises(InfeasibleError, match=r"needs 141 GB .* of the 84\.9 GB"):
         RlRequest.model_validate(value).price_requests()
     value["decode"]["llm"]["tp"] = 2
     request = RlRequest.model_validate(value)
     memory = request.instance_memory(request.with_pool_costs().pools[0], 100)
     assert memory.token_bytes == 2 * 80 * 8 * 128 * 2
-    assert memory.tokens == (160e9 - memory.needed(0)) // memory.token_bytes
+    assert memory.tokens == (2 * 79.1 * 2**30 - memory.needed(0)) // memory.token_bytes

@@ -134,7 +134,7 @@ def test_request_from_a_configuration(predictor: LatencyPredictor) -> None:
     large = request_from_config(
         str(EXAMPLES / "llama-3.1-70b.json"), "h100-sxm", gpus=64, lengths=LENGTHS, samples=64, predictor=predictor
     )
-    assert large["decode"]["llm"]["tp"] == 4 and large["pools"][0]["units"] == 16
+    assert large["decode"]["llm"]["tp"] == 2 and large["pools"][0]["units"] == 32
     with pytest.raises(InfeasibleError):
         request_from_config(LLAMA, "t4", gpus=1, lengths=LENGTHS, predictor=predictor)
 
@@ -148,3 +148,13 @@ def test_lengths_are_read_with_and_without_a_header(tmp_path: Path) -> None:
     path.write_text("tokens\n5\n-1\n", encoding="utf-8")
     with pytest.raises(CdmppError, match="no length"):
         read_lengths(path)
+
+
+def test_assumed_links_and_networks_are_said(predictor: LatencyPredictor) -> None:
+    form = {"config": LLAMA, "phase": "train", "input": 1024, "dp": 4, "tp": 2, "train": {"sharding": "fsdp"}}
+    request = rl_request({"batch": [32, 64], "device": "mi210", "llm": form})
+    request["pools"][0]["device"] = "mi210"
+    plan = make_plan("rl", request, predictor)
+    assert plan["reliability"]["assumed"] == ["the link of mi210 is not known: pcie4-x16 of 32 GB/s assumed"]
+    known = rl_request({"batch": [32, 64], "device": "h100-sxm", "llm": form})
+    assert make_plan("rl", known, predictor)["reliability"]["assumed"] == []

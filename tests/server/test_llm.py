@@ -175,6 +175,10 @@ def test_simulation_equals_the_python_result(client: TestClient, predictor: Late
     other = {"warmup": 2, "framework": "sglang", "cuda_graph": False}
     options = client.post("/llm/simulate", content=json.dumps({**body, **other}), headers=JSON)
     assert options.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **other).to_dict()
+    nodes = client.post("/llm/simulate", content=json.dumps({**body, "pp": 16, "network": "roce-100"}), headers=JSON)
+    across: dict[str, Any] = {**load, "pp": 16, "predictor": predictor}
+    assert nodes.json() == simulate(LLAMA, "h100-sxm", network="roce-100", **across).to_dict()
+    assert nodes.json()["duration_s"] > simulate(LLAMA, "h100-sxm", network=400e9, **across).duration_s
     requests = [[0.0, 100, 4], [0.5, 200, 8]]
     listed = client.post(
         "/llm/simulate", content=json.dumps({**body, "concurrency": None, "requests": requests}), headers=JSON

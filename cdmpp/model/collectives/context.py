@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,8 +31,8 @@ class CollectiveContext(NamedTuple):
 
     ``device`` is "" for a device without measurements, ``link`` is "" where the device's own is meant, and
     ``library`` is "" where it is not known. ``device_link`` names the device's own link, ``generation`` its
-    architecture ("hopper"). ``one_node`` has the same operation between fewer ranks on one node, for a query that
-    crosses nodes; training contexts have none.
+    architecture ("hopper"). ``one_node`` has the same operation between fewer ranks, on one node where it has one;
+    training contexts have none.
     """
 
     operator: str
@@ -90,20 +89,21 @@ def context_of(
     if spec.library is None and framework in LIBRARIES:
         fields["library"] = framework
     context = context_of_fields(fields, device, protocol, known_as)
-    return context._replace(one_node=tuple(_on_one_node(context, fields, device, protocol)))
+    return context._replace(one_node=tuple(_of_fewer_ranks(context, fields, device, protocol)))
 
 
-def _on_one_node(
+def _of_fewer_ranks(
     context: CollectiveContext, fields: Mapping[str, Any], device: DeviceSpec, protocol: str
 ) -> Iterator[CollectiveContext]:
-    """The same operation between 2, 4, 8, ... ranks on one node, where the context crosses nodes by itself."""
+    """The same operation between fewer ranks on the link, and of one that crosses nodes by itself on one node."""
     inside = link_of_device(device) if fields["link"] is None else link_of_name(fields["link"])
-    if not context.crosses or inside.kind == "network":
-        return
-    per_node = devices_together(device, inside)
-    for exponent in range(1, int(log2(min(context.ranks, per_node))) + 1):
-        on_one_node = {**fields, "ranks": 2**exponent, "ranks_per_node": None, "span": None}
-        yield context_of_fields(on_one_node, device, protocol, context.device)
+    network = inside.kind == "network"
+    within = network or not context.crosses
+    most = context.ranks - 1 if within else int(min(context.ranks, devices_together(device, inside)))
+    for ranks in sorted({*range(2, min(most, 8) + 1)} | {2**exponent for exponent in range(4, most.bit_length())}):
+        per_node = fields["ranks_per_node"] if network else ranks
+        fewer = {**fields, "ranks": ranks, "ranks_per_node": per_node, "span": None}
+        yield context_of_fields(fewer, device, protocol, context.device)
 
 
 def context_of_fields(fields: Mapping[str, Any], device: DeviceSpec, protocol: str, known_as: str) -> CollectiveContext:

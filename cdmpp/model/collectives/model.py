@@ -170,13 +170,16 @@ class CollectiveModel:
     def curve(self, context: CollectiveContext) -> CollectiveCurve:
         """The curve of a context, cached.
 
-        Across nodes it is nowhere below the curves of fewer ranks on one node, unless it was measured.
+        It is nowhere below the curves of fewer ranks on its link or on one node, unless it was measured.
         """
         curve = self._curves.get(context)
         if curve is None:
             plain = context._replace(one_node=())
             curve = self._curve(self._best_measured_alias(plain)) if context.library else self._mixture(plain)
-            measured = plain in self.known or any(correction.covers(plain) for correction in self.corrections)
+            libraries = [context.library] if context.library else self.libraries(plain)
+            aliases = (self._best_measured_alias(plain._replace(library=name)) for name in libraries)
+            measured = all(alias in self.known for alias in aliases)
+            measured = measured or any(correction.covers(plain) for correction in self.corrections)
             for inside in () if measured else context.one_node:
                 curve = replace(curve, log_s=np.maximum(curve.log_s, self.curve(inside).log_s))
             self._curves.put(context, curve, _CURVE_BYTES)

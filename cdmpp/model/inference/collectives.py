@@ -17,7 +17,7 @@ from cdmpp.model.collectives.context import CollectiveContext, collective_rows, 
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.store import read_model
 from cdmpp.model.raw_predictions import RawPredictions
-from cdmpp.programs.collectives import Collective
+from cdmpp.programs.collectives import Collective, link_remarks
 from cdmpp.programs.program import TensorProgram
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def predict_collectives(model: CollectiveModel, queries: Sequence[CollectiveQuer
 
 
 def explain_collective(model: CollectiveModel, query: CollectiveQuery) -> str:
-    """What of a query the measurements lacked; "" where they lacked nothing."""
-    return model.explain(_context(model, query), query.operator.bytes)
+    """What of a query the measurements lacked, and what was assumed of its link; "" where they lacked nothing."""
+    lacking = model.explain(_context(model, query), query.operator.bytes)
+    return "; ".join(filter(None, [lacking, *link_remarks([query.operator], query.device)]))
 
 
 def predict_rows(

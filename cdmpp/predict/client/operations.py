@@ -264,6 +264,7 @@ class Operations:
         cuda_graph: bool = defaults.CUDA_GRAPH,
         mtp: int = defaults.MTP,
         acceptance: float = defaults.ACCEPTANCE,
+        network: float | str | None = None,
     ) -> Steps[Any]:
         """Estimate a language model on a device, or on a list of devices; see :func:`cdmpp.predict.llm.estimate`.
 
@@ -290,6 +291,7 @@ class Operations:
             "cuda_graph": cuda_graph,
             "mtp": mtp,
             "acceptance": acceptance,
+            "network": network,
             "model": self.model,
         }
         answer = content((yield Call("POST", "/llm", to_json(body).encode())))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.loading import load_device, resolve_device
+from cdmpp.devices.paths import with_network
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
@@ -26,6 +27,7 @@ from cdmpp.predict.llm.operators import Decode, Prefill, Step, StepPart, padded_
 from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction, Query, check_settings
+from cdmpp.programs.collectives import link_remarks
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 
@@ -74,6 +76,7 @@ class EstimatePlan:
         cuda_graph: bool = defaults.CUDA_GRAPH,
         mtp: int = defaults.MTP,
         acceptance: float = defaults.ACCEPTANCE,
+        network: float | str | None = None,
         lengths: Sequence[int] | None = None,
     ) -> None:
         if lengths is not None:
@@ -98,6 +101,7 @@ class EstimatePlan:
                 path="input",
                 hint=f"input + output is at most {config.positions}",
             )
+        device = with_network(device, network)
         profile = load_engine(engine, framework)
         assert profile.framework is not None
         check_settings(DEFAULT_PROTOCOL, profile.framework)
@@ -159,6 +163,7 @@ class EstimatePlan:
                     asked[key] = len(self.queries)
                     self.queries.append(Query(TensorProgram.from_operator(program), device, protocol, framework))
                 self._place.append(asked[key])
+        self._remarks += tuple(link_remarks((query.program.operator for query in self.queries), device))
 
     def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
         """The priced steps of prefill and decode, made of the predictions of :attr:`queries`.
@@ -348,6 +353,7 @@ def estimate(
     cuda_graph: bool = defaults.CUDA_GRAPH,
     mtp: int = defaults.MTP,
     acceptance: float = defaults.ACCEPTANCE,
+    network: float | str | None = None,
     predictor: Predictor | None = None,
 ) -> LLMEstimate:
     """Estimate latency, throughput and memory of a batch of requests to a language model.
@@ -382,6 +388,9 @@ def estimate(
         Tokens that each decode step drafts by layers for the prediction of several tokens (DeepSeek V3); 0: none.
     acceptance : float
         Share of drafted tokens that is right, where those before are.
+    network : float or str, optional
+        Bytes per second of one device between nodes, or a name such as "infiniband-ndr" or "roce-200". Default: as
+        nodes of the device commonly have it, with a remark where it counts.
     predictor : Predictor, optional
         Default: the shipped model, loaded once.
 
@@ -429,6 +438,7 @@ def estimate(
         cuda_graph=cuda_graph,
         mtp=mtp,
         acceptance=acceptance,
+        network=network,
     )
     return plan.estimate(predictor.model_id, predictor.predict_queries(plan.queries))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.predict import llm_defaults as defaults
@@ -38,6 +39,7 @@ from cdmpp.predict.llm.serving_loop import (
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Rendered, Table, percent
+from cdmpp.programs.collectives import link_remarks
 from cdmpp.utils.units import format_latency
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -369,12 +371,13 @@ class ServingPlan:
         prefix_hit: float = defaults.PREFIX_HIT,
         mtp: int = defaults.MTP,
         acceptance: float = defaults.ACCEPTANCE,
+        network: float | str | None = None,
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
         most_work: float = inf,
     ) -> None:
         self._most_work = most_work
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
-        profile = load_engine(engine, framework)
+        profile, device = load_engine(engine, framework), with_network(device, network)
         self._profile, self._device = profile, device
         self._remarks: list[str] = []
         if spread is None:
@@ -406,14 +409,16 @@ class ServingPlan:
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
-            return _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, cuda_graph)
+            made = _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, cuda_graph)
+            self._remarks += link_remarks((query.program.operator for query in made.costs.queries), device)
+            return made
 
         self.layout = layout
         self._pools = [pool(layout, device, longest, mtp)]
         self._token_s = 0.0
         if prefill_pool is not None:
             other = PrefillPool.of(prefill_pool)
-            self._pools.insert(0, pool(other.layout, other.device or device, prompts + 1, 0))
+            self._pools.insert(0, pool(other.layout, with_network(other.device or device, network), prompts + 1, 0))
             # Each rank of the fuller side sends or receives its part.
             self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
         #: Requests that decode at once, at most.
@@ -504,7 +509,7 @@ class ServingPlan:
             engine=self._profile.name,
             device=self._device.name,
             model_id=model_id,
-            remarks=tuple(self._remarks),
+            remarks=tuple(dict.fromkeys(self._remarks)),
         )
 
 
@@ -621,6 +626,7 @@ def simulate(
     prefix_hit: float = defaults.PREFIX_HIT,
     mtp: int = defaults.MTP,
     acceptance: float = defaults.ACCEPTANCE,
+    network: float | str | None = None,
     prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     predictor: Predictor | None = None,
 ) -> ServingResult:
@@ -652,8 +658,9 @@ def simulate(
         would stay together there; small differences part them on real servers. Where prompts run alone they stay.
     prefix_hit : float
         Share of each prompt that is in the cache already.
-    mtp, acceptance :
-        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, and the share that is right.
+    mtp, acceptance, network :
+        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, the share that is right, and the network
+        between nodes.
     prefill_pool : mapping, optional
         Devices that compute the prompts, while those of the layout above decode: ``tp``, ``pp``, ``ep``, ``dp``,
         ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device sends its part
@@ -715,6 +722,7 @@ def simulate(
         prefix_hit=prefix_hit,
         mtp=mtp,
         acceptance=acceptance,
+        network=network,
         prefill_pool=resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor)),
     )
     return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cdmpp.devices import DeviceSpec, find_known, from_mapping
+from cdmpp.devices import DeviceSpec, described_device, find_known
 from cdmpp.devices.registry import commonest
 from cdmpp.errors import DataError
 from cdmpp.model.domain.score import Label, worst
@@ -274,7 +274,7 @@ def specification_of(device: Device) -> DeviceSpec | None:
     """Figures of a device; None for one that only the predictor knows."""
     if isinstance(device, DeviceSpec):
         return device
-    return find_known(device) or commonest(device) if isinstance(device, str) else from_mapping(device)
+    return find_known(device) or commonest(device) if isinstance(device, str) else described_device(device)
 
 
 def _of_kernel(row: ListedProgram, prediction: Prediction, device: DeviceSpec | None, executed: bool) -> Prediction:

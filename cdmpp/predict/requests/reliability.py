@@ -10,6 +10,7 @@ from pydantic import Field
 from cdmpp.model.domain.score import worst as worst_domain
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.fields import Row
+from cdmpp.programs.collectives import assumed_of
 from cdmpp.utils.units import format_latency
 
 _MOST_NAMED = 4
@@ -43,6 +44,7 @@ class Reliability(Row):
         list[str],
         Field(description="Costs that the request gives as numbers, without interval; * stands for all indices."),
     ]
+    assumed: list[str] = Field(default_factory=list, description="What was assumed of links and networks of devices.")
 
     def lines(self, model_id: str | None, domain: str | None) -> list[str]:
         """The same as sentences."""
@@ -62,7 +64,8 @@ class Reliability(Row):
             lines.append("interval: none was computed")
         else:
             lines.append(f"with all predictions at their bounds: {_ends_text(self.ends)}")
-        return [*lines, *([f"given as numbers, without interval: {given}"] if given else [])]
+        lines += [f"given as numbers, without interval: {given}"] if given else []
+        return lines + self.assumed
 
 
 def summarise(prices: Sequence[Prediction], given: Sequence[str]) -> Reliability:
@@ -78,6 +81,7 @@ def summarise(prices: Sequence[Prediction], given: Sequence[str]) -> Reliability
         domain_share=sum(in_domain) / (sum(seconds) or 1.0),
         domain_program=f"{longest.name} on {longest.device}",
         given=list(given),
+        assumed=assumed_of(price.domain_reason for price in prices),
     )
 
 

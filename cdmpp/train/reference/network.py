@@ -210,7 +210,7 @@ def device_row(device: DeviceSpec) -> list[float]:
     return [
         1.0,
         device.clock_hz / 1e6 / 2000,
-        size(device.memory_bytes, 1e9, 64),
+        size(device.sheet_memory_bytes, 1e9, 64),
         0.0,
         size(device.l2_bytes, 2**20, 64),
         0.0,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cdmpp.devices import DeviceSpec, from_mapping
+from cdmpp.devices import DeviceSpec, described_device
 from cdmpp.errors import CdmppError
 from cdmpp.features.encode import EncodedProgram
 from cdmpp.model.artifact.model import Artifact
@@ -159,7 +159,7 @@ class Devices:
         known = self.known(sent, artifact)
         if known is None:
             # By name and never load_device: a client's text must not be used as a path on this machine.
-            spec = artifact.device(sent) if isinstance(sent, str) else from_mapping(sent)
+            spec = artifact.device(sent) if isinstance(sent, str) else described_device(sent)
             known = ResolvedDevice(spec, spec.digest(), spec.cache_key())
             self._cache.put(_key(sent, artifact), known, _DEVICE_BYTES)
         return known

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cdmpp.devices import lookup
+from cdmpp.devices.paths import with_network
 from cdmpp.devices.registry import table
 from cdmpp.errors import ArtifactError
 from cdmpp.model.artifact.folder import default_model
@@ -13,6 +14,7 @@ from cdmpp.model.collectives.context import context_of
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.collectives.residual import OVER_NOMINAL
 from cdmpp.model.collectives.store import model_files, read_model
+from cdmpp.model.inference.collectives import CollectiveQuery, explain_collective
 from cdmpp.programs.collectives import COLLECTIVES, collective_path, traffic_factor
 from cdmpp.programs.operators import make_operator
 
@@ -147,6 +149,41 @@ def test_more_nodes_are_never_faster_than_one_node_with_fewer_ranks(model, name,
     for fields in ({"ranks": 16}, {"ranks": 16, "ranks_per_node": 4}, {"ranks": 64, "span": 128}):
         several, _ = seconds(model, device, operator=operator, **fields)
         assert (several >= one_node).all(), fields
+
+
+@pytest.mark.parametrize("operator", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize(
+    ("name", "protocol"), [("gb300", "kernel"), ("mi210", "graph"), ("l4", "eager"), ("tpu-v6e", "kernel")]
+)
+def test_larger_group_that_was_not_measured_is_never_faster(model, name, protocol, operator):
+    device = lookup(name)
+    assert not any(c.device == name and c.mode == protocol for c in model.known)
+    before = np.zeros(len(SIZES))
+    for ranks in (2, 3, 4, 6, 8):
+        latency, _ = seconds(model, device, protocol, operator=operator, ranks=ranks, library="nccl")
+        assert (latency >= before * (1 - 1e-9)).all(), ranks
+        before = latency
+
+
+@pytest.mark.parametrize("operator", COLLECTIVES)
+@pytest.mark.parametrize("name", ["t4", "l40s", "h100-sxm", "tpu-v6e"])
+def test_network_is_never_faster_than_the_link_inside_a_node(model, name, operator):
+    device = with_network(lookup(name), 1e14)
+    inside, _ = seconds(model, device, operator=operator, ranks=2)
+    across, _ = seconds(model, device, operator=operator, ranks=2, ranks_per_node=1, span=2)
+    assert (across >= inside * (1 - 1e-9)).all()
+
+
+def test_assumed_link_and_network_are_said(model):
+    def reason(name, **fields):
+        operator = make_operator({"operator": "all_reduce", "bytes": 1 << 20, **fields})
+        return explain_collective(model, CollectiveQuery(operator, lookup(name), "kernel", None))
+
+    assert "the link of mi210 is not known: pcie4-x16 of 32 GB/s assumed" in reason("mi210", ranks=4)
+    assert "not known" not in reason("mi210", ranks=4, link="xgmi2")
+    assert "not known" not in reason("tpu-v6e", ranks=4)
+    assert "network of 400 Gbit/s for each h100-sxm assumed" in reason("h100-sxm", ranks=16)
+    assert "assumed" not in reason("h100-sxm", ranks=8)
 
 
 def test_more_ranks_than_a_node_holds_are_priced_as_several_nodes(model):

@@ -21,6 +21,7 @@ from cdmpp.predict.llm import (
     StepPart,
     estimate,
     read_config,
+    simulate,
     step_operators,
 )
 from cdmpp.predict.llm.layout import Types, allowed_ep, allowed_tp
@@ -408,3 +409,33 @@ def test_interpolated_steps_add_up_to_all_steps() -> None:
     assert (points[0], points[-1], len(points)) == (100, 199, 5)
     # A linear function of the length is summed exactly.
     assert _weights(past, points) @ (3 * points + 1) == pytest.approx((3 * past + 1).sum())
+
+
+def test_network_between_nodes_is_an_option_and_its_default_is_said(predictor: LatencyPredictor) -> None:
+    options: dict[str, Any] = {"tp": 16, "output": 8, "predictor": predictor}
+    config = LLAMA_70B
+    assumed = estimate(config, "h100-sxm", **options)
+    assert any("network of 400 Gbit/s for each h100-sxm assumed" in remark for remark in assumed.remarks)
+    slow, same = (estimate(config, "h100-sxm", network=network, **options) for network in ("roce-100", 50e9))
+    assert not any("assumed" in remark for remark in (*slow.remarks, *same.remarks))
+    assert slow.prefill.point > 1.2 * same.prefill.point == pytest.approx(1.2 * assumed.prefill.point)
+    inside = estimate(config, "h100-sxm", **{**options, "tp": 8})
+    assert not any("network" in remark for remark in inside.remarks)
+    with pytest.raises(FieldError, match="network"):
+        estimate(config, "h100-sxm", network="token-ring", **options)
+    load: dict[str, Any] = {**options, "concurrency": 2, "count": 4}
+    assert any("network of 400" in remark for remark in simulate(config, "h100-sxm", **load).remarks)
+    assert not simulate(config, "h100-sxm", network=50e9, **load).remarks
+
+
+def test_model_of_70_billion_parameters_fits_one_h200(predictor: LatencyPredictor) -> None:
+    config = LLAMA_70B
+    assert estimate(config, "h200", output=8, predictor=predictor).memory.device == pytest.approx(150.1e9, rel=0.002)
+
+
+def test_assumed_link_is_said_by_estimates_and_simulations(predictor: LatencyPredictor) -> None:
+    options: dict[str, Any] = {"tp": 2, "output": 8, "predictor": predictor}
+    says = "the link of mi210 is not known: pcie4-x16 of 32 GB/s assumed"
+    assert says in estimate(LLAMA_8B, "mi210", **options).remarks
+    assert says in simulate(LLAMA_8B, "mi210", concurrency=2, count=4, **options).remarks
+    assert says not in estimate(LLAMA_8B, "mi210", **{**options, "tp": 1}).remarks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from cdmpp.predict.llm.training.calibrate import fit_training
 from cdmpp.predict.llm.training.export import export_layout
 from cdmpp.predict.llm.training.links import Links, distinct, network_bandwidth
 from cdmpp.predict.llm.training.memory import active_parameters, model_flops
+from cdmpp.predict.llm.training.step import TrainingPlan
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.predict.llm.test_read_config import EXAMPLES
 
@@ -172,6 +174,23 @@ def test_memory_error_names_layouts_that_fit(predictor: LatencyPredictor) -> Non
     assert "GPUs: tp=" in (error.value.hint or "")
 
 
+@pytest.mark.parametrize("config", [LLAMA_8B, LLAMA_70B, QWEN, MIXTRAL])
+@pytest.mark.parametrize("batch", [3, 8, 24, 64])
+@pytest.mark.parametrize("device", ["h100-sxm", "l40s"])
+def test_layouts_of_the_hint_work(predictor: LatencyPredictor, config: Any, batch: int, device: str) -> None:
+    wanted: dict[str, Any] = {"gpus": 1, "sharding": "optimizer", "global_batch": batch}
+    with pytest.raises(InfeasibleError) as error:
+        step(predictor, config, device, **wanted)
+    found = re.findall(r"(\d+) GPUs: ([^;]*), optimizer, recompute (\w+)", error.value.hint or "")
+    assert found or "another batch" in (error.value.hint or "")
+    for gpus, degrees, recompute in found:
+        layout = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", degrees)}
+        memory = step(
+            predictor, config, device, **{**wanted, **layout, "gpus": int(gpus), "recompute": recompute}
+        ).memory
+        assert memory.fits_with_margin
+
+
 def test_memory_follows_sharding_and_recomputation(predictor: LatencyPredictor) -> None:
     memory = {kind: step(predictor, device="gb200", sharding=kind).memory for kind in ("none", "optimizer", "fsdp")}
     assert memory["optimizer"].optimizer == pytest.approx(memory["none"].optimizer / 8)
@@ -205,9 +224,74 @@ def test_wrong_requests_name_their_field(predictor: LatencyPredictor, change: di
     assert error.value.path == field
 
 
-def test_device_without_units_refuses_the_products(predictor: LatencyPredictor) -> None:
-    with pytest.raises(FieldError, match="no units"):
-        step(predictor, device="a100-sxm4-80gb", products="float8_e4m3")
+@pytest.mark.parametrize(
+    ("device", "products", "having"),
+    [
+        ("a100-sxm4-80gb", "float8_e4m3", "h100-sxm"),
+        *((name, "mxfp8", "b200") for name in ("h100-sxm", "h200", "h20", "mi300x", "l40s", "a100-sxm4-80gb")),
+        ("h100-sxm", "nvfp4", "gb300"),
+        ("mi355x", "nvfp4", "b200"),
+    ],
+)
+def test_device_without_units_refuses_the_products(
+    predictor: LatencyPredictor, device: str, products: str, having: str
+) -> None:
+    with pytest.raises(FieldError, match=f"{device} has no units for {products}") as error:
+        step(predictor, device=device, products=products)
+    assert having in (error.value.hint or "")
+    assert step(predictor, device="b200", products=products).step_s > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (QWEN, {"gpus": 128, "global_batch": 128, "sharding": "fsdp"}),
+        (QWEN, {"gpus": 128, "global_batch": 256, "ep": 8, "sharding": "fsdp"}),
+        (LLAMA_8B, {"gpus": 128, "global_batch": 128, "sharding": "fsdp", "recompute": "full"}),
+        (LLAMA_8B, {"gpus": 64, "tp": 2, "sharding": "optimizer"}),
+        (LLAMA_8B, {"gpus": 64, "pp": 4, "virtual_pp": 4, "sharding": "none"}),
+        (EXAMPLES / "gpt2-xl.json", {"gpus": 64, "sharding": "fsdp", "engine": "llm-foundry"}),
+    ],
+)
+@pytest.mark.parametrize("device", ["b200", "a100-sxm4-40gb"])
+def test_longer_sequence_is_never_faster(
+    predictor: LatencyPredictor, config: Any, options: dict[str, Any], device: str
+) -> None:
+    engine, seconds = load_training_engine(options.get("engine", "megatron")), []
+    layout = {name: value for name, value in {**SMALL, **options}.items() if name != "engine"}
+    for sequence in (512, 1024, 2048, 4096, 8192):
+        plan = TrainingPlan.of(
+            read_config(config),
+            cdmpp.devices.lookup(device),
+            engine,
+            {**layout, "sequence": sequence},
+            check_memory=False,
+        )
+        seconds.append(plan.result("", predictor.predict_queries(plan.queries)).step_s)
+    assert seconds == pytest.approx(sorted(seconds), rel=1e-9)
+
+
+@pytest.mark.parametrize("device", ["l40s", "rtx-4090", "h100-sxm", "a100-pcie-80gb"])
+@pytest.mark.parametrize("options", [{"tp": 4}, {"ep": 8}, {"cp": 4}])
+def test_ranks_on_several_nodes_are_never_faster(
+    predictor: LatencyPredictor, device: str, options: dict[str, Any]
+) -> None:
+    config = read_config(QWEN if "ep" in options else LLAMA_8B)
+    steps = []
+    for ranks_per_node in (None, 1, 2):
+        own = {**SMALL, "sharding": "optimizer", "overlap": "none", **options, "ranks_per_node": ranks_per_node}
+        plan = TrainingPlan.of(
+            config, cdmpp.devices.lookup(device), load_training_engine("megatron"), own, check_memory=False
+        )
+        steps.append(plan.result("", predictor.predict_queries(plan.queries)).step_s)
+    assert steps[0] <= min(steps[1:]) * (1 + 1e-9)
+
+
+def test_assumed_link_is_said(predictor: LatencyPredictor) -> None:
+    options: dict[str, Any] = {"tp": 2, "sharding": "optimizer", "recompute": "full"}
+    unknown = step(predictor, device="mi210", **options)
+    assert any("link of mi210 is not known: pcie4-x16" in remark for remark in unknown.remarks)
+    assert not any("not known" in remark for remark in step(predictor, **options).remarks)
 
 
 def test_training_engine_is_no_serving_engine() -> None:
@@ -264,7 +348,7 @@ def test_search_ranks_layouts_that_fit(predictor: LatencyPredictor) -> None:
     found = search_layouts(LLAMA_8B, "h100-sxm", gpus=8, global_batch=16, sequence=4096, predictor=predictor, most=4)
     durations = [one.step_s for one in found.steps]
     assert durations == sorted(durations) and len(durations) == 4
-    assert all(one.memory.fits for one in found.steps)
+    assert all(one.memory.total < 0.95 * 84.9e9 for one in found.steps)
     best = found.steps[0].layout
     alone = step(
         predictor,
@@ -272,6 +356,32 @@ def test_search_ranks_layouts_that_fit(predictor: LatencyPredictor) -> None:
         global_batch=16,
     )
     assert alone.step_s == pytest.approx(durations[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "given", [{"tp": 2}, {"recompute": "full"}, {"tp": 4, "micro_batch": 2, "pp": 2}, {"cp": 2}, {"sharding": "none"}]
+)
+def test_search_keeps_given_values(predictor: LatencyPredictor, given: dict[str, Any]) -> None:
+    found = search_layouts(LLAMA_8B, "h200", gpus=16, global_batch=32, sequence=4096, predictor=predictor, **given)
+    assert found.steps
+    for one in found.steps:
+        assert {name: getattr(one.layout, name) for name in given} == given
+
+
+def test_search_leaves_a_margin_of_memory(predictor: LatencyPredictor) -> None:
+    found = search_layouts(
+        LLAMA_70B, "h100-sxm", gpus=64, global_batch=256, sequence=8192, predictor=predictor, most=100
+    )
+    assert max(one.memory.total for one in found.steps) < 0.95 * 84.9e9
+
+
+@pytest.mark.parametrize(("given", "field"), [({"tp": 3}, "gpus"), ({"ep": 2}, "ep"), ({"colour": 1}, "colour")])
+def test_search_refuses_given_values_that_cannot_be(
+    predictor: LatencyPredictor, given: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(FieldError) as error:
+        search_layouts(LLAMA_8B, "h200", gpus=16, global_batch=32, sequence=4096, predictor=predictor, **given)
+    assert error.value.path == field
 
 
 def test_search_without_a_fitting_layout(predictor: LatencyPredictor) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from cdmpp.errors import DataError
 from cdmpp.predict.llm.training.result import TrainingStep
-
-ExportFormat = Literal["megatron", "torchtitan"]
 
 
 def export_layout(step: TrainingStep, form: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.training.layout import Overlap, Recompute, Sharding, TrainingLayout
+from cdmpp.predict.llm.training.layout import Overlap, Recompute, TrainingLayout
 
 #: Layouts of more devices are not proposed.
 MAX_PROPOSED_GPUS = 1024
@@ -32,7 +33,7 @@ def smallest_layouts(
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
-    The micro-batch is one sequence, and the batch is rounded to a multiple of the copies.
+    The micro-batch is one sequence, and the copies divide the wanted batch.
 
     Parameters
     ----------
@@ -49,8 +50,6 @@ def smallest_layouts(
         for tp in _powers(min(gpus, domain_ranks, 16)):
             for pp in [1] if wanted.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
                 for ep in _powers(min(gpus // pp, experts)):
-                    copies = max(1, gpus // (tp * pp))
-                    batch = -(-wanted.global_batch // copies) * copies
                     for recompute in RECOMPUTE:
                         layout = replace(
                             wanted,
@@ -61,7 +60,6 @@ def smallest_layouts(
                             cp=1,
                             ep=ep,
                             micro_batch=1,
-                            global_batch=batch,
                             recompute=recompute,
                         )
                         if _valid(layout, config) and fits(layout):
@@ -85,29 +83,39 @@ def candidates(
     gpus: int,
     global_batch: int,
     sequence: int,
-    sharding: Sequence[Sharding],
     overlap: Overlap,
+    given: Mapping[str, Any],
 ) -> list[TrainingLayout]:
-    """Layouts that fit the memory, each with the least recomputation that does."""
+    """Layouts that fit the memory, each with the least recomputation that does.
+
+    Parameters
+    ----------
+    given : mapping
+        Values of fields of :class:`TrainingLayout` that all layouts have.
+    """
     found = []
+
+    def choice(name: str, values: Sequence[Any]) -> Sequence[Any]:
+        return (given[name],) if name in given else values
+
     choices = product(
-        _powers(min(gpus, domain_ranks, 16)),
-        _divisors(gpus, min(gpus, config.layers, 64)),
-        _powers(min(gpus, max(1, sequence // 4096), 16)),
-        _powers(min(gpus, 1 if config.experts is None else config.experts.count)),
-        (1, 2, 4, 8),
-        sharding,
+        choice("tp", _powers(min(gpus, domain_ranks, 16))),
+        choice("pp", _divisors(gpus, min(gpus, config.layers, 64))),
+        choice("cp", _powers(min(gpus, max(1, sequence // 4096), 16))),
+        choice("ep", _powers(min(gpus, 1 if config.experts is None else config.experts.count))),
+        choice("micro_batch", (1, 2, 4, 8)),
+        choice("sharding", ("optimizer", "fsdp")),
     )
     for tp, pp, cp, ep, micro, kind in choices:
-        if gpus % (tp * pp * cp) or (kind == "fsdp" and pp > 1):
+        if gpus % (tp * pp * cp) or (kind == "fsdp" and pp > 1 and not {"pp", "sharding"} <= given.keys()):
             continue
         layout = TrainingLayout(gpus, micro, global_batch, sequence, tp, pp, 1, cp, ep, kind, "none", overlap)
         if not _valid(layout, config):
             continue
-        for virtual_pp in _parts(config.layers, pp, layout.micro_batches):
-            for recompute in RECOMPUTE:
+        for virtual_pp in choice("virtual_pp", _parts(config.layers, pp, layout.micro_batches)):
+            for recompute in choice("recompute", RECOMPUTE):
                 candidate = replace(layout, virtual_pp=virtual_pp, recompute=recompute)
-                if fits(candidate):
+                if _valid(candidate, config) and fits(candidate):
                     found.append(candidate)
                     break
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from cdmpp.devices.registry import known
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.predict.llm.config import LLMConfig
@@ -21,8 +22,8 @@ PRODUCTS: dict[str, tuple[str, str]] = {
     "nvfp4": ("float4_e2m1", "nvfp4"),
 }
 BLOCK_SCALED = ("mxfp8", "nvfp4")
-#: Figure of a device that says whether it has units for a type.
-_UNITS = {"float8_e4m3": "peak_flops_fp8_matrix", "float4_e2m1": "peak_flops_fp4_matrix"}
+#: Figure of a device that says whether it has units for a type. Scales of blocks came with the units for four bits.
+_UNITS = {"float8_e4m3": "peak_flops_fp8_matrix", "mxfp8": "peak_flops_fp4_matrix", "nvfp4": "peak_flops_fp4_matrix"}
 MAX_RANKS = 65_536
 MAX_SEQUENCE, MAX_BATCH = 1 << 20, 1 << 24
 
@@ -93,8 +94,8 @@ class TrainingLayout:
         """Layout of the dense operators of a layer."""
         return Layout(self.tp, 1, 1, 1)
 
-    def check(self, config: LLMConfig) -> None:
-        """Raise :class:`FieldError` where the model or the batch cannot be split so."""
+    def check(self, config: LLMConfig, *, batch: bool = True) -> None:
+        """Raise :class:`FieldError` where the model or, with ``batch``, the batch cannot be split so."""
         limits = {"gpus": MAX_RANKS, "sequence": MAX_SEQUENCE, "global_batch": MAX_BATCH, "micro_batch": MAX_BATCH}
         for name in ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence"):
             check_whole(name, getattr(self, name), limits.get(name, MAX_RANKS))
@@ -128,7 +129,7 @@ class TrainingLayout:
         if self.virtual_pp > 1 and self.pp == 1:
             raise FieldError("virtual_pp: there is one stage", path="virtual_pp", hint="use virtual_pp=1, or pp > 1")
         self._check_experts(config)
-        if self.global_batch % (self.micro_batch * self.dp):
+        if batch and self.global_batch % (self.micro_batch * self.dp):
             raise FieldError(
                 f"global_batch: {self.global_batch} is no multiple of micro_batch * copies = "
                 f"{self.micro_batch} * {self.dp}",
@@ -187,9 +188,16 @@ def training_types(dtype: Any, products: Any, device: DeviceSpec) -> Types:
             path="products",
             hint="one of: " + ", ".join(PRODUCTS) + ", with a 16-bit dtype",
         )
-    weights, scaling = PRODUCTS[products]
-    if getattr(device, _UNITS[weights]) is None:
+    if not _has_units(device, products):
+        having = ", ".join(other.name for other in known() if _has_units(other, products) and not other.status)
         raise FieldError(
-            f"products: {device.name} has no units for {products}", path="products", hint="leave products out"
+            f"products: {device.name} has no units for {products}",
+            path="products",
+            hint=f"leave products out; devices with such units: {having}",
         )
-    return Types(dtype, weights, scaling)
+    return Types(dtype, *PRODUCTS[products])
+
+
+def _has_units(device: DeviceSpec, products: str) -> bool:
+    """Whether a device multiplies operands of a type; NVFP4 is a format of one vendor."""
+    return getattr(device, _UNITS[products]) is not None and (products != "nvfp4" or device.vendor == "NVIDIA")

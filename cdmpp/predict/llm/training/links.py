@@ -3,59 +3,21 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 
-from cdmpp.devices.links import LINKS
+from cdmpp.devices.links import network_bandwidth
 from cdmpp.devices.paths import devices_together, link_of_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.programs.collectives import traffic_factor
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
-#: Bytes per second of a rank's network adapter where a request states none: 400 Gbit/s.
-ASSUMED_NETWORK = 50e9
 #: Bandwidth of large messages over that of the adapter. The measured nodes of H100 and A100 reach 0.72 and 0.7.
 _EFFICIENCY = 0.72
 #: Seconds of a message's start between nodes, and of each doubling of the nodes.
 _START_S, _HOP_S = 25e-6, 8e-6
 #: Lower and upper bound over the point, between nodes: few systems were measured.
 BOUNDS = (0.7, 1.6)
-#: Names of networks -> Gbit/s of an adapter where the name has no number.
-_FABRICS = {"infiniband": 400, "roce": 400, "efa": 400, "ethernet": 100}
-
-
-def network_bandwidth(network: float | str | None) -> float:
-    """Bytes per second of one rank's adapter.
-
-    Parameters
-    ----------
-    network : float, str or None
-        Bytes per second; or a name such as "infiniband-400", "roce-200", "efa-400", "infiniband-ndr"; None: 400 Gbit/s.
-
-    Raises
-    ------
-    FieldError
-    """
-    if network is None:
-        return ASSUMED_NETWORK
-    if isinstance(network, int | float) and not isinstance(network, bool) and 1e6 <= network <= 1e14:
-        return float(network)
-    if isinstance(network, str):
-        with suppress(ValueError):
-            return network_bandwidth(float(network))
-        link = LINKS.get(network)
-        if link is not None and link.kind == "network":
-            return link.bandwidth_bytes_per_s
-        name, _, rate = network.lower().partition("-")
-        rate = rate.removesuffix("gbps").removesuffix("g")
-        if name in _FABRICS and (not rate or (rate.isdecimal() and 1 <= int(rate) <= 3200)):
-            return (int(rate) if rate else _FABRICS[name]) * 1e9 / 8
-    raise FieldError(
-        f"network: {str(network)[:80]!r} is not known",
-        path="network",
-        hint="bytes per second for each GPU, or infiniband, roce, efa or ethernet with Gbit/s, such as roce-200",
-    )
 
 
 def distinct(places: int, topk: int) -> float:
@@ -72,12 +34,15 @@ class Links:
     device : DeviceSpec
     domain_ranks : int
         Ranks of a node, or of an NVLink domain, which reach each other without the network.
+    node_ranks : int
+        The same of the device's usual node, whatever ``ranks_per_node`` says.
     network : float
         Bytes per second of a rank's adapter.
     """
 
     device: DeviceSpec
     domain_ranks: int
+    node_ranks: int
     network: float
 
     @classmethod
@@ -95,11 +60,11 @@ class Links:
                 hint="a whole number from 1 to 1024",
             )
         inside = link_of_device(device)
-        domain_ranks = int(min(devices_together(device, inside), 1 << 16))
+        domain_ranks = node_ranks = int(min(devices_together(device, inside), 1 << 16))
         if ranks_per_node is not None:
             domain = device.nvlink_domain if inside.kind == "switched" else None
             domain_ranks = max(ranks_per_node, domain or 0)
-        return cls(device, domain_ranks, network_bandwidth(network))
+        return cls(device, domain_ranks, node_ranks, network_bandwidth(network))
 
     def crosses(self, span: int) -> bool:
         """Whether ranks spread over ``span`` consecutive devices use the network."""

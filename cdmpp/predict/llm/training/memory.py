@@ -20,8 +20,8 @@ from cdmpp.predict.llm.tensors import (
 )
 from cdmpp.predict.llm.training.layout import TrainingLayout
 
-#: Share of the published capacity that a step may need: boards hold up to 7 % more than their nominal GB.
-CAPACITY = 1.06
+#: Share of the capacity that a recommended layout may need: the rest is left to the driver, buffers and fragmentation.
+RECOMMENDED = 0.94
 #: Bytes of master weight and two moments of Adam.
 OPTIMIZER_BYTES = 12
 
@@ -139,7 +139,12 @@ class TrainingMemory:
     @property
     def fits(self) -> bool:
         """Whether the rank fits its device; true where the capacity is not published."""
-        return self.device is None or self.total <= CAPACITY * self.device
+        return self.device is None or self.total <= self.device
+
+    @property
+    def fits_with_margin(self) -> bool:
+        """Whether a layout with this memory is recommended."""
+        return self.device is None or self.total <= RECOMMENDED * self.device
 
     def to_dict(self) -> dict[str, float | None]:
         """Bytes by part, as whole numbers."""

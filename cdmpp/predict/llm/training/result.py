@@ -177,18 +177,24 @@ def binding(step: TrainingStep) -> str:
 
 def search_tables(result: SearchResult) -> list[Table]:
     """Layouts, the fastest first, with what binds each."""
-    header = ("tp", "pp", "vp", "cp", "ep", "micro", "sharding", "recompute", "step", "tokens/s", "memory GB", "binds")
+    header = ("tp", "pp", "vp", "cp", "ep", "micro", "sharding", "recompute", "step", "interval", "tokens/s per GPU")
     rows = [
         (
             *(str(getattr(s.layout, name)) for name in ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch")),
             s.layout.sharding,
             s.layout.recompute,
             format_latency(s.step_s),
+            interval_text(s.lower_s, s.upper_s),
             f"{s.tokens_per_s_per_gpu:,.0f}",
             f"{s.memory.total / 1e9:.0f}",
+            s.domain,
             binding(s),
         )
         for s in result.steps
     ]
-    fitting = f"{result.fitting:,} layouts fit the memory, {result.priced:,} were priced"
-    return [Table(header, rows, (0, 1, 2, 3, 4, 5, 8, 9, 10)), Table.lines(fitting)]
+    fitting = f"{result.fitting:,} layouts fit the memory with a margin, {result.priced:,} were priced"
+    notes = dict.fromkeys(f"note: {remark}" for s in result.steps for remark in s.remarks)
+    return [
+        Table((*header, "memory GB", "domain", "binds"), rows, (0, 1, 2, 3, 4, 5, 8, 10, 11)),
+        Table.lines(fitting, *notes),
+    ]

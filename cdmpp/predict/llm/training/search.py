@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import InfeasibleError
+from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, load_training_engine
 from cdmpp.predict.interface import Predictor
@@ -24,6 +24,8 @@ from cdmpp.predict.prediction import Query
 
 #: Layouts that are priced.
 MAX_PRICED = 1000
+#: Fields of a layout that are searched unless they are given.
+KEPT = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "recompute")
 
 
 def search_layouts(
@@ -42,10 +44,11 @@ def search_layouts(
     engine: Engine = defaults.TRAINING_ENGINE,
     predictor: Predictor | None = None,
     most: int = 10,
+    **given: Any,
 ) -> SearchResult:
-    """Find the fastest layouts of a training step: tp, pp, virtual_pp, cp, ep, micro-batch and recomputation.
+    """Find the fastest layouts of a training step.
 
-    Layouts that do not fit the memory are left out. Of many, those of the lowest rough cost are priced.
+    Layouts that need more than 94 % of the memory are left out. Of many, those of the lowest rough cost are priced.
 
     Parameters
     ----------
@@ -53,6 +56,8 @@ def search_layouts(
         Default: optimizer, and fsdp without stages.
     most : int
         Layouts of the result.
+    **given
+        Values of tp, pp, virtual_pp, cp, ep, micro_batch and recompute that all layouts have; the others are searched.
 
     Other parameters and errors are those of :func:`cdmpp.llm.training_step`.
     """
@@ -61,25 +66,32 @@ def search_layouts(
     profile = load_training_engine(engine)
     assert profile.training is not None
     overlap = overlap or profile.training.overlap
+    if unknown := sorted(given.keys() - set(KEPT)):
+        raise FieldError(f"{unknown[0]}: not known", path=unknown[0], hint="kept values: " + ", ".join(KEPT))
+    given = {name: value for name, value in {**given, "sharding": sharding}.items() if value is not None}
     check_whole("global_batch", global_batch, MAX_BATCH)
-    TrainingLayout(gpus, 1, gpus, sequence, sharding=sharding or "none", overlap=overlap).check(model)
+    alone = {"micro_batch": 1, **given, **({} if "pp" in given else {"virtual_pp": 1})}
+    TrainingLayout(gpus=gpus, global_batch=global_batch, sequence=sequence, overlap=overlap, **alone).check(
+        model, batch=False
+    )
     types, links = training_types(dtype, products, spec), Links.of(spec, ranks_per_node, network)
     gradient_bytes = profile.training.gradient_bytes
     fitting = candidates(
         model,
-        lambda layout: training_memory(model, layout, types, gradient_bytes, spec.memory_bytes).fits,
+        lambda layout: training_memory(model, layout, types, gradient_bytes, spec.memory_bytes).fits_with_margin,
         links.domain_ranks,
         gpus=gpus,
         global_batch=global_batch,
         sequence=sequence,
-        sharding=("optimizer", "fsdp") if sharding is None else (sharding,),
         overlap=overlap,
+        given=given,
     )
     if not fitting:
         raise InfeasibleError(
-            f"no layout of {gpus} {spec.name} with a batch of {global_batch} holds the model",
+            f"no layout of {gpus} {spec.name} with a batch of {global_batch} holds the model"
+            + ("" if not given else " with " + ", ".join(f"{name}={value}" for name, value in given.items())),
             path="gpus",
-            hint="use more devices, or a batch that the copies divide",
+            hint="use more devices, a batch that the copies divide" + (", or fewer given values" if given else ""),
         )
     chosen = sorted(fitting, key=rough_cost)[:MAX_PRICED]
     shared: dict[Any, Any] = {}

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.model.domain.score import Label, TotalDomain
@@ -27,6 +28,7 @@ from cdmpp.predict.llm.training.memory import RankParameters, model_flops, stage
 from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
 from cdmpp.predict.llm.training.result import TrainingStep
 from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.programs.collectives import link_remarks
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import ProgramFramework
@@ -44,8 +46,6 @@ _WIDEST = 3.0
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
 _PIECE = 0.05
 _GB = 1e9
-#: Kinds of a breakdown besides computation, in order.
-EXPOSED = ("tp", "cp", "ep", "dp", "pp")
 
 
 #: Label of a part's domain, and its reason.
@@ -93,18 +93,27 @@ class _StagePass:
     ----------
     compute, host : float
         Seconds of the kernels with what is recomputed, and what their launches take longer.
+    room : dict of bool to float
+        Seconds of the forward (False) and the backward pass in which messages are hidden: kernels run, or the device
+        waits for the host.
     exposed : dict of str to (3,)
         Messages that computation does not hide, by group, with bounds.
     recompute_s : float
         Seconds of the kernels that the backward pass runs again.
     """
 
-    def __init__(self, unit: _Unit, recompute_s: float, exposed: dict[str, Array], launches_s: float) -> None:
+    def __init__(
+        self, unit: _Unit, recompute_s: float, exposed: dict[str, Array], launches_s: dict[bool, float]
+    ) -> None:
         self.unit, self.recompute_s, self.exposed = unit, recompute_s, exposed
-        self.compute = unit.compute(False) + unit.compute(True) + recompute_s
-        device = self.compute + sum(float(seconds[0]) for seconds in exposed.values())
-        self.host = max(0.0, launches_s - device)
-        self.total = device + self.host
+        self.room = {False: unit.compute(False), True: unit.compute(True) + recompute_s}
+        self.compute, self.host = sum(self.room.values()), 0.0
+        messages = sum(float(seconds[0]) for seconds in exposed.values())
+        # No pass takes longer with fewer tokens: each waits for its own launches.
+        for backward, seconds in self.room.items():
+            wait = max(0.0, launches_s[backward] - seconds - messages * seconds / max(self.compute, 1e-12))
+            self.room[backward], self.host = seconds + wait, self.host + wait
+        self.total = self.compute + messages + self.host
 
     def operators(self) -> dict[str, float]:
         """Seconds of the kernels by name."""
@@ -208,10 +217,10 @@ class TrainingPlan:
 
         def fits(layout: TrainingLayout) -> bool:
             gradient_bytes, device_bytes = self.loop.gradient_bytes, self.device.memory_bytes
-            return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits
+            return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits_with_margin
 
         fitting = smallest_layouts(self.config, self.layout, fits, self.links.domain_ranks)
-        hint = "no layout of up to 1024 devices was found; use a shorter sequence or recompute"
+        hint = "no layout of up to 1024 devices with this batch was found; use a shorter sequence or another batch"
         if fitting:
             hint = "the smallest layouts that fit: " + "; ".join(
                 f"{other.gpus} GPUs: {other.named()}" for other in fitting
@@ -256,8 +265,10 @@ class TrainingPlan:
         return layout.ep, layout.ep
 
     def _collective(self, operator: str, size: float, ranks: int, span: int) -> OperatorSpec | None:
-        """The program of a collective inside a domain; None over the network."""
-        return None if self.links.crosses(span) else self.links.program(operator, size, ranks, span)
+        """The program of a collective inside a domain; over the network of the same ranks on one node, None of one."""
+        if self.links.crosses(span):
+            ranks = span = min(ranks, self.links.node_ranks)
+        return None if ranks == 1 else self.links.program(operator, size, ranks, span)
 
     def _fullest(self) -> int:
         """The stage with most parameters."""
@@ -277,10 +288,10 @@ class TrainingPlan:
     def _transfer_bytes(self) -> float:
         return self.layout.tokens / self.layout.tp * self.config.hidden * self.types.bytes
 
-    def _reductions(self) -> list[tuple[str, str, float, int, int, float]]:
-        """Pass they hide behind ("forward", "backward"), operator, bytes, ranks, span and runs in a step."""
+    def _reductions(self) -> list[tuple[bool, str, float, int, int, float]]:
+        """Whether they hide behind the backward pass, operator, bytes, ranks, span and runs in a step."""
         layout, wide = self.layout, self.loop.gradient_bytes
-        found: list[tuple[str, str, float, int, int, float]] = []
+        found: list[tuple[bool, str, float, int, int, float]] = []
         fsdp = layout.sharding == "fsdp"
         stage = self._fullest()
         p = self.parameters.layer if fsdp else self._stage(stage)
@@ -291,12 +302,12 @@ class TrainingPlan:
                 continue
             span = layout.stage_ranks
             if layout.sharding == "none":
-                found.append(("backward", "all_reduce", count * wide, ranks, span, runs))
+                found.append((True, "all_reduce", count * wide, ranks, span, runs))
                 continue
-            found.append(("backward", "reduce_scatter", count * wide, ranks, span, runs))
-            found.append(("forward", "all_gather", count * self.types.bytes, ranks, span, runs))
+            found.append((True, "reduce_scatter", count * wide, ranks, span, runs))
+            found.append((False, "all_gather", count * self.types.bytes, ranks, span, runs))
             if fsdp:
-                found.append(("backward", "all_gather", count * self.types.bytes, ranks, span, runs))
+                found.append((True, "all_gather", count * self.types.bytes, ranks, span, runs))
         return found
 
     def result(
@@ -367,26 +378,27 @@ class TrainingPlan:
         bounds = [point, prediction.lower_s or 0.0, prediction.upper_s or 0.0]
         return np.clip(bounds, point / _WIDEST, point * _WIDEST), (prediction.domain or "out", prediction.domain_reason)
 
-    def _message_s(self, operator: str, size: float, ranks: int, span: int) -> tuple[Array, Domain]:
+    def _message_s(
+        self, operator: str, size: float, ranks: int, span: int, exchange_s: float | None = None
+    ) -> tuple[Array, Domain]:
         factor = self.loop.communication_factor
         own = self._collective(operator, size, ranks, span)
-        if own is None:
-            point = self.links.network_s(operator, size, ranks, span)
-            return factor * point * np.array([1.0, *BOUNDS]), _NETWORK
-        seconds, domain = self._predicted(own)
+        seconds, domain = (np.zeros(3), _NETWORK) if own is None else self._predicted(own)
+        if self.links.crosses(span):
+            # The network is never faster than the link inside a node for the same ranks.
+            over = self.links.network_s(operator, size, ranks, span) if exchange_s is None else exchange_s
+            seconds, domain = np.maximum(seconds, over * np.array([1.0, *BOUNDS])), _NETWORK
         return factor * seconds, domain
 
     def _message_program(self, message: Message) -> OperatorSpec | None:
-        """The program of an item's message inside a domain; None over the network."""
+        """The program of an item's message (:meth:`_collective`)."""
         ranks, span = self._group(message.group)
         return self._collective(message.operator, message.size(ranks), ranks, span)
 
     def _item_message_s(self, message: Message) -> tuple[Array, Domain]:
         ranks, span = self._group(message.group)
-        if message.topk and self.links.crosses(span):
-            point = self.links.exchange_s(message.bytes, message.topk, ranks)
-            return self.loop.communication_factor * point * np.array([1.0, *BOUNDS]), _NETWORK
-        return self._message_s(message.operator, message.size(ranks), ranks, span)
+        exchange_s = self.links.exchange_s(message.bytes, message.topk, ranks) if message.topk else None
+        return self._message_s(message.operator, message.size(ranks), ranks, span, exchange_s)
 
     def _traffic_s(self, size: float) -> Array:
         return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
@@ -431,9 +443,10 @@ class TrainingPlan:
         for part, times in ((layer, layers), (first, is_first), (last, is_last)):
             if times:
                 unit.add(part, times)
-        launches = sum(unit.launches.values()) + (self.layout.recompute == "full") * layers * layer.launches[False]
+        again = (self.layout.recompute == "full") * layers * layer.launches[False]
+        launches_s = {back: (unit.launches[back] + back * again) * self.engine.host.launch_s for back in (False, True)}
         exposed = {group: self._exposed(unit, group) for group in ("tp", "cp", "ep")}
-        return _StagePass(unit, layers * self._recompute_s(layer), exposed, launches * self.engine.host.launch_s)
+        return _StagePass(unit, layers * self._recompute_s(layer), exposed, launches_s)
 
     def _assembled(self, model_id: str, units: Sequence[_Unit]) -> TrainingStep:
         layout, m = self.layout, self.layout.micro_batches
@@ -445,7 +458,7 @@ class TrainingPlan:
         # A round of fewer micro-batches than stages waits for the last stage.
         waits = layout.pp - 1 + (layout.virtual_pp - 1) * max(0, layout.pp - m)
         bubble = waits / layout.virtual_pp * mean
-        dp, hidden_dp, dp_bounds = self._data_parallel(units[0], stage.compute)
+        dp, hidden_dp, dp_bounds = self._data_parallel(stage.room)
         optimizer = self._optimizer_s(self._stage(slowest))
         host_s = m * stage.host + self.engine.host.step_s
         exposed_s = {group: m * float(seconds[0]) for group, seconds in stage.exposed.items()} | {
@@ -507,23 +520,19 @@ class TrainingPlan:
             share = self.loop.exposed_tp if group == "tp" else self.loop.exposed_ep
         return np.asarray(share * both)
 
-    def _data_parallel(self, layer: _Unit, compute: float) -> tuple[float, float, Array]:
+    def _data_parallel(self, room: Mapping[bool, float]) -> tuple[float, float, Array]:
         """Exposed and hidden seconds of gradients and weights in a step, and bounds of all of them."""
         layout, total = self.layout, np.zeros(3)
-        by_pass = {"forward": 0.0, "backward": 0.0}
+        by_pass = {False: 0.0, True: 0.0}
         found = self._reductions()
-        for where, operator, size, ranks, span, runs in found:
+        for backward, operator, size, ranks, span, runs in found:
             seconds, _ = self._message_s(operator, size, ranks, span)
-            by_pass[where] += runs * float(seconds[0])
+            by_pass[backward] += runs * float(seconds[0])
             total = total + runs * seconds
         if layout.overlap == "none" or not found:
             return float(total[0]), 0.0, total
-        forward = layer.compute(False) / max(1e-12, layer.compute(False) + layer.compute(True))
         passes = layout.micro_batches if layout.sharding == "fsdp" else 1
-        exposed = 0.0
-        for where, share in (("forward", forward), ("backward", 1 - forward)):
-            room = passes * share * compute
-            exposed += max(by_pass[where] - room, _PIECE * by_pass[where])
+        exposed = sum(max(by_pass[back] - passes * room[back], _PIECE * by_pass[back]) for back in room)
         return exposed, float(total[0]) - exposed, total
 
     def _stages_s(self, m: int) -> float:
@@ -562,6 +571,9 @@ class TrainingPlan:
     def _remarks(self) -> Iterator[str]:
         layout = self.layout
         yield from self.config.remarks
+        # The network has a remark of its own.
+        device = with_network(self.device, self.links.network)
+        yield from link_remarks((query.program.operator for query in self.queries), device)
         crosses = [layout.tp, layout.tp * layout.cp, layout.ep, layout.stage_ranks if layout.dp > 1 else 1, layout.gpus]
         if any(self.links.crosses(span) for span in crosses):
             rate = self.links.network * 8 / _GB
