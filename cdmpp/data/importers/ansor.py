@@ -42,8 +42,8 @@ def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "")
     from tvm import ir, s_tir, te
 
     function = _workload(workload, epilogue)
-    parsed = json.loads(steps) if isinstance(steps, str) else steps
     try:
+        parsed = json.loads(steps) if isinstance(steps, str) else steps
         schedule = s_tir.Schedule(te.create_prim_func(function))
         (_tiled if any(step[0] == "CHR" for step in parsed) else _simple)(schedule, parsed)
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -71,7 +71,13 @@ def _workload(key: str, epilogue: str) -> list[Any]:
             f"unknown workload function {name!r}",
             hint=f"known: {', '.join(WORKLOADS)}; register another in cdmpp.data.importers.ansor.WORKLOADS",
         ) from None
-    *inputs, result = make(*arguments)
+    try:
+        *inputs, result = make(*arguments)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidProgramError(
+            f"the arguments of {key[:80]} are wrong: {str(error).strip().splitlines()[-1][:200]}",
+            hint=f"those of {name}: {', '.join(make.__code__.co_varnames[: make.__code__.co_argcount])}",
+        ) from None
     if epilogue not in ("", "add", "add_relu"):
         raise InvalidProgramError(f"unknown epilogue {epilogue!r}", hint='allowed: "", "add", "add_relu"')
     if epilogue:
