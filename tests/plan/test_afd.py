@@ -174,6 +174,6 @@ def test_memory_follows_from_the_operators() -> None:
     weights, cache = side_bytes(attention, "attention.layer", 58)
     assert cache == 58 * (4096 + 1) * (512 + 64) * 2
     assert weights == pytest.approx(58 * 187e6 * 2, rel=0.01)
-    request["ffn"]["layer"]["device"] = "h100-sxm"
+    request["ffn"]["layer"]["device"] = "a100-sxm4-40gb"
     with pytest.raises(InfeasibleError, match=r"81\.7 GB"):
         make_plan("afd", request, LatencyPredictor.load())

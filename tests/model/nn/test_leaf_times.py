@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_WIDTH
+from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_VERSION, SCHEDULE_WIDTH, SCHEDULE_WIDTHS
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.nn.config import ADD, CALL_CYCLES, CYCLE_S, OVERLAP
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
@@ -76,7 +76,7 @@ def test_the_network_answers_scheduled_programs_by_their_leaves(head: str) -> No
     config = replace(SCHEDULED, head=head)
     net, inputs = network(config=config), random_inputs(rows=5, leaves=3)
     narrow = inputs["leaves"][:, :, :WIDTH]
-    columns = torch.zeros(5, 3, SCHEDULE_WIDTH)
+    columns = torch.zeros(5, 3, SCHEDULE_WIDTHS[SCHEDULE_VERSION])
     column = SCHEDULE_COLUMNS.index("vector_ops")
     columns[2:, :, column] = 5.0
     slow = columns.clone()

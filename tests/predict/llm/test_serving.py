@@ -219,7 +219,7 @@ def test_requests_in_lockstep_are_said(predictor: LatencyPredictor) -> None:
 
 @pytest.mark.parametrize(
     ("name", "device", "layout", "least"),
-    [("llama-3.1-70b", H100, {}, 3), ("llama-3.1-70b", "t4", {"tp": 2}, 12), ("qwen3-30b-a3b", "l4", {"ep": 1}, 4)],
+    [("llama-3.1-70b", H100, {}, 2), ("llama-3.1-70b", "t4", {"tp": 2}, 12), ("qwen3-30b-a3b", "l4", {"ep": 1}, 4)],
 )
 def test_loads_that_do_not_fit_name_device_weights_and_devices_needed(
     name: str, device: str, layout: dict[str, int], least: int, predictor: LatencyPredictor
