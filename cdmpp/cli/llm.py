@@ -231,7 +231,15 @@ def llm(
     }
     if plot is not None and concurrency is None:
         raise DataError("--plot draws curves up to a concurrency", hint="add --concurrency 64")
-    if (concurrency, rate, requests, prefill_pool) != (None,) * 4 or goals:
+    is_load = (concurrency, rate, requests, prefill_pool) != (None,) * 4 or bool(goals)
+    if is_load and batch != defaults.BATCH:
+        raise DataError("--batch beside a load", hint="leave it out: the engine decides its batches")
+    if not is_load and (count, warmup, spread, seed, prefix_hit) != (*(None,) * 3, defaults.SEED, defaults.PREFIX_HIT):
+        raise DataError(
+            "--count, --warmup, --spread, --seed and --prefix-hit are of a load",
+            hint="add --concurrency, --rate, --requests, --ttft-goal or --tpot-goal",
+        )
+    if is_load:
         settings = common | {
             "output": defaults.SERVED_OUTPUT if output is None else output,
             "count": count,

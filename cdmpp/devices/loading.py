@@ -65,8 +65,8 @@ def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
 
 #: Architectures of GPUs that have matrix units for 16-bit products.
 _MATRIX_UNITS = re.compile(
-    r"sm_([7-9]|1\d)\d|volta|turing|ampere|\bada\b|hopper|blackwell|"
-    r"cdna|gfx9(08|0a|[4-9])|gfx1[12]|rdna ?[3-9]|tpu|\bxe",
+    r"(sm|cc|compute|capability)[ _-]?([7-9]|1\d)\.?\d|^ *([7-9]|1\d)\.\da? *$|volta|turing|ampere|\bada|hopper|"
+    r"blackwell|cdna|gfx9(08|0a|[4-9])|gfx1[12]|rdna[ _-]?[3-9]|tpu|\bxe|ascend",
     re.I,
 )
 

@@ -54,15 +54,15 @@ _ANYTHING = 1 << 48
 _ROUNDING = frozenset({"tirx.floor", "tirx.ceil", "tirx.round", "tirx.trunc", "tirx.nearbyint"})
 #: Functions that compilers make one or two instructions of; any other is a call of the C library, which takes
 #: as long as tens of multiplications and keeps a loop from being vectorised.
-_INSTRUCTIONS = frozenset(
-    f"tirx.{name}"
-    for name in ("sqrt", "rsqrt", "fabs", "floor", "ceil", "round", "trunc", "nearbyint", "copysign", "fma")
-)
+_PLAIN = "sqrt rsqrt fabs floor ceil round trunc nearbyint copysign fma fmax fmin"
+_INSTRUCTIONS = frozenset(f"tirx.{name}" for name in _PLAIN.split())
 #: Calls that take about two exponentials.
 _DEAR = frozenset(f"tirx.{name}" for name in ("erf", "tanh", "pow", "sin", "cos", "tan"))
 #: Functions that are always a call of the C library for each element.
 _NAMES = "exp exp2 exp10 log log2 log10 log1p sigmoid pow erf hypot atan2 sin cos tan sinh cosh tanh asin acos atan"
-_CALLED = frozenset(f"tirx.{name}" for name in (*_NAMES.split(), "asinh", "acosh", "atanh"))
+_CALLED = frozenset(f"tirx.{n}" for n in (*_NAMES.split(), "asinh", "acosh", "atanh", "fmod", "ldexp", "nextafter"))
+#: Exponents of powers that LLVM makes a product, a quotient or a root of; a cube is a call (283 µs for 65,536).
+_PRODUCTS = (-1, 0, 0.5, 1, 2)
 #: Calls in one expression whose arguments are followed.
 _MAX_CALLS = 8
 #: External functions that only load from an address: CUDA's read-only cache.
@@ -307,8 +307,7 @@ class Expressions:
                 stack.append(data["value"])
             elif kind == "Call":
                 args = self._count_call(item, data, counts)
-                folds = bool(args) and nodes[args[-1]]["type"].endswith("Imm")  # such as a square
-                if self.call_name(data) in _CALLED and self.predicates is predicates and not folds:
+                if self.predicates is predicates and self._is_library_call(item, data):
                     calls.append(item)
                 stack.extend(a for a in reversed(args) if nodes[a]["type"] != "ffi.String")
             elif kind == "Select":
@@ -359,6 +358,18 @@ class Expressions:
         else:
             counts[_OP["other_call"]] += 1
         return args
+
+    def _is_library_call(self, index: int, data: dict[str, Any]) -> bool:
+        name, args = self.call_name(data), self.array(data["args"])
+        constant = [self.nodes[a]["type"].endswith("Imm") for a in args]
+        if all(constant):
+            return False
+        extern = name == "tirx.call_pure_extern" and "float" in self.dtype(index)
+        if extern:
+            name = f"tirx.{self._string(args[0]).removesuffix('f')}"
+        if name == "tirx.pow" and constant[-1]:
+            return self.data(args[-1])["value"] not in _PRODUCTS
+        return name in _CALLED or (extern and name not in _INSTRUCTIONS)
 
     def _string(self, index: int) -> str:
         """Text of a StringImm; "" for anything else."""

@@ -457,7 +457,9 @@ def _calibration(request: CalibrateRequest, find: Find, most: int) -> Calibratio
     profile = load_engine(request.engine, files=False)
     config, rows = read_config(request.config), request.measurements
     # By name and never load_device: a client's text must not be used as a path on this machine.
-    return CalibrationPlan(config, lambda device: resolve_device(device, find), request.device, rows, profile, most)
+    return CalibrationPlan(
+        config, lambda device: resolve_device(device, find), request.device, rows, profile, most, MAX_SIMULATED_WORK
+    )
 
 
 class Estimates:

@@ -135,3 +135,11 @@ def test_load_is_simulated(run: Run, predictor: LatencyPredictor, tmp_path: Path
     assert json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--requests", trace, "--json").stdout)["requests"] == 2
     trace.write_text("arrival_s,input\n0,100\n")
     assert "row 1 is no request" in run("llm", LLAMA, "-d", "h100-sxm", "--requests", trace).stderr
+
+
+def test_options_of_a_load_need_a_load(run: Run) -> None:
+    for option in (("--prefix-hit", 0.5), ("--warmup", 4), ("--count", 8), ("--spread", 0.1), ("--seed", 3)):
+        alone = run("llm", LLAMA, "-d", "h100-sxm", *option)
+        assert alone.exit_code and "are of a load" in alone.stderr and "--concurrency" in alone.stderr
+    beside = run("llm", LLAMA, "-d", "h100-sxm", "--batch", 4, "--concurrency", 8)
+    assert beside.exit_code and "--batch beside a load" in beside.stderr

@@ -124,6 +124,22 @@ def test_matrix_units_without_a_rate_are_asked_for(name: str) -> None:
     assert spec.name == "tpu-v6e" or "by its units and clock" in caught.value.hint
 
 
+SPELLINGS = "sm90;SM90;sm 90;sm-90a;compute_90;compute capability 9.0;9.0;12.0;Ada Lovelace;RDNA-3;ascend910b"
+
+
+@pytest.mark.parametrize("arch", SPELLINGS.split(";"))
+def test_other_spellings_of_architectures_with_matrix_units(arch: str) -> None:
+    fields = lookup("h100-sxm").model_dump(exclude={"peak_flops_fp16_matrix"}, exclude_none=True)
+    with pytest.raises(InvalidDeviceError, match="has matrix units"):
+        resolve_device({**fields, "name": "mine", "arch": arch}, lookup)
+
+
+@pytest.mark.parametrize("arch", ["sm_61", "sm61", "compute_60", "6.1", "sm_13", "gfx906"])
+def test_other_spellings_of_architectures_without_matrix_units(arch: str) -> None:
+    fields = lookup("p40").model_dump(exclude_none=True)
+    assert resolve_device({**fields, "name": "mine", "arch": arch}, lookup).peak_flops_fp16_matrix is None
+
+
 @pytest.mark.parametrize("name", ["p40", "m40", "mi25", "xeon-phi-7250", "apple-m1-pro-gpu"])
 def test_devices_without_matrix_units_need_no_rate(name: str) -> None:
     fields = lookup(name).model_dump(exclude={"peak_flops_fp16_matrix"}, exclude_none=True)

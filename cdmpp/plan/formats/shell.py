@@ -32,6 +32,9 @@ _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _SETTING = ("read", "mapfile", "readarray", "getopts", "let", "unset", "printf")
 _TESTS = ("[", "[[", "((", "test")
 _NO_LAUNCH = {*_DECLARING, *_SETTING, *_TESTS, "echo", "set", "cd", "mkdir", "source", ".", "sleep", "ulimit"}
+#: Files of `source` that set no arguments of a launch.
+_HARMLESS = re.compile(r"[ /](activate|conda\.sh|\.?bashrc|\.?(bash_)?profile)$")
+_TOKEN = re.compile(r"[\w#]+", re.ASCII)
 #: Separates fields; encloses the number of an expansion that is not known.
 _SEPARATOR, _MARK = "\ue002", re.compile("\ue000(\\d+)\ue001")
 
@@ -93,12 +96,13 @@ class _Script:
         self.variables, self._parts = variables, parts
         self._newlines = [match.start() for match in re.finditer("\n", text)]
         self._blocks: list[str] = []
-        self._guard = ""
+        self._guard = self._sourced = ""
 
     def commands(self) -> list[Command]:
         found: list[Command] = []
         words: list[str] = []
         documents: list[str] = []
+        outside: list[tuple[int, dict[str, str | list[str]], str]] = []
         skip = assigned = False
         while True:
             text = self._text
@@ -120,6 +124,13 @@ class _Script:
                 sign = match[0] if rest and match else ""
                 if words and not skip:
                     found += self._finished(words)
+                if sign == "(":
+                    self._spend(len(self.variables))
+                    self._blocks.append(self._guard)
+                    outside.append((len(self._blocks), dict(self.variables), self._sourced))
+                elif sign == ")" and outside and outside[-1][0] == len(self._blocks):
+                    self._blocks.pop()
+                    _, self.variables, self._sourced = outside.pop()
                 if words or assigned or sign != "\n":
                     self._guard = self._guarded(sign, words)
                 words, skip, assigned = [], False, False
@@ -147,19 +158,23 @@ class _Script:
         if not marks:
             return word
         text = _MARK.sub(lambda mark: self._parts[int(mark[1])][0], word)
-        return Unknown(text, self._parts[int(marks[0])][1], _MARK.fullmatch(word) is not None)
+        return Unknown(text, self._parts[int(marks[0])][1], not _MARK.sub("", word))
 
     def _finished(self, words: list[str]) -> list[Command]:
         if words[0] in _SETTING:
             for match in filter(None, (re.match(_NAME, word) for word in words[1:])):
                 self.variables[match[0]] = self._mark(f"${match[0]}", f"`{words[0]}` sets it")
+        if words[0] in ("source", ".") and not _HARMLESS.search(" ".join(words[:2])):
+            self._sourced = f"`{self.resolved(' '.join(words))[:80]}` (line {self._line()}) may set it"
+            self._spend(len(self.variables))
+            self.variables = {name: self._mark(f"${name}", self._sourced) for name in self.variables}
         if words[0] in _NO_LAUNCH:
             return []
         at = next((k for k in range(2, len(words)) if words[k - 1] in ("-c", "-lc") and words[k - 2][-2:] == "sh"), 0)
         if at and self._depth < _MAX_DEPTH:
             self._spend(len(self.variables))
             inner = _Script(words[at], dict(self.variables), self._parts)
-            inner._depth, inner._spent = self._depth + 1, self._spent
+            inner._depth, inner._spent, inner._sourced = self._depth + 1, self._spent, self._sourced
             found = [(inside, block or self._block()) for inside, block in inner.commands()]
             self._spent = inner._spent
             return found
@@ -167,7 +182,7 @@ class _Script:
 
     def _guarded(self, sign: str, words: list[str]) -> str:
         """What decides whether the command after an operator runs."""
-        if sign == "||" or (sign == "&&" and (self._guard or (words and words[0] in _TESTS))):
+        if sign[:1] == "|" or (sign == "&&" and (self._guard or (words and words[0] in _TESTS))):
             return self._guard or f"the `{sign}` of line {self._line()}"
         return ""
 
@@ -177,7 +192,7 @@ class _Script:
     def _keyword(self, word: str, variable: str | None) -> bool:
         """Enter or leave a block; whether the words that follow are no command."""
         if word in ("if", "for", "while", "until", "case", "select", "{"):
-            self._blocks.append("" if word == "{" else f"the `{word}` of line {self._line()}")
+            self._blocks.append(self._guard if word == "{" else f"the `{word}` of line {self._line()}")
         elif word in ("fi", "done", "esac", "}") and self._blocks:
             self._blocks.pop()
         if variable:
@@ -200,7 +215,7 @@ class _Script:
             self._at += 1
         else:
             value = self._word(False)
-        before = self.variables.get(name, "" if isinstance(value, str) else [])
+        before = self._value(name) or ("" if isinstance(value, str) else [])
         if self._block() or index:
             value = self._mark(f"${name}", f"{self._block() or 'an index'} decides it")
         elif plus and isinstance(before, list):
@@ -269,6 +284,11 @@ class _Script:
             return self._arithmetic(raw[3:-2], raw), match.end()
         return self._mark(raw, "it is the output of a command"), match.end()
 
+    def _value(self, name: str) -> str | list[str] | None:
+        if self._sourced and name not in self.variables and not name.isdigit():
+            return self._mark(f"${name}", self._sourced)
+        return self.variables.get(name)
+
     def _parameter(self, inner: str, raw: str) -> str | list[str]:
         if inner in ("@", "*"):
             return []
@@ -276,7 +296,7 @@ class _Script:
         if form is None:
             return self._mark(raw, "this form of expansion is not read")
         name, index, change, other = form.groups()
-        value = self.variables.get(name)
+        value = self._value(name)
         if isinstance(value, list) and index not in ("@", "*"):
             value = value[int(index or 0)] if int(index or 0) < len(value) else None
         is_set = value is not None and not (change and change[0] == ":" and not value)
@@ -301,15 +321,23 @@ class _Script:
 
     def _arithmetic(self, inner: str, raw: str) -> str:
         text = self._nested(inner.replace('"', ""), True)
-        for _ in range(_MAX_DEPTH):
-            if len(text) < _MAX_ARITHMETIC:
-                text = re.sub(_NAME, lambda name: f"({self._parameter(name[0], f'${name[0]}')})", text)
-        if mark := _MARK.search(text):
-            return mark[0]
         try:
+            for _ in range(_MAX_DEPTH):
+                if len(text) < _MAX_ARITHMETIC:
+                    text = _TOKEN.sub(self._operand, text)
+            if mark := _MARK.search(text):
+                return mark[0]
             return str(_whole(ast.parse(text.strip() if len(text) < _MAX_ARITHMETIC else "", mode="eval").body))
         except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
             return self._mark(raw, "this arithmetic is not read")
+
+    def _operand(self, token: re.Match[str]) -> str:
+        """A variable or number of bash (12, 0x1F, 017, 16#1F) as Python reads it."""
+        if re.fullmatch(_NAME, token[0]):
+            return f"({self._parameter(token[0], f'${token[0]}')})"
+        base, _, digits = token[0].lower().rpartition("#")
+        implied = 16 if digits[:2] == "0x" else 8 if digits[:1] == "0" else 10
+        return str(int(digits, int(base) or 1 if base else implied))  # base 0 is an error of bash
 
     def _mark(self, raw: str, why: str) -> str:
         shown = " ".join(_MARK.sub(lambda mark: self._parts[int(mark[1])][0], raw)[:80].split())

@@ -16,7 +16,7 @@ from cdmpp.predict.requests.fields import MAX_COUNT
 #: Option without a value.
 FLAG = True
 #: Names of variables that hold several options.
-_LISTS = re.compile(r"(?i)(args?|argv|opts?|options?|flags?|params?|parameters|overrides?|extras?)\W*$")
+_LISTS = re.compile(r"(?i)(args?|argv|opts?|options?|flags?|params?|parameters|overrides?|extras?)(\W*$|[\[:%])")
 Value = str | bool | list[str]
 #: Values of a file, with those that an alias repeats; configurations have a few hundred.
 MAX_VALUES = 100_000
@@ -52,7 +52,7 @@ def _options(words: list[str]) -> dict[str, Value]:
             name = option.group(1)
             found[name] = FLAG if option.group(2) is None else _part(word, option.group(2))
         elif name:
-            _check_single(word, False)
+            _check_single(word, found[name] is not FLAG)
             given = found[name]
             before = given if isinstance(given, list) else [] if isinstance(given, bool) else [given]
             found[name] = [*before, word] if before else word
@@ -68,7 +68,7 @@ def _overrides(words: list[str]) -> dict[str, Value]:
         if item is not None:
             found[item.group(1)] = _part(word, item.group(2))
         else:
-            _check_single(word, not before.startswith("-"))
+            _check_single(word, not before.startswith("-") or "=" in before)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from os import PathLike, fspath
 from typing import Any
 
@@ -360,8 +361,13 @@ class CalibrationPlan:
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
         most: float = math.inf,
+        most_work: float = math.inf,
     ) -> None:
         self._profile = profile
+        measurements = list(islice(measurements, MAX_ROWS + 1))
+        loads = [row for row in measurements if isinstance(row, Mapping) and (row.get("rate") or row.get("prefix_hit"))]
+        if len(loads) > MAX_LOAD_ROWS:
+            raise DataError(f"{len(loads)} rows are simulated; at most {MAX_LOAD_ROWS}", hint="send fewer such rows")
         self._plans: list[tuple[EstimatePlan | LoadRow, dict[str, Any]]] = []
         # Rows of one model share most of their programs: each is asked once.
         index: dict[Any, int] = {}
@@ -371,7 +377,7 @@ class CalibrationPlan:
             if number > MAX_ROWS:
                 raise DataError(f"more than {MAX_ROWS} measurements", hint=f"choose {MAX_ROWS} that cover your use")
             try:
-                self._plans.append(_plan(row, config, device, profile, resolve))
+                self._plans.append(_plan(row, config, device, profile, resolve, most_work / len(measurements)))
             except CdmppError as error:
                 raise DataError(f"row {number}: {error.message}", hint=error.hint) from None
             if sum(isinstance(plan, LoadRow) for plan, _ in self._plans) > MAX_LOAD_ROWS:
@@ -465,6 +471,7 @@ def _plan(
     device: DeviceSpec | Mapping[str, Any] | str,
     profile: EngineProfile,
     resolve: Callable[[Any], DeviceSpec],
+    most_work: float,
 ) -> tuple[EstimatePlan | LoadRow, dict[str, Any]]:
     """The plan of a measurement, and its durations."""
     if not isinstance(row, Mapping):
@@ -502,7 +509,7 @@ def _plan(
     plan: EstimatePlan | LoadRow
     if simulated:
         request = {**counts, **types, "prefix_hit": prefix_hit or 0.0}
-        plan = LoadRow(dimensions, spec, profile, batch, rate, found["closed_loop"], request)
+        plan = LoadRow(dimensions, spec, profile, batch, rate, found["closed_loop"], request, most_work)
     else:
         plan = EstimatePlan(dimensions, spec, engine=profile, batch=batch, **counts, **types)
     read = weights_read(dimensions, layout, exact)
@@ -522,9 +529,16 @@ def _number(stated: Mapping[str, Any], name: str) -> float | None:
     """A number of a row, if it is there; :class:`LoadRow` checks its range."""
     value = stated.get(name)
     try:
-        return None if value is None else float(value)
+        return None if value is None else _float(value)
     except (TypeError, ValueError):
         raise DataError(f"{name} {str(value)[:40]!r} is no number", hint="for example 0.5") from None
+
+
+def _float(value: Any) -> float:
+    """A number; ValueError for a boolean, and for digits with underscores."""
+    if isinstance(value, bool) or "_" in str(value):
+        raise ValueError
+    return float(value)
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -537,8 +551,8 @@ def _flag(value: Any, name: str) -> bool:
 
 def _whole(value: Any, name: str) -> int:
     try:
-        number = float(value)
-        if isinstance(value, bool) or number != int(number):
+        number = _float(value)
+        if number != int(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"{name} {str(value)[:40]!r} is no whole number", hint="for example 16") from None
@@ -547,8 +561,8 @@ def _whole(value: Any, name: str) -> int:
 
 def _seconds(value: Any, name: str) -> float:
     try:
-        number = float(value)
-        if isinstance(value, bool) or not 0 < number < 1e7:
+        number = _float(value)
+        if not 0 < number < 1e7:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
         raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None

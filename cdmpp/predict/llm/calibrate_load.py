@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class LoadRow:
         rate: float | None,
         closed_loop: bool,
         request: dict[str, Any],
+        most_work: float = inf,
     ) -> None:
         count = OPEN if rate is not None else batch
         if closed_loop:
@@ -61,8 +63,8 @@ class LoadRow:
         load: dict[str, Any] = {"rate": rate, "concurrency": batch if closed_loop else None, "count": count}
         if self._together:
             load = {"requests": [(0.0, request["input"], request["output"])] * count}
-        self._options = (config, device, {**request, **load})
-        self.queries = ServingPlan(config, device, engine=profile, **request, **load).queries
+        self._options = (config, device, {**request, **load, "most_work": most_work})
+        self.queries = ServingPlan(config, device, engine=profile, **self._options[2]).queries
 
     def steps(
         self, names: Sequence[str], predictions: Iterable[Prediction], profile: EngineProfile

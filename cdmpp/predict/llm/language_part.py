@@ -34,7 +34,7 @@ _ENCODER_DECODER = re.compile(
     r"t5|bart|pegasus|marian|^m2m|^nllb|whisper|^led$|prophetnet|^blenderbot|switch_transformers|moonshine|^fsmt|encoder-decoder"
 )
 _DECODING = re.compile(r"ForCausalLM|LMHeadModel|DoubleHeads")
-_PROMPT_ONLY = re.compile(r"Classification|Reward|Embedding|ForQuestionAnswering|Retrieval")
+_PROMPT_ONLY = re.compile(r"Classification|Reward|Embed|Bidirectional|ForQuestionAnswering|Retrieval")
 
 
 class LanguagePart(NamedTuple):
@@ -131,6 +131,6 @@ def _prompt_only(config: Mapping[str, Any], nested: bool) -> str | None:
         if not isinstance(name, str) or _DECODING.search(name):
             continue
         base = name.endswith("Model") and not nested and architecture_family(name) is not None
-        if base or _PROMPT_ONLY.search(name):
+        if base or _PROMPT_ONLY.search(name) or config.get("is_causal") is False:
             return name[:100]
     return None

@@ -128,6 +128,8 @@ def goodput(
         probe = ServingPlan(model, spec, rate=1.0, count=1, **{**options, "warmup": 0})
         count = min(MOST, max(COUNT, TIMES * probe.slots))
     plan = ServingPlan(model, spec, rate=1.0, count=count, **options)
+    if tpot_s is not None and plan.longest_output == 1:
+        raise FieldError("tpot_s: no request has a second token", path="tpot_s", hint="a goal of ttft_s alone")
     tables = plan.tables(predictor.predict_queries(plan.queries))
 
     def at(rate: float) -> ServingResult:

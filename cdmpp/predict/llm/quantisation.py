@@ -104,6 +104,10 @@ def quantised(config: LLMConfig, value: Any, path: str, expert_dtype: Any = None
     main = next((weight for part in held if (weight := parts[part]) is not None), None)
     if main is not None and (main.weights, main.packed) == ("int8", True):
         remarks += (_FEW,)
+    if main is None and value.get("quant_algo") == "MIXED_PRECISION":
+        raise FieldError(
+            f"{path}: MIXED_PRECISION without the type of any part", path=path, hint="quantized_layers names the types"
+        )
     if main is None:
         return replace(config, kv_dtype=cache_type(value))
     others = tuple(
@@ -122,6 +126,9 @@ def quantised(config: LLMConfig, value: Any, path: str, expert_dtype: Any = None
     )
 
 
+_NO_CACHE_TYPE = frozenset({"none", "auto", "bf16", "bfloat16", "fp16", "float16"})
+
+
 def cache_type(value: Any) -> str | None:
     """Element type of the cache: ``kv_cache_scheme`` or ``kv_cache_quant_algo``."""
     if not isinstance(value, Mapping):
@@ -136,6 +143,12 @@ def cache_type(value: Any) -> str | None:
     for name in (scheme, value.get("kv_cache_quant_algo")):
         if isinstance(name, str) and name.upper() in names:
             return names[name.upper()]
+    if unknown := [x for x in (scheme, value.get("kv_cache_quant_algo")) if x and str(x).lower() not in _NO_CACHE_TYPE]:
+        raise FieldError(
+            f"kv_cache_scheme: a cache of type {str(unknown[0])[:80]!r} is not supported",
+            path="kv_cache_scheme",
+            hint="supported: FP8, INT8; or remove the field and state the type (--kv-dtype bfloat16)",
+        )
     return None
 
 

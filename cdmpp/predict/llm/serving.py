@@ -16,7 +16,7 @@ import numpy as np
 
 from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import FieldError
+from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
@@ -397,6 +397,7 @@ class ServingPlan:
         self.tokens = sum(prompt + answer for _, prompt, answer in self._requests)
         prompts = max(prompt for _, prompt, _ in self._requests)
         longest = max(prompt + answer for _, prompt, answer in self._requests)
+        self.longest_output = max(answer for *_, answer in self._requests)
         in_flight = len(self._requests) if concurrency is None else concurrency
         layout = Layout(tp, pp, ep, dp)
         # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
@@ -418,7 +419,10 @@ class ServingPlan:
         self._token_s = 0.0
         if prefill_pool is not None:
             other = PrefillPool.of(prefill_pool)
-            self._pools.insert(0, pool(other.layout, with_network(other.device or device, network), prompts + 1, 0))
+            try:
+                self._pools.insert(0, pool(other.layout, with_network(other.device or device, network), prompts + 1, 0))
+            except InfeasibleError as error:
+                raise InfeasibleError(f"prefill_pool: {error.message}", hint=error.hint) from None
             # Each rank of the fuller side sends or receives its part.
             self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
         #: Requests that decode at once, at most.

@@ -158,7 +158,9 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
     text = str(error).strip().partition("\n")[0]
     for signs, problem, hint in _PROBLEMS:
         if any(sign in text for sign in signs):
-            return InvalidProgramError(f"{name}: {problem}: {line}", hint=hint)
+            # Of its operators of control flow PyTorch says where objects are in memory.
+            said = "" if "HigherOrderOperator" in signs else f": {line}"
+            return InvalidProgramError(f"{name}: {problem}{said}", hint=hint)
     return InvalidProgramError(
         f"{name}: does not run on these inputs: {type(error).__name__}: {line}",
         hint="check shapes and types of example_inputs: does module(*example_inputs) run?",
@@ -174,7 +176,7 @@ _PROBLEMS = (
     ),
     (
         ("HigherOrderOperator",),
-        "the steps of PyTorch's operators of control flow (while_loop, cond, scan, map) are values",
+        "the control flow of PyTorch's while_loop, cond, scan and map depends on values",
         "write the loop with a number of steps, or the branch that is taken, in Python",
     ),
     (

@@ -487,12 +487,12 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number; some exporters quote them."""
+    """A number below 10^18, which are 30,000 years in microseconds; some exporters quote numbers."""
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, bool) or "_" in str(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) < 1e18 else None
 
 
 def _tuple(value: Any) -> Any:

@@ -35,6 +35,16 @@ MODEL = """--num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-leng
         ("run='go --x 17'; eval $run", "17"),
         ("A=1\\\n8\nrun --x $A", "18"),
         ("[ $B ] && C=1\nA=19\nrun --x $A", "19"),
+        ("run --x $((16#1000))", "4096"),
+        ("x1000=7; N=0x10; run --x $((0x1000 + N - 010 + 10#08 + x1000))", str(0x1000 + 16 - 8 + 8 + 7)),
+        ("A=20\n(A=512; source env.sh; case a in a) A=1;; esac; echo warm)\nrun --x $A", "20"),
+        ("(A=21; run --x $A)", "21"),
+        ("A=1\nsource env.sh\nA=22\nrun --x $A", "22"),
+        ("A=23\nbash -c 'source env.sh'\nrun --x ${A:-1}", "23"),
+        *(
+            (f"A=24\n{line}\nrun --x ${{A:-1}}", "24")
+            for line in ("source activate torch", ". $V/bin/activate", ". ~/.bashrc")
+        ),
     ],
 )
 def test_values_are_those_of_bash(text: str, value: str) -> None:
@@ -59,6 +69,16 @@ def test_values_are_those_of_bash(text: str, value: str) -> None:
         ("run --x $((1/0))", "arithmetic"),
         ("run --x $((2**63))", "arithmetic"),
         ("read A\nrun --x $A", "`read` sets it"),
+        ("run --x $((1#1))", "arithmetic"),
+        ("run --x $((08))", "arithmetic"),
+        ("run --x $((16 # 1))", "arithmetic"),
+        ("A=4\necho 8 | A=5\nrun --x $A", r"`\|` of line 2"),
+        ("A=4\necho 8 | { B=1; A=5; }\nrun --x $A", r"`\|` of line 2"),
+        ("[ $B ] && { C=1; A=5; }\nrun --x $A", "`&&` of line 1"),
+        ("source env.sh\nrun --x ${A:-512}", r"`source env\.sh` \(line 1\) may set it"),
+        ("A=512; . ./$E\nrun --x $A", r"`\. \./\$E` \(line 1\) may set it"),
+        ("[ -f e ] && source e\nA+=5\nrun --x $A", r"`source e` \(line 1\) may set it"),
+        ("source env.sh\nbash -c 'run --x $((A))'", r"`source env\.sh` \(line 1\) may set it"),
     ],
 )
 def test_what_a_run_decides_is_an_error_where_it_counts(script: str, says: str) -> None:
@@ -78,6 +98,14 @@ def test_what_a_run_decides_is_an_error_where_it_counts(script: str, says: str) 
     [
         ("run --x $MORE_ARGS", "MORE_ARGS is not assigned"),
         ('A="--x 1"\nif [ $B ]; then A+=" --y"; fi\nrun $A', "`if` of line 2"),
+        ('if [ $A ]; then X=--y; else X="--z 3"; fi\nrun p.py --x 4 $X', "`if` of line 1"),
+        ("run --x=4 $(cat moe.txt)", "output of a command"),
+        ('A=(--y)\n[ $B ] && A+=(--z)\nrun --x 4 "${A[@]}"', "`&&` of line 2"),
+        ('mapfile -t A < f\nrun --x 4 "${A[@]}"', "`mapfile` sets it"),
+        ('for y in a b; do A+=(--$y); done\nrun --x 4 "${A[@]}"', "`for` of line 1"),
+        ("run --x 4 $(a)$(b)", "output of a command"),
+        ('ARGS=(a --y)\nrun --x "${ARGS[@]:1}"', "form of expansion is not read"),
+        ("run --x ${MOE_ARGS%--z}", "form of expansion is not read"),
         ("run 'x", "' of line 1 has no end"),
         ("run $(x", r"\$\( of line 1 has no end"),
         ("A=(1 2", r"\( of line 1 has no end"),
@@ -114,6 +142,8 @@ def test_verl_scripts_have_no_silent_defaults() -> None:
     assert error.value.path == "data.max_response_length"
     with pytest.raises(FieldError, match="MORE is not assigned"):
         overrides("python3 -m verl.trainer.main_ppo data.n=1 $MORE")
+    with pytest.raises(FieldError, match="MORE is not assigned"):
+        overrides("python3 -m verl.trainer.main_ppo --config-path=c $MORE data.n=1")
     nested = (
         "trainer: {nnodes: 2, n_gpus_per_node: '${oc.select:trainer.gpus,4}'}\ndata: {train_batch_size: '${oc.env:N}'}"
     )

@@ -114,6 +114,7 @@ def test_rows_under_load_are_simulated(predictor: LatencyPredictor) -> None:
     [
         ({"rate": 4.0}, "row 2: rate beside batch or closed_loop"),
         ({"rate": "fast"}, "row 2: rate 'fast' is no number"),
+        ({"total_s": "1_2"}, "row 2: total_s '1_2' is no duration"),
         ({"rate": -1, "batch": None}, "row 2: rate: '-1.0' is not allowed"),
         ({"prefix_hit": 1.0}, "row 2: prefix_hit: '1.0' is not allowed"),
         ({"prefix_hit": 0.5, "batch": 10**9}, "row 2: batch 1,000,000,000, input 128: "),
@@ -133,6 +134,9 @@ def test_rows_that_are_simulated_are_limited(predictor: LatencyPredictor) -> Non
     row = {"batch": 4, "input": 16, "output": 8, "total_s": 3.0, "closed_loop": True}
     with pytest.raises(DataError, match="row 51: more than 50 rows are simulated"):
         calibrate(LLAMA, "h100-sxm", [row] * 60, predictor=predictor)
+    rates = [{"rate": 4.0, "input": 16, "output": 8, "tpot_s": 0.02}] * 51
+    with pytest.raises(DataError, match="51 rows are simulated; at most 50"):
+        calibrate(LLAMA, "h100-sxm", rates, predictor=predictor)
 
 
 def test_wrong_rows_are_named_by_their_number(measured: list[dict[str, Any]], predictor: LatencyPredictor) -> None:

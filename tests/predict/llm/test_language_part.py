@@ -186,7 +186,15 @@ def test_encoders_are_refused_with_that_reason(fields: dict[str, Any], family: s
 
 
 @pytest.mark.parametrize(
-    "name", ["MistralModel", "MistralForSequenceClassification", "MistralForTokenClassification", "MistralRewardModel"]
+    "name",
+    [
+        "MistralModel",
+        "MistralForSequenceClassification",
+        "MistralForTokenClassification",
+        "MistralRewardModel",
+        "NVEmbedModel",
+        "MistralBidirectionalModel",
+    ],
 )
 def test_models_without_output_tokens_are_answered_for_the_prompt(name: str, predictor: LatencyPredictor) -> None:
     fields = {**MISTRAL, "architectures": [name]}

@@ -180,6 +180,9 @@ def test_unknown_architecture_lists_the_known_ones() -> None:
         ({"quantization_config": {"quant_method": "vptq", "bits": 4}}, "'vptq' is not supported"),
         ({"quantization_config": {"quant_method": "torchao", "quant_type": "autoquant"}}, "of type 'autoquant'"),
         ({"quantization_config": {"quant_method": "hqq", "quant_config": {}}}, "of type 'intNone'"),
+        ({"quantization_config": {"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}}, "a cache of type 'NVFP4'"),
+        ({"quantization_config": {"quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 4}}}, "a cache of type"),
+        ({"quantization_config": {"quant_algo": "MIXED_PRECISION"}}, "MIXED_PRECISION without the type of any part"),
         (
             {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0": {}}}},
             "'compressed-tensors' is not supported",

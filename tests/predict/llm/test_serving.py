@@ -254,3 +254,15 @@ def test_decode_steps_that_are_no_graphs_are_launched(predictor: LatencyPredicto
     assert launched.tpot_s[0] == pytest.approx(alone.tpot.point, rel=0.03) and launched.tpot_s[0] > captured.tpot_s[0]
     profile = served(predictor, requests=[(0.0, 64, 4)], framework="sglang")
     assert profile.engine == "sglang"
+
+
+def test_goal_between_tokens_needs_a_second_token(predictor: LatencyPredictor) -> None:
+    with pytest.raises(FieldError, match="tpot_s: no request has a second token"):
+        goodput(LLAMA, H100, tpot_s=0.02, output=1, count=8, predictor=predictor)
+
+
+def test_error_of_a_prefill_pool_names_it(predictor: LatencyPredictor) -> None:
+    config = read_config(EXAMPLES / "llama-3.1-70b.json")
+    load: dict[str, Any] = {"rate": 1.0, "count": 4, "output": 4, "predictor": predictor}
+    with pytest.raises(InfeasibleError, match="prefill_pool: the cache of a replica"):
+        simulate(config, H100, tp=4, prefill_pool={"tp": 1}, **load)

@@ -116,6 +116,12 @@ def _while(x: Tensor) -> Any:
     return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y @ y.T @ y), (start, x))
 
 
+def _scan(x: Tensor) -> Any:
+    from torch._higher_order_ops.scan import scan
+
+    return scan(lambda carry, row: (carry + row, carry * row), x[0], x)
+
+
 #: Call -> a program whose name it starts with.
 PRICED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "sort": (lambda x: x.sort(), "relu"),
@@ -185,8 +191,9 @@ def _flex(x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_while, "the steps of PyTorch's operators of control flow .* are values: There was no rule.* while_loop"),
-        (lambda x: torch.cond(x.sum() > 0, lambda x: x @ x.T, lambda x: x @ x.T, (x,)), "are values: .* cond"),
+        (_while, "while_loop, cond, scan and map depends on values$"),
+        (lambda x: torch.cond(x.sum() > 0, lambda x: x @ x.T, lambda x: x @ x.T, (x,)), "map depends on values$"),
+        (_scan, "map depends on values$"),
         (_flex, "flex attention is compiled for the mask"),
         (lambda x: x.to_sparse(), "an operator gives no shapes without data: aten::_to_sparse"),
         (lambda x: torch.histogram(x, 10), "an operator gives no shapes without data: aten::histogram"),

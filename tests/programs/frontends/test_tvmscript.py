@@ -344,6 +344,11 @@ FORMER = """
     ("imports", "module", "buffer"),
     [
         ("import tvm\nfrom tvm.script import tir as T", "@tvm.script.ir_module\nclass M:", '[(16, 16), "float32"]'),
+        (
+            "import tvm.script\nfrom tvm.script import tir as T",
+            "@tvm.script.ir_module\nclass M:",
+            '[(16, 16), "float32"]',
+        ),
         ("from tvm.script import ir as I, tir as T", "@I.ir_module\nclass M:", '((16, 16), "float32")'),
     ],
 )

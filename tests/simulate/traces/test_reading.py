@@ -96,6 +96,15 @@ def test_times_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     assert sum(row.calls for row in answer.kernels) == 5
 
 
+@pytest.mark.parametrize("value", [True, "1_0", 1e300])
+def test_durations_that_are_no_times_are_counted(tmp_path: Path, value: object) -> None:
+    trace = training_step(0, 1)
+    kernels = [event for event in trace.events if event.get("cat") == "kernel"]
+    kernels[-1]["dur"] = value
+    answer = replay_trace(trace.write(tmp_path / "odd.json"))
+    assert any("(kernel) without a duration, which count as 0 s: 1" in remark for remark in answer.graph.remarks)
+
+
 def test_events_that_are_not_read_are_counted(tmp_path: Path) -> None:
     trace = training_step(0, 1)
     trace.events[2]["dur"] = -5
