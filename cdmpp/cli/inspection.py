@@ -27,7 +27,8 @@ def inspect(
 
     A leaf is a computation (a store) with its path of loops; its position is 2 * rank - depth. Vectors are
     shown by group, without the columns that are 0: magnitudes as the model reads them, which is
-    log2(1 + x), then x itself. Programs given as TIR also have columns of their schedule.
+    log2(1 + x), then x itself. Programs given as TIR also have columns of their schedule, those for a GPU the
+    threads, memory and requests of each launch.
     """
     from cdmpp.programs.frontends.load import load_programs
 
@@ -47,6 +48,7 @@ def describe(program: TensorProgram) -> dict[str, Any]:
     """Tree, vectors and totals of a program, ready for JSON."""
     from cdmpp.features.class_features import PROGRAM_COLUMNS
     from cdmpp.features.encode import encode_ast, encode_operator, operator_ast
+    from cdmpp.features.launch import launch_summary
     from cdmpp.features.leaf import ast_matrix, leaf_values
     from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
     from cdmpp.features.schema import GROUPS, LINEAR, WIDTH
@@ -99,6 +101,7 @@ def describe(program: TensorProgram) -> dict[str, Any]:
         "flops": totals.pop("flops"),
         "bytes": totals.pop("bytes"),
         "totals": totals,
+        "launch": [] if program.operator is not None else launch_summary(program),
         "tree": _tree(ast),
         "leaves": leaves,
     }
@@ -137,6 +140,8 @@ def _print(program: dict[str, Any]) -> None:
             leaf = program["leaves"][node["leaf"]]
             kind = " (initial value)" if leaf["init"] else " (reduces)" if leaf["reduces"] else ""
             print(f"{indent}leaf {node['leaf']}: {leaf['name']}{kind}, position {leaf['position']}")
+    for number, launch in enumerate(program["launch"]):
+        print(f"launch {number}: " + ", ".join(f"{name} {value:,.6g}" for name, value in launch.items()))
     for i, leaf in enumerate(program["leaves"]):
         print(f"leaf {i}: {leaf['name']}")
         for group, columns in leaf["vector"].items():

@@ -2,3 +2,7 @@
 
 What depends on a device or on trained weights belongs in :mod:`cdmpp.model`.
 """
+
+from cdmpp.features.launch import launch_summary
+
+__all__ = ["launch_summary"]

@@ -235,6 +235,8 @@ class Expressions:
             for part in parts:
                 whole = hull(whole, part)
             return AffineRange(0, _ANYTHING, whole.steps, True)
+        if kind == "Broadcast":
+            return self.expression(data["value"])
         if kind == "Ramp":
             base, lanes = self.expression(data["base"]), self.expression(data["lanes"])
             return AffineRange(base.low, base.high + lanes.high - 1, base.steps, base.indirect)

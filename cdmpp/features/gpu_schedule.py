@@ -1,7 +1,7 @@
 """Columns of a GPU schedule: threads, registers, coalescing, bank conflicts, staging through shared memory.
 
 They depend on the program alone. What depends on the device too (occupancy, waves, rates) is computed where program
-and device meet (:mod:`cdmpp.model.nn.gpu_inputs`). A program without thread bindings has zeros in every column.
+and device meet. A program without thread bindings has zeros in every column.
 
 A warp is 32 consecutive threads, threadIdx.x first. Its addresses follow from the steps of the indices: a request to
 global memory touches sectors of 32 bytes, a request to shared memory takes as many cycles as different words fall into

@@ -13,7 +13,7 @@ tensor-core tile of 16 x 16 x 16 counts the same arithmetic and bytes as the loo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,7 +201,7 @@ class Walker(Expressions):
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             raise InvalidProgramError(f"statements nest deeper than {MAX_NESTING}", hint=HINT)
-        handler(self, node["data"])
+        getattr(self, handler)(node["data"])
         self._nesting -= 1
 
     def _is_none(self, index: int) -> bool:
@@ -317,9 +317,9 @@ class Walker(Expressions):
             self.statement(child)
 
     def attribute(self, data: dict[str, Any]) -> None:
-        """AttrStmt: a thread extent is a loop, every other attribute passes through."""
+        """AttrStmt: a thread extent is a loop, of a virtual thread too; every other attribute passes through."""
         node = self.nodes[data["node"]]
-        if self.data(data["attr_key"]) == "thread_extent" and node["type"].endswith("IterVar"):
+        if self.data(data["attr_key"]) in ("thread_extent", "virtual_thread") and node["type"].endswith("IterVar"):
             tag = str(self.data(node["data"]["thread_tag"]))
             var = node["data"]["var"]
             self.loop(var, self._name(var), self.expression(data["value"]).high, tag, data["body"])
@@ -449,21 +449,22 @@ class Walker(Expressions):
         self._depth -= 1
 
 
-_STATEMENTS: dict[str, Callable[[Walker, dict[str, Any]], None]] = {
-    "SeqStmt": Walker.sequence,
-    "For": Walker.for_loop,
-    "While": Walker.while_loop,
-    "SBlockRealize": Walker.block_realize,
-    "SBlock": Walker.body,
-    "IfThenElse": Walker.if_then_else,
-    "AttrStmt": Walker.attribute,
-    "Bind": Walker.bind,
-    "LetStmt": Walker.bind,
-    "AllocBuffer": Walker.allocate,
-    "DeclBuffer": Walker.allocate,
-    "AssertStmt": Walker.body,
-    "Evaluate": Walker.evaluate,
-    "BufferStore": Walker.store,
+#: Method of :class:`Walker` for each kind of statement.
+_STATEMENTS: dict[str, str] = {
+    "SeqStmt": "sequence",
+    "For": "for_loop",
+    "While": "while_loop",
+    "SBlockRealize": "block_realize",
+    "SBlock": "body",
+    "IfThenElse": "if_then_else",
+    "AttrStmt": "attribute",
+    "Bind": "bind",
+    "LetStmt": "bind",
+    "AllocBuffer": "allocate",
+    "DeclBuffer": "allocate",
+    "AssertStmt": "body",
+    "Evaluate": "evaluate",
+    "BufferStore": "store",
 }
 
 

@@ -15,6 +15,7 @@ from cdmpp.data.importers import (
     rocm,
     vidur,
 )
+from cdmpp.data.importers.ansor import ansor_program
 from cdmpp.data.importers.base import Importer
 from cdmpp.data.importers.kernel_tuner.tables import IMPORTERS as SCHEDULE_IMPORTERS
 from cdmpp.data.importers.kernel_tuner.tables import TunedImporter
@@ -49,4 +50,4 @@ PROGRAM_SOURCES = tuple(i.name for i in IMPORTERS if i is not comm_collectives.I
 
 # Tables of brute-forced schedules (SCHEDULE_IMPORTERS) have programs that take minutes to build: they are loaded only
 # where their source is named.
-__all__ = ["IMPORTERS", "PROGRAM_SOURCES", "SCHEDULE_IMPORTERS", "Importer", "TunedImporter"]
+__all__ = ["IMPORTERS", "PROGRAM_SOURCES", "SCHEDULE_IMPORTERS", "Importer", "TunedImporter", "ansor_program"]

@@ -1,0 +1,215 @@
+"""The lanes of a warp: index expressions evaluated at points of the loops, and what a request of a warp costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.features.ast import Buffer
+from cdmpp.features.leaf import element_bytes
+from cdmpp.features.statements import THREADS, Condition, Recorder, Statement
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WARP, SECTOR_BYTES, BANKS, WORD_BYTES = 32, 32, 32, 4
+
+
+class Lanes:
+    """Values of a statement's expressions in the lanes of warps.
+
+    Arrays have the axes (points, lanes, elements of a vector), each of which may be 1.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    statement : Statement
+    threads : sequence of three int
+        Threads of a block along x, y and z.
+    own : sequence of int
+        Loops that a thread runs for the statement.
+    points : int
+        At most so many combinations of block, warp and iterations.
+    """
+
+    def __init__(
+        self, recorder: Recorder, statement: Statement, threads: Sequence[int], own: Sequence[int], points: int
+    ) -> None:
+        self._recorder, self._statement = recorder, statement
+        loops = recorder.ast.loops
+        vector = next((p for p in reversed(own) if loops[p].kind == "vectorized"), None)
+        moving = [p for p in statement.path if loops[p].kind not in THREADS and p != vector]
+        count = math.prod(threads)
+        at = _points([math.ceil(count / WARP), *(int(loops[p].extent) for p in moving)], points)
+        thread = at[0][:, None] * WARP + np.arange(min(WARP, count))[None, :]
+        self._exists = (thread < count)[:, :, None]
+        x, y, _ = threads
+        coordinates = dict(zip(THREADS, (thread % x, thread // x % y, thread // (x * y)), strict=True))
+        self._iteration: dict[int, Array] = dict(zip(moving, (a[:, None, None] for a in at[1:]), strict=True))
+        for p in statement.path:
+            if loops[p].kind in THREADS:
+                self._iteration[p] = coordinates[loops[p].kind][:, :, None]
+        if vector is not None:
+            self._iteration[vector] = np.arange(int(loops[vector].extent))[None, None, :]
+        self._values: dict[int, Any] = {}
+
+    def active_share(self) -> float:
+        """Share of the lanes in which the conditions of the statement hold."""
+        held = self._active(self._statement.conditions)
+        return float(held.sum() / np.broadcast_to(self._exists, held.shape).sum())
+
+    def transactions(
+        self, buffer: Buffer, shape: Sequence[int], indices: Sequence[int], conditions: Sequence[Condition]
+    ) -> float:
+        """Sectors (global) or bank cycles (shared) of a warp in one run of the loops, mean over the points.
+
+        Parameters
+        ----------
+        buffer : Buffer
+        shape : sequence of int
+            Its shape in memory, row-major.
+        indices : sequence of int
+            Nodes.
+        conditions : sequence of Condition
+            Those around the access; a vector that is not contiguous is one request per element.
+        """
+        width = element_bytes(buffer.dtype)
+        address: Array = np.zeros((1, 1, 1), dtype=np.int64)
+        stride = 1
+        for index, size in zip(reversed(indices), reversed(shape), strict=True):
+            address = address + np.asarray(self.value(index)) * stride
+            stride *= size
+        address, active = np.broadcast_arrays(address * width, self._active(conditions))
+        lanes, parts = address.shape[2], 1
+        if lanes > 1 and not bool((np.diff(address, axis=2) == width).all()):
+            address, active = (np.moveaxis(a, 2, 1) for a in (address, active))
+            address, active, parts = address.reshape(-1, address.shape[2]), active.reshape(-1, active.shape[2]), lanes
+        else:
+            address, active = address.reshape(len(address), -1), active.reshape(len(active), -1)
+        count = _sectors(address, active) if buffer.scope == "global" else _cycles(address, active, width)
+        return float(count.mean()) * parts
+
+    def _active(self, conditions: Sequence[Condition]) -> Array:
+        held = self._exists
+        for condition, holds in conditions:
+            value = np.asarray(self.value(condition), dtype=bool)
+            held = held & (value if holds else ~value)
+        return held
+
+    def value(self, index: int) -> Any:
+        """Value of an integer expression: a number, or an array."""
+        known = self._values.get(index)
+        if known is None:
+            known = self._values[index] = self._compute(index)
+        return known
+
+    def _compute(self, index: int) -> Any:
+        recorder = self._recorder
+        if index in recorder.loop_of:
+            loop, start, step = recorder.loop_of[index]
+            # A loop around another statement only: its first iteration.
+            return start + step * self._iteration.get(loop, np.zeros((1, 1, 1), dtype=np.int64))
+        if index in recorder.value_of:
+            return self.value(recorder.value_of[index])
+        node = recorder.nodes[index]
+        data: Any = node.get("data")
+        kind = node["type"].rpartition(".")[2]
+        if kind == "int":
+            return int(data)
+        if kind == "IntImm":
+            return int(recorder.data(data["value"]))
+        if kind in _FUNCTIONS:
+            return _FUNCTIONS[kind](self.value(data["a"]), self.value(data["b"]))
+        if kind == "Not":
+            return np.logical_not(self.value(data["a"]))
+        if kind == "Cast":
+            return self.value(data["value"])
+        if kind == "Select":
+            return np.where(*(self.value(data[k]) for k in ("condition", "true_value", "false_value")))
+        if kind == "Broadcast":
+            return self.value(data["value"])
+        if kind == "Ramp":
+            lanes = np.arange(int(self.value(data["lanes"])))[None, None, :]
+            return self.value(data["base"]) + self.value(data["stride"]) * lanes
+        if kind == "Call":
+            name, arguments = recorder.call_name(data).rpartition(".")[2], recorder.array(data["args"])
+            if name.endswith("if_then_else"):
+                return np.where(*(self.value(a) for a in arguments))
+            if name in _CALLS and len(arguments) == 2:
+                return _CALLS[name](self.value(arguments[0]), self.value(arguments[1]))
+            if name == "likely":
+                return self.value(arguments[0])
+        # Loaded from memory, or a call: the same in every lane.
+        return 0
+
+
+def _divide(a: Any, b: Any) -> Any:
+    return np.floor_divide(a, np.where(np.equal(b, 0), 1, b))
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    return np.mod(a, np.where(np.equal(b, 0), 1, b))
+
+
+_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": _divide,
+    "Div": _divide,
+    "FloorMod": _remainder,
+    "Mod": _remainder,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+}
+_CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "shift_left": np.left_shift,
+    "shift_right": np.right_shift,
+    "bitwise_and": np.bitwise_and,
+    "bitwise_or": np.bitwise_or,
+    "bitwise_xor": np.bitwise_xor,
+}
+
+
+def _points(sizes: Sequence[int], most: int) -> list[Array]:
+    """Coordinates of all points of a box; of so many random ones where there are more."""
+    if math.prod(sizes) <= most:
+        return [np.asarray(a) for a in np.unravel_index(np.arange(math.prod(sizes)), sizes)]
+    random = np.random.default_rng(0)
+    return [random.integers(0, size, most) for size in sizes]
+
+
+def _distinct(values: Array, active: Array) -> tuple[Array, Array]:
+    """Values of each row in order, and where one differs from the one before; inactive ones are left out."""
+    ordered = np.sort(np.where(active, values, np.iinfo(np.int64).max), axis=1)
+    first = np.ones(ordered.shape, dtype=bool)
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return ordered, first & (ordered != np.iinfo(np.int64).max)
+
+
+def _sectors(address: Array, active: Array) -> Array:
+    """Distinct sectors of each row of addresses in bytes."""
+    return np.asarray(_distinct(np.floor_divide(address, SECTOR_BYTES).astype(np.int64), active)[1].sum(axis=1))
+
+
+def _cycles(address: Array, active: Array, width: float) -> Array:
+    """Largest number of distinct words of one bank in each row of addresses in bytes."""
+    words = np.floor_divide(address, WORD_BYTES).astype(np.int64)
+    if width > WORD_BYTES:
+        more = np.arange(int(width // WORD_BYTES))
+        words = (words[:, :, None] + more).reshape(len(words), -1)
+        active = np.repeat(active, len(more), axis=1)
+    ordered, first = _distinct(words, active)
+    place = np.arange(len(ordered))[:, None] * BANKS + ordered % BANKS
+    counts = np.bincount(place[first], minlength=len(ordered) * BANKS).reshape(len(ordered), BANKS)
+    return np.asarray(counts.max(axis=1))
