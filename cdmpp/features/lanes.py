@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from cdmpp.features.ast import Buffer
+from cdmpp.features.gpu_schedule import BANKS, SECTOR_BYTES, WARP, WORD_BYTES
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.statements import THREADS, Condition, Recorder, Statement
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-WARP, SECTOR_BYTES, BANKS, WORD_BYTES = 32, 32, 32, 4
 
 
 class Lanes:

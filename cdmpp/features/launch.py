@@ -15,7 +15,8 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.features.affine import AffineRange
 from cdmpp.features.ast import OPERATIONS, Access, Buffer
 from cdmpp.features.expressions import Expressions
-from cdmpp.features.lanes import WORD_BYTES, Lanes
+from cdmpp.features.gpu_schedule import WORD_BYTES
+from cdmpp.features.lanes import Lanes
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.statements import BLOCKS, THREADS, Recorder, Statement
 from cdmpp.programs.program import TensorProgram

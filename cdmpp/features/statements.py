@@ -32,12 +32,16 @@ class Statement:
     """A store with the nodes of its indices, its loads, and the conditions around it."""
 
     leaf: Leaf
-    path: tuple[int, ...]
     indices: list[int]
     loads: list[Load]
     conditions: tuple[Condition, ...]
     kernel: int
     vthreads: frozenset[int] = frozenset()
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """Loops around it, outermost first."""
+        return self.leaf.path
 
     def accesses(self) -> Iterable[tuple[Access, list[int], bool]]:
         """Each access, the nodes of its indices, and whether it reads."""
@@ -103,11 +107,10 @@ class Recorder(Walker):
         super().store(data)
         loads: list[Load] = []
         self._collect(data["value"], self._conditions, loads)
-        path, inner = tuple(self._path), self.ast.leaves[-1]
-        if inner.is_init:
-            path = tuple(p for p in path if not self.ast.loops[p].reduces)
         kernel = self.kernels - 1 if self._inside else -1
-        self.statements.append(Statement(inner, path, self.array(data["indices"]), loads, self._conditions, kernel))
+        self.statements.append(
+            Statement(self.ast.leaves[-1], self.array(data["indices"]), loads, self._conditions, kernel)
+        )
 
     def _collect(self, index: int, conditions: tuple[Condition, ...], loads: list[Load]) -> None:
         """Loads of a stored value, each address once, under the conditions of ``if_then_else``."""

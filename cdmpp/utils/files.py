@@ -107,6 +107,13 @@ def parse_toml(text: bytes) -> dict[str, Any]:
     return table
 
 
+def parse_number(value: Any) -> float:
+    """A number or its text; ValueError or TypeError for anything else: booleans, and digits with underscores."""
+    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
 _DECIMAL = re.compile(r"^(\d+),(\d+)$")
 
 

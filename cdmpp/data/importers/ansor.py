@@ -16,7 +16,8 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.program import TensorProgram
 
 #: Ansor's annotations of a loop.
-_VECTORIZE, _BLOCK, _VTHREAD, _THREAD, _UNROLL = 2, 5, 4, 6, 3
+_UNROLL, _VECTORIZE, _VTHREAD, _BLOCK, _THREAD = 1, 2, 4, 5, 6
+#: In the order of the levels of a tile.
 _TAGS = {_BLOCK: "blockIdx.x", _VTHREAD: "vthread.x", _THREAD: "threadIdx.x"}
 _UNROLL_STEP = "auto_unroll_max_step$"
 Step = list[Any]
@@ -172,8 +173,8 @@ def _unroll(schedule: Any, block: Any, steps: list[Step]) -> None:
 def _tiled(schedule: Any, steps: list[Step]) -> None:
     """Multi-level tiling: S0 S1 S2 R0 R1 S3 R2 S4, with copies to shared memory and a result in registers."""
     blocks = _blocks(schedule)
-    main = next(b for b in blocks if schedule.get(b).init is not None)
-    before, after = blocks[: _place(schedule, blocks, main)], blocks[_place(schedule, blocks, main) + 1 :]
+    place = next(i for i, block in enumerate(blocks) if schedule.get(block).init is not None)
+    before, main, after = blocks[:place], blocks[place], blocks[place + 1 :]
     stage = next(s for s in steps if s[0] == "RE")[1]
     tiles = [s[4] for s in steps if s[0] == "SP" and s[1] == stage]
     copies = [next(s[4][0] for s in steps if s[0] == "SP" and s[1] == c[1]) for c in _copy_stages(steps)]
@@ -196,7 +197,7 @@ def _tiled(schedule: Any, steps: list[Step]) -> None:
         *(p[4] for p in space),
     )
     bound = [schedule.fuse(*(p[level] for p in space)) for level in range(3)]
-    for loop, tag in zip(bound, ("blockIdx.x", "vthread.x", "threadIdx.x"), strict=True):
+    for loop, tag in zip(bound, _TAGS.values(), strict=True):
         schedule.bind(loop, tag)
     schedule.reverse_compute_at(output, bound[2], preserve_unit_loops=True)
     threads = math.prod(lengths[1] for lengths in tiles[:spatial])
@@ -211,11 +212,6 @@ def _tiled(schedule: Any, steps: list[Step]) -> None:
     for block in before:
         schedule.compute_inline(block)
     _unroll(schedule, main, steps)
-
-
-def _place(schedule: Any, blocks: list[Any], block: Any) -> int:
-    names = [schedule.get(b).name_hint for b in blocks]
-    return names.index(schedule.get(block).name_hint)
 
 
 def _copy_stages(steps: list[Step]) -> list[Step]:

@@ -28,7 +28,7 @@ from cdmpp.predict.llm.memory import weights_read
 from cdmpp.predict.llm.pricing import PricedStep
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction, Query
-from cdmpp.utils.files import parse_file, parse_json, parse_table
+from cdmpp.utils.files import parse_file, parse_json, parse_number, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
@@ -529,16 +529,9 @@ def _number(stated: Mapping[str, Any], name: str) -> float | None:
     """A number of a row, if it is there; :class:`LoadRow` checks its range."""
     value = stated.get(name)
     try:
-        return None if value is None else _float(value)
+        return None if value is None else parse_number(value)
     except (TypeError, ValueError):
         raise DataError(f"{name} {str(value)[:40]!r} is no number", hint="for example 0.5") from None
-
-
-def _float(value: Any) -> float:
-    """A number; ValueError for a boolean, and for digits with underscores."""
-    if isinstance(value, bool) or "_" in str(value):
-        raise ValueError
-    return float(value)
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -551,7 +544,7 @@ def _flag(value: Any, name: str) -> bool:
 
 def _whole(value: Any, name: str) -> int:
     try:
-        number = _float(value)
+        number = parse_number(value)
         if number != int(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
@@ -561,7 +554,7 @@ def _whole(value: Any, name: str) -> int:
 
 def _seconds(value: Any, name: str) -> float:
     try:
-        number = _float(value)
+        number = parse_number(value)
         if not 0 < number < 1e7:
             raise ValueError
     except (TypeError, ValueError, OverflowError):

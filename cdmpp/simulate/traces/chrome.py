@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import re
 import zlib
 from collections import Counter
@@ -29,7 +28,7 @@ from cdmpp.simulate.traces.records import (
     recorded_call,
     shaped_call,
 )
-from cdmpp.utils.files import open_file, open_gzip
+from cdmpp.utils.files import open_file, open_gzip, parse_number
 
 _CHUNK = 1 << 20
 _MOST_LEFT_OUT = 6
@@ -489,7 +488,7 @@ def _whole(value: Any) -> int:
 def _number(value: Any) -> float | None:
     """A number below 10^18, which are 30,000 years in microseconds; some exporters quote numbers."""
     try:
-        number = math.nan if isinstance(value, bool) or "_" in str(value) else float(value)
+        number = parse_number(value)
     except (TypeError, ValueError, OverflowError):
         return None
     return number if abs(number) < 1e18 else None
