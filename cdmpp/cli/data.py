@@ -26,6 +26,8 @@ _COUNTED = (
     "unsupported",
 )
 
+#: Reasons without a program that are printed.
+_SHOWN_REASONS = 8
 #: Labels that are not the keys of the JSON.
 _LABELS = {"op": "name in the source"}
 
@@ -40,20 +42,62 @@ FileArgument = Annotated[
 ]
 
 
-@data.command("import", epilog="example: cdmpp data import ops_deepbench.csv.gz --out deepbench.parquet")
+@data.command("import", epilog="example: cdmpp data import ansor.json --device v100-pcie-16gb --out records.parquet")
 def import_file(
-    file: FileArgument,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="LOG|FILE|DIR...",
+            help="Tuning logs (JSON lines of Ansor, a folder of MetaSchedule), or tables as of data info.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Parquet file to write.", show_default=False)],
+    device: Annotated[
+        str | None,
+        typer.Option("--device", "-d", help="Device that was measured; replaces that of a file.", show_default=False),
+    ] = None,
+    epilogue: Annotated[
+        str, typer.Option("--epilogue", help="add or add_relu: fused behind the workloads of a log of Ansor.")
+    ] = "",
+    workloads: Annotated[
+        Path | None,
+        typer.Option(
+            "--workloads",
+            metavar="FILE.py",
+            help="Ansor's workload functions: te functions that return [*inputs, result]. The file is executed.",
+            show_default=False,
+        ),
+    ] = None,
     share: Annotated[
-        float, typer.Option("--share", help="Share of the configurations of a public table of schedules.")
+        float, typer.Option("--share", help="Share of the configurations of a public table of Kernel Tuner.")
     ] = 1.0,
+    per_task: Annotated[
+        int | None,
+        typer.Option(
+            "--schedules-per-task",
+            min=1,
+            metavar="N",
+            help="Of a tuning log, keep N measured schedules of each task and device: the two fastest, others by hash.",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write any known table as project records; every row is kept, unusable ones with the reason."""
-    from cdmpp.data.load import import_table
-    from cdmpp.data.summary import summarise
+    """Write any known tables as project records; every row is kept, unusable ones with the reason.
 
-    summary = {"path": str(out), **summarise(import_table(file, out, share))}
+    Programs of tuning logs are built once, 30 to 50 ms each, and cached in $CDMPP_CACHE or ~/.cache/cdmpp.
+    """
+    from cdmpp.data.importers.ansor import register_workloads
+    from cdmpp.data.load import import_tables
+    from cdmpp.data.summary import summarise
+    from cdmpp.devices import load_device
+
+    if workloads is not None:
+        register_workloads(workloads)
+    spec = None if device is None else load_device(device)
+    table = import_tables(files, out, share, device=spec, per_task=per_task, epilogue=epilogue)
+    summary = {"path": str(out), **summarise(table)}
     if json:
         print_json(summary)
     else:
@@ -148,6 +192,8 @@ def _print(summary: dict[str, Any]) -> None:
         if any(counts):  # no line for a framework that no row names
             shown = sorted(counts.items(), key=lambda item: -item[1])
             print(f"{_LABELS.get(name, name)}: " + ", ".join(f"{key or '(not given)'} {n:,}" for key, n in shown))
+    for reason, n in sorted(summary["inexpressible"].items(), key=lambda item: -item[1])[:_SHOWN_REASONS]:
+        print(f"no program ({n:,}): {reason}")
     advice = unknown_device_advice(summary["device"]) if "unknown_device" in summary["unsupported"] else ""
     if advice:
         print(f"unknown_device: {advice}")

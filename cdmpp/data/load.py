@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from cdmpp.data.folder import records_file
-from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, Importer, TunedImporter
+from cdmpp.data.folder import RECORDS, records_file
+from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, Importer, TunedImporter, TuningLogImporter
+from cdmpp.data.importers.log_files import read_log
 from cdmpp.data.program_csv import matches, read_program_csv
 from cdmpp.data.raw import read_columns, read_raw
-from cdmpp.data.records import NEEDED, read_records, write_records
+from cdmpp.data.records import NEEDED, as_device, read_records, write_records
 from cdmpp.data.table import MeasurementTable, concat
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -27,34 +29,49 @@ ENVIRONMENT = "CDMPP_PUBLIC_DATA"
 _SUFFIXES = (".parquet", ".csv", ".csv.gz")
 
 
-def load_table(path: str | PathLike[str], share: float = 1.0) -> MeasurementTable:
+def load_table(
+    path: str | PathLike[str], share: float = 1.0, *, per_task: int | None = None, epilogue: str = ""
+) -> MeasurementTable:
     """Read a table; its columns decide the format.
 
     Parameters
     ----------
     path : path
         Project records (Parquet), a dataset folder that holds them (:mod:`cdmpp.data.folder`), one of the
-        public operator tables (Parquet, CSV or gzipped CSV), or programs with their latencies
-        (:mod:`cdmpp.data.program_csv`).
+        public operator tables (Parquet, CSV or gzipped CSV), programs with their latencies
+        (:mod:`cdmpp.data.program_csv`), or a tuning log (:mod:`cdmpp.data.importers.log_files`).
     share : float
         Share of the configurations to keep of a public table of schedules, in (0, 1]: the same ones on every device.
+    per_task : int, optional
+        Number of schedules to keep of each task and device of a tuning log or its table.
+    epilogue : {"", "add", "add_relu"}
+        Operations behind the workloads of a log of Ansor, which does not state them.
 
     Raises
     ------
     DataError
-        The file is missing, unreadable, or of no known format (the message lists its columns), or ``share`` is below
-        1 and the table is not one of schedules.
+        The file is missing, unreadable, or of no known format (the message lists its columns), or ``share``,
+        ``per_task`` or ``epilogue`` is given and the table is not of its kind.
     """
-    file = records_file(path)
-    columns = read_columns(file)
+    log = read_log(Path(path))
+    file = Path(path) if log else records_file(path)
+    columns = log[0].columns if log else read_columns(file)
     records = set(columns) >= NEEDED
-    importer = None if records else detect(columns)
+    importer = log[1] if log else None if records else detect(columns)
+    if isinstance(importer, TuningLogImporter) and share == 1:
+        return importer.table(log[0] if log else read_raw(file, importer.columns()), per_task, epilogue)
+    if per_task is not None or epilogue:
+        raise DataError(
+            f"{file} is no tuning log: schedules per task and an epilogue do not apply",
+            hint="they are for logs of Ansor and MetaSchedule; of tables of Kernel Tuner a share can be kept",
+        )
     if isinstance(importer, TunedImporter):
         return importer.table(read_raw(file, importer.columns()), share)
     if share != 1:
         raise DataError(
             f"{file} is no public table of schedules: a share of {share} of its rows cannot be kept",
-            hint=f"leave the share out; it is for the tables of {', '.join(i.name for i in SCHEDULE_IMPORTERS)}",
+            hint="leave the share out; it is for the tables of "
+            + ", ".join(i.name for i in SCHEDULE_IMPORTERS if isinstance(i, TunedImporter)),
         )
     if records:
         return read_records(file)
@@ -65,25 +82,51 @@ def load_table(path: str | PathLike[str], share: float = 1.0) -> MeasurementTabl
     return importer.table(read_raw(file, importer.columns()))
 
 
-def import_table(path: str | PathLike[str], out: str | PathLike[str], share: float = 1.0) -> MeasurementTable:
-    """Read any table and write it as project records; ``share`` as :func:`load_table`.
+def import_tables(
+    paths: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    share: float = 1.0,
+    *,
+    device: DeviceSpec | None = None,
+    per_task: int | None = None,
+    epilogue: str = "",
+) -> MeasurementTable:
+    """Read tables of any kind and write them as project records.
+
+    Parameters
+    ----------
+    paths : sequence of path
+    out : path
+        Parquet file to write.
+    device : DeviceSpec, optional
+        Replaces the device that the rows name.
+    share, per_task, epilogue
+        As :func:`load_table`.
 
     Returns
     -------
     MeasurementTable
-        What was written: every row of the file, those that cannot be used with their reason.
+        What was written: every row of the files, those that cannot be used with their reason.
 
     Raises
     ------
     DataError
-        ``out`` is the table itself, or the table cannot be read.
+        ``out`` is one of the tables, or a table cannot be read.
     """
-    source = records_file(path)
-    if Path(out).exists() and source.exists() and Path(out).samefile(source):
-        raise DataError(f"{out} is the table itself: it would be lost", hint="choose another file")
-    table = load_table(source, share)
+    for path in paths:
+        source = Path(path) / RECORDS if Path(path).is_dir() else Path(path)
+        if Path(out).exists() and source.exists() and Path(out).samefile(source):
+            raise DataError(f"{out} is the table itself: it would be lost", hint="choose another file")
+    table = concat([load_table(path, share, per_task=per_task, epilogue=epilogue) for path in paths])
+    if device is not None:
+        table = as_device(table, device)
     write_records(table, out)
     return table
+
+
+def import_table(path: str | PathLike[str], out: str | PathLike[str], share: float = 1.0) -> MeasurementTable:
+    """:func:`import_tables` of one table."""
+    return import_tables([path], out, share)
 
 
 def detect(columns: Collection[str]) -> Importer | None:
@@ -111,9 +154,13 @@ class PublicTable:
     importer: Importer
     sources: frozenset[str]
 
-    def load(self, sources: Collection[str] | None = None, share: float = 1.0) -> MeasurementTable:
-        """Read and check it; of a table of schedules only a share of the rows of ``sources``."""
+    def load(
+        self, sources: Collection[str] | None = None, share: float = 1.0, per_task: int | None = None
+    ) -> MeasurementTable:
+        """Read and check it; of a table of schedules only the chosen rows of ``sources``."""
         raw = read_raw(self.path, self.importer.columns())
+        if isinstance(self.importer, TuningLogImporter):
+            return self.importer.table(raw, per_task)
         if isinstance(self.importer, TunedImporter):
             return self.importer.table(raw, share, sources)
         return self.importer.table(raw)
@@ -197,7 +244,10 @@ def find_public_tables(
 
 
 def load_public(
-    folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None, share: float = 1.0
+    folder: str | PathLike[str] | None = None,
+    sources: Collection[str] | None = None,
+    share: float = 1.0,
+    per_task: int | None = None,
 ) -> MeasurementTable:
     """Load the wanted public tables, one below the other.
 
@@ -206,9 +256,11 @@ def load_public(
     folder, sources
         As :func:`find_public_tables`.
     share : float
-        Share of the configurations of tables of schedules, in (0, 1]: the same ones on every device.
+        Share of the configurations of tables of Kernel Tuner, in (0, 1]: the same ones on every device.
+    per_task : int, optional
+        Number of schedules to keep of each task and device of tables of Ansor and MetaSchedule.
     """
-    table = concat([table.load(sources, share) for table in find_public_tables(folder, sources)])
+    table = concat([table.load(sources, share, per_task) for table in find_public_tables(folder, sources)])
     if sources is None or set(table.source.used()) <= set(sources):
         return table
     return table.select(table.source.is_in(sources))

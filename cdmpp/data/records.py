@@ -352,12 +352,14 @@ def _is_text(arrow: Any, name: str) -> bool:
 def as_device(table: MeasurementTable, device: DeviceSpec) -> MeasurementTable:
     """Assign all measurements to ``device`` and apply the physics rules again.
 
-    ``device_name`` stays what the file calls it.
+    ``device_name`` stays what the file calls it, or becomes the device's name where the file has none.
     """
-    rows = len(table)
-    unsupported = table.unsupported.map(lambda reason: "" if reason in _OF_THE_DEVICE else reason)
     given = replace(
-        table, device=Labels.constant(device.name, rows), device_specs={device.name: device}, unsupported=unsupported
+        table,
+        device=Labels.constant(device.name, len(table)),
+        device_name=table.device_name.map(lambda name: name or device.name),
+        device_specs={device.name: device},
+        unsupported=table.unsupported.map(lambda reason: "" if reason in _OF_THE_DEVICE else reason),
     )
     return replace(given, excluded=_merge_flags(table.excluded, flag_rows(given)))
 

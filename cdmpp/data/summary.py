@@ -50,7 +50,8 @@ def summarise(table: MeasurementTable, repeats: MeasurementTable | None = None) 
     which are counted nowhere else. ``programs``: distinct programs of all rows, failed ones included;
     ``tasks``: distinct tasks that they are schedules of; ``networks``, ``devices``: names, sorted.
     ``op`` is the source's name of the operator, ``operator`` and ``dtype`` count rows by cdmpp's.
-    ``excluded`` and ``unsupported`` count rows by reason, ``splits`` rows by part of the split by shape.
+    ``excluded`` and ``unsupported`` count rows by reason, ``inexpressible`` schedules without a program by detail,
+    ``splits`` rows by part of the split by shape.
     ``noise_floor`` and ``noise_floor_by_device``: see :func:`cdmpp.data.summary.noise_floor`.
     """
     latencies = table.latency_s[np.isfinite(table.latency_s)]
@@ -80,6 +81,9 @@ def summarise(table: MeasurementTable, repeats: MeasurementTable | None = None) 
         "implementation": table.implementation.counts(),
         "excluded": _reasons(table.excluded.counts()),
         "unsupported": _reasons(table.unsupported.counts()),
+        "inexpressible": _reasons(table.provenance["inexpressible"].counts())
+        if "inexpressible" in table.provenance
+        else {},
         "splits": {name: int((parts == part).sum()) for part, name in PART_NAMES.items()},
         "latency_s": {"min": _float(low), "median": _float(middle), "max": _float(high)},
         **noise_floor(table, repeats),

@@ -45,7 +45,8 @@ UNSUPPORTED = {
     "invalid_device": "the record's device specification cannot be read, or is one of another device",
     "unknown_setting": "backend, protocol, framework or implementation is not supported by cdmpp",
     "missing_program": "the record has no program text, or one that cannot be read",
-    "inexpressible_schedule": "no program of the kernel's template is the configuration; column inexpressible says why",
+    "inexpressible_schedule": "no program is built of the configuration or schedule; column inexpressible says why",
+    "unknown_workload": "the workload of a schedule is not known; column inexpressible says why",
 }
 TEXT_COLUMNS = ("op", "device_name", "device", "backend", "protocol", "framework", "implementation", "source")
 

@@ -25,7 +25,10 @@ class DataConfig(BaseModel):
     schedules: tuple[str, ...] = Field(
         (), description="sources of public tables of schedules, whose programs are built at each start"
     )
-    schedule_share: float = Field(1.0, gt=0, le=1, description="of their configurations, the same on every device")
+    schedule_share: float = Field(1.0, gt=0, le=1, description="of Kernel Tuner's configurations, the same everywhere")
+    schedules_per_task: int | None = Field(
+        None, ge=1, description="of ansor and metaschedule, per task and device: the two fastest, the others by a hash"
+    )
     records: tuple[str, ...] = Field((), description="further records or raw tables, paths")
     holdout_devices: tuple[str, ...] = Field((), description="devices without training rows")
     max_rows_per_source: int | None = Field(None, ge=1, description="seeded subsample of each source's train rows")

@@ -56,7 +56,8 @@ def load_training_table(
     paths = (*config.data.records, *records)
     tables = [load_table(path) for path in paths]
     if config.data.schedules:
-        tables.insert(0, load_public(public_data, config.data.schedules, config.data.schedule_share))
+        data = config.data
+        tables.insert(0, load_public(public_data, data.schedules, data.schedule_share, data.schedules_per_task))
     if config.data.public:
         tables.insert(0, load_public(public_data, PROGRAM_SOURCES))
     if not tables:

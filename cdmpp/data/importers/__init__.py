@@ -17,8 +17,10 @@ from cdmpp.data.importers import (
 )
 from cdmpp.data.importers.ansor import ansor_program
 from cdmpp.data.importers.base import Importer
-from cdmpp.data.importers.kernel_tuner.tables import IMPORTERS as SCHEDULE_IMPORTERS
+from cdmpp.data.importers.kernel_tuner.tables import IMPORTERS as KERNEL_TUNER
 from cdmpp.data.importers.kernel_tuner.tables import TunedImporter
+from cdmpp.data.importers.metaschedule import metaschedule_program
+from cdmpp.data.importers.tuning_logs import ANSOR, METASCHEDULE, TuningLogImporter
 
 IMPORTERS: tuple[Importer, ...] = (
     neusight.IMPORTER,
@@ -48,6 +50,16 @@ IMPORTERS: tuple[Importer, ...] = (
 #: Sources of tensor programs, which the network is trained on; the others hold collectives.
 PROGRAM_SOURCES = tuple(i.name for i in IMPORTERS if i is not comm_collectives.IMPORTER)
 
-# Tables of brute-forced schedules (SCHEDULE_IMPORTERS) have programs that take minutes to build: they are loaded only
-# where their source is named.
-__all__ = ["IMPORTERS", "PROGRAM_SOURCES", "SCHEDULE_IMPORTERS", "Importer", "TunedImporter", "ansor_program"]
+#: Importers of tables of schedules. Building their programs takes long: they are loaded only where they are named.
+SCHEDULE_IMPORTERS: tuple[TunedImporter | TuningLogImporter, ...] = (*KERNEL_TUNER, ANSOR, METASCHEDULE)
+
+__all__ = [
+    "IMPORTERS",
+    "PROGRAM_SOURCES",
+    "SCHEDULE_IMPORTERS",
+    "Importer",
+    "TunedImporter",
+    "TuningLogImporter",
+    "ansor_program",
+    "metaschedule_program",
+]

@@ -7,13 +7,17 @@ after the other. Needs the extra ``tvm``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import runpy
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any
 
-from cdmpp.errors import InvalidProgramError
+from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.programs.program import TensorProgram
+from cdmpp.utils.files import read_text
 
 #: Ansor's annotations of a loop.
 _UNROLL, _VECTORIZE, _VTHREAD, _BLOCK, _THREAD = 1, 2, 4, 5, 6
@@ -21,6 +25,8 @@ _UNROLL, _VECTORIZE, _VTHREAD, _BLOCK, _THREAD = 1, 2, 4, 5, 6
 _TAGS = {_BLOCK: "blockIdx.x", _VTHREAD: "vthread.x", _THREAD: "threadIdx.x"}
 _UNROLL_STEP = "auto_unroll_max_step$"
 Step = list[Any]
+#: Largest file of workload functions.
+_MAX_BYTES = 2**20
 
 
 def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "") -> TensorProgram:
@@ -46,7 +52,10 @@ def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "")
     try:
         parsed = json.loads(steps) if isinstance(steps, str) else steps
         schedule = s_tir.Schedule(te.create_prim_func(function))
-        (_tiled if any(step[0] == "CHR" for step in parsed) else _simple)(schedule, parsed)
+        kinds = {step[0] for step in parsed}
+        if "CHR" in kinds and ("CHW" in kinds) == bool(epilogue):
+            raise ValueError(f"they are of a result {'without' if epilogue else 'with'} an epilogue")
+        (_tiled if "CHR" in kinds else _simple)(schedule, parsed)
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InvalidProgramError(
             f"the steps of {workload[:80]} cannot be replayed: {str(error).strip().splitlines()[-1][:200]}",
@@ -70,7 +79,7 @@ def _workload(key: str, epilogue: str) -> list[Any]:
     except KeyError:
         raise InvalidProgramError(
             f"unknown workload function {name!r}",
-            hint=f"known: {', '.join(WORKLOADS)}; register another in cdmpp.data.importers.ansor.WORKLOADS",
+            hint=f"known: {', '.join(WORKLOADS)}; register another with cdmpp data import --workloads FILE.py",
         ) from None
     try:
         *inputs, result = make(*arguments)
@@ -154,6 +163,46 @@ WORKLOADS: dict[str, Callable[..., list[Any]]] = {
     "reduction_layer": _reduction,
     "relu_layer": _relu,
 }
+#: Digest of the file that registered a workload function.
+_FILES: dict[str, str] = {}
+
+
+def register_workloads(path: str | PathLike[str]) -> list[str]:
+    """Register the workload functions of a Python file, which is executed.
+
+    Parameters
+    ----------
+    path : path
+        Functions that return their inputs and their result, ``[*inputs, result]``, as tensor expressions. They are
+        known by their names, or by the keys of a dictionary ``WORKLOADS`` if the file has one.
+
+    Returns
+    -------
+    list of str
+        Names of the functions.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read or run, or has no function.
+    """
+    text, name = read_text(path, _MAX_BYTES), "cdmpp_workloads"
+    try:
+        namespace = runpy.run_path(str(path), run_name=name)
+    except Exception as error:  # the user's own code
+        raise DataError(f"{path}: {type(error).__name__}: {error}", hint="the file is run as a Python script") from None
+    own = {n: f for n, f in namespace.items() if callable(f) and getattr(f, "__module__", "") == name}
+    functions = namespace.get("WORKLOADS", {n: f for n, f in own.items() if not n.startswith("_")})
+    if not functions:
+        raise DataError(f"{path} has no function", hint="def dense(m, n, k): ... return [*inputs, result]")
+    WORKLOADS.update(functions)
+    _FILES.update(dict.fromkeys(functions, hashlib.sha256(text.encode()).hexdigest()))
+    return list(functions)
+
+
+def registered(name: str) -> str | None:
+    """Text that changes with a workload function ("" for the project's own), None for an unknown one."""
+    return _FILES.get(name, "") if name in WORKLOADS else None
 
 
 # -- schedules ------------------------------------------------------------------------------------------------

@@ -100,16 +100,25 @@ def programs_from_tvmscript(source: str, backend: Backend = "tvm") -> list[Tenso
     MissingDependencyError
         TVM is not installed.
     """
-    functions = checked_functions(source)
+    functions = _prim_funcs(source)
+    return [p for name, function in functions.items() for p in programs_from_tir(function, backend, name=name)]
+
+
+def module_from_tvmscript(source: str) -> Any:
+    """The PrimFuncs of a TVMScript text as a ``tvm.IRModule``; errors as :func:`programs_from_tvmscript`."""
+    return import_tvm().IRModule(_prim_funcs(source))
+
+
+def _prim_funcs(source: str) -> dict[str, Any]:
+    functions = {}
+    checked = checked_functions(source)
     tvm = import_tvm()
-    programs = []
-    for name, text in functions:
+    for name, text in checked:
         try:
-            function = tvm.script.from_source(text, extra_vars=_namespace())
+            functions[name] = tvm.script.from_source(text, extra_vars=_namespace())
         except Exception as error:  # TVM's parser raises a dozen kinds, each for a fault of the text
             raise InvalidProgramError(f"TVMScript function {name!r}: {_reason(error)}", hint=HINT) from None
-        programs += programs_from_tir(function, backend, name=name)
-    return programs
+    return functions
 
 
 def program_from_tvmscript(source: str, backend: Backend = "tvm") -> TensorProgram:

@@ -25,17 +25,11 @@ from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
+from cdmpp.utils.cache import cache_dir
 
 logger = logging.getLogger(__name__)
 
-ENVIRONMENT = "CDMPP_CACHE"
 _DIGEST_BYTES = 32
-
-
-def cache_dir() -> Path:
-    """``$CDMPP_CACHE``, else ``~/.cache/cdmpp``."""
-    given = os.environ.get(ENVIRONMENT)
-    return Path(given) if given else Path("~/.cache/cdmpp").expanduser()
 
 
 class FeatureCache:
@@ -44,7 +38,7 @@ class FeatureCache:
     Parameters
     ----------
     folder : Path, optional
-        Default: :func:`cache_dir`. Each feature schema and version has a subfolder.
+        Default: :func:`cdmpp.utils.cache.cache_dir`. Each feature schema and version has a subfolder.
     schedule : bool
         Features with the schedule's columns (``NetworkConfig.schedule``).
     """

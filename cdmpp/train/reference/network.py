@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.model.nn.positions import encode_positions
 from cdmpp.programs.frontends.per_store import extract
-from cdmpp.train.evaluation.cache import cache_dir
+from cdmpp.utils.cache import cache_dir
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

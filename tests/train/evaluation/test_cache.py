@@ -9,7 +9,7 @@ import pytest
 
 from cdmpp.features.encode import EncodedPrograms, encode_operator
 from cdmpp.programs.operators import parse_operator
-from cdmpp.train.evaluation.cache import FeatureCache, cache_dir
+from cdmpp.train.evaluation.cache import FeatureCache
 
 
 @pytest.fixture

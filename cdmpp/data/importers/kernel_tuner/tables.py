@@ -16,11 +16,12 @@ import numpy as np
 
 from cdmpp.data.assemble import CODE, Reasons, complete_table, mark
 from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.importers.built import BuiltProgram, BuiltPrograms
 from cdmpp.data.importers.kernel_tuner import convolution, gemm, loops
 from cdmpp.data.importers.kernel_tuner.template import Parameters, TunedKernel
-from cdmpp.data.labels import Labels, Mask, PackedTexts
+from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable
-from cdmpp.data.table import Int64, MeasurementTable, TvmPrograms
+from cdmpp.data.table import Int64, MeasurementTable
 from cdmpp.errors import DataError
 
 ORIGIN = "brute-force"
@@ -114,7 +115,7 @@ class TunedImporter(Importer):
                 "inexpressible": Labels.of(programs.inexpressible),
                 **({"collection": raw.labels("collection")} if "collection" in raw.columns else {}),
             },
-            tvm=programs.found(),
+            tvm=programs.built.tvm(),
         )
         return table if share == 1 and sources is None else table.select(programs.kept)
 
@@ -130,14 +131,8 @@ class _Programs:
         self.kept: Mask = np.zeros(rows, dtype=np.bool_)
         self.parameters = [""] * rows
         self.inexpressible = [""] * rows
+        self.built = BuiltPrograms()
         self._of_configuration: dict[str, int] = {}
-        self._of_hash: dict[str, int] = {}
-        self._texts: list[bytes | str] = []
-        self._tasks: list[str] = []
-
-    def found(self) -> TvmPrograms:
-        """The programs, in order of first appearance."""
-        return TvmPrograms(0, tuple(self._of_hash), PackedTexts(self._texts), tuple(self._tasks))
 
     def add(self, space: Space, raw: RawTable, rows: Mask) -> None:
         """Build the programs of a space's rows."""
@@ -180,11 +175,7 @@ class _Programs:
         from cdmpp.programs.frontends.tir import programs_from_tir
 
         (program,) = programs_from_tir(kernel.build(parameters))
-        key = self._of_hash.setdefault(program.hash, len(self._of_hash))
-        if key == len(self._texts):
-            self._texts += PackedTexts.entries(PackedTexts([program.tvm_json or ""]))
-            self._tasks.append(kernel.name)
-        return key
+        return self.built.add(BuiltProgram.of(program), kernel.name)
 
 
 def configuration(kernel: TunedKernel, parameters: Parameters) -> str:

@@ -1,0 +1,263 @@
+"""Importers of tuning logs: each row of a search with Ansor or MetaSchedule becomes a scheduled program.
+
+A table has a device, a workload, a schedule (transform steps or a trace) and a latency per row. Building takes 30 to
+50 ms a program; a cache keeps what earlier runs built (:mod:`cdmpp.data.importers.built`). Rows without a program have
+a reason, and the column ``inexpressible`` says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from cdmpp.data.assemble import CODE, Reasons, complete_table
+from cdmpp.data.importers import ansor
+from cdmpp.data.importers.ansor import ansor_program
+from cdmpp.data.importers.base import Importer, always, joined
+from cdmpp.data.importers.built import BuiltPrograms, ProgramCache
+from cdmpp.data.importers.metaschedule import metaschedule_program
+from cdmpp.data.labels import Labels, Mask
+from cdmpp.data.raw import RawTable, read_raw
+from cdmpp.data.table import Float64, Int64, MeasurementTable
+from cdmpp.errors import DataError
+from cdmpp.programs.program import TensorProgram
+
+#: TVM's ``MeasureErrorNo``; 0 is a success.
+_ERRORS = (
+    *("", "instantiation error", "host compilation error", "device compilation error", "run-time error"),
+    *("wrong result", "build time-out", "run time-out", "unknown error"),
+)
+#: Schedules of a task and device that are kept whatever their hash.
+_FASTEST = 2
+_HASH_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+class LogTask(NamedTuple):
+    """A workload of a log, with its epilogue.
+
+    Attributes
+    ----------
+    key : str
+        Text that determines a program together with the schedule.
+    op : str
+        Name for reports.
+    build : callable
+        Builds the program of a schedule.
+    name : str
+        The task; "": the hash of the program of the empty schedule.
+    refusal : str
+        Why its rows have no program.
+    """
+
+    key: str
+    op: str
+    build: Callable[[str], TensorProgram]
+    name: str = ""
+    refusal: str = ""
+
+
+ReadTasks: TypeAlias = Callable[[RawTable, str], tuple[Labels, list[LogTask]]]
+
+
+@dataclass(frozen=True)
+class TuningLogImporter(Importer):
+    """Importer of tables of one tuner.
+
+    Attributes
+    ----------
+    schedule : str
+        Column with the schedule.
+    read_tasks : callable
+        Task of each row, by its number, and the tasks. Takes the table and the epilogue of rows that state none.
+    """
+
+    schedule: str = ""
+    read_tasks: ReadTasks = lambda raw, epilogue: (Labels.of([]), [])
+
+    def table(self, raw: RawTable, per_task: int | None = None, epilogue: str = "") -> MeasurementTable:
+        """Build the programs and the checked table.
+
+        Parameters
+        ----------
+        raw : RawTable
+        per_task : int, optional
+            Number of schedules to keep of a task and device: the two fastest, and those with the smallest hashes, the
+            same ones on every device. Rows without a latency are left out. Default: every row is kept.
+        epilogue : str
+            Epilogue of the rows that state none.
+
+        Raises
+        ------
+        DataError
+            The table lacks its workloads.
+        MissingDependencyError
+            TVM is not installed, and a program is not in the cache.
+        """
+        number, tasks = self.read_tasks(raw, epilogue)
+        schedules, devices, latency_s = raw.labels(self.schedule), raw.labels("device"), raw.latency_s()
+        kept: Mask = np.ones(len(raw), dtype=np.bool_)
+        if per_task is not None:
+            kept = _few(number, devices, schedules, latency_s, per_task)
+        key: Int64 = np.full(len(raw), -1, dtype=np.int64)
+        reason: Reasons = np.zeros(len(raw), dtype=np.int32)
+        why, programs = np.full(len(raw), "", dtype=object), BuiltPrograms()
+        for code, task in enumerate(tasks):
+            rows = np.flatnonzero(kept & (number.codes == code))
+            cache, name, refusal = ProgramCache(task.key, task.build), task.name, task.refusal
+            if len(rows) and not name and not refusal:
+                name, refusal = cache.get("")[::2]
+            if refusal:
+                reason[rows], why[rows] = CODE["unknown_workload"], refusal
+                continue
+            rows = rows[np.argsort(schedules.codes[rows], kind="stable")]
+            starts = np.flatnonzero(np.diff(schedules.codes[rows], prepend=-1))
+            for same in np.split(rows, starts[1:]):
+                built = cache.get(schedules[int(same[0])]) if len(same) else None
+                if built is None:
+                    continue
+                if built.refusal:
+                    reason[same], why[same] = CODE["inexpressible_schedule"], built.refusal
+                else:
+                    key[same] = programs.add(built, name)
+            cache.write()
+        errors = raw.ints("error_no").values
+        rows = len(raw)
+        table = complete_table(
+            (),
+            key,
+            reason,
+            devices,
+            {},
+            latency_s=np.where(errors == 0, latency_s, np.nan),
+            op=Labels(number.codes, tuple(task.op for task in tasks)).map(str),
+            backend=Labels.constant("tvm", rows),
+            protocol=Labels.constant(self.protocol, rows),
+            framework=self.framework(raw),
+            implementation=self.implementation(raw),
+            source=self.sources(raw),
+            failure=Labels(np.clip(errors, 0, len(_ERRORS) - 1).astype(np.int32), _ERRORS),
+            provenance={
+                "origin": Labels.constant("search", rows),
+                "collection": raw.labels("source"),
+                "inexpressible": Labels.of(why.tolist()),
+            },
+            tvm=programs.tvm(),
+        )
+        return table if per_task is None else table.select(kept)
+
+
+def _few(number: Labels, devices: Labels, schedules: Labels, latency_s: Float64, per_task: int) -> Mask:
+    """Mask of the rows to keep: of each task and device the fastest and those with the smallest hashes."""
+    digests = [int.from_bytes(hashlib.sha256(s.encode()).digest()[:6], "big") for s in schedules.names]
+    rank = np.array(digests, dtype=np.float64)[schedules.codes]
+    group = number.codes.astype(np.int64) * len(devices.names) + devices.codes
+    kept: Mask = np.zeros(len(number), dtype=np.bool_)
+    with np.errstate(invalid="ignore"):
+        usable = np.flatnonzero(latency_s > 0)
+    order = usable[np.lexsort((latency_s[usable], group[usable]))]
+    rank[order[_place(group[order]) < _FASTEST]] = -1.0
+    order = usable[np.lexsort((rank[usable], group[usable]))]
+    kept[order[_place(group[order]) < per_task]] = True
+    return kept
+
+
+def _place(group: Int64) -> Int64:
+    """Place of each row within its group; equal groups are adjacent."""
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    return np.arange(len(group)) - np.repeat(starts, np.diff(starts, append=len(group)))
+
+
+# -- Ansor ----------------------------------------------------------------------------------------------------------
+def _ansor_tasks(raw: RawTable, epilogue: str) -> tuple[Labels, list[LogTask]]:
+    stated = raw.labels("epilogue").map(lambda text: text or epilogue)
+    number, parts = joined(raw.labels("workload"), stated)
+    return number, [_ansor_task(*part) for part in parts]
+
+
+def _ansor_task(workload: str, epilogue: str) -> LogTask:
+    def build(steps: str) -> TensorProgram:
+        return ansor_program(workload, steps, epilogue=epilogue)
+
+    try:
+        name, *arguments = json.loads(workload)
+        text = json.dumps([name, *arguments])
+    except (ValueError, TypeError):
+        return LogTask(workload, "", build, refusal="the line is not a record of Ansor")
+    registered = ansor.registered(str(name))
+    key = f"ansor\0{text}\0{epilogue}\0{registered}"
+    if registered is not None:
+        return LogTask(key, str(name), build, f"{text} {epilogue}".strip())
+    if _HASH_KEY.fullmatch(str(name)):
+        refusal = (
+            f"workload {name} is the hash of a graph, as in TenSet's logs. Its task file is a pickle of former TVM, "
+            "which is not read: register the hash with --workloads"
+        )
+    else:
+        refusal = f"unknown workload function {str(name)[:80]!r}: register it with --workloads FILE.py"
+    return LogTask(key, str(name), build, refusal=refusal)
+
+
+# -- MetaSchedule ---------------------------------------------------------------------------------------------------
+def _metaschedule_tasks(raw: RawTable, epilogue: str) -> tuple[Labels, list[LogTask]]:
+    workloads = raw.labels("tvmscript") if "tvmscript" in raw.columns else _workloads_beside(raw)
+    number, parts = joined(workloads)
+    return number, [_metaschedule_task(script) for (script,) in parts]
+
+
+def _workloads_beside(raw: RawTable) -> Labels:
+    """Text of each row's workload, from the file ``NAME_workloads`` beside the table."""
+    name, dot, suffix = raw.path.name.partition(".")
+    path = raw.path.with_name(f"{name}_workloads{dot}{suffix}")
+    if not path.is_file():
+        raise DataError(
+            f"{raw.path} has no column tvmscript, and there is no {path.name} beside it",
+            hint="the workloads' file has the columns workload and tvmscript",
+        )
+    beside = read_raw(path, ("workload", "tvmscript"))
+    texts = dict(zip(beside.labels("workload").array(), beside.labels("tvmscript").array(), strict=True))
+    return raw.labels("workload").map(lambda workload: texts.get(workload, ""))
+
+
+def _metaschedule_task(script: str) -> LogTask:
+    def build(trace: str) -> TensorProgram:
+        return metaschedule_program(script, trace)
+
+    return LogTask(f"metaschedule\0{script}", "metaschedule", build, refusal="" if script else "no such workload")
+
+
+def _importer(
+    name: str, file_name: str, schedule: str, tasks: ReadTasks, repository: str, commit: str, origin: str
+) -> TuningLogImporter:
+    return TuningLogImporter(
+        name=name,
+        file_name=file_name,
+        repository=repository,
+        commit=commit,
+        origin=origin,
+        licence="MIT",
+        protocol="kernel",
+        needs=frozenset({"device", "workload", schedule}),
+        lacks=frozenset(),
+        groups=lambda raw, op: [],
+        framework=always(""),
+        implementation=always("fused"),
+        reads=frozenset({"epilogue", "error_no", "tvmscript", "source"}),
+        schedule=schedule,
+        read_tasks=tasks,
+    )
+
+
+ANSOR = _importer(
+    *("ansor", "sched_ansor.parquet", "steps", _ansor_tasks),
+    *("microsoft/nnfusion, lac-dcc/bennu", "a87b05c, ad71799", "osdi22_artifact; benchmarks/microkernels"),
+)
+METASCHEDULE = _importer(
+    *("metaschedule", "sched_metaschedule.parquet", "trace", _metaschedule_tasks),
+    *("lac-dcc/bennu", "ad71799", "results/ms"),
+)
