@@ -40,7 +40,7 @@ def evaluate(
         typer.Option(
             "--records",
             metavar="FILE|DIR",
-            help="Project records, a folder of cdmpp collect, a public operator table, or a CSV with the columns "
+            help="Project records, a folder of cdmpp collect, a public table, a tuning log, or a CSV with the columns "
             "program, latency_us and device; repeatable.",
             show_default=False,
         ),
@@ -135,11 +135,14 @@ def _nothing(result: dict[str, Any], chosen: list[str] | None, split: str | None
 def _check(files: list[Path]) -> None:
     """Raise for a file that is missing or no table, before the first is evaluated."""
     from cdmpp.data.folder import records_file
+    from cdmpp.data.importers.log_files import log_importer
     from cdmpp.data.load import detect, load_table
     from cdmpp.data.raw import read_columns
     from cdmpp.data.records import NEEDED
 
     for file in map(records_file, files):
+        if log_importer(file) is not None:
+            continue
         columns = read_columns(file)
         if not set(columns) >= NEEDED and detect(columns) is None:
             load_table(file)  # raises the specific error

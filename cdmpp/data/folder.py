@@ -22,10 +22,12 @@ from cdmpp.errors import DataError
 RECORDS, REPEATS, SPLITS, CARD = "records.parquet", "repeats.parquet", "splits.parquet", "README.md"
 STORE = "collect.sqlite"
 DEVICE = "device.toml"
+#: Files of a folder of TVM's MetaSchedule.
+TUNING_WORKLOADS, TUNING_RECORDS = "database_workload.json", "database_tuning_record.json"
 
 
 def records_file(path: str | PathLike[str]) -> Path:
-    """The file to read: ``path`` itself, or the records of a dataset folder.
+    """The file to read: ``path`` itself, or the records of a dataset folder or of a folder of MetaSchedule.
 
     Raises
     ------
@@ -37,6 +39,8 @@ def records_file(path: str | PathLike[str]) -> Path:
         return place
     if (place / RECORDS).is_file():
         return place / RECORDS
+    if (place / TUNING_WORKLOADS).is_file():
+        return place / TUNING_RECORDS
     if (place / STORE).is_file():
         raise DataError(
             f"the collection in {place} is not finished: there is no {RECORDS} yet",

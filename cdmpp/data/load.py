@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from cdmpp.data.folder import RECORDS, records_file
+from cdmpp.data.folder import records_file
 from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, Importer, TunedImporter, TuningLogImporter
-from cdmpp.data.importers.log_files import read_log
+from cdmpp.data.importers.log_files import log_importer, read_log
 from cdmpp.data.program_csv import matches, read_program_csv
 from cdmpp.data.raw import read_columns, read_raw
 from cdmpp.data.records import NEEDED, as_device, read_records, write_records
@@ -53,13 +53,14 @@ def load_table(
         The file is missing, unreadable, or of no known format (the message lists its columns), or ``share``,
         ``per_task`` or ``epilogue`` is given and the table is not of its kind.
     """
-    log = read_log(Path(path))
-    file = Path(path) if log else records_file(path)
-    columns = log[0].columns if log else read_columns(file)
+    file = records_file(path)
+    log = log_importer(file)
+    columns = [] if log else read_columns(file)
     records = set(columns) >= NEEDED
-    importer = log[1] if log else None if records else detect(columns)
+    importer = None if records else log or detect(columns)
     if isinstance(importer, TuningLogImporter) and share == 1:
-        return importer.table(log[0] if log else read_raw(file, importer.columns()), per_task, epilogue)
+        raw = read_log(file, log) if log else read_raw(file, importer.columns())
+        return importer.table(raw, per_task, epilogue)
     if per_task is not None or epilogue:
         raise DataError(
             f"{file} is no tuning log: schedules per task and an epilogue do not apply",
@@ -113,8 +114,7 @@ def import_tables(
     DataError
         ``out`` is one of the tables, or a table cannot be read.
     """
-    for path in paths:
-        source = Path(path) / RECORDS if Path(path).is_dir() else Path(path)
+    for source in map(records_file, paths):
         if Path(out).exists() and source.exists() and Path(out).samefile(source):
             raise DataError(f"{out} is the table itself: it would be lost", hint="choose another file")
     table = concat([load_table(path, share, per_task=per_task, epilogue=epilogue) for path in paths])

@@ -16,6 +16,7 @@ from os import PathLike
 from typing import Any
 
 from cdmpp.errors import DataError, InvalidProgramError
+from cdmpp.programs.frontends.tir import import_tvm
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.files import read_text
 
@@ -45,7 +46,10 @@ def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "")
     ------
     InvalidProgramError
         An unknown workload function, or steps of no known sketch.
+    MissingDependencyError
+        TVM is not installed.
     """
+    import_tvm()
     from tvm import ir, s_tir, te
 
     function = _workload(workload, epilogue)

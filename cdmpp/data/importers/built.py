@@ -6,12 +6,15 @@ import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cdmpp import __version__
 from cdmpp.data.arrow import pa, pq
-from cdmpp.data.labels import PackedTexts
-from cdmpp.data.table import TvmPrograms
+from cdmpp.data.assemble import Reasons, complete_table
+from cdmpp.data.importers.base import Importer
+from cdmpp.data.labels import Labels, PackedTexts
+from cdmpp.data.raw import RawTable
+from cdmpp.data.table import Int64, MeasurementTable, TvmPrograms
 from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.cache import cache_dir
@@ -53,9 +56,43 @@ class BuiltPrograms:
             self._tasks.append(task)
         return key
 
-    def tvm(self) -> TvmPrograms:
-        """The programs as the table has them."""
-        return TvmPrograms(0, tuple(self._keys), PackedTexts(self._texts), tuple(self._tasks))
+    def table(
+        self, importer: Importer, raw: RawTable, key: Int64, reason: Reasons, op: Labels, origin: str, **columns: Any
+    ) -> MeasurementTable:
+        """The checked table of an importer's rows.
+
+        Parameters
+        ----------
+        importer : Importer
+        raw : RawTable
+        key, reason : (rows,) int
+            Key of each row's program or -1, and why it has none (:data:`cdmpp.data.assemble.REASONS`).
+        op : Labels
+            Operator as the source calls it.
+        origin : str
+            Value of the provenance ``origin``.
+        columns
+            Further fields of the table; those of ``provenance`` are added to ``origin``.
+        """
+        rows = len(raw)
+        provenance = {"origin": Labels.constant(origin, rows), **columns.pop("provenance")}
+        columns = {"latency_s": raw.latency_s(), **columns}
+        return complete_table(
+            (),
+            key,
+            reason,
+            raw.labels("device"),
+            {},
+            op=op,
+            backend=Labels.constant("tvm", rows),
+            protocol=Labels.constant(importer.protocol, rows),
+            framework=importer.framework(raw),
+            implementation=importer.implementation(raw),
+            source=importer.sources(raw),
+            provenance=provenance,
+            tvm=TvmPrograms(0, tuple(self._keys), PackedTexts(self._texts), tuple(self._tasks)),
+            **columns,
+        )
 
 
 class ProgramCache:

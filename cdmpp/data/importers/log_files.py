@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cdmpp.data.arrow import pa
+from cdmpp.data.folder import TUNING_RECORDS, TUNING_WORKLOADS
 from cdmpp.data.importers.tuning_logs import ANSOR, METASCHEDULE, TuningLogImporter
 from cdmpp.data.raw import RawTable
 from cdmpp.errors import DataError
 from cdmpp.utils.files import open_file, parse_json
 
-WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
 #: TVM writes this many seconds, or more, for a candidate that failed.
 _FAILED_S = 1e9
 _UNKNOWN_ERROR = 8
@@ -25,37 +25,41 @@ _ANSOR_COLUMNS = {"workload": pa.string(), "steps": pa.string(), "latency_us": _
 _METASCHEDULE_COLUMNS = {"tvmscript": pa.string(), "trace": pa.string(), "latency_us": _COSTS, "error_no": pa.int64()}
 
 
-def read_log(path: Path) -> tuple[RawTable, TuningLogImporter] | None:
-    """Rows of a tuning log and their importer; None if ``path`` is no tuning log.
+def log_importer(path: Path) -> TuningLogImporter | None:
+    """Importer of a tuning log, or None if the file is none.
 
     Parameters
     ----------
     path : Path
-        JSON lines of Ansor, or a folder of MetaSchedule (or one of its two files). A line that is no record becomes a
-        row without a workload.
+        File of JSON lines of Ansor, or the records' file of a folder of MetaSchedule.
+    """
+    if path.name == TUNING_RECORDS:
+        return METASCHEDULE
+    if not path.is_file():
+        return None
+    with open_file(path) as file:
+        return ANSOR if file.read(64).lstrip().startswith(b'{"i":') else None
+
+
+def read_log(path: Path, importer: TuningLogImporter) -> RawTable:
+    """Rows of a tuning log. A line that is no record becomes a row without a workload.
 
     Raises
     ------
     DataError
-        A file of a folder of MetaSchedule is missing or cannot be read.
+        A file is missing or cannot be read.
     """
-    folder = path if path.is_dir() else path.parent
-    if (folder / WORKLOADS).is_file() and (path.is_dir() or path.name in (WORKLOADS, RECORDS)):
-        texts = [_workload(line) for line in _lines(folder / WORKLOADS)]
-        rows = [_read(line, lambda record: _tuning_record(record, texts)) for line in _lines(folder / RECORDS)]
-        return _table(rows, _METASCHEDULE_COLUMNS, folder), METASCHEDULE
-    if not path.is_file():
-        return None
-    with open_file(path) as file:
-        if not file.read(64).lstrip().startswith(b'{"i":'):
-            return None
-    rows = [_read(line, _ansor_record) for line in _lines(path)]
-    return _table(rows, _ANSOR_COLUMNS, path), ANSOR
+    if importer is ANSOR:
+        return _table([_read(line, _ansor_record) for line in _lines(path)], _ANSOR_COLUMNS, path)
+    texts = [_workload(line) for line in _lines(path.with_name(TUNING_WORKLOADS))]
+    rows = [_read(line, lambda record: _tuning_record(record, texts)) for line in _lines(path)]
+    return _table(rows, _METASCHEDULE_COLUMNS, path)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     if not path.is_file():
-        raise DataError(f"{path} is missing", hint=f"a folder of MetaSchedule has {WORKLOADS} and {RECORDS}")
+        hint = f"a folder of MetaSchedule has {TUNING_WORKLOADS} and {TUNING_RECORDS}"
+        raise DataError(f"{path} is missing", hint=hint)
     with open_file(path) as file:
         yield from (line for line in file if line.strip())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from cdmpp.data.importers.workload_script import tvmscript_of_json
@@ -43,10 +44,10 @@ def metaschedule_program(workload: str, trace: str | list[Any]) -> TensorProgram
     """
     tvm = import_tvm()
     schedule = tvm.s_tir.Schedule(_module(workload))
-    if trace:
+    if trace != "":
         applied = _checked_trace(trace)
         if any(instruction[0] == "Tensorize" for instruction in applied[0]):
-            import tvm.s_tir.tensor_intrin  # half a minute, once
+            import_module("tvm.s_tir.tensor_intrin")  # half a minute, once
         try:
             tvm.s_tir.schedule.Trace.apply_json_to_schedule(applied, schedule)
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
@@ -67,31 +68,45 @@ def _module(workload: str) -> Any:
 
 
 def _checked_trace(trace: str | list[Any]) -> list[Any]:
-    """A trace in the form of TVM 0.27.
-
-    A decision for no instruction crashes TVM, and a sampling instruction without one is drawn at random.
-    """
+    """A trace in the form of TVM 0.27, which crashes on values of wrong types and draws values without a decision."""
     try:
         instructions, decisions = json.loads(trace) if isinstance(trace, str) else trace
-        given = {index: value for index, value in decisions}
         renewed = [_renewed(*instruction) for instruction in instructions]
-        names = [instruction[0] for instruction in renewed]
-        if any(type(index) is not int or not 0 <= index < len(names) for index in given):
-            raise ValueError("a decision for no instruction")
-        drawn = [n for i, n in enumerate(names) if n.startswith("Sample") and given.get(i) is None]
-        if drawn:
-            raise ValueError(f"{drawn[0]} has no decision")
+        decided = {index: decision for index, decision in decisions}
+        for index, decision in decided.items():
+            name = renewed[index][0] if type(index) is int and 0 <= index < len(renewed) else ""
+            values = decision if isinstance(decision, list) else [decision]
+            if not name.startswith("Sample") or not all(type(v) is int and (v > 0 or v is decision) for v in values):
+                raise ValueError(f"decision {decision} of instruction {index} {name}")
+        for index, (name, *_) in enumerate(renewed):
+            if name.startswith("Sample") and index not in decided:
+                raise ValueError(f"{name} has no decision")
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InvalidProgramError(
             f"not a trace: {str(error)[:200]}",
-            hint="[[[name, inputs, attributes, outputs], ...], [[index, value], ...]]",
+            hint="pass [[[name, inputs, attributes, outputs], ...], [[index, decision], ...]]",
         ) from None
     return [renewed, decisions]
 
 
-def _renewed(name: str, inputs: list[Any], attributes: list[Any], outputs: list[Any]) -> list[Any]:
+def _renewed(name: str, inputs: list[Any], attributes: list[Any], outputs: list[str]) -> list[Any]:
+    """An instruction in the form of TVM 0.27.
+
+    Raises
+    ------
+    ValueError
+        A name is no text, or a value is neither text nor a number nor a list of these.
+    """
     name = _FORMER.get(name, name)
     attributes = [*attributes, *_ATTRIBUTES.get(name, [])[len(attributes) :]]
     if name in _CONSUMERS and len(inputs) == 1:
         inputs = [*inputs, []]
-    return [name, ["None" if value is None else value for value in inputs], attributes, outputs]
+    inputs = ["None" if value is None else value for value in inputs]
+    absent = "None" in inputs and name != "Split"  # Split infers that factor
+    if absent or not (all(isinstance(o, str) for o in outputs) and _is_plain([*inputs, *attributes])):
+        raise ValueError(f"arguments of {name}")
+    return [name, inputs, attributes, outputs]
+
+
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, list) else isinstance(value, str | int | float)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from cdmpp.data.assemble import CODE, Reasons, complete_table
+from cdmpp.data.assemble import CODE, Reasons
 from cdmpp.data.importers import ansor
 from cdmpp.data.importers.ansor import ansor_program
 from cdmpp.data.importers.base import Importer, always, joined
@@ -111,43 +111,27 @@ class TuningLogImporter(Importer):
             rows = np.flatnonzero(kept & (number.codes == code))
             cache, name, refusal = ProgramCache(task.key, task.build), task.name, task.refusal
             if len(rows) and not name and not refusal:
-                name, refusal = cache.get("")[::2]
+                name, _, refusal = cache.get("")
             if refusal:
                 reason[rows], why[rows] = CODE["unknown_workload"], refusal
-                continue
-            rows = rows[np.argsort(schedules.codes[rows], kind="stable")]
-            starts = np.flatnonzero(np.diff(schedules.codes[rows], prepend=-1))
-            for same in np.split(rows, starts[1:]):
-                built = cache.get(schedules[int(same[0])]) if len(same) else None
-                if built is None:
-                    continue
+            for schedule in np.unique(schedules.codes[rows]).tolist() if name else ():
+                same, built = rows[schedules.codes[rows] == schedule], cache.get(schedules.names[schedule])
                 if built.refusal:
                     reason[same], why[same] = CODE["inexpressible_schedule"], built.refusal
                 else:
                     key[same] = programs.add(built, name)
             cache.write()
         errors = raw.ints("error_no").values
-        rows = len(raw)
-        table = complete_table(
-            (),
+        table = programs.table(
+            self,
+            raw,
             key,
             reason,
-            devices,
-            {},
+            Labels(number.codes, tuple(task.op for task in tasks)).map(str),
+            "search",
             latency_s=np.where(errors == 0, latency_s, np.nan),
-            op=Labels(number.codes, tuple(task.op for task in tasks)).map(str),
-            backend=Labels.constant("tvm", rows),
-            protocol=Labels.constant(self.protocol, rows),
-            framework=self.framework(raw),
-            implementation=self.implementation(raw),
-            source=self.sources(raw),
             failure=Labels(np.clip(errors, 0, len(_ERRORS) - 1).astype(np.int32), _ERRORS),
-            provenance={
-                "origin": Labels.constant("search", rows),
-                "collection": raw.labels("source"),
-                "inexpressible": Labels.of(why.tolist()),
-            },
-            tvm=programs.tvm(),
+            provenance={"collection": raw.labels("source"), "inexpressible": Labels.of(why.tolist())},
         )
         return table if per_task is None else table.select(kept)
 

@@ -10,6 +10,7 @@ import pytest
 from cdmpp.features.encode import EncodedPrograms, encode_operator
 from cdmpp.programs.operators import parse_operator
 from cdmpp.train.evaluation.cache import FeatureCache
+from cdmpp.utils.cache import cache_dir
 
 
 @pytest.fixture

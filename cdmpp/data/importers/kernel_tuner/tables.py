@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cdmpp.data.assemble import CODE, Reasons, complete_table, mark
+from cdmpp.data.assemble import CODE, Reasons, mark
 from cdmpp.data.importers.base import Importer, always
 from cdmpp.data.importers.built import BuiltProgram, BuiltPrograms
 from cdmpp.data.importers.kernel_tuner import convolution, gemm, loops
@@ -96,26 +96,18 @@ class TunedImporter(Importer):
             if sources is None or space.source in sources:
                 programs.add(space, raw, rows)
         mark(programs.reason, programs.space < 0, "unknown_operator")
-        table = complete_table(
-            (),
+        table = programs.built.table(
+            self,
+            raw,
             programs.key,
             programs.reason,
-            raw.labels("device"),
-            {},
-            latency_s=raw.latency_s(),
-            op=_named(programs.space, [space.kernel.name.partition(":")[0] for space in self.spaces]),
-            backend=Labels.constant("tvm", len(raw)),
-            protocol=Labels.constant(self.protocol, len(raw)),
-            framework=self.framework(raw),
-            implementation=self.implementation(raw),
-            source=self.sources(raw),
+            _named(programs.space, [space.kernel.name.partition(":")[0] for space in self.spaces]),
+            ORIGIN,
             provenance={
-                "origin": Labels.constant(ORIGIN, len(raw)),
                 "parameters": Labels.of(programs.parameters),
                 "inexpressible": Labels.of(programs.inexpressible),
                 **({"collection": raw.labels("collection")} if "collection" in raw.columns else {}),
             },
-            tvm=programs.built.tvm(),
         )
         return table if share == 1 and sources is None else table.select(programs.kept)
 
