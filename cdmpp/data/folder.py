@@ -18,12 +18,12 @@ from os import PathLike
 from pathlib import Path
 
 from cdmpp.errors import DataError
+from cdmpp.programs.frontends.metaschedule_db import RECORDS as TUNING_RECORDS
+from cdmpp.programs.frontends.metaschedule_db import WORKLOADS as TUNING_WORKLOADS
 
 RECORDS, REPEATS, SPLITS, CARD = "records.parquet", "repeats.parquet", "splits.parquet", "README.md"
 STORE = "collect.sqlite"
 DEVICE = "device.toml"
-#: Files of a folder of TVM's MetaSchedule.
-TUNING_WORKLOADS, TUNING_RECORDS = "database_workload.json", "database_tuning_record.json"
 
 
 def records_file(path: str | PathLike[str]) -> Path:

@@ -14,13 +14,13 @@ pytest.importorskip("tvm")
 
 from cdmpp.data.importers import IMPORTERS, SCHEDULE_IMPORTERS, ansor, ansor_program, metaschedule_program
 from cdmpp.data.importers.built import ProgramCache
-from cdmpp.data.importers.workload_script import tvmscript_of_json
 from cdmpp.data.load import detect, import_tables, load_public, load_table
 from cdmpp.data.summary import fingerprint, summarise
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError, InvalidProgramError
 from cdmpp.features import launch_summary
 from cdmpp.programs.frontends.tir import program_from_tvmscript
+from cdmpp.programs.frontends.workload_script import tvmscript_of_json
 
 HERE = Path(__file__).parent
 #: One row of each workload function and sketch.

@@ -19,8 +19,8 @@ from cdmpp.data.importers.ansor import ansor_program
 from cdmpp.data.importers.base import Importer
 from cdmpp.data.importers.kernel_tuner.tables import IMPORTERS as KERNEL_TUNER
 from cdmpp.data.importers.kernel_tuner.tables import TunedImporter
-from cdmpp.data.importers.metaschedule import metaschedule_program
 from cdmpp.data.importers.tuning_logs import ANSOR, METASCHEDULE, TuningLogImporter
+from cdmpp.programs.frontends.metaschedule import metaschedule_program
 
 IMPORTERS: tuple[Importer, ...] = (
     neusight.IMPORTER,

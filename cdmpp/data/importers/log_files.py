@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -10,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cdmpp.data.arrow import pa
-from cdmpp.data.folder import TUNING_RECORDS, TUNING_WORKLOADS
 from cdmpp.data.importers.tuning_logs import ANSOR, METASCHEDULE, TuningLogImporter
 from cdmpp.data.raw import RawTable
 from cdmpp.errors import DataError
+from cdmpp.programs.frontends.metaschedule import workload_text
+from cdmpp.programs.frontends.metaschedule_db import RECORDS, WORKLOADS
 from cdmpp.utils.files import open_file, parse_json
 
 #: TVM writes this many seconds, or more, for a candidate that failed.
@@ -33,7 +33,7 @@ def log_importer(path: Path) -> TuningLogImporter | None:
     path : Path
         File of JSON lines of Ansor, or the records' file of a folder of MetaSchedule.
     """
-    if path.name == TUNING_RECORDS:
+    if path.name == RECORDS:
         return METASCHEDULE
     if not path.is_file():
         return None
@@ -51,14 +51,14 @@ def read_log(path: Path, importer: TuningLogImporter) -> RawTable:
     """
     if importer is ANSOR:
         return _table([_read(line, _ansor_record) for line in _lines(path)], _ANSOR_COLUMNS, path)
-    texts = [_workload(line) for line in _lines(path.with_name(TUNING_WORKLOADS))]
+    texts = [_workload(line) for line in _lines(path.with_name(WORKLOADS))]
     rows = [_read(line, lambda record: _tuning_record(record, texts)) for line in _lines(path)]
     return _table(rows, _METASCHEDULE_COLUMNS, path)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     if not path.is_file():
-        hint = f"a folder of MetaSchedule has {TUNING_WORKLOADS} and {TUNING_RECORDS}"
+        hint = f"a folder of MetaSchedule has {WORKLOADS} and {RECORDS}"
         raise DataError(f"{path} is missing", hint=hint)
     with open_file(path) as file:
         yield from (line for line in file if line.strip())
@@ -96,11 +96,7 @@ def _result(costs_s: list[float], error_no: int) -> Row:
 
 
 def _workload(line: bytes) -> str:
-    """TVM JSON of a module: text, or base64 of its length (8 bytes) and the text."""
     try:
-        content = parse_json(line)[1]
-        if not isinstance(content, str):
-            return json.dumps(content)
-        return content if content.lstrip().startswith("{") else base64.b64decode(content)[8:].decode()
+        return workload_text(parse_json(line))
     except (ValueError, LookupError, TypeError):
         return ""

@@ -21,11 +21,11 @@ from cdmpp.data.importers import ansor
 from cdmpp.data.importers.ansor import ansor_program
 from cdmpp.data.importers.base import Importer, always, joined
 from cdmpp.data.importers.built import BuiltPrograms, ProgramCache
-from cdmpp.data.importers.metaschedule import metaschedule_program
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable, read_raw
 from cdmpp.data.table import Float64, Int64, MeasurementTable
 from cdmpp.errors import DataError
+from cdmpp.programs.frontends.metaschedule import metaschedule_program
 from cdmpp.programs.program import TensorProgram
 
 #: TVM's ``MeasureErrorNo``; 0 is a success.

@@ -8,7 +8,7 @@ from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
-from cdmpp.programs.frontends.imports import import_intrinsics
+from cdmpp.programs.frontends.metaschedule import scheduled_module, workload_module, workload_text
 from cdmpp.programs.frontends.tir import import_tvm
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
@@ -46,7 +46,7 @@ def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramG
         if not (folder / name).is_file():
             raise InvalidProgramError(f"{folder}: no {name}", hint=_HINT)
     tvm = import_tvm()
-    workloads = [_workload(tvm, entry, i) for i, entry in enumerate(_lines(folder / WORKLOADS))]
+    workloads = [_workload(entry, i) for i, entry in enumerate(_lines(folder / WORKLOADS))]
     records = _lines(folder / RECORDS)
     if not records:
         raise InvalidProgramError(f"{folder.name}: the database has no tuning records", hint=_HINT)
@@ -62,11 +62,12 @@ def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramG
                 f"{folder.name}/{RECORDS}, line {line + 1}: not a record of a known workload", hint=_HINT
             ) from None
         try:
-            functions = _scheduled(tvm, workload, body)
-        except Exception as error:  # TVM raises whatever its checks are made of
-            builder.unsupported(node, "trace", f"cannot be applied: {_line(error)}", reads=(), writes=())
+            functions = _functions(tvm, scheduled_module(workload, body[0]))
+        except (InvalidProgramError, LookupError, TypeError) as error:
+            reason = getattr(error, "message", "not a record").removeprefix("the trace cannot be applied: ")
+            builder.unsupported(node, "trace", f"cannot be applied: {reason}", reads=(), writes=())
             functions = []
-        for name, _ in _functions(tvm, workload.mod):
+        for name, _ in _functions(tvm, workload_module(workload)):
             tasks.setdefault(_task(number, name), [])  # a task stays without programs if no trace can be applied
         for i, (name, function) in enumerate(functions):
             task = _task(number, name)
@@ -89,27 +90,13 @@ def _lines(path: Path) -> list[Any]:
         raise InvalidProgramError(f"{path.name}: {_line(error)}", hint=_HINT) from None
 
 
-def _workload(tvm: Any, entry: Any, index: int) -> Any:
-    from tvm.s_tir.meta_schedule.database import Workload
-
+def _workload(entry: Any, index: int) -> str:
     try:
-        return Workload.from_json(entry)
-    except Exception as error:
+        text = workload_text(entry)
+    except (LookupError, TypeError, ValueError) as error:
         raise InvalidProgramError(f"{WORKLOADS}, line {index + 1}: {_line(error)}", hint=_HINT) from None
-
-
-def _scheduled(tvm: Any, workload: Any, body: Any) -> list[tuple[str, Any]]:
-    """The PrimFuncs of a workload after a record's trace."""
-    from tvm.s_tir import Schedule
-    from tvm.s_tir.meta_schedule.database import TuningRecord
-
-    if any(instruction[0] == "Tensorize" for instruction in body[0][0]):
-        # Some seconds, once per process: only traces that name an intrinsic need them registered.
-        import_intrinsics()
-    record = TuningRecord.from_json(body, workload)
-    schedule = Schedule(workload.mod)
-    record.trace.apply_to_schedule(schedule, remove_postproc=False)
-    return _functions(tvm, schedule.mod)
+    workload_module(text)  # raises for damaged ones
+    return text
 
 
 def _functions(tvm: Any, module: Any) -> list[tuple[str, Any]]:

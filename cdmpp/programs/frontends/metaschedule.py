@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
-from cdmpp.data.importers.workload_script import tvmscript_of_json
 from cdmpp.errors import InvalidProgramError
+from cdmpp.programs.frontends.imports import import_intrinsics
 from cdmpp.programs.frontends.tir import import_tvm, module_from_tvmscript, programs_from_tir
+from cdmpp.programs.frontends.workload_script import tvmscript_of_json
 from cdmpp.programs.program import TensorProgram
 
 #: Instructions that TVM renamed.
@@ -40,31 +41,54 @@ def metaschedule_program(workload: str, trace: str | list[Any]) -> TensorProgram
     Raises
     ------
     InvalidProgramError
-        The workload cannot be read, the trace cannot be applied, or a sampled value has no decision.
+        The workload cannot be read, the trace cannot be applied, or the workload has several functions.
+    MissingDependencyError
+        TVM is not installed.
     """
-    tvm = import_tvm()
-    schedule = tvm.s_tir.Schedule(_module(workload))
-    if trace != "":
-        applied = _checked_trace(trace)
-        if any(instruction[0] == "Tensorize" for instruction in applied[0]):
-            import_module("tvm.s_tir.tensor_intrin")  # half a minute, once
-        try:
-            tvm.s_tir.schedule.Trace.apply_json_to_schedule(applied, schedule)
-        except (RuntimeError, ValueError, TypeError, LookupError) as error:
-            raise InvalidProgramError(
-                f"the trace cannot be applied: {(str(error).strip().splitlines() or ['?'])[-1][:200]}",
-                hint="the trace is of another workload, or has an instruction that TVM 0.27 lacks",
-            ) from None
-    programs = programs_from_tir(schedule.mod)
+    programs = programs_from_tir(scheduled_module(workload, trace) if trace != "" else workload_module(workload))
     if len(programs) != 1:
         raise InvalidProgramError(f"a workload of {len(programs)} functions", hint="a workload has one PrimFunc")
     return programs[0]
 
 
+def scheduled_module(workload: str, trace: str | list[Any]) -> Any:
+    """The ``tvm.IRModule`` of a tuning record; parameters and errors as :func:`metaschedule_program`."""
+    tvm = import_tvm()
+    schedule = tvm.s_tir.Schedule(workload_module(workload))
+    applied = _checked_trace(trace)
+    if any(instruction[0] == "Tensorize" for instruction in applied[0]):
+        # Some seconds, once per process: only traces that name an intrinsic need them registered.
+        import_intrinsics()
+    try:
+        tvm.s_tir.schedule.Trace.apply_json_to_schedule(applied, schedule)
+    except (RuntimeError, ValueError, TypeError, LookupError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["?"]
+        reason = next((line for line in reversed(lines) if "rror" in line), lines[-1])[:200]
+        raise InvalidProgramError(
+            f"the trace cannot be applied: {reason}",
+            hint="the trace is of another workload, or has an instruction that TVM 0.27 lacks",
+        ) from None
+    return schedule.mod
+
+
 @lru_cache(maxsize=8)
-def _module(workload: str) -> Any:
-    """The module before tuning."""
+def workload_module(workload: str) -> Any:
+    """The ``tvm.IRModule`` before tuning; parameters and errors as :func:`metaschedule_program`."""
     return module_from_tvmscript(tvmscript_of_json(workload) if workload.lstrip().startswith("{") else workload)
+
+
+def workload_text(entry: Any) -> str:
+    """TVM JSON of an entry of the workloads' file: ``[hash, text]``, or base64 of the text behind its length (8 bytes).
+
+    Raises
+    ------
+    ValueError, TypeError, LookupError
+        Not such an entry.
+    """
+    content = entry[1]
+    if not isinstance(content, str):
+        return json.dumps(content)
+    return content if content.lstrip().startswith("{") else base64.b64decode(content)[8:].decode()
 
 
 def _checked_trace(trace: str | list[Any]) -> list[Any]:

@@ -33,7 +33,7 @@ _FORMER = {"Block": "SBlock", "BlockRealize": "SBlockRealize", "BufferLoad": "Te
 
 
 def tvmscript_of_json(text: str) -> str:
-    """TVMScript of a module with one PrimFunc.
+    """TVMScript of a module of PrimFuncs, or of one PrimFunc.
 
     Raises
     ------
@@ -112,21 +112,28 @@ class _Printer:
         return self._names[index]
 
     def module(self, root: int) -> str:
-        """The script of a module."""
-        if self._kind(root) == "IRModule":
-            (root,) = [f for f in self._children(root, "functions")[1::2] if self._kind(f) == "PrimFunc"]
-        parameters = self._children(root, "params")
-        if "buffer_map" in self._fields(root):
-            pairs = self._children(root, "buffer_map")
+        """The script of a module, or of one PrimFunc."""
+        if self._kind(root) != "IRModule":
+            return self._function("main", root)
+        items = self._children(root, "functions")
+        functions = [(self._text(self._node(v, "name_hint")), f) for v, f in zip(items[::2], items[1::2], strict=True)]
+        return "\n".join(self._function(name, f) for name, f in functions if self._kind(f) == "PrimFunc")
+
+    def _function(self, name: str, function: int) -> str:
+        if not name.isidentifier():
+            raise ValueError(f"a function {name[:80]!r}")
+        parameters = self._children(function, "params")
+        if "buffer_map" in self._fields(function):
+            pairs = self._children(function, "buffer_map")
             buffers = dict(zip(pairs[::2], pairs[1::2], strict=True))
             parameters = [buffers[p] for p in parameters]
-        block = self._node(self._node(root, "body"), "block")
+        block = self._node(self._node(function, "body"), "block")
         if self._children(block, "iter_vars"):
             raise ValueError("the function has no root block")
         signature = ", ".join(f"{self._name(b)}: T.Buffer({self._buffer_type(b)})" for b in parameters)
         lines = ['T.func_attr({"tirx.noalias": True})', *self._allocations(block)]
         lines += self._statement(self._node(block, "body"))
-        return "\n".join(["@T.prim_func(s_tir=True)", f"def main({signature}):", *_indented(lines)])
+        return "\n".join(["@T.prim_func(s_tir=True)", f"def {name}({signature}):", *_indented(lines)])
 
     def _buffer_type(self, buffer: int) -> str:
         if self._children(buffer, "strides"):
