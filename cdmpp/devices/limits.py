@@ -25,6 +25,7 @@ ENERGY_PER_NM_J = 1.25e-12
 
 #: Name of the process in nm, by the beginning of DeviceSpec.arch; the longest match counts.
 _PROCESS_NM = {
+    "Kepler": 28,
     "Maxwell": 28,
     "Pascal": 16,
     "Volta": 12,
@@ -125,6 +126,8 @@ class UnitLimits(NamedTuple):
 _KIB = 1024
 #: Suffix of :attr:`DeviceSpec.arch` -> limits; the first that the architecture contains counts.
 _LIMITS: dict[str, UnitLimits] = {
+    "sm_35": UnitLimits(2048, 16, 48 * _KIB, 65536, 32, 255),
+    "sm_37": UnitLimits(2048, 16, 112 * _KIB, 131072, 32, 255),
     "sm_52": UnitLimits(2048, 32, 96 * _KIB, 65536, 32, 255),
     "sm_60": UnitLimits(2048, 32, 64 * _KIB, 65536, 32, 255),
     "sm_61": UnitLimits(2048, 32, 96 * _KIB, 65536, 32, 255),
@@ -139,6 +142,7 @@ _LIMITS: dict[str, UnitLimits] = {
     "gfx90a": UnitLimits(2048, 32, 64 * _KIB, 131072, 64, 512),
     "gfx94": UnitLimits(2048, 32, 64 * _KIB, 131072, 64, 512),
     "gfx95": UnitLimits(2048, 32, 160 * _KIB, 131072, 64, 512),
+    # GCN 5 (gfx900, gfx906) and CDNA 1: four SIMDs, each with 10 waves and 256 registers of a lane.
     "gfx9": UnitLimits(2560, 40, 64 * _KIB, 65536, 64, 256),
     "gfx8": UnitLimits(2560, 40, 64 * _KIB, 65536, 64, 256),
     "gfx10": UnitLimits(1024, 32, 64 * _KIB, 65536, 32, 256),

@@ -39,7 +39,7 @@ _OWN = {
 }
 #: Devices of one node, where a device states no other number.
 RANKS_PER_NODE = 8
-_OLD = ("maxwell", "pascal", "volta", "turing", "gcn")
+_OLD = ("kepler", "maxwell", "pascal", "volta", "turing", "gcn")
 _NEW = ("hopper", "blackwell", "cdna3", "cdna4")
 
 

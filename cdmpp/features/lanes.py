@@ -61,8 +61,10 @@ class Lanes:
 
     def transactions(
         self, buffer: Buffer, shape: Sequence[int], indices: Sequence[int], conditions: Sequence[Condition]
-    ) -> float:
-        """Sectors (global) or bank cycles (shared) of a warp in one run of the loops, mean over the points.
+    ) -> tuple[float, float, int]:
+        """What a warp requests in one run of the loops: sectors (global) or bank cycles (shared), mean over the points.
+
+        The second figure is the bytes of one instruction of a lane, the third the instructions of a run.
 
         Parameters
         ----------
@@ -88,7 +90,7 @@ class Lanes:
         else:
             address, active = address.reshape(len(address), -1), active.reshape(len(active), -1)
         count = _sectors(address, active) if buffer.scope == "global" else _cycles(address, active, width)
-        return float(count.mean()) * parts
+        return float(count.mean()) * parts, width * lanes / parts, parts
 
     def _active(self, conditions: Sequence[Condition]) -> Array:
         held = self._exists

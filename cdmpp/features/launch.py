@@ -9,7 +9,7 @@ from the ranges of the indices below its allocation, as in TVM's ``CompactBuffer
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.features.affine import AffineRange
@@ -63,7 +63,23 @@ def kernels(nodes: Nodes, root: int, function: str | None = None) -> list[Kernel
     """Kernels of a PrimFunc in launch order; arguments and errors as of :func:`cdmpp.features.walk.build_ast`."""
     recorder = Recorder(nodes, {})
     recorder.build(root, function)
+    return kernels_of(recorder)
+
+
+def kernels_of(recorder: Recorder) -> list[Kernel]:
+    """Kernels of a walked program in launch order."""
     return [Kernel(recorder, [s for s in recorder.statements if s.kernel == n]) for n in range(recorder.kernels)]
+
+
+class Request(NamedTuple):
+    """What a statement asks of memory by one access, over all its trips."""
+
+    scope: str
+    read: bool
+    instructions: float  # of a thread
+    transactions: float  # sectors (global) or cycles (shared) of a warp
+    bytes: float  # of one instruction of a thread
+    terms: int  # loops that move the address
 
 
 class Kernel:
@@ -97,41 +113,56 @@ class Kernel:
         sums = dict.fromkeys(
             ("global_load_sectors", "global_store_sectors", "shared_load_cycles", "shared_store_cycles"), 0.0
         )
-        compact = {id(buffer): shape for buffer, shape in self.sizes}
         trips_of_all = active = 0.0
         for statement in self.statements:
-            lanes = Lanes(self._recorder, statement, self.shape, self.own(statement), points)
-            trips = self.trips(statement)
+            trips, share, requests = self.requests(statement, points)
             trips_of_all += trips
-            active += trips * lanes.active_share()
-            store = statement.leaf.store, statement.indices, statement.conditions
-            for read, (access, indices, conditions) in ((False, store), *((True, item) for item in statement.loads)):
-                buffer = access.buffer
-                if buffer.scope in ("global", "shared"):
-                    unit = "sectors" if buffer.scope == "global" else "cycles"
-                    shape = compact.get(id(buffer)) or [int(size) for size in buffer.shape]
-                    count = lanes.transactions(buffer, shape, indices, conditions)
-                    sums[f"{buffer.scope}_{'load' if read else 'store'}_{unit}"] += count * self.repeats(
-                        access, statement, read
-                    )
-        shared = sum(
-            math.prod(shape) * element_bytes(buffer.dtype) for buffer, shape in self.sizes if buffer.scope == "shared"
-        )
-        local = sum(
-            math.ceil(math.prod(shape) * element_bytes(buffer.dtype) / WORD_BYTES) * self._copies(buffer)
-            for buffer, shape in self.sizes
-            if buffer.scope == "local"
-        )
+            active += trips * share
+            for request in requests:
+                unit = "sectors" if request.scope == "global" else "cycles"
+                sums[f"{request.scope}_{'load' if request.read else 'store'}_{unit}"] += request.transactions
+        local, shared = self.held_bytes()
         return {
             "blocks": self.blocks,
             "threads": self.threads,
             "vthreads": self.vthreads,
-            "shared_bytes": int(shared),
-            "local_words": int(local),
+            "shared_bytes": shared,
+            "local_words": local,
             "main_store_trips": self.trips(max(self.statements, key=self._arithmetic)),
             **sums,
             "active_lanes": active / trips_of_all if trips_of_all else 1.0,
         }
+
+    def requests(self, statement: Statement, points: int) -> tuple[int, float, list[Request]]:
+        """Trips per thread, share of active lanes, and requests to global and shared memory of a statement."""
+        lanes = Lanes(self._recorder, statement, self.shape, self.own(statement), points)
+        store = statement.leaf.store, statement.indices, statement.conditions
+        found = []
+        for read, (access, indices, conditions) in ((False, store), *((True, item) for item in statement.loads)):
+            buffer = access.buffer
+            if buffer.scope not in ("global", "shared"):
+                continue
+            shape = self.sizes.get(id(buffer), (buffer, [int(size) for size in buffer.shape]))[1]
+            count, width, vectors = lanes.transactions(buffer, shape, indices, conditions)
+            runs = self.repeats(access, statement, read)
+            terms = sum(len(index.steps) for index in access.indices)
+            found.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
+        return self.trips(statement), lanes.active_share(), found
+
+    def held_bytes(self) -> tuple[int, int]:
+        """32-bit words of a thread with all its virtual threads, and shared bytes of a block."""
+        buffers = [buffer for buffer, _ in self.sizes.values()]
+        shared = sum(
+            math.prod(self.sizes[id(buffer)][1]) * element_bytes(buffer.dtype)
+            for buffer in buffers
+            if buffer.scope == "shared"
+        )
+        return int(sum(self.words(buffer) for buffer in buffers if buffer.scope == "local")), int(shared)
+
+    def words(self, buffer: Buffer) -> int:
+        """32-bit words that a thread holds of a local buffer, with all its virtual threads."""
+        size = math.prod(self.sizes[id(buffer)][1]) * element_bytes(buffer.dtype)
+        return math.ceil(size / WORD_BYTES) * self._copies(buffer)
 
     def own(self, statement: Statement) -> list[int]:
         """Loops that a thread runs for a statement, outermost first; of virtual threads those that it depends on."""
@@ -197,14 +228,14 @@ class Kernel:
         return math.prod(int(self.loops[p].extent) for p in self._held.get(id(buffer), frozenset()))
 
     # -- what a thread or a block holds ---------------------------------------------------------------------
-    def _compact_sizes(self) -> list[tuple[Buffer, list[int]]]:
-        """Shape that a thread (local) or a block (shared) holds of each buffer."""
+    def _compact_sizes(self) -> dict[int, tuple[Buffer, list[int]]]:
+        """Shape that a thread (local) or a block (shared) holds of each buffer, by the buffer's identity."""
         accesses: dict[int, list[tuple[Statement, Access, list[int], bool]]] = {}
         for statement in self.statements:
             for access, indices, reads in statement.accesses():
                 if access.buffer.scope in ("local", "shared"):
                     accesses.setdefault(id(access.buffer), []).append((statement, access, indices, reads))
-        return [(of[0][1].buffer, self._compact(of)) for of in accesses.values()]
+        return {key: (of[0][1].buffer, self._compact(of)) for key, of in accesses.items()}
 
     def _compact(self, accesses: list[tuple[Statement, Access, list[int], bool]]) -> list[int]:
         buffer = accesses[0][1].buffer

@@ -10,18 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdmpp.devices import DeviceSpec, encode_device, family, known, lookup, nearest_names, sources
+from cdmpp.devices.limits import unit_limits
 from cdmpp.devices.links import LINKS
 from cdmpp.devices.registry import COLUMNS, commonest
 from cdmpp.errors import UnknownDeviceError
 
 # Devices, and their names in the `device` column of the public tables and as people type them.
 PUBLIC_NAMES = {
+    "k80": ("Tesla K80", "Tesla K80 (one GPU)", "NVIDIA Tesla K80"),
     "p4": ("Tesla P4",),
     "p100-pcie-16gb": ("Tesla P100-PCIE-16GB", "Tesla P100 (DeepBench)"),
+    "v100-pcie-16gb": ("Tesla V100-PCIE-16GB",),
     "v100-pcie-32gb": ("Tesla V100-PCIE-32GB",),
     "v100-sxm2-32gb": ("NVIDIA V100 (DGX-1, SXM2)",),
     "t4": ("Tesla T4",),
-    "a100-pcie-40gb": ("NVIDIA A100-PCIE-40GB",),
+    "a100-pcie-40gb": ("NVIDIA A100-PCIE-40GB", "NVIDIA A100 (bennu)"),
     "a100-sxm4-40gb": ("NVIDIA A100-SXM4-40GB",),
     "a100-pcie-80gb": ("NVIDIA A100 80GB PCIe",),
     "a100-sxm4-80gb": ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB (vidur)"),
@@ -43,6 +46,7 @@ PUBLIC_NAMES = {
     "rtx-a4000": ("NVIDIA RTX A4000",),
     "rtx-a6000": ("NVIDIA RTX A6000",),
     "rtx-3060-laptop": ("NVIDIA RTX 3060 Laptop",),
+    "rtx-3080": ("NVIDIA GeForce RTX 3080",),
     "rtx-3090": ("NVIDIA RTX 3090", "RTX3090", "rtx 3090", "geforce-rtx-3090", "NVIDIA GeForce RTX 3090"),
     "rtx-4090": ("NVIDIA RTX 4090",),
     "rtx-5090": ("NVIDIA RTX 5090",),
@@ -60,7 +64,7 @@ PUBLIC_NAMES = {
     "mi250x-gcd": ("AMD gfx90a 110CU (MI250X GCD)", "AMD MI250X"),
     "mi300x": ("AMD gfx942 304CU (MI300X)",),
     "rx-vega-56": ("AMD gfx900 56CU",),
-    "mi50": ("AMD gfx906 60CU",),
+    "mi50": ("AMD gfx906 60CU", "AMD Instinct MI50"),
     "mi60": ("AMD gfx906 64CU",),
     "rx-6800-xt": ("AMD gfx1030 36WGP",),
     "pro-w6600": ("AMD W6600",),
@@ -266,6 +270,24 @@ def test_status_and_links_of_the_table() -> None:
     links = {name: lookup(name).link for name in ("a100-sxm4-80gb", "a800-sxm4-80gb", "h100-sxm", "h800", "b200")}
     assert {spec.link for spec in known() if spec.link} <= set(LINKS)
     assert list(links.values()) == ["nvlink3", "nvlink3-400", "nvlink4", "nvlink4-400", "nvlink5"]
+
+
+def test_remarks_on_one_chip_of_a_board_and_on_an_unstated_board() -> None:
+    k80 = lookup("k80")
+    assert (k80.compute_units * k80.cores_per_unit, k80.l2_bytes, k80.mem_bandwidth_bytes_per_s) == (
+        2496,
+        3 * 2**19,
+        240e9,
+    )
+    assert "one of the board's two GK210 chips" in k80.source
+    assert "bennu does not state the board" in lookup("NVIDIA A100 (bennu)").source
+
+
+def test_limits_of_units_by_architecture() -> None:
+    kepler, vega = unit_limits(lookup("k80")), unit_limits(lookup("mi50"))
+    assert (kepler.threads, kepler.blocks, kepler.shared_bytes, kepler.registers) == (2048, 16, 112 * 1024, 131072)
+    assert (vega.warp, vega.threads, vega.shared_bytes, vega.registers) == (64, 2560, 64 * 1024, 65536)
+    assert unit_limits(lookup("mi250x-gcd")).registers_per_thread == 512  # gfx90a, not gfx9
 
 
 def test_figures_of_the_hardware_file() -> None:

@@ -1,0 +1,194 @@
+"""Columns of a leaf in a GPU program: what its threads, warps and block ask for, from launches.
+
+They depend on the program alone; program and device meet in :mod:`cdmpp.model.nn.gpu_times`. A program without thread
+bindings has zeros in every column. Counts are those of :mod:`cdmpp.features.launch`: a warp's requests are evaluated
+lane by lane, and buffers have the sizes that a thread or a block holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cdmpp.features.ast import OPERATIONS
+from cdmpp.features.gpu_schedule import SECTOR_BYTES, WARP
+from cdmpp.features.launch import Kernel, Request, kernels_of
+from cdmpp.features.leaf import element_bytes
+from cdmpp.features.statements import Recorder, Statement
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+#: Points at which a statement's addresses are evaluated.
+POINTS = 32
+#: Of the launch, equal in all leaves of a kernel.
+LAUNCH = ("kernel", "blocks", "threads", "vthreads", "local_words", "shared_bytes", "unroll_limit")
+#: Of a leaf, per thread (instructions) or per warp (sectors, cycles), over all trips.
+LEAF = (
+    "trips",
+    "float_ops",
+    "int_ops",
+    "slow_ops",
+    "index_ops",
+    "loop_steps",
+    "global_loads",
+    "global_load_sectors",
+    "global_load_bytes",
+    "global_stores",
+    "global_store_sectors",
+    "shared_loads",
+    "shared_load_cycles",
+    "shared_stores",
+    "shared_store_cycles",
+    "barriers",
+    "spilled_words",
+    "accumulators",
+    "straight_body",
+    "global_vector_bytes",
+    "shared_vector_bytes",
+    "footprint_bytes",
+)
+#: Shares from 0 to 1.
+GPU_FLAGS = ("active_lanes", "lane_use", "reduces", "overhang")
+GPU_COLUMNS: tuple[str, ...] = (*LAUNCH, *LEAF, *GPU_FLAGS)
+GPU_WIDTH = len(GPU_COLUMNS)
+
+_COUNT = {name: i for i, name in enumerate(OPERATIONS)}
+_FLOATS = [_COUNT[f"float_{name}"] for name in ("add", "mul", "compare")]
+_INTEGERS = [_COUNT[name] for name in ("int_add", "int_mul", "int_compare", "int_other", "select")]
+_SLOW = [_COUNT[name] for name in ("float_div", "float_math", "float_cast", "int_div", "other_call")]
+
+
+def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
+    """Columns of the leaves of a walked program.
+
+    Parameters
+    ----------
+    recorder : Recorder
+        After its walk.
+    points : int
+        As in :func:`cdmpp.features.launch.launch_summary`.
+
+    Returns
+    -------
+    ndarray of float32, (leaves, GPU_WIDTH)
+        Magnitudes as log2(1 + x), shares as they are; columns named by :data:`GPU_COLUMNS`.
+    """
+    out = np.zeros((len(recorder.ast.leaves), GPU_WIDTH))
+    row = {id(leaf): i for i, leaf in enumerate(recorder.ast.leaves)}
+    for number, kernel in enumerate(kernels_of(recorder)):
+        launch = kernel.held_bytes()
+        for statement in kernel.statements:
+            out[row[id(statement.leaf)]] = [number, *_columns(recorder, kernel, statement, launch, points)]
+    magnitudes = GPU_WIDTH - len(GPU_FLAGS)
+    out[:, :magnitudes] = np.log2(1 + np.maximum(out[:, :magnitudes], 0))
+    return out.astype(np.float32)
+
+
+def _columns(
+    recorder: Recorder, kernel: Kernel, statement: Statement, held: tuple[int, int], points: int
+) -> list[float]:
+    loops, leaf = recorder.ast.loops, statement.leaf
+    own = kernel.own(statement)
+    limit = max((loops[p].unroll_step for p in statement.path), default=0)
+    unrolled = _unrolled(kernel, own, limit)
+    trips, active, requests = kernel.requests(statement, points)
+    done = trips * active
+    floats, integers, slow = (sum(leaf.counts[i] for i in group) for group in (_FLOATS, _INTEGERS, _SLOW))
+    # A multiplication and an addition are one instruction.
+    floats -= min(leaf.counts[_COUNT["float_fma"]], floats)
+
+    def of(scope: str, read: bool) -> tuple[float, float]:
+        """Instructions of a thread, sectors or cycles of a warp."""
+        chosen = [r for r in requests if r.scope == scope and r.read is read]
+        return sum(r.instructions for r in chosen), sum(r.transactions for r in chosen)
+
+    written = trips * active * kernel.threads * kernel.blocks
+    buffer = leaf.store.buffer
+    size = float(math.prod(int(s) for s in buffer.shape))
+    reduces = bool(leaf.reduce_loops.intersection(own)) and not leaf.is_init
+    widths = [max((r.bytes for r in requests if r.scope == s), default=0.0) for s in ("global", "shared")]
+    return [
+        float(kernel.blocks),
+        float(kernel.threads),
+        float(kernel.vthreads),
+        float(held[0]),
+        float(held[1]),
+        float(limit),
+        float(trips),
+        floats * done,
+        integers * done,
+        slow * done,
+        float(sum(r.instructions * r.terms for r in requests)),
+        _loop_steps(kernel, own, unrolled),
+        *of("global", True),
+        sum(r.instructions * r.bytes for r in requests if r.scope == "global" and r.read),
+        *of("global", False),
+        *of("shared", True),
+        *of("shared", False),
+        _barriers(kernel, statement),
+        _spilled(kernel, statement, own, unrolled),
+        float(kernel.words(buffer)) if reduces and buffer.scope == "local" else 0.0,
+        math.prod(float(loops[p].extent) for p in unrolled),
+        *widths,
+        _footprint(statement, requests, kernel),
+        active,
+        kernel.threads / (WARP * math.ceil(kernel.threads / WARP)),
+        float(reduces),
+        min(size / written, 1.0) if buffer.is_parameter and written else 1.0,
+    ]
+
+
+def _unrolled(kernel: Kernel, own: Sequence[int], limit: int) -> set[int]:
+    """Loops of a statement that are straight code: marked ones, and inner ones up to the limit of TVM's unrolling."""
+    loops = kernel.loops
+    chosen = {p for p in own if loops[p].kind in ("unrolled", "vectorized") or loops[p].kind.startswith("vthread")}
+    size = 1.0
+    for p in reversed(own):
+        size *= float(loops[p].extent)
+        if size > limit:
+            break
+        chosen.add(p)
+    return chosen
+
+
+def _loop_steps(kernel: Kernel, own: Sequence[int], unrolled: set[int]) -> float:
+    """Iterations of loops that are not unrolled."""
+    total, outside = 0.0, 1.0
+    for p in own:
+        if p not in unrolled and kernel.loops[p].extent != 1:
+            outside *= float(kernel.loops[p].extent)
+            total += outside
+    return total
+
+
+def _footprint(statement: Statement, requests: Sequence[Request], kernel: Kernel) -> float:
+    """Bytes of the global buffers that a statement reads, at most what all its warps request."""
+    buffers = {id(a.buffer): a.buffer for a, _, reads in statement.accesses() if reads and a.buffer.scope == "global"}
+    whole = sum(math.prod(float(n) for n in b.shape) * element_bytes(b.dtype) for b in buffers.values())
+    sectors = sum(r.transactions for r in requests if r.scope == "global" and r.read)
+    return min(whole, sectors * SECTOR_BYTES * math.ceil(kernel.threads / WARP) * kernel.blocks)
+
+
+def _barriers(kernel: Kernel, statement: Statement) -> float:
+    """How often a block waits between filling a shared buffer and reading it."""
+    buffer = statement.leaf.store.buffer
+    if buffer.scope != "shared":
+        return 0.0
+    readers = [s for s in kernel.statements if any(a.buffer is buffer for a, _, reads in s.accesses() if reads)]
+    common = set(kernel.own(statement)).intersection(*(s.path for s in readers)) if readers else set()
+    return float(math.prod(float(kernel.loops[p].extent) for p in common))
+
+
+def _spilled(kernel: Kernel, statement: Statement, own: Sequence[int], unrolled: set[int]) -> float:
+    """Local words whose index a loop moves that is not unrolled: a compiler must unroll it, or keep them in memory."""
+    most = 0.0
+    rolled = [p for p in own if p not in unrolled]
+    for access, _, _ in statement.accesses():
+        if access.buffer.scope == "local":
+            moved = {p for index in access.indices for p in index.steps}
+            count = math.prod(float(kernel.loops[p].extent) for p in rolled if p in moved)
+            most = max(most, count if count > 1 else 0.0)
+    return most
