@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -58,7 +58,12 @@ def import_file(
         typer.Option("--device", "-d", help="Device that was measured; replaces that of a file.", show_default=False),
     ] = None,
     epilogue: Annotated[
-        str, typer.Option("--epilogue", help="add or add_relu: fused behind the workloads of a log of Ansor.")
+        Literal["", "add", "add_relu"],
+        typer.Option(
+            "--epilogue",
+            metavar="add|add_relu",
+            help="Fused behind the workloads of a log of Ansor, which does not say it.",
+        ),
     ] = "",
     workloads: Annotated[
         Path | None,

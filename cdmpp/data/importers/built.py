@@ -63,16 +63,10 @@ class BuiltPrograms:
 
         Parameters
         ----------
-        importer : Importer
-        raw : RawTable
         key, reason : (rows,) int
             Key of each row's program or -1, and why it has none (:data:`cdmpp.data.assemble.REASONS`).
-        op : Labels
-            Operator as the source calls it.
-        origin : str
-            Value of the provenance ``origin``.
         columns
-            Further fields of the table; those of ``provenance`` are added to ``origin``.
+            Further fields of the table; ``provenance`` needs no ``origin``.
         """
         rows = len(raw)
         provenance = {"origin": Labels.constant(origin, rows), **columns.pop("provenance")}

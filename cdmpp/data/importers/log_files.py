@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import NamedTuple
 
 from cdmpp.data.arrow import pa
 from cdmpp.data.importers.tuning_logs import ANSOR, METASCHEDULE, TuningLogImporter
+from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
 from cdmpp.errors import DataError
 from cdmpp.programs.frontends.metaschedule import workload_text
@@ -19,10 +20,15 @@ from cdmpp.utils.files import open_file, parse_json
 #: TVM writes this many seconds, or more, for a candidate that failed.
 _FAILED_S = 1e9
 _UNKNOWN_ERROR = 8
-_COSTS = pa.float64()
-Row: TypeAlias = dict[str, Any]
-_ANSOR_COLUMNS = {"workload": pa.string(), "steps": pa.string(), "latency_us": _COSTS, "error_no": pa.int64()}
-_METASCHEDULE_COLUMNS = {"tvmscript": pa.string(), "trace": pa.string(), "latency_us": _COSTS, "error_no": pa.int64()}
+
+
+class _Record(NamedTuple):
+    """A line of a log; the default is a line that is no record."""
+
+    workload: str = ""
+    schedule: str = ""
+    latency_us: float | None = None
+    error_no: int = 0
 
 
 def log_importer(path: Path) -> TuningLogImporter | None:
@@ -49,50 +55,43 @@ def read_log(path: Path, importer: TuningLogImporter) -> RawTable:
     DataError
         A file is missing or cannot be read.
     """
-    if importer is ANSOR:
-        return _table([_read(line, _ansor_record) for line in _lines(path)], _ANSOR_COLUMNS, path)
-    texts = [_workload(line) for line in _lines(path.with_name(WORKLOADS))]
-    rows = [_read(line, lambda record: _tuning_record(record, texts)) for line in _lines(path)]
-    return _table(rows, _METASCHEDULE_COLUMNS, path)
+    texts = None if importer is ANSOR else [_workload(line) for line in _lines(path.with_name(WORKLOADS))]
+    records = [_record(line, texts) for line in _lines(path)]
+    workloads = Labels.of(record.workload for record in records)
+    columns = {
+        "device": pa.array([""] * len(records), pa.string()),
+        "workload" if texts is None else "tvmscript": pa.DictionaryArray.from_arrays(
+            pa.array(workloads.codes), pa.array(workloads.names, pa.string())
+        ),
+        importer.schedule: pa.array([record.schedule for record in records], pa.string()),
+        "latency_us": pa.array([record.latency_us for record in records], pa.float64()),
+        "error_no": pa.array([record.error_no for record in records], pa.int64()),
+    }
+    return RawTable(pa.table(columns), path)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
     if not path.is_file():
-        hint = f"a folder of MetaSchedule has {WORKLOADS} and {RECORDS}"
-        raise DataError(f"{path} is missing", hint=hint)
+        raise DataError(f"{path} is missing", hint=f"a folder of MetaSchedule has {WORKLOADS} and {RECORDS}")
     with open_file(path) as file:
         yield from (line for line in file if line.strip())
 
 
-def _read(line: bytes, parse: Callable[[Any], Row]) -> Row:
+def _record(line: bytes, workloads: Sequence[str] | None) -> _Record:
     try:
-        return parse(parse_json(line))
+        record = parse_json(line)
+        if workloads is None:
+            (task, state), (costs_s, error_no, *_) = record["i"], record["r"]
+            workload, schedule = str(task[0]), state[-1]
+        else:
+            number, (schedule, costs_s, *_) = record
+            workload, error_no = workloads[number] if number >= 0 else "", 0
+        mean_s = sum(costs_s) / len(costs_s) if costs_s else math.inf
+        error_no = int(error_no) or (0 if 0 <= mean_s < _FAILED_S else _UNKNOWN_ERROR)
+        text = json.dumps(schedule, separators=(",", ":"))
+        return _Record(workload, text, None if error_no else mean_s * 1e6, error_no)
     except (ValueError, TypeError, LookupError, AttributeError):
-        return {}
-
-
-def _table(rows: list[Row], columns: dict[str, Any], path: Path) -> RawTable:
-    arrays = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in columns.items()}
-    return RawTable(pa.table({"device": pa.array([""] * len(rows), pa.string()), **arrays}), path)
-
-
-def _ansor_record(record: Any) -> Row:
-    (task, state), (costs_s, error_no, *_) = record["i"], record["r"]
-    return {"workload": str(task[0]), "steps": json.dumps(state[-1]), **_result(costs_s, int(error_no))}
-
-
-def _tuning_record(record: Any, texts: list[str]) -> Row:
-    index, (trace, costs_s, *_) = record
-    if type(index) is not int or index < 0:
-        raise ValueError("not the number of a workload")
-    return {"tvmscript": texts[index], "trace": json.dumps(trace), **_result(costs_s or [math.inf], 0)}
-
-
-def _result(costs_s: list[float], error_no: int) -> Row:
-    mean_s = sum(costs_s) / len(costs_s) if costs_s else math.inf
-    if not error_no and not mean_s < _FAILED_S:
-        error_no = _UNKNOWN_ERROR
-    return {"latency_us": None if error_no else mean_s * 1e6, "error_no": error_no}
+        return _Record()
 
 
 def _workload(line: bytes) -> str:
