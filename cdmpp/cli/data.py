@@ -59,11 +59,7 @@ def import_file(
     ] = None,
     epilogue: Annotated[
         Literal["", "add", "add_relu"],
-        typer.Option(
-            "--epilogue",
-            metavar="add|add_relu",
-            help="Fused behind the workloads of a log of Ansor, which does not say it.",
-        ),
+        typer.Option("--epilogue", metavar="add|add_relu", help="Fused behind the workloads of a log of Ansor."),
     ] = "",
     workloads: Annotated[
         Path | None,

@@ -35,6 +35,8 @@ _ERRORS = (
 )
 #: Schedules of a task and device that are kept whatever their hash.
 _FASTEST = 2
+#: Behind it stands what is wrong, without the workload.
+_REPLAY = "cannot be replayed: "
 _HASH_KEY = re.compile(r"[0-9a-f]{32}")
 
 
@@ -117,7 +119,7 @@ class TuningLogImporter(Importer):
             for schedule in np.unique(schedules.codes[rows]).tolist() if name else ():
                 same, built = rows[schedules.codes[rows] == schedule], cache.get(schedules.names[schedule])
                 if built.refusal:
-                    reason[same], why[same] = CODE["inexpressible_schedule"], built.refusal
+                    reason[same], why[same] = CODE["inexpressible_schedule"], built.refusal.rpartition(_REPLAY)[2]
                 else:
                     key[same] = programs.add(built, name)
             cache.write()
