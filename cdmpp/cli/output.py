@@ -88,7 +88,7 @@ def unknown_device_advice(names: Iterable[str]) -> str:
 
     for name in names:
         if not name:
-            return "a row names no device: add a column device"
+            return "a row names no device: add a column device, or import a tuning log with --device"
         try:
             lookup(name)
         except UnknownDeviceError as error:

@@ -71,7 +71,7 @@ def scheduled_module(workload: str, trace: str | list[Any]) -> Any:
     return schedule.mod
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def workload_module(workload: str) -> Any:
     """The ``tvm.IRModule`` before tuning; parameters and errors as :func:`metaschedule_program`."""
     return module_from_tvmscript(tvmscript_of_json(workload) if workload.lstrip().startswith("{") else workload)
