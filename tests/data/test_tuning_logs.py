@@ -250,7 +250,13 @@ def test_table_of_metaschedule_reads_the_workloads_beside_it(save) -> None:
     script = tvmscript_of_json(older_json())
     save({"workload": [3], "tvmscript": [script]}, "search_workloads.parquet")
     beside, within = load_table(path), load_table(save({**columns, "tvmscript": [script]}, "whole.parquet"))
-    assert beside.program_hashes == within.program_hashes == (load_table(METASCHEDULE).program_hashes[1],)
+    part = load_table(save(columns, "search_part.parquet"))
+    assert (
+        part.program_hashes
+        == beside.program_hashes
+        == within.program_hashes
+        == (load_table(METASCHEDULE).program_hashes[1],)
+    )
 
 
 @pytest.mark.parametrize(

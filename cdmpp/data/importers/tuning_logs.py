@@ -197,14 +197,16 @@ def _metaschedule_tasks(raw: RawTable, epilogue: str) -> tuple[Labels, list[LogT
 
 
 def _workloads_beside(raw: RawTable) -> Labels:
-    """Text of each row's workload, from the file ``NAME_workloads`` beside the table."""
-    name, dot, suffix = raw.path.name.partition(".")
-    path = raw.path.with_name(f"{name}_workloads{dot}{suffix}")
-    if not path.is_file():
+    """Text of each row's workload, from ``NAME_workloads.*`` beside the table, whose name begins with NAME."""
+    files = raw.path.parent.glob("*_workloads.*")
+    paths = [file for file in files if raw.path.name.startswith(file.name.rpartition("_workloads.")[0])]
+    if not paths:
+        name = raw.path.name.replace(".", "_workloads.", 1)
         raise DataError(
-            f"{raw.path} has no column tvmscript, and there is no {path.name} beside it",
+            f"{raw.path} has no column tvmscript, and there is no {name} beside it",
             hint="the workloads' file has the columns workload and tvmscript",
         )
+    path = max(paths, key=lambda file: len(file.name))
     beside = read_raw(path, ("workload", "tvmscript"))
     texts = dict(zip(beside.labels("workload").array(), beside.labels("tvmscript").array(), strict=True))
     return raw.labels("workload").map(lambda workload: texts.get(workload, ""))
