@@ -1,6 +1,6 @@
 """Columns of a leaf in a GPU program: what its threads, warps and block ask for, from launches.
 
-They depend on the program alone; program and device meet in :mod:`cdmpp.model.nn.gpu_times`. A program without thread
+They depend on the program alone; program and device meet in :mod:`cdmpp.model.nn.launch_inputs`. A program without thread
 bindings has zeros in every column. Counts are those of :mod:`cdmpp.features.launch`: a warp's requests are evaluated
 lane by lane, and buffers have the sizes that a thread or a block holds.
 """
