@@ -10,8 +10,7 @@ others, nothing on this one. Configurations of one CPU are near twins, which the
 also evaluated after 40 measurements of the held-out configuration. PerStoreFeature needs TVM; its features are kept in
 the user's cache. Networks that are held out are those of ``splits.parquet`` beside the records, or ``--test-networks
 a,b``. ``--sealed LABEL`` evaluates the sealed networks, once per label; the result file records date and model. The
-figures go into ``benchmarks/results/schedules.json``, split by split. ``python -m benchmarks.schedules gpu`` is
-:mod:`benchmarks.schedules.gpu`.
+figures go into ``benchmarks/results/schedules.json``, split by split. :mod:`benchmarks.schedules.gpu` is ``gpu``.
 """
 
 from __future__ import annotations
