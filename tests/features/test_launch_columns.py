@@ -86,15 +86,6 @@ def test_unrolling_makes_straight_code_of_the_innermost_loops_up_to_its_limit() 
     assert found["loop_steps"] == [0, 0, 0, 2 + 4, 0] and found["spilled_words"] == [0] * 5
 
 
-def test_virtual_threads_multiply_what_a_thread_holds_and_not_what_it_fetches() -> None:
-    plain, found = (columns(product(0, [v, 4, 2 // v, 1], [1, 8, 1, 2], [2, 4])) for v in (1, 2))
-    assert (plain["vthreads"], found["vthreads"]) == ([1] * 5, [2] * 5)
-    for name in ("local_words", "trips", "global_loads", "barriers", "accumulators"):
-        assert found[name] == plain[name]
-    # TVM unrolls virtual threads: their words have fixed numbers.
-    assert (plain["spilled_words"][3], found["spilled_words"][3]) == (4, 2)
-
-
 def test_partly_filled_warps_and_predicates() -> None:
     # 100 elements in blocks of 48 threads: three blocks, 44 of 144 threads without an element.
     steps = [["FU", 1, [0, 1]], ["SP", 1, 0, 100, [48], 1], ["AN", 1, 0, 5], ["AN", 1, 1, 6]]
