@@ -87,7 +87,7 @@ def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
     """
     flags = GPU_WIDTH - len(GPU_FLAGS)
     x = np.concatenate([np.exp2(columns[..., :flags].astype(np.float64)) - 1, columns[..., flags:]], axis=2)
-    # Whole numbers again: 1,024 threads from a float32 logarithm are 1,024.0001, a warp more.
+    # Whole numbers again: 1,024 threads from a float32 logarithm are 1,024.0003, a warp more.
     x[..., : len(LAUNCH)] = np.rint(x[..., : len(LAUNCH)])
     d = dict(zip(_DEVICE, (column[:, None] for column in device.T), strict=True))
     real, kernel = x[..., _AT["threads"]] > 0, x[..., _AT["kernel"]]
