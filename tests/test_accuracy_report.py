@@ -57,6 +57,14 @@ def scheduled(methods: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def scheduled_gpu(m: dict[str, Any]) -> dict[str, Any]:
+    """Equal figures of each GPU, halved by a hundred measurements."""
+    by_gpu = dict.fromkeys(schedules.GPUS, m)
+    left_out = {gpu: {"0": m, "100": m | {"mape": m["mape"] / 2}} for gpu in schedules.GPUS}
+    parts = {"unseen_tasks": by_gpu, "reference": by_gpu, "without": {"registers": by_gpu}, "left_out": left_out}
+    return {"command": "run me", "programs": 9000, **parts}
+
+
 def left_out(device: str, source: str, error: float) -> dict[str, Any]:
     """Table of one device whose error falls with the number of measurements."""
     runs = [
@@ -175,6 +183,7 @@ def results() -> Results:
             "collectives": exchange,
             "collective_baselines": exchange_baselines,
             "schedules": scheduled(methods),
+            "schedules_gpu": scheduled_gpu(metrics(0.4) | ranked),
         },
         model_id="base-1",
         former=FORMER,
@@ -236,6 +245,9 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
         "relative to the network: cdmpp and XGBoost, mean 1.50." in shown
         and "| sealed networks | cdmpp | 12.3 % |" in shown
     )
+    shown = schedules.gpu(results)
+    assert "| unseen tasks | 40.0 % / 40.0 % / 40.0 % | 20.0 % / 20.0 % / 20.0 % |" in shown
+    assert "| device left out, 100 measurements | 20.0 % / 20.0 % / 20.0 % |" in shown and "0.610 / 0.610" in shown
     assert "| 10.85 % |" in goals.headlines(results)
 
 

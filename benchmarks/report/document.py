@@ -26,6 +26,7 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "samplers": unseen.samplers,
         "trust": unseen.trust,
         "schedules": schedules.schedules,
+        "schedules-gpu": schedules.gpu,
     },
     "docs/model_card.md": {
         "model": card.model,

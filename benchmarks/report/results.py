@@ -65,6 +65,7 @@ STUDIES: dict[str, Study] = {
     ),
     "collective_baselines": Study("benchmarks/results/collectives.json", f"python -m benchmarks.collectives {_PUBLIC}"),
     "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
+    "schedules_gpu": Study("benchmarks/results/schedules_gpu.json", f"python -m benchmarks.schedules gpu {_PUBLIC}"),
 }
 
 

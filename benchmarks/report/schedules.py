@@ -14,6 +14,28 @@ SPLITS = {"task": "tasks", "network": "networks", "sealed": "sealed networks"}
 _RANKS = ("task_kendall_tau", "top1_score", "top5_score")
 _RANK_HEADERS = ("tau within a task", "top-1", "top-5")
 
+#: GPUs with a hundred tasks or more of Ansor's logs.
+GPUS = ("v100-pcie-16gb", "k80", "mi50")
+GPU_METRICS = dict.fromkeys(("mape", "median_ape", "within_20"), percent)
+GPU_METRICS |= dict.fromkeys(("task_kendall_tau", "top1_score"), number)
+
+
+def gpu(results: Results) -> str:
+    """Ansor's schedules on GPUs; figures of :data:`GPUS` side by side."""
+    result = results.get("schedules_gpu")
+    if result is None:
+        return not_measured("schedules_gpu")
+    parts = {"unseen tasks": result["unseen_tasks"], "the reference alone": result["reference"]}
+    parts |= {f"without columns: {group}": figures for group, figures in result["without"].items()}
+    for count in next(iter(result["left_out"].values())):
+        parts[f"device left out, {count} measurements"] = {d: of[count] for d, of in result["left_out"].items()}
+    rows = [
+        [what, *(" / ".join(text(figures[d][key]) for d in GPUS) for key, text in GPU_METRICS.items())]
+        for what, figures in parts.items()
+    ]
+    header = (" / ".join(GPUS), "mean error", "median", "within 20 %", "tau within a task", "top-1")
+    return f"`{result['command']}`, {result['programs']:,} programs.\n\n{table(header, rows)}"
+
 
 def schedules(results: Results) -> str:
     """Every method on every split."""

@@ -1,8 +1,8 @@
 """Columns of a leaf in a GPU program: what its threads, warps and block ask for, from launches.
 
-They depend on the program alone; program and device meet in :mod:`cdmpp.model.nn.gpu_times`. A program without thread
-bindings has zeros in every column. Counts are those of :mod:`cdmpp.features.launch`: a warp's requests are evaluated
-lane by lane, and buffers have the sizes that a thread or a block holds.
+They depend on the program alone; program and device meet in :mod:`cdmpp.model.nn.launch_inputs`. A program without
+thread bindings has zeros in every column. Counts are those of :mod:`cdmpp.features.launch`: a warp's requests are
+evaluated lane by lane, and buffers have the sizes that a thread or a block holds.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _columns(
         chosen = [r for r in requests if r.scope == scope and r.read is read]
         return sum(r.instructions for r in chosen), sum(r.transactions for r in chosen)
 
-    written = trips * active * kernel.threads * kernel.blocks
+    outputs = math.prod(float(loops[p].extent) for p in own if p not in leaf.reduce_loops)
+    written = outputs * active * kernel.threads * kernel.blocks
     buffer = leaf.store.buffer
     size = float(math.prod(int(s) for s in buffer.shape))
     reduces = bool(leaf.reduce_loops.intersection(own)) and not leaf.is_init

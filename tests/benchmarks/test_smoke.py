@@ -22,6 +22,7 @@ NEED_PUBLIC_DATA = [
     "serving_truth.__main__",
     "training_truth.__main__",
     "quick.__main__",
+    "schedules.gpu",
     "unseen_shapes",
 ]
 #: Tiny sizes of the others. {out} is a result file, {folder} an empty folder, {records} some measured programs,

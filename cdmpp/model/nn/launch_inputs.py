@@ -16,7 +16,8 @@ import numpy as np
 
 from cdmpp.devices.limits import unit_limits
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.launch_columns import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH
+from cdmpp.features.gpu_schedule import WARP
+from cdmpp.features.launch_columns import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH, LAUNCH
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -86,8 +87,10 @@ def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
     """
     flags = GPU_WIDTH - len(GPU_FLAGS)
     x = np.concatenate([np.exp2(columns[..., :flags].astype(np.float64)) - 1, columns[..., flags:]], axis=2)
+    # Whole numbers again: 1,024 threads from a float32 logarithm are 1,024.0003, a warp more.
+    x[..., : len(LAUNCH)] = np.rint(x[..., : len(LAUNCH)])
     d = dict(zip(_DEVICE, (column[:, None] for column in device.T), strict=True))
-    real, kernel = x[..., _AT["threads"]] > 0.5, np.rint(x[..., _AT["kernel"]])
+    real, kernel = x[..., _AT["threads"]] > 0, x[..., _AT["kernel"]]
     leaf = _leaf_times(x, d)
     out = np.zeros((*real.shape, LAUNCH_WIDTH))
     reference = np.full(len(x), LAUNCH_S)
@@ -119,7 +122,7 @@ def _leaf_times(x: Array, d: dict[str, Array]) -> dict[str, Array]:
         return np.asarray(np.sum([x[..., _AT[name]] for name in names], axis=0))
 
     lanes = np.ceil(of("threads") / d["warp"]) * d["warp"] * of("blocks")
-    warps = of("threads") / 32 * of("blocks")
+    warps = np.ceil(of("threads") / WARP) * of("blocks")
     cycle = 1 / (d["units"] * d["clock"])
     ops = of("float_ops", "int_ops") + 4 * of("slow_ops")
     sectors = of("global_load_sectors", "global_store_sectors") * warps
