@@ -138,13 +138,11 @@ printed-outputs: $(READY)
 stored-answers: $(READY)
 	$(BIN)/python -m tests.stored_answers
 
-# 3,000 operators of PyTorch and its host times, and 300 tasks of the zoo, each with its default and 19 random
-# schedules. About 30 minutes on two cores; the schedules are resumable.
+# 300 tasks of GPU size, each with its default and at most 15 random schedules: about 3,300 programs. Takes nearly
+# three hours on one core; resumable. PUBLIC_DATA=DIR adds Ansor's tasks and schedules.
 gpu-job: $(READY)
-	$(BIN)/cdmpp collect $$($(BIN)/cdmpp collect --network help | sed 's/^/--network /') --target "cuda:$(DEVICE)" \
-		--schedules 19 --tasks 300 --build-only --standalone --part-mib 18 --out "$(GPU_JOB)/programs"
-	test -f "$(GPU_JOB)/library/home/job.json" || $(BIN)/cdmpp measure --export-library --device "$(DEVICE)" \
-		--count 3000 --out "$(GPU_JOB)/library"
+	$(BIN)/cdmpp collect --build-only --standalone --target "cuda:$(DEVICE)" --schedules 15 --tasks 300 \
+		$(if $(PUBLIC_DATA),--ansor "$(PUBLIC_DATA)/sched_ansor.parquet") --out "$(GPU_JOB)"
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

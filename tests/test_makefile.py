@@ -53,15 +53,14 @@ def test_test_targets_state_their_duration_and_select_tests(tmp_path: Path) -> N
     assert make("test", 1, tmp_path / "failing").returncode != 0
 
 
-def test_gpu_job_exports_all_networks_for_the_device(tmp_path: Path) -> None:
+def test_gpu_job_exports_the_standard_job_for_the_device(tmp_path: Path) -> None:
     command = tmp_path / "bin" / "cdmpp"
     command.parent.mkdir()
-    command.write_text('#!/bin/sh\ncase "$*" in *help) echo vit; echo resnet18;; *) echo "$@";; esac\n')
+    command.write_text('#!/bin/sh\necho "$@"\n')
     command.chmod(0o755)
-    exported = make("gpu-job", 0, tmp_path, "DEVICE=a100", "GPU_JOB=job").stdout.splitlines()
-    programs = "collect --network vit --network resnet18 --target cuda:a100 --schedules 19 --tasks 300 --build-only"
-    assert f"{programs} --standalone --part-mib 18 --out job/programs" in exported
-    assert "measure --export-library --device a100 --count 3000 --out job/library" in exported
+    exported = make("gpu-job", 0, tmp_path, "DEVICE=a100", "GPU_JOB=job", "PUBLIC_DATA=data").stdout.splitlines()
+    standard = "collect --build-only --standalone --target cuda:a100 --schedules 15 --tasks 300"
+    assert f"{standard} --ansor data/sched_ansor.parquet --out job" in exported
 
 
 def test_stress_target_takes_files_and_rounds(tmp_path: Path) -> None:

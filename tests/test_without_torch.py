@@ -110,27 +110,6 @@ adapted.save({str(folder)!r})
     assert float(alone) > 0 and run(PREDICT.format(folder=str(folder))) == alone
 
 
-def test_a_tuned_model_is_asked_without_torch(tmp_path: Path) -> None:
-    folder = tmp_path / "tuned"
-    code = f"""
-from dataclasses import replace
-from cdmpp.model.artifact.load import adapted as on_top
-from cdmpp.model.nn.weights import tuned_names
-arrays = base.artifact.weights.arrays
-weights = {{
-    short: arrays[name][0] if short == "device" else arrays[name]
-    for short, name in tuned_names(base.artifact.config).items()
-}}
-weights["out_bias"] = weights["out_bias"] + 0.1
-adapter = replace(adapted.artifact.adapter, weight=1, tuned=weights)
-LatencyPredictor(on_top(base.artifact, adapter)).save({str(folder)!r})
-print(adapted.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "rtx-4090")[0].latency_s)
-"""
-    untuned = run(RECORDS.format(count=20) + code)
-    tuned = run(PREDICT.format(folder=str(folder)) + "assert 'torch' not in sys.modules", *HEAVY)
-    assert float(tuned) > 0 and tuned != untuned
-
-
 def test_the_service_without_torch() -> None:
     code = """
 from fastapi import FastAPI

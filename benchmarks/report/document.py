@@ -27,6 +27,7 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "trust": unseen.trust,
         "schedules": schedules.schedules,
         "schedules-gpu": schedules.gpu,
+        "schedules-study": schedules.study,
     },
     "docs/model_card.md": {
         "model": card.model,

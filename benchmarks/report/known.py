@@ -35,6 +35,8 @@ TITLES = {
     "cudnn_attention": "attention and its gradients (cuDNN)",
     "cudnn_norms": "norms and their gradients (cuDNN)",
     "comm_collectives": "collectives",
+    "ansor": "TVM programs on GPUs, unseen tasks (schedules of Ansor)",
+    "metaschedule": "TVM programs on an A100, unseen tasks (schedules of MetaSchedule)",
 }
 BASELINES = {
     "xgboost": "XGBoost",

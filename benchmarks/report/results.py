@@ -66,6 +66,9 @@ STUDIES: dict[str, Study] = {
     "collective_baselines": Study("benchmarks/results/collectives.json", f"python -m benchmarks.collectives {_PUBLIC}"),
     "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
     "schedules_gpu": Study("benchmarks/results/schedules_gpu.json", f"python -m benchmarks.schedules gpu {_PUBLIC}"),
+    "schedules_study": Study(
+        "benchmarks/results/schedules_study.json", f"python -m benchmarks.schedules study {_PUBLIC}"
+    ),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.report.markdown import folded, number, percent, table
 from benchmarks.report.results import Results, not_measured
+from benchmarks.report.unseen import spread
 
 #: Split of the programs -> what is unseen in it.
 SPLITS = {"task": "tasks", "network": "networks", "sealed": "sealed networks"}
@@ -35,6 +36,43 @@ def gpu(results: Results) -> str:
     ]
     header = (" / ".join(GPUS), "mean error", "median", "within 20 %", "tau within a task", "top-1")
     return f"`{result['command']}`, {result['programs']:,} programs.\n\n{table(header, rows)}"
+
+
+def study(results: Results) -> str:
+    """Choices of training, and devices that are left out by method; means and standard deviations over seeds."""
+    result = results.get("schedules_study")
+    if result is None:
+        return not_measured("schedules_study")
+
+    of = {key: text for key, text in GPU_METRICS.items() if key != "within_20"}
+
+    def cells(runs: list[Any], group: str) -> list[str]:
+        """Figures of a group of rows, errors with their spread; a group that was not trained on has none."""
+        if group not in runs[0]:
+            return ["-"] * len(of)
+        found = [(text, [run[group][key] for run in runs]) for key, text in of.items()]
+        return [spread(values) if text is percent else number(mean(values)) for text, values in found]
+
+    def measured(run: Any, key: str) -> list[float]:
+        return [run["measured"][key][metric] for metric in ("mape", "median_ape")]
+
+    choices, left_out = [], []
+    for name, by_seed in sorted(result["variants"].items()):
+        runs, (kind, _, device) = list(by_seed.values()), name.partition(":")[0].partition("without ")
+        if not kind:
+            errors = [[measured(run, key) for run in runs] for key in runs[0]["measured"]]
+            pairs = [" / ".join(percent(mean(e)) for e in zip(*pair, strict=True)) for pair in errors]
+            left_out.append([device, name.partition(": ")[2], *cells(runs, "held_out"), *pairs])
+            counts = [key.replace(" ", " by ") for key in runs[0]["measured"]]
+        else:
+            rows = f"{mean(run['train_rows'] for run in runs):,.0f}"
+            choices.append([name, rows, *cells(runs, "gpu"), *cells(runs, "cpu")])
+    names = ("mean error", "median", "tau", "top-1")
+    parts = [f"`{result['command']}`, {result['steps']:,} steps."]
+    header = ("variant", "training rows", *(f"{kind}: {name}" for kind in ("GPU", "CPU") for name in names))
+    parts += [table(header, choices)] if choices else []
+    header = ("left out", "variant", *names, *(f"{count}: mean / median" for count in counts)) if left_out else ()
+    return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
 
 def schedules(results: Results) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,13 @@ from cdmpp.data.importers import ansor_program
 from cdmpp.data.load import public_data_dir
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
-from cdmpp.features.launch_columns import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH, launch_columns
+from cdmpp.features.encode import encode_tvm_json
+from cdmpp.features.launch_columns import launch_columns
+from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH
 from cdmpp.features.statements import Recorder
-from cdmpp.model.nn.launch_inputs import LAUNCH_INPUTS, RESOURCES, launch_figures, launch_inputs
+from cdmpp.model.nn.figures import device_numbers
+from cdmpp.model.nn.launch_inputs import LAUNCH_INPUTS, RESOURCES, launch_inputs
+from cdmpp.programs.frontends.per_store import extract
 from cdmpp.programs.tvm_json import load
 from cdmpp.train.evaluation.cache import cache_dir
 from cdmpp.train.evaluation.metrics import measure, rank
@@ -40,7 +46,7 @@ from cdmpp.utils.writing import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Row = dict[str, Any]
-FOLDS, FASTEST, SEEDS, MEASURED = 5, 2, 3, (40, 100)
+FOLDS, FASTEST, SEEDS, MEASURED, ENCODED = 5, 2, 3, (40, 100), 100
 TREES: dict[str, Any] = {"n_estimators": 400, "max_depth": 5, "learning_rate": 0.05, "min_child_weight": 20}
 TREES |= {"subsample": 0.8, "colsample_bytree": 0.6, "objective": "reg:absoluteerror"}
 #: Groups of columns (:func:`program_columns`), each left out in turn.
@@ -96,6 +102,33 @@ def cached_columns(rows: Sequence[Row], jobs: int) -> list[Array]:
         return np.split(kept["rows"], np.cumsum(kept["counts"])[:-1])
 
 
+def encoding(rows: Sequence[Row]) -> dict[str, float]:
+    """Processor milliseconds of a program, least of three runs: TVM's module to features, and TVM's PerStoreFeature.
+
+    PerStoreFeature is extracted from schedules that are at hand; ours start with ``save_json``.
+    """
+    from tvm import ir
+
+    texts = [ansor_program(row["workload"], row["steps"], epilogue=row["epilogue"]).tvm_json or "" for row in rows]
+    modules = [ir.load_json(text) for text in texts]
+    per_store = [partial(extract, [text]) for text in texts]
+    ours = [partial(lambda module: encode_tvm_json(str(ir.save_json(module)), schedule=True), m) for m in modules]
+    parsing = [partial(ir.load_json, text) for text in texts]
+
+    def least_ms(calls: Sequence[Callable[[], Any]]) -> float:
+        seconds = []
+        for _ in range(3):
+            start = time.process_time()
+            for call in calls:
+                call()
+            seconds.append(time.process_time() - start)
+        return 1e3 * min(seconds) / len(calls)
+
+    theirs = least_ms(per_store) - least_ms(parsing)
+    found = least_ms(ours)
+    return {"programs": len(rows), "encode_ms": found, "per_store_ms": theirs, "ratio": theirs / found}
+
+
 def program_columns(leaves: Array, devices: Array) -> tuple[dict[str, Array], Array]:
     """Columns of :data:`GROUPS` by name, (rows,) each, and the log of the reference.
 
@@ -133,7 +166,7 @@ class Study:
         leaves = np.zeros((len(rows), max(map(len, columns)), GPU_WIDTH), np.float32)
         for i, part in enumerate(columns):
             leaves[i, : len(part)] = part
-        devices = np.stack([launch_figures(specs[row["device"]]) for row in rows])
+        devices = np.stack([device_numbers(specs[row["device"]]) for row in rows])
         self.columns, self.log_reference = program_columns(leaves, devices)
 
     def predict(self, train: Array, without: str = "", *, one_hot: bool = True) -> Array:
@@ -207,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "reference": {name: data.figures(typical, data.device == name) for name in GPUS},
         "without": {group: data.unseen_tasks(group) for group in GROUPS},
         "left_out": {name: data.left_out(name) for name in GPUS},
+        "encoding": encoding(rows[:: len(rows) // ENCODED or 1][:ENCODED]),
     }
     write_result(options.out, rounded(result))
     print(gpu(Results({"schedules_gpu": result})))

@@ -17,6 +17,7 @@ from cdmpp.cli.reading import parse_sizes
 from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:
+    from cdmpp.data.measure.kit.parts import Limits
     from cdmpp.data.measure.settings import Chooser, CollectSettings, ProgressListener
     from cdmpp.data.measure.targets import Configuration
 
@@ -30,7 +31,8 @@ def collect(
         list[str] | None,
         typer.Argument(
             metavar="[FILE]...",
-            help="ONNX model, torch.export program (.pt2), Relax module (.json).",
+            help="ONNX model, torch.export program (.pt2), Relax module (.json), or a folder of "
+            "`cdmpp select --backend tvm`.",
             show_default=False,
         ),
     ] = None,
@@ -38,7 +40,7 @@ def collect(
         list[str] | None,
         typer.Option(
             "--network",
-            metavar="NAME[:K=V,...]",
+            metavar="NAME[:K=V,...][@float16]",
             help="A network of the zoo; repeatable. --network help lists them.",
             show_default=False,
         ),
@@ -93,17 +95,29 @@ def collect(
             "--standalone", help="With --build-only and cuda:DEVICE: part files that run without TVM (run.py)."
         ),
     ] = False,
-    part_mib: Annotated[
-        float | None,
-        typer.Option("--part-mib", min=0.1, help="With --standalone: largest part file in MiB.", show_default="20"),
-    ] = None,
     tasks: Annotated[
         int | None,
         typer.Option("--tasks", min=1, help="With --standalone: at most so many tasks, of each network in turn."),
     ] = None,
-    cubins: Annotated[
-        bool, typer.Option("--cubins", help="With --standalone: compile here, so that the GPU machine needs no nvcc.")
-    ] = False,
+    ansor: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --standalone: also the tasks and the fastest schedules of Ansor's search logs.",
+            show_default=False,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.5, help="With --standalone: minutes of a call there.", show_default="9")
+    ] = None,
+    part_mib: Annotated[
+        float | None,
+        typer.Option("--part-mib", min=0.1, help="With --standalone: largest part file in MiB.", show_default="15"),
+    ] = None,
+    result_mib: Annotated[
+        float | None,
+        typer.Option("--result-mib", min=0.1, help="With --standalone: largest result in MiB.", show_default="16"),
+    ] = None,
     flush_cache: Annotated[
         bool, typer.Option("--flush-cache", help="Empty the CPU's caches before every run.")
     ] = False,
@@ -120,17 +134,22 @@ def collect(
     DIR/records.parquet, repeats.parquet and a card. An interrupted run resumes with the same command.
     """
     from cdmpp.data.measure.archive import WORK
-    from cdmpp.data.measure.kit.parts import HOME
+    from cdmpp.data.measure.kit.parts import HOME, Limits
     from cdmpp.data.measure.settings import CollectSettings
     from cdmpp.data.measure.store import Store
     from cdmpp.data.measure.targets import configurations
     from cdmpp.data.measure.timing import TimingSettings
+    from cdmpp.data.measure.todo import is_scheduled_todo
     from cdmpp.errors import InvalidProgramError
 
     wanted = [*(network or ()), *(sources or ())]
     if network == ["help"]:
         _print_networks()
         return
+    if not wanted and standalone:
+        from cdmpp.data.measure.kit.content import NETWORKS
+
+        wanted = list(NETWORKS)
     if not wanted:
         raise InvalidProgramError(
             "no network is named", hint="--network NAME or a file; --network help lists the names"
@@ -143,9 +162,11 @@ def collect(
         raise typer.BadParameter("--tracker and --key go together", param_hint="--tracker")
     if standalone and not build_only:
         raise typer.BadParameter("part files are for another machine: add --build-only", param_hint="--standalone")
-    if not standalone and (part_mib is not None or tasks is not None or cubins):
+    kit = {"part_mib": part_mib, "result_mib": result_mib, "minutes": minutes}
+    if not standalone and any(value is not None for value in (*kit.values(), tasks, ansor)):
         raise typer.BadParameter(
-            "they describe part files: add --standalone", param_hint="--part-mib, --tasks, --cubins"
+            "they describe part files: add --standalone",
+            param_hint="--part-mib, --result-mib, --minutes, --tasks, --ansor",
         )
     settings = CollectSettings(
         schedules=schedules,
@@ -170,11 +191,18 @@ def collect(
     sizes = parse_sizes(dim or [])
     if (good or active) and build_only:
         raise typer.BadParameter("an archive has random schedules only", param_hint="--good, --active")
+    selected = any(is_scheduled_todo(Path(source)) for source in wanted)
+    if selected and (len(wanted) > 1 or standalone or good or active or tune):
+        raise typer.BadParameter(
+            "a selection has its programs: name it alone, without --standalone, --good, --active and --tune",
+            param_hint="FILE",
+        )
     if model and not (good or active):
         raise typer.BadParameter("a model chooses nothing without --good or --active", param_hint="--model")
     chooser = _chooser(chosen[0], good, active, pool, model or []) if good or active else None
     if standalone:
-        _standalone(wanted, chosen, out, settings, sizes, part_mib or 20.0, tasks or 0, cubins, json)
+        limits = Limits(**{name: value for name, value in kit.items() if value is not None})
+        _standalone(wanted, chosen, out, settings, sizes, limits, tasks or 0, ansor, json)
     elif build_only:
         _build_only(wanted, chosen, out, settings, sizes, json)
     else:
@@ -197,28 +225,24 @@ def _measure(
     from cdmpp.data.measure.store import Store
     from cdmpp.data.measure.timers import LocalTimers
 
-    with progress_bars() as progress:
+    with resumable(out), progress_bars() as progress:
         timers: Any = LocalTimers
         if tracker is not None and key is not None:
             from cdmpp.data.measure.remote import remote_timers
 
             timers = remote_timers(tracker, key)
-        try:
-            command = "cdmpp " + shlex.join(sys.argv[1:])
-            collect(
-                wanted,
-                chosen,
-                out,
-                settings,
-                timers=timers,
-                progress=progress,
-                chooser=chooser,
-                dims=sizes,
-                command=command,
-            )
-        except KeyboardInterrupt:
-            print(f"stopped; the same command goes on with {out}", file=sys.stderr)
-            raise typer.Exit(130) from None
+        command = "cdmpp " + shlex.join(sys.argv[1:])
+        collect(
+            wanted,
+            chosen,
+            out,
+            settings,
+            timers=timers,
+            progress=progress,
+            chooser=chooser,
+            dims=sizes,
+            command=command,
+        )
     with Store(out) as store:
         left_out = store.left_out()
     for name, what, why in left_out[:_SHOWN]:
@@ -226,6 +250,16 @@ def _measure(
     if len(left_out) > _SHOWN:
         print(f"not collected: {len(left_out) - _SHOWN} more, listed in {out}/README.md", file=sys.stderr)
     print_summary(out, json)
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """Exit with 130 after Ctrl-C, and a message that the same command resumes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped; the same command goes on with {out}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 def exit_if_skipped(folder: Path, wanted: list[str], sizes: dict[str, int]) -> None:
@@ -307,9 +341,9 @@ def _standalone(
     out: Path,
     settings: CollectSettings,
     sizes: dict[str, int],
-    part_mib: float,
+    limits: Limits,
     tasks: int,
-    cubins: bool,
+    ansor: Path | None,
     json: bool,
 ) -> None:
     from cdmpp.data.measure.kit.export_programs import export_programs
@@ -323,14 +357,14 @@ def _standalone(
             chosen[0],
             out,
             settings,
-            part_mib=part_mib,
+            limits=limits,
             tasks=tasks,
-            cubins=cubins,
+            ansor=ansor,
             progress=progress,
             dims=sizes,
             command=command,
         )
-    programs = sum(len(part["items"]) for part in job["parts"])
+    programs = sum(len(part["items"]) for part in job["parts"] if part["kind"] == "programs")
     size = sum(part["bytes"] for part in job["parts"])
     failed = len(job["programs"]["failures"])
     if json:
@@ -341,7 +375,7 @@ def _standalone(
     print(
         f"wrote {out}: {len(job['parts'])} parts, {programs:,} programs, {size / 2**20:.1f} MiB"
         + (f"; {failed:,} programs could not be built" if failed else "")
-        + f"; copy {out} without home/ to the GPU machine and run there: python run.py part-*.zip --out DIR"
+        + f"; try it here: cd {out} && python run.py part-*.zip --dry-run --out dry"
     )
 
 

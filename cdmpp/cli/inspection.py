@@ -49,16 +49,16 @@ def describe(program: TensorProgram) -> dict[str, Any]:
     from cdmpp.features.class_features import PROGRAM_COLUMNS
     from cdmpp.features.encode import encode_ast, encode_operator, operator_ast
     from cdmpp.features.launch import launch_summary
+    from cdmpp.features.launch_columns import recorded_ast
     from cdmpp.features.leaf import ast_matrix, leaf_values
     from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_FLAGS
     from cdmpp.features.schema import GROUPS, LINEAR, WIDTH
-    from cdmpp.features.walk import build_ast
     from cdmpp.programs.tvm_json import load
 
     if program.operator is not None:
         ast, encoded = operator_ast(program.operator), encode_operator(program.operator)
     else:
-        ast = build_ast(*load(program.tvm_json or ""), function=program.function)
+        ast = recorded_ast(*load(program.tvm_json or ""), function=program.function)
         encoded = encode_ast(ast, schedule=True)
     scaled = ast_matrix(ast)
     # Nothing for an operator: it has no schedule.

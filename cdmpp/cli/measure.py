@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cdmpp.cli.collect import print_summary, progress_bars
-from cdmpp.cli.export_library import ExportRequest, run_export
-from cdmpp.cli.output import JsonOption, ModelOption, print_json
+from cdmpp.cli.collect import print_summary, progress_bars, resumable
+from cdmpp.cli.output import JsonOption, print_json
 from cdmpp.cli.progress import steps
 
 
@@ -55,31 +53,6 @@ def measure(
             show_default=False,
         ),
     ] = None,
-    export_library: Annotated[
-        bool,
-        typer.Option("--export-library", help="Write part files of PyTorch operators for a borrowed GPU (--device)."),
-    ] = False,
-    count: Annotated[
-        int | None, typer.Option(min=1, help="With --export-library: how many operators.", show_default="3000")
-    ] = None,
-    part_mib: Annotated[
-        float | None,
-        typer.Option(
-            "--part-mib", min=0.01, help="With --export-library: largest part file in MiB.", show_default="18"
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="With --export-library: seed of the choice.", show_default="0")
-    ] = None,
-    pool: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --export-library: operators to choose from, as in `cdmpp select`.",
-            show_default="those that the model carries",
-        ),
-    ] = None,
-    model: ModelOption = None,
     drop_impossible: Annotated[
         bool,
         typer.Option(
@@ -92,24 +65,14 @@ def measure(
 
     A job (`cdmpp collect --build-only`) needs TVM's runtime, no compiler. Without pyarrow the result stays in
     DIR/collect.sqlite; the same command on a machine with pyarrow writes the data set. A selection
-    (`cdmpp select`) is timed as PyTorch's library kernels, for `cdmpp adapt --records`. An interrupted run
-    resumes with the same command.
+    (`cdmpp select`) is timed as PyTorch's library kernels, or with `--backend tvm` built and timed as TVM's, for
+    `cdmpp adapt --records`. An interrupted run resumes with the same command.
 
     `cdmpp measure --import JOB DIR/*.npz --out DIR` turns the results of a borrowed GPU
-    (`cdmpp collect --build-only --standalone`, or `cdmpp measure --export-library`) into a data set.
+    (`cdmpp collect --build-only --standalone`) into a data set.
     """
-    from cdmpp.data.measure.todo import is_todo
+    from cdmpp.data.measure.todo import is_scheduled_todo, is_todo
 
-    if export_library:
-        given = {"--import": import_job, "--on": on, "--threads": threads, "JOB": inputs}
-        _no_options(given, "--export-library runs nothing")
-        run_export(
-            ExportRequest(device, out, count or 3000, 18.0 if part_mib is None else part_mib, seed or 0, pool, model),
-            json,
-        )
-        return
-    exporting = {"--count": count, "--part-mib": part_mib, "--seed": seed, "--pool": pool, "--model": model}
-    _no_options(exporting, "they belong to --export-library")
     if not inputs:
         raise typer.BadParameter("name a job, a selection or result files", param_hint="JOB|TODO|RESULT...")
     if import_job is not None:
@@ -123,17 +86,16 @@ def measure(
     if is_todo(job):
         _measure_todo(job, out, on, threads, device, json)
         return
+    if is_scheduled_todo(job):
+        if on is not None or threads is not None:
+            raise typer.BadParameter("the selection's device has them", param_hint="--on, --threads")
+        _measure_scheduled(job, out or job, device, json)
+        return
     if out is None:
         raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
     if on is not None:
         raise typer.BadParameter("a job file names the machine it runs on", param_hint="--on")
     _measure_job(job, out, threads, device, json)
-
-
-def _no_options(options: Mapping[str, object], reason: str) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise typer.BadParameter(f"{reason}: omit them", param_hint=", ".join(given))
 
 
 def _import(
@@ -166,19 +128,15 @@ def _measure_todo(
     place = find_timing_device(where, device or todo.device, threads)
     timer = LibraryTimer(place, todo.protocol)
     path = records_path(out, folder)
-    try:
-        with timer.ready(), steps("programs", len(todo.programs)) as step:
-            done = measure_programs(
-                todo.programs,
-                lambda spec: timer.record(spec, "selected"),
-                path,
-                device=place.device.name,
-                protocol=todo.protocol,
-                step=step,
-            )
-    except KeyboardInterrupt:
-        print(f"stopped; the same command goes on with {path}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with resumable(path), timer.ready(), steps("programs", len(todo.programs)) as step:
+        done = measure_programs(
+            todo.programs,
+            lambda spec: timer.record(spec, "selected"),
+            path,
+            device=place.device.name,
+            protocol=todo.protocol,
+            step=step,
+        )
     if json:
         print_json(
             {
@@ -199,16 +157,24 @@ def _measure_todo(
         raise typer.Exit(1)
 
 
+def _measure_scheduled(folder: Path, out: Path, device: str | None, json: bool) -> None:
+    from cdmpp.data.folder import DEVICE
+    from cdmpp.data.measure.collect import collect
+    from cdmpp.data.measure.scheduled_todo import device_configurations
+    from cdmpp.data.measure.settings import CollectSettings
+
+    settings = CollectSettings(repeat_share=0)  # adaptation needs no second measurements
+    with resumable(out), progress_bars() as progress:
+        collect([str(folder)], device_configurations(device or str(folder / DEVICE)), out, settings, progress=progress)
+    print_summary(out, json)
+
+
 def _measure_job(job: Path, out: Path, threads: int | None, device: str | None, json: bool) -> None:
     from cdmpp.data.measure.archive import finish, measure_job
     from cdmpp.errors import MissingDependencyError
 
-    try:
-        with progress_bars() as progress:
-            measure_job(job, out, device=device, threads=threads, progress=progress)
-    except KeyboardInterrupt:
-        print(f"stopped; the same command goes on with {out}", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with resumable(out), progress_bars() as progress:
+        measure_job(job, out, device=device, threads=threads, progress=progress)
     try:
         finish(job, out)
     except MissingDependencyError as error:

@@ -44,7 +44,7 @@ def records_file(path: str | PathLike[str]) -> Path:
     if (place / STORE).is_file():
         raise DataError(
             f"the collection in {place} is not finished: there is no {RECORDS} yet",
-            hint=f"give the same command again, it goes on: cdmpp collect ... --out {place}",
+            hint=f"give the same command again, it goes on: cdmpp collect ... --out {place}, or cdmpp measure {place}",
         )
     raise DataError(
         f"{place} is a folder without {RECORDS}", hint="cdmpp collect makes such folders; a file may be named, too"

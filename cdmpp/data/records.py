@@ -159,8 +159,10 @@ def from_measurements(rows: list[Measurement]) -> MeasurementTable:
     return table_from_arrow(pa.table(columns), Path("measurements"))
 
 
-def write_records(table: MeasurementTable, path: str | PathLike[str]) -> None:
+def write_records(table: MeasurementTable, path: str | PathLike[str], *, level: int = ZSTD_LEVEL) -> None:
     """Write a table as project records; written aside, then renamed, so that no half file is ever seen.
+
+    ``level``: zstd's, 1 to 22.
 
     Raises
     ------
@@ -173,7 +175,7 @@ def write_records(table: MeasurementTable, path: str | PathLike[str]) -> None:
             to_arrow(table),
             aside,
             compression="zstd",
-            compression_level=ZSTD_LEVEL,
+            compression_level=level,
             row_group_size=_row_group(table),
             dictionary_pagesize_limit=2**31 - 1,
         )

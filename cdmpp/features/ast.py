@@ -7,6 +7,9 @@ and pre-order rank. :mod:`cdmpp.features.walk` builds it, :mod:`cdmpp.features.l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from cdmpp.features.affine import AffineRange, Num
 
@@ -49,6 +52,10 @@ class Buffer:
     scope: str
     shape: list[Num]
     is_parameter: bool
+    #: Dynamic shared memory; at least two copies in a software pipeline; (axis, factor, offset) of padded rows.
+    dynamic: bool = False
+    double: bool = False
+    padding: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -57,8 +64,9 @@ class Access:
 
     buffer: Buffer
     indices: list[AffineRange]
-    is_write: bool = False
     also_read: bool = False
+    #: Sizes of the box that a warp accesses at once, with its lowest corner in ``indices``; empty: one element.
+    box: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,3 +105,5 @@ class CompactAST:
     buffers: list[Buffer] = field(default_factory=list)
     #: (rank, depth, loop index or None, leaf index or None) of every inner node and leaf, for printing.
     outline: list[tuple[int, int, int | None, int | None]] = field(default_factory=list)
+    #: Columns of a program with thread bindings (:mod:`cdmpp.features.launch_columns`), where its walk recorded them.
+    launches: np.ndarray[Any, np.dtype[np.float32]] | None = None

@@ -27,6 +27,7 @@ from cdmpp.features.class_features import (
     totals,
     useful_flops,
 )
+from cdmpp.features.launch_columns import recorded_ast
 from cdmpp.features.leaf import ast_matrix, positions
 from cdmpp.features.leaf_tables import PARTS
 from cdmpp.features.schedule import schedule_matrices
@@ -140,7 +141,8 @@ def encode_tvm_json(text: str | bytes, function: str | None = None, *, schedule:
     InvalidProgramError
         The program cannot be encoded; the message gives the reason.
     """
-    return encode_ast(build_ast(*load(text), function=function), schedule=schedule)
+    walk = recorded_ast if schedule else build_ast
+    return encode_ast(walk(*load(text), function=function), schedule=schedule)
 
 
 def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
@@ -380,10 +382,11 @@ def encode_many(programs: Sequence[Source], *, schedule: bool = False) -> list[E
 def _encode(programs: Sequence[Source], schedule: bool) -> list[EncodedPrograms | InvalidProgramError]:
     encoded: list[EncodedPrograms | InvalidProgramError | None] = [None] * len(programs)
     asts: dict[int, CompactAST] = {}
+    walk = recorded_ast if schedule else build_ast
     for place, program in enumerate(programs):
         try:
             if not isinstance(program, CompactAST):
-                program = build_ast(*(program if isinstance(program, tuple) else load(program)))
+                program = walk(*(program if isinstance(program, tuple) else load(program)))
             asts[place] = program
         except InvalidProgramError as error:
             encoded[place] = error

@@ -135,12 +135,14 @@ class Expressions:
             kind = self.data(data["ty"])
             shape = [self.expression(i).high for i in self.array(kind["shape"])]
             check_extents(shape, "a buffer")
+            scope, _, detail = str(self.data(kind["storage_scope"])).partition(".")
             known = Buffer(
                 str(self.data(data["name"])),
                 str(self.data(kind["dtype"])["dtype"]),
-                str(self.data(kind["storage_scope"])).partition(".")[0] or "global",
+                scope or "global",
                 shape,
                 var in self.parameters,
+                detail == "dyn",
             )
             self.buffers[var] = known
             self.ast.buffers.append(known)

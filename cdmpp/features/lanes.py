@@ -8,12 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.errors import InvalidProgramError
 from cdmpp.features.ast import Buffer
-from cdmpp.features.gpu_schedule import BANKS, SECTOR_BYTES, WARP, WORD_BYTES
+from cdmpp.features.launch_schema import BANKS, SECTOR_BYTES, WARP, WORD_BYTES
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.statements import THREADS, Condition, Recorder, Statement
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Elements of a vector, more than any GPU moves at once; a longer loop is none.
+_MOST_LANES = 64
 
 
 class Lanes:
@@ -38,7 +42,8 @@ class Lanes:
     ) -> None:
         self._recorder, self._statement = recorder, statement
         loops = recorder.ast.loops
-        vector = next((p for p in reversed(own) if loops[p].kind == "vectorized"), None)
+        vectors = (p for p in reversed(own) if loops[p].kind == "vectorized" and int(loops[p].extent) <= _MOST_LANES)
+        vector = next(vectors, None)
         moving = [p for p in statement.path if loops[p].kind not in THREADS and p != vector]
         count = math.prod(threads)
         at = _points([math.ceil(count / WARP), *(int(loops[p].extent) for p in moving)], points)
@@ -60,7 +65,12 @@ class Lanes:
         return float(held.sum() / np.broadcast_to(self._exists, held.shape).sum())
 
     def transactions(
-        self, buffer: Buffer, shape: Sequence[int], indices: Sequence[int], conditions: Sequence[Condition]
+        self,
+        buffer: Buffer,
+        shape: Sequence[int],
+        indices: Sequence[int],
+        conditions: Sequence[Condition],
+        box: Sequence[int] = (),
     ) -> tuple[float, float, int]:
         """What a warp requests in one run of the loops: sectors (global) or bank cycles (shared), mean over the points.
 
@@ -75,6 +85,9 @@ class Lanes:
             Nodes.
         conditions : sequence of Condition
             Those around the access; a vector that is not contiguous is one request per element.
+        box : sequence of int
+            Sizes of the box that the warp accesses at once, with its lowest corner at the indices; empty: an element
+            for each lane. In shared memory a request is 8 rows of 16 bytes, as of ``ldmatrix``.
         """
         width = element_bytes(buffer.dtype)
         address: Array = np.zeros((1, 1, 1), dtype=np.int64)
@@ -83,6 +96,11 @@ class Lanes:
             address = address + np.asarray(self.value(index)) * stride
             stride *= size
         address, active = np.broadcast_arrays(address * width, self._active(conditions))
+        if box:
+            steps = (np.arange(n) * math.prod(shape[d + 1 :]) * width for d, n in enumerate(box))
+            inside = np.asarray(sum(np.ix_(*steps))).reshape(-1, box[-1])
+            requests = _box(address[:, :1, 0], active[:, :1, 0], inside, buffer.scope == "global", width)
+            return requests, inside.size * width / WARP, 1
         lanes, parts = address.shape[2], 1
         if lanes > 1 and not bool((np.diff(address, axis=2) == width).all()):
             address, active = (np.moveaxis(a, 2, 1) for a in (address, active))
@@ -132,8 +150,10 @@ class Lanes:
         if kind == "Broadcast":
             return self.value(data["value"])
         if kind == "Ramp":
-            lanes = np.arange(int(self.value(data["lanes"])))[None, None, :]
-            return self.value(data["base"]) + self.value(data["stride"]) * lanes
+            lanes = int(self.value(data["lanes"]))
+            if lanes > _MOST_LANES:
+                raise InvalidProgramError(f"a vector has {lanes} elements", hint=f"at most {_MOST_LANES}")
+            return self.value(data["base"]) + self.value(data["stride"]) * np.arange(lanes)[None, None, :]
         if kind == "Call":
             name, arguments = recorder.call_name(data).rpartition(".")[2], recorder.array(data["args"])
             if name.endswith("if_then_else"):
@@ -188,6 +208,19 @@ def _points(sizes: Sequence[int], most: int) -> list[Array]:
         return [np.asarray(a) for a in np.unravel_index(np.arange(math.prod(sizes)), sizes)]
     random = np.random.default_rng(0)
     return [random.integers(0, size, most) for size in sizes]
+
+
+def _box(corner: Array, active: Array, inside: Array, sectors: bool, width: float) -> float:
+    """Sectors or cycles for the rows and columns of addresses ``inside`` a box at (points, 1) corners, mean."""
+    if sectors:
+        requests: Array = inside.reshape(1, -1)
+    else:
+        rows, columns = math.gcd(8, len(inside)), math.gcd(int(16 // width), inside.shape[1])
+        parts = inside.reshape(-1, rows, inside.shape[1] // columns, columns).swapaxes(1, 2)
+        requests = parts.reshape(-1, rows * columns)
+    address = (corner[:, :, None] + requests).reshape(-1, requests.shape[1])
+    held = np.broadcast_to(np.repeat(active, len(requests), axis=0), address.shape)
+    return float((_sectors(address, held) if sectors else _cycles(address, held, width)).sum() / len(corner))
 
 
 def _distinct(values: Array, active: Array) -> tuple[Array, Array]:

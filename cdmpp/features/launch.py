@@ -15,17 +15,18 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.features.affine import AffineRange
 from cdmpp.features.ast import OPERATIONS, Access, Buffer
 from cdmpp.features.expressions import Expressions
-from cdmpp.features.gpu_schedule import WORD_BYTES
 from cdmpp.features.lanes import Lanes
+from cdmpp.features.launch_schema import WARP, WORD_BYTES
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.statements import BLOCKS, THREADS, Recorder, Statement
+from cdmpp.features.walk import broken_nodes
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.tvm_json import Nodes, load
+from cdmpp.programs.tvm_json import load
 
 #: Points of the other loops at which a warp is evaluated; all of them where there are no more.
 POINTS = 2048
-#: Outer points at which the range of a buffer's indices is looked at.
-_CORNERS = 3
+#: Memory of a warp, spread over its lanes: fragments of tensor cores.
+FRAGMENTS = ("wmma", "m16n8k8", "warp")
 
 
 def launch_summary(program: TensorProgram, *, points: int = POINTS) -> list[dict[str, Any]]:
@@ -45,7 +46,9 @@ def launch_summary(program: TensorProgram, *, points: int = POINTS) -> list[dict
         of a thread with all its virtual threads; ``main_store_trips``: runs per thread of the store with most
         arithmetic; ``global_load_sectors``, ``global_store_sectors``: sectors of 32 bytes of a warp over all trips;
         ``shared_load_cycles``, ``shared_store_cycles``: cycles of a warp over all trips; ``active_lanes``: share of
-        lanes whose predicates hold, weighted by trips. Empty for a program without thread bindings.
+        lanes whose predicates hold, weighted by trips; ``tensor_ops``: operations of a block on tensor cores (a
+        multiply-add is two); ``async_stages``: tiles that asynchronous copies fill, the one in use among them; 0
+        without such copies. Empty for a program without thread bindings.
 
     Raises
     ------
@@ -56,14 +59,11 @@ def launch_summary(program: TensorProgram, *, points: int = POINTS) -> list[dict
         raise InvalidProgramError(
             f"{program.name} is an operator, which has no schedule", hint="pass a TVM program: TVM JSON or TVMScript"
         )
-    return [kernel.summary(points) for kernel in kernels(*load(program.tvm_json or ""), program.function)]
-
-
-def kernels(nodes: Nodes, root: int, function: str | None = None) -> list[Kernel]:
-    """Kernels of a PrimFunc in launch order; arguments and errors as of :func:`cdmpp.features.walk.build_ast`."""
+    nodes, root = load(program.tvm_json or "")
     recorder = Recorder(nodes, {})
-    recorder.build(root, function)
-    return kernels_of(recorder)
+    recorder.build(root, program.function)
+    with broken_nodes():
+        return [kernel.summary(points) for kernel in kernels_of(recorder)]
 
 
 def kernels_of(recorder: Recorder) -> list[Kernel]:
@@ -113,11 +113,12 @@ class Kernel:
         sums = dict.fromkeys(
             ("global_load_sectors", "global_store_sectors", "shared_load_cycles", "shared_store_cycles"), 0.0
         )
-        trips_of_all = active = 0.0
+        trips_of_all = active = tensor_ops = 0.0
         for statement in self.statements:
             trips, share, requests = self.requests(statement, points)
             trips_of_all += trips
             active += trips * share
+            tensor_ops += trips * share * statement.tensor_ops * self.threads / WARP
             for request in requests:
                 unit = "sectors" if request.scope == "global" else "cycles"
                 sums[f"{request.scope}_{'load' if request.read else 'store'}_{unit}"] += request.transactions
@@ -131,19 +132,21 @@ class Kernel:
             "main_store_trips": self.trips(max(self.statements, key=self._arithmetic)),
             **sums,
             "active_lanes": active / trips_of_all if trips_of_all else 1.0,
+            "tensor_ops": tensor_ops,
+            "async_stages": self.async_stages(),
         }
 
     def requests(self, statement: Statement, points: int) -> tuple[int, float, list[Request]]:
         """Trips per thread, share of active lanes, and requests to global and shared memory of a statement."""
         lanes = Lanes(self._recorder, statement, self.shape, self.own(statement), points)
-        store = statement.leaf.store, statement.indices, statement.conditions
+        store = statement.store, statement.indices, statement.conditions
         found = []
         for read, (access, indices, conditions) in ((False, store), *((True, item) for item in statement.loads)):
             buffer = access.buffer
             if buffer.scope not in ("global", "shared"):
                 continue
             shape = self.sizes.get(id(buffer), (buffer, [int(size) for size in buffer.shape]))[1]
-            count, width, vectors = lanes.transactions(buffer, shape, indices, conditions)
+            count, width, vectors = lanes.transactions(buffer, shape, indices, conditions, access.box)
             runs = self.repeats(access, statement, read)
             terms = sum(len(index.steps) for index in access.indices)
             found.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
@@ -152,17 +155,17 @@ class Kernel:
     def held_bytes(self) -> tuple[int, int]:
         """32-bit words of a thread with all its virtual threads, and shared bytes of a block."""
         buffers = [buffer for buffer, _ in self.sizes.values()]
-        shared = sum(
-            math.prod(self.sizes[id(buffer)][1]) * element_bytes(buffer.dtype)
-            for buffer in buffers
-            if buffer.scope == "shared"
-        )
-        return int(sum(self.words(buffer) for buffer in buffers if buffer.scope == "local")), int(shared)
+        held = [(b, self._bytes(b)) for b in buffers if b.scope == "shared"]
+        shared = sum(size for b, size in held if not b.dynamic) + self._dynamic(held)
+        return sum(self.words(b) for b in buffers if b.scope != "shared") + self._staged_words(), int(shared)
 
     def words(self, buffer: Buffer) -> int:
-        """32-bit words that a thread holds of a local buffer, with all its virtual threads."""
-        size = math.prod(self.sizes[id(buffer)][1]) * element_bytes(buffer.dtype)
+        """32-bit words that a thread holds of a local buffer or a fragment, with all its virtual threads."""
+        size = self._bytes(buffer) / (WARP if buffer.scope in FRAGMENTS else 1)
         return math.ceil(size / WORD_BYTES) * self._copies(buffer)
+
+    def _bytes(self, buffer: Buffer) -> float:
+        return math.prod(self.sizes[id(buffer)][1]) * element_bytes(buffer.dtype) * self._versions(buffer)
 
     def own(self, statement: Statement) -> list[int]:
         """Loops that a thread runs for a statement, outermost first; of virtual threads those that it depends on."""
@@ -197,7 +200,7 @@ class Kernel:
         return math.prod(int(self.loops[p].extent) for p in self.own(statement))
 
     def _arithmetic(self, statement: Statement) -> tuple[float, int]:
-        operations = sum(statement.leaf.counts[: OPERATIONS.index("select")])
+        operations = sum(statement.leaf.counts[: OPERATIONS.index("select")]) + statement.tensor_ops / WARP
         return operations * self.trips(statement), self.trips(statement)
 
     # -- virtual threads ----------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ class Kernel:
                 target = statement.leaf.store.buffer
                 if vthreads != statement.vthreads:
                     statement.vthreads, changed = vthreads, True
-                if target.scope == "local" and not vthreads <= held.get(id(target), frozenset()):
+                if target.scope in ("local", *FRAGMENTS) and not vthreads <= held.get(id(target), frozenset()):
                     held[id(target)] = held.get(id(target), frozenset()) | vthreads
                     changed = True
         return held
@@ -233,7 +236,7 @@ class Kernel:
         accesses: dict[int, list[tuple[Statement, Access, list[int], bool]]] = {}
         for statement in self.statements:
             for access, indices, reads in statement.accesses():
-                if access.buffer.scope in ("local", "shared"):
+                if access.buffer.scope in ("local", "shared", *FRAGMENTS):
                     accesses.setdefault(id(access.buffer), []).append((statement, access, indices, reads))
         return {key: (of[0][1].buffer, self._compact(of)) for key, of in accesses.items()}
 
@@ -242,29 +245,79 @@ class Kernel:
         common = accesses[0][0].path
         for statement, *_ in accesses:
             common = tuple(a for a, b in zip(common, statement.path, strict=False) if a == b)
-        spread = THREADS if buffer.scope == "shared" else ()
+        spread = {"shared": THREADS, "warp": THREADS[:1]}.get(buffer.scope, ())
+        bound = {p for s, *_ in accesses for p in s.path if self.loops[p].kind in (*BLOCKS, *THREADS)}
         fixed = [
             p
-            for p in common
+            for p in bound.union(common)
             if self.loops[p].kind not in spread and not (buffer.scope == "shared" and p in self._vthreads)
         ]
         # What is only written is not needed: a copy is made of what is read.
         reads = [access for access in accesses if access[3]] or accesses
-        sizes = [1] * len(buffer.shape)
-        for corner in range(_CORNERS):
-            lows: list[Any] = [math.inf] * len(sizes)
-            highs: list[Any] = [-math.inf] * len(sizes)
-            at = {p: (int(self.loops[p].extent) - 1) * corner // (_CORNERS - 1) for p in fixed}
-            ranges = _Ranges(self._recorder, at)
-            for _, _, indices, _ in reads:
-                for d, index in enumerate(indices):
-                    value = ranges.expression(index)
-                    lows[d], highs[d] = min(lows[d], value.low), max(highs[d], value.high)
-            sizes = [
-                max(size, min(int(high - low) + 1, int(whole)))
-                for size, low, high, whole in zip(sizes, lows, highs, buffer.shape, strict=True)
-            ]
+        # In the middle of the loops around it, where no border cuts the range.
+        ranges = _Ranges(self._recorder, {p: (int(self.loops[p].extent) - 1) // 2 for p in fixed})
+        lows: list[Any] = [math.inf] * len(buffer.shape)
+        highs: list[Any] = [-math.inf] * len(buffer.shape)
+        for _, access, indices, _ in reads:
+            for d, index in enumerate(indices):
+                value, more = ranges.expression(index), access.box[d] - 1 if access.box else 0
+                lows[d], highs[d] = min(lows[d], value.low), max(highs[d], value.high + more)
+        sizes = [
+            max(1, min(int(high - low) + 1, int(whole)))
+            for low, high, whole in zip(lows, highs, buffer.shape, strict=True)
+        ]
+        for axis, factor, offset in buffer.padding:
+            if 0 <= axis < len(sizes) - 1:
+                inner, row = math.prod(sizes[axis + 2 :]), math.prod(sizes[axis + 1 :])
+                sizes[axis + 1] = (row + (factor + offset - row % factor) % factor) // inner
         return sizes
+
+    # -- software pipelines -----------------------------------------------------------------------------------
+    def _dynamic(self, held: list[tuple[Buffer, float]]) -> float:
+        """Bytes of dynamic shared memory: buffers that are never in use together have one address."""
+        spans = []
+        for buffer, size in held:
+            if buffer.dynamic:
+                at = [n for n, s in enumerate(self.statements) if any(a.buffer is buffer for a, _, _ in s.accesses())]
+                spans.append((at[0], at[-1], size))
+        return max((sum(size for a, b, size in spans if a <= n <= b) for n, _, _ in spans), default=0)
+
+    def _staged_words(self) -> int:
+        """Registers of a thread in which copies to shared memory wait for their stage."""
+        words = 0
+        for s in self.statements:
+            if s.staged and s.place:
+                trips = math.prod(int(self.loops[p].extent) for p in self.own(s) if p > max(s.place))
+                words += math.ceil(trips * element_bytes(s.leaf.store.buffer.dtype) / WORD_BYTES)
+        return words
+
+    def async_stages(self) -> int:
+        """Stages of an asynchronous software pipeline; 0 without one."""
+        pipelines = [self._recorder.pipelines[loop] for s in self.statements for loop in s.place]
+        behind = max([self._recorder.in_flight, *(max(stages) for stages, _, copies in pipelines if copies)])
+        return behind + 1 if behind else 0
+
+    def _versions(self, buffer: Buffer) -> int:
+        """Copies of a buffer that a software pipeline keeps, as TVM's ``InjectSoftwarePipeline`` counts them."""
+        uses = [(s, reads) for s in self.statements for a, _, reads in s.accesses() if a.buffer is buffer]
+        around = set.intersection(*(set(s.place) for s, _ in uses))
+        if not around:
+            return 1
+        stage, order, _ = self._recorder.pipelines[max(around)]
+        at = [(n, reads) for s, reads in uses for n in self._places(s, max(around), reads)]
+        written, read = ([n for n, reads in at if reads == kind] for kind in (False, True))
+        count = 1 + max((stage[n] for n in read), default=0) - min((stage[n] for n in written), default=0)
+        count -= not any(order[w] < order[r] and stage[w] < stage[r] for w in written for r in read)
+        return max(count, 2 if buffer.double else 1)
+
+    def _places(self, statement: Statement, loop: int, reads: bool) -> list[int]:
+        """Places in a software pipeline of a statement's store, or of its loads."""
+        first, pipelines = statement.place[loop], self._recorder.pipelines
+        inner = min((p for p in statement.place if p > loop and max(pipelines[p][0])), default=None)
+        if inner is None:
+            return [first + (statement.staged and not reads)]
+        stages, last = {pipelines[inner][0][n] for n in self._places(statement, inner, reads)}, max(pipelines[inner][0])
+        return [*[first] * (min(stages) < last), first + 1, *[first + 2] * (max(stages) > 0)]
 
 
 class _Ranges(Expressions):

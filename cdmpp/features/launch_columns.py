@@ -13,56 +13,43 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.features.ast import OPERATIONS
-from cdmpp.features.gpu_schedule import SECTOR_BYTES, WARP
+from cdmpp.features.ast import OPERATIONS, CompactAST
 from cdmpp.features.launch import Kernel, Request, kernels_of
+from cdmpp.features.launch_schema import GPU_FLAGS, GPU_WIDTH, SECTOR_BYTES, WARP
 from cdmpp.features.leaf import element_bytes
-from cdmpp.features.statements import Recorder, Statement
+from cdmpp.features.statements import BLOCKS, THREADS, Recorder, Statement
+from cdmpp.features.walk import broken_nodes, build_ast
+from cdmpp.programs.tvm_json import Nodes
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 #: Points at which a statement's addresses are evaluated.
 POINTS = 32
-#: Of the launch, equal in all leaves of a kernel.
-LAUNCH = ("kernel", "blocks", "threads", "vthreads", "local_words", "shared_bytes", "unroll_limit")
-#: Of a leaf, per thread (instructions) or per warp (sectors, cycles), over all trips.
-LEAF = (
-    "trips",
-    "float_ops",
-    "int_ops",
-    "slow_ops",
-    "index_ops",
-    "loop_steps",
-    "global_loads",
-    "global_load_sectors",
-    "global_load_bytes",
-    "global_stores",
-    "global_store_sectors",
-    "shared_loads",
-    "shared_load_cycles",
-    "shared_stores",
-    "shared_store_cycles",
-    "barriers",
-    "spilled_words",
-    "accumulators",
-    "straight_body",
-    "global_vector_bytes",
-    "shared_vector_bytes",
-    "footprint_bytes",
-)
-#: Shares from 0 to 1.
-GPU_FLAGS = ("active_lanes", "lane_use", "reduces", "overhang")
-GPU_COLUMNS: tuple[str, ...] = (*LAUNCH, *LEAF, *GPU_FLAGS)
-GPU_WIDTH = len(GPU_COLUMNS)
-
 _COUNT = {name: i for i, name in enumerate(OPERATIONS)}
 _FLOATS = [_COUNT[f"float_{name}"] for name in ("add", "mul", "compare")]
 _INTEGERS = [_COUNT[name] for name in ("int_add", "int_mul", "int_compare", "int_other", "select")]
 _SLOW = [_COUNT[name] for name in ("float_div", "float_math", "float_cast", "int_div", "other_call")]
 
 
+_BOUND = frozenset((*THREADS, *BLOCKS))
+
+
+def recorded_ast(nodes: Nodes, root: int, function: str | None = None) -> CompactAST:
+    """The compact AST; that of a program with thread bindings has the columns of its launches.
+
+    Arguments and errors as of :func:`cdmpp.features.walk.build_ast`.
+    """
+    if not any(type(data := node.get("data")) is str and data in _BOUND for node in nodes.values()):
+        return build_ast(nodes, root, function=function)
+    recorder = Recorder(nodes, {})
+    ast = recorder.build(root, function)
+    with broken_nodes():
+        ast.launches = launch_columns(recorder)
+    return ast
+
+
 def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
-    """Columns of the leaves of a walked program.
+    """Columns of the leaves of a program.
 
     Parameters
     ----------
@@ -74,23 +61,22 @@ def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
     Returns
     -------
     ndarray of float32, (leaves, GPU_WIDTH)
-        Magnitudes as log2(1 + x), shares as they are; columns named by :data:`GPU_COLUMNS`.
+        Magnitudes as log2(1 + x), shares as they are; columns named by
+        :data:`cdmpp.features.launch_schema.GPU_COLUMNS`.
     """
     out = np.zeros((len(recorder.ast.leaves), GPU_WIDTH))
     row = {id(leaf): i for i, leaf in enumerate(recorder.ast.leaves)}
     for number, kernel in enumerate(kernels_of(recorder)):
         launch = kernel.held_bytes()
         for statement in kernel.statements:
-            out[row[id(statement.leaf)]] = [number, *_columns(recorder, kernel, statement, launch, points)]
+            out[row[id(statement.leaf)]] = [number, *_columns(kernel, statement, launch, points)]
     magnitudes = GPU_WIDTH - len(GPU_FLAGS)
     out[:, :magnitudes] = np.log2(1 + np.maximum(out[:, :magnitudes], 0))
     return out.astype(np.float32)
 
 
-def _columns(
-    recorder: Recorder, kernel: Kernel, statement: Statement, held: tuple[int, int], points: int
-) -> list[float]:
-    loops, leaf = recorder.ast.loops, statement.leaf
+def _columns(kernel: Kernel, statement: Statement, held: tuple[int, int], points: int) -> list[float]:
+    loops, leaf = kernel.loops, statement.leaf
     own = kernel.own(statement)
     limit = max((loops[p].unroll_step for p in statement.path), default=0)
     unrolled = _unrolled(kernel, own, limit)
@@ -99,6 +85,7 @@ def _columns(
     floats, integers, slow = (sum(leaf.counts[i] for i in group) for group in (_FLOATS, _INTEGERS, _SLOW))
     # A multiplication and an addition are one instruction.
     floats -= min(leaf.counts[_COUNT["float_fma"]], floats)
+    floats *= not statement.tensor_ops
 
     def of(scope: str, read: bool) -> tuple[float, float]:
         """Instructions of a thread, sectors or cycles of a warp."""
@@ -118,10 +105,12 @@ def _columns(
         float(held[0]),
         float(held[1]),
         float(limit),
+        float(kernel.async_stages()),
         float(trips),
         floats * done,
         integers * done,
         slow * done,
+        statement.tensor_ops * done,
         float(sum(r.instructions * r.terms for r in requests)),
         _loop_steps(kernel, own, unrolled),
         *of("global", True),

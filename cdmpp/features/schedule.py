@@ -5,11 +5,9 @@ depends as much on the order of the loops. Here, per leaf: the bytes that pass b
 hierarchy of stated capacities, what is kept in registers, how the innermost loops are laid out, and what a
 compiler makes of it. Nothing is simulated.
 
-The columns behind them are those of a GPU schedule (:mod:`cdmpp.features.gpu_schedule`), 0 in a program without thread
-bindings. The last, ``sure_calls``, is for the physical limits of predictions: no network reads it.
-
-A version adds columns behind those of the versions before, which keep their values: a model reads as many as it was
-trained on.
+The columns behind them are those of a launch on a GPU (:mod:`cdmpp.features.launch_columns`): a program with thread
+bindings has these, any other the former, and the others are 0. The last, ``sure_calls``, is for the physical limits of
+predictions: no network reads it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from cdmpp.features.cache_lines import (
     reuse,
     strides,
 )
-from cdmpp.features.gpu_schedule import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH, gpu_columns
 from cdmpp.features.instructions import (
     CODE_FLAGS,
     CODE_MAGNITUDES,
@@ -52,6 +49,7 @@ from cdmpp.features.instructions import (
     straight,
     straight_code,
 )
+from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_FLAGS
 from cdmpp.features.leaf import unique_elements
 from cdmpp.features.leaf_tables import PARTS, Tables, plain, tables
 from cdmpp.features.loop_order import LOOP_FLAGS, LOOP_MAGNITUDES, loop_order
@@ -140,19 +138,16 @@ _FIRST = (
     *CODE_FLAGS,
     *LINE_FLAGS,
 )
-#: Versions that models may read, with the number of columns of each.
 _CPU = (*_FIRST, *_ADDED)
 GPU_NAMES = tuple(f"gpu_{name}" for name in GPU_COLUMNS)
-SCHEDULE_WIDTHS = {2: len(_FIRST), 3: len(_CPU), 4: len(_CPU) + GPU_WIDTH, 5: len(_CPU) + GPU_WIDTH + 1}
-#: The newest version that networks read.
-SCHEDULE_VERSION = 4
+#: The columns that networks read, and how many of them come first in every version.
+SCHEDULE_VERSION = 6
+NETWORK_SCHEDULE_WIDTH, FIRST_WIDTH = len(_CPU) + len(GPU_NAMES), len(_FIRST)
+#: The first of the launch's columns.
+LAUNCH_FROM = len(_CPU)
 SCHEDULE_COLUMNS: tuple[str, ...] = (*_CPU, *GPU_NAMES, "sure_calls")
 SCHEDULE_WIDTH = len(SCHEDULE_COLUMNS)
-SCHEDULE_HASHES = {
-    version: hashlib.sha256(f"{version}\n{','.join(SCHEDULE_COLUMNS[:width])}".encode()).hexdigest()[:16]
-    for version, width in SCHEDULE_WIDTHS.items()
-}
-SCHEDULE_HASH = SCHEDULE_HASHES[max(SCHEDULE_WIDTHS)]
+SCHEDULE_HASH = hashlib.sha256(f"{SCHEDULE_VERSION}\n{','.join(SCHEDULE_COLUMNS)}".encode()).hexdigest()[:16]
 #: Columns that are no magnitudes.
 SCHEDULE_FLAGS = frozenset(
     (*LOOP_FLAGS, *CODE_FLAGS, *LINE_FLAGS, *STRAIGHT_FLAGS, *TILE_FLAGS, *TASK_FLAGS, *(f"gpu_{x}" for x in GPU_FLAGS))
@@ -170,13 +165,34 @@ def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
     list of ndarray of float32, (leaves, SCHEDULE_WIDTH)
         Magnitudes as log2(1 + x), flags as they are; columns named by :data:`SCHEDULE_COLUMNS`.
     """
+    plain = [ast for ast in asts if not _launched(ast)]
+    parts = iter(_cpu_matrices(plain) if plain else [])
+    found = []
+    for ast in asts:
+        if _launched(ast):
+            if ast.launches is None:
+                raise ValueError("the walk of a program with thread bindings recorded no launches: use recorded_ast")
+            part = np.zeros((len(ast.leaves), SCHEDULE_WIDTH), dtype=np.float32)
+            part[:, LAUNCH_FROM:-1] = ast.launches
+            found.append(part)
+        else:
+            found.append(next(parts))
+    return found
+
+
+def _launched(ast: CompactAST) -> bool:
+    return any(loop.kind.startswith(("blockIdx", "threadIdx")) for loop in ast.loops)
+
+
+def _cpu_matrices(asts: Sequence[CompactAST]) -> list[Array]:
+    """:func:`schedule_matrices` of programs without thread bindings."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         raw = columns(tables(asts))[:, _PLACES]
         scaled = np.where(_IS_FLAG, raw, np.log2(1 + np.maximum(raw, 0))).astype(np.float32)
     calls = np.log2([[1.0 + _sure_calls(ast, leaf)] for ast in asts for leaf in ast.leaves]).astype(np.float32)
-    scaled = np.concatenate([scaled, np.concatenate([gpu_columns(ast) for ast in asts]), calls], axis=1)
+    launches = np.zeros((len(scaled), len(GPU_NAMES)), dtype=np.float32)
     ends = np.cumsum([len(ast.leaves) for ast in asts])
-    return np.split(scaled, ends[:-1])
+    return np.split(np.concatenate([scaled, launches, calls], axis=1), ends[:-1])
 
 
 def _sure_calls(ast: CompactAST, leaf: Leaf) -> float:

@@ -13,7 +13,8 @@ tensor-core tile of 16 x 16 x 16 counts the same arithmetic and bytes as the loo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,6 +157,17 @@ def build_ast(
     return Walker(nodes, bindings or {}).build(root, function)
 
 
+@contextmanager
+def broken_nodes() -> Iterator[None]:
+    """Errors of nodes that do not fit together are :class:`InvalidProgramError`."""
+    try:
+        yield
+    except InvalidProgramError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise InvalidProgramError(f"the program's nodes are broken ({error!r:.200})", hint=HINT) from None
+
+
 class Walker(Expressions):
     """One pass over the statements of a PrimFunc; arguments as of :func:`build_ast`."""
 
@@ -174,12 +186,8 @@ class Walker(Expressions):
 
     def build(self, root: int, function: str | None = None) -> CompactAST:
         """The compact AST; arguments and errors as of :func:`build_ast`. A walker builds one."""
-        try:
+        with broken_nodes():
             self.function(find_prim_func(self.nodes, root, function))
-        except InvalidProgramError:
-            raise
-        except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise InvalidProgramError(f"the program's nodes are broken ({error!r:.200})", hint=HINT) from None
         if not self.ast.leaves:
             raise InvalidProgramError("the program stores nothing", hint="there is no computation to predict")
         return self.ast
@@ -403,7 +411,7 @@ class Walker(Expressions):
         before = self.predicates
         indices = [self.expression(i) for i in self.array(data["indices"])]
         self.value(data["value"], counts, reads)
-        store = Access(self.buffer(data["buffer"]), indices, is_write=True)
+        store = Access(self.buffer(data["buffer"]), indices)
         self._leaf(store, reads, counts, self.compute_type)
         self.ast.leaves[-1].library_calls, self.ast.leaves[-1].call_reads = self.library_calls, self.call_reads
         self.predicates = before

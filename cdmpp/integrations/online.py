@@ -25,7 +25,7 @@ import numpy as np
 
 from cdmpp.errors import ArtifactError
 from cdmpp.features.encode import EncodedPrograms
-from cdmpp.features.schedule import SCHEDULE_WIDTHS
+from cdmpp.features.schedule import FIRST_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.utils.files import check_regular, parse_json
 from cdmpp.utils.writing import replacing
@@ -46,7 +46,7 @@ _FIRST = (2.0, 0.3, 0.1)
 #: Feature units (powers of two of a column) of a distance of one.
 UNIT = float(np.sqrt(20.0))
 #: Columns of a leaf that count in a distance: those with which the scales above were chosen, and that files hold.
-_COLUMNS = WIDTH + SCHEDULE_WIDTHS[2]
+_COLUMNS = WIDTH + FIRST_WIDTH
 #: A magnitude is a base-2 logarithm of a double.
 _LARGEST = 1000.0
 

@@ -21,12 +21,15 @@ from cdmpp.model.domain.score import Context
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.inputs import FAMILIES, QUERY_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.launch_inputs import KERNEL_WIDTH
 from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, RowInputs
-from cdmpp.model.nn.weights import Tuned, Weights
+from cdmpp.model.nn.weights import Weights
 from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Spread of the inputs of a launch, most of which are log2 of ratios.
+LAUNCH_SPREAD = 2.0
 #: Rows of a kernel matrix that are computed together; bounds the memory.
 KERNEL_ROWS = 4096
 
@@ -333,11 +336,16 @@ class FeatureMaker:
             Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`.
         """
         rows, inputs = batch.rows, RowInputs(batch.store, stack_devices(batch.specs))
-        numeric = np.empty((len(rows), len(NUMERIC)), dtype=np.float32)
+        launches = KERNEL_WIDTH * self._weights.config.schedule
+        numeric = np.zeros((len(rows), len(NUMERIC) + launches), dtype=np.float32)
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
-            standardised = self._weights.standardise(inputs.queries(part)[0])
-            numeric[start : start + len(part)] = standardised[:, _COLUMNS]
+            place = slice(start, start + len(part))
+            numeric[place, : len(NUMERIC)] = self._weights.standardise(inputs.queries(part)[0])[:, _COLUMNS]
+            if launches:
+                # The time of a GPU program follows its launch on the device, not the sizes of its tensors.
+                numeric[place, : len(NUMERIC)] *= ~batch.store.launched[part.program, None]
+                numeric[place, len(NUMERIC) :] = inputs.kernels(part) / LAUNCH_SPREAD
         one_hot = batch.store.summary[:, _FIRST_FAMILY : _FIRST_FAMILY + len(FAMILIES)]
         return AdapterFeatures(
             numeric=numeric,
@@ -390,8 +398,6 @@ class Adapter:
         Share of the correction that is applied, from cross-validation: 1 all of it, 0 the base's predictions.
     width : float
         Factor on the width of the adapted intervals, from cross-validation.
-    tuned : dict of arrays, optional
-        Tuned weights (:meth:`cdmpp.model.nn.weights.Weights.tuned`).
     report : dict
         Report of the adaptation (:mod:`cdmpp.train.adaptation`).
     scheduled : bool
@@ -403,7 +409,6 @@ class Adapter:
     names: Names
     weight: float
     width: float
-    tuned: Tuned | None = None
     report: dict[str, Any] = field(default_factory=dict)
     scheduled: bool = False
 
@@ -415,7 +420,7 @@ class Adapter:
         Parameters
         ----------
         point, levels : (n,), (n, len(LEVELS))
-            The base's log latencies, with the shift of the tuned weights.
+            The base's log latencies.
         features : AdapterFeatures, n rows
         one_by_one : bool
             See :meth:`ResidualProcess.mean_and_variance`.

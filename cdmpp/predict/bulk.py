@@ -21,7 +21,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import TIR, EncodedPrograms
-from cdmpp.features.schedule import SCHEDULE_HASHES, SCHEDULE_WIDTHS
+from cdmpp.features.schedule import SCHEDULE_HASH, SCHEDULE_WIDTH
 from cdmpp.features.schema import SCHEMA_HASH, WIDTH
 from cdmpp.features.tensor_bytes import Layout, expect_format, numbers, read, texts, within, write
 from cdmpp.features.walk import MAX_LEAVES
@@ -147,10 +147,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 MEDIA_TYPE = "application/vnd.safetensors"
 QUESTIONS_FORMAT = "cdmpp-feature-questions-1"
 #: Feature schemas by width of a leaf: operator columns, or operator columns and a version of the schedule's.
-SCHEMAS = {
-    WIDTH: SCHEMA_HASH,
-    **{WIDTH + width: f"{SCHEMA_HASH}+{SCHEDULE_HASHES[version]}" for version, width in SCHEDULE_WIDTHS.items()},
-}
+SCHEMAS = {WIDTH: SCHEMA_HASH, WIDTH + SCHEDULE_WIDTH: f"{SCHEMA_HASH}+{SCHEDULE_HASH}"}
 #: Bounds above those of any program: a magnitude is log2(1 + x) of a double; totals are doubles, which are
 #: multiplied with a device's figures.
 MAX_COLUMN, MAX_TOTAL = 1100.0, 1e200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -98,10 +97,6 @@ class TrainConfig(BaseModel):
     )
     finish: FinishConfig = FinishConfig()
 
-    def of_one_network(self) -> TrainConfig:
-        """The same configuration without further members."""
-        return self.model_copy(update={"network": replace(self.network, members=1)})
-
     @classmethod
     def of_manifest(cls, fields: Mapping[str, Any]) -> TrainConfig:
         """Configuration stored with a model (:meth:`NetworkConfig.of_manifest`).
@@ -112,8 +107,10 @@ class TrainConfig(BaseModel):
             An option has a value that this version does not support.
         """
         # "ratio" is the only label that was ever shipped, and the only one left.
-        kept = {name: value for name, value in fields.items() if name not in ("label", "network")}
-        return cls(**kept, network=NetworkConfig.of_manifest(fields["network"]))
+        kept = {name: value for name, value in fields.items() if name not in ("label", "network", "optimiser")}
+        # Retired options of the training do not change the network.
+        optimiser = {k: v for k, v in fields["optimiser"].items() if k not in ("ranking", "group_programs")}
+        return cls(**kept, optimiser=optimiser, network=NetworkConfig.of_manifest(fields["network"]))
 
     @model_validator(mode="after")
     def _check_target_devices(self) -> Self:

@@ -28,7 +28,7 @@ from cdmpp.train.checkpoint import CHECKPOINT, State, read_checkpoint, write_che
 from cdmpp.train.job import LabelledRows, TrainingJob
 from cdmpp.train.options import OptimiserConfig, Precision
 from cdmpp.train.ranks import ALONE, Ranks, Stopped
-from cdmpp.train.step import Objective, blocks, epoch_order
+from cdmpp.train.step import Objective, epoch_order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -77,14 +77,16 @@ def first_network(job: TrainingJob, inputs: NetworkInputs) -> LatencyNetwork:
 def fit_scalers(network: LatencyNetwork, inputs: NetworkInputs, rows: LabelledRows, rng: np.random.Generator) -> None:
     """Set means and standard deviations of the inputs from a seeded sample of the training rows."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
-    features, width = inputs.queries(sample)[0], network.config.leaf_width
-    leaves = np.concatenate(
-        [
-            b.leaves[inputs.store.slot[sample.program[members]], :, :width].reshape(-1, width)
-            for size, b in inputs.store.buckets.items()
-            if (members := inputs.store.bucket[sample.program] == size).any()
-        ]
-    )
+    features, config, parts = inputs.queries(sample)[0], network.config, []
+    for size, bucket in inputs.store.buckets.items():
+        members = sample.take(np.flatnonzero(inputs.store.bucket[sample.program] == size))
+        if len(members):
+            leaves = bucket.leaves[inputs.store.slot[members.program], :, : config.stored_width]
+            if config.schedule:
+                launches = inputs.launches(members, inputs.device_matrix[members.device])
+                leaves = np.concatenate([leaves, launches], axis=2)
+            parts.append(leaves.reshape(-1, config.leaf_width))
+    leaves = np.concatenate(parts)
     for name, values in (("input", features), ("leaf", leaves)):
         spread = values.std(0)
         scale = np.where(spread > 1e-4, 1 / np.maximum(spread, 1e-4), 0.0)
@@ -148,7 +150,7 @@ def run_steps(
     optimiser = torch.optim.AdamW(network.parameters(), lr=opt.learning_rate, weight_decay=opt.weight_decay, fused=True)
     average = {k: v.detach().clone() for k, v in network.named_parameters()}
     objective = make_objective(job, inputs)
-    block, together = blocks(job)
+    task = job.task[job.index]
     ranks.check_same(job.identity)
     state = State(network, optimiser, average)
     step, seconds = _begin(out, job.identity, state, start, ranks)
@@ -165,7 +167,7 @@ def run_steps(
         while (share := _share(opt, step, seconds + time.monotonic() - started, ranks)) < 1:
             while cursor + opt.batch_rows > len(order):
                 epoch += 1
-                drawn = epoch_order(job.index, job.weight, job.seed, epoch, group=block, together=together)
+                drawn = epoch_order(job.index, job.weight, job.seed, epoch, group=task, together=opt.group_tasks)
                 order = np.concatenate([order[cursor:], drawn])
                 cursor = 0
             if seen < skip:

@@ -40,12 +40,8 @@ class OptimiserConfig(Options):
     quantile_weight: float = number(0.5, least=0)
     #: Of the order among programs of one task.
     ranking_weight: float = number(0.0, least=0)
-    #: pairwise: logistic loss on pairs; listwise: softmax over the programs of a task.
-    ranking: Literal["pairwise", "listwise"] = "pairwise"
     #: Programs of one task and device that are drawn into a batch together.
     group_tasks: int = number(1, least=1, most=256)
-    #: Rows of one program, on several devices, that are drawn into a batch together.
-    group_programs: int = number(1, least=1, most=256)
     #: Steps between checkpoints.
     checkpoint_every: int = number(500, least=1)
     threads: int | None = number(None, least=1)

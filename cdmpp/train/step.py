@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.inputs import virtual_devices
-from cdmpp.model.nn.losses import DISCREPANCIES, bounded, listwise_loss, pinball_loss, ranking_loss, relative_error_loss
+from cdmpp.model.nn.losses import DISCREPANCIES, bounded, pinball_loss, ranking_loss, relative_error_loss
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.programs.query_options import BACKENDS
 from cdmpp.train.job import LabelledRows, TrainingJob
@@ -24,7 +24,7 @@ MAX_COMPARED = 31
 
 
 def epoch_order(
-    index: Array, weight: Array, seed: int, epoch: int, *, group: Array | None = None, together: int | Array = 1
+    index: Array, weight: Array, seed: int, epoch: int, *, group: Array | None = None, together: int = 1
 ) -> Array:
     """Rows of one epoch in a seeded order; a row of weight 2.5 occurs two or three times.
 
@@ -34,37 +34,21 @@ def epoch_order(
         Rows and their mean number of draws.
     group : (rows,) int, optional
         Rows of one group are drawn in blocks of up to ``together``; those of group -1 individually.
-    together : int, or (rows,) int
     """
     rng = np.random.default_rng([seed, 2, epoch])
     times = np.floor(weight + rng.random(len(weight))).astype(np.int64)
     chosen = np.repeat(np.arange(len(index)), times)
     rng.shuffle(chosen)
-    if group is None or np.all(together == 1):
+    if group is None or together == 1:
         return np.asarray(index[chosen])
     # Sort by group, keeping the shuffled order within; then shuffle blocks.
     chosen = chosen[np.argsort(group[chosen], kind="stable")]
     starts = np.unique(group[chosen], return_index=True)[1]
     place = np.arange(len(chosen)) - np.repeat(starts, np.diff([*starts, len(chosen)]))
     alone = group[chosen] < 0
-    largest = np.broadcast_to(together, index.shape)[chosen]
-    block = np.cumsum(alone | (place % largest == 0)) - 1
+    block = np.cumsum(alone | (place % together == 0)) - 1
     key = rng.permutation(int(block[-1]) + 1)[block]
     return np.asarray(index[chosen[np.argsort(key, kind="stable")]])
-
-
-def blocks(job: TrainingJob) -> tuple[Array, Array]:
-    """Group and largest block of each training row, for :func:`epoch_order`.
-
-    Schedules of a task and device are drawn together because they are ranked, rows of one program because its leaves
-    are then encoded once (``NetworkConfig.shared``).
-    """
-    opt, tasks = job.optimiser, job.task[job.index]
-    if opt.group_programs == 1:
-        return tasks, np.full(len(tasks), opt.group_tasks)
-    first = int(tasks.max(initial=-1)) + 1
-    programs = first + job.rows.program[job.index].astype(np.int64)
-    return np.where(tasks < 0, programs, tasks), np.where(tasks < 0, opt.group_programs, opt.group_tasks)
 
 
 def pairs_within(group: Array) -> tuple[Array, Array]:
@@ -133,8 +117,9 @@ class Objective:
             # The label is the real device's efficiency: see virtual_devices.
             rng = np.random.default_rng([self.job.seed, 9, step])
             share = np.where(device.numpy() == 0, opt.virtual_hidden, opt.virtual_known)
-            # Leaf times of scheduled programs are in seconds of the real device (cdmpp.model.nn.network).
-            virtual = (rng.random(len(rows)) < share) & (rows.backend != BACKENDS.index("tvm"))
+            # Leaf times of programs scheduled for a CPU are in seconds of the real device (cdmpp.model.nn.network).
+            timed = (rows.backend == BACKENDS.index("tvm")) & ~self.inputs.store.launched[rows.program]
+            virtual = (rng.random(len(rows)) < share) & ~timed
             figures[virtual] = virtual_devices(figures[virtual], rng)
         whole = len(rows)
         if ranks.size > 1:
@@ -148,12 +133,12 @@ class Objective:
         latent, queries, reference = self.inputs.encode(network, rows, multiple=multiple, device=figures)
         if virtual.any():
             reference = self.inputs.queries(rows)[2]
-        target = torch.from_numpy(self.label(rows, reference).astype(np.float32)).to(latent.device)
+        target = torch.from_numpy((rows.log_latency - reference).astype(np.float32)).to(latent.device)
         fixed = torch.from_numpy(reference.astype(np.float32)).to(latent.device)
         loss, device = latent.new_zeros(()), device.to(latent.device)
         # Members are trained side by side, each on its own error: their mean is better than they are.
         for point, quantiles, _ in network.decode_each(latent, queries, device):
-            error = self.error(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
+            error = relative_error_loss(point, target) + opt.quantile_weight * pinball_loss(quantiles, target)
             loss = loss + error * (len(rows) / whole)
             if opt.ranking_weight:
                 predicted, measured = ranks.whole(point + fixed, whole), ranks.whole(target + fixed, whole)
@@ -169,21 +154,11 @@ class Objective:
             loss = loss + domain.weight * ranks.shared(distance)
         return loss
 
-    def label(self, rows: LabelledRows, reference: Array) -> Array:
-        """Labels of rows, (rows,): log(latency / reference)."""
-        return np.asarray(rows.log_latency - reference)
-
     def order(self, predicted: Tensor, measured: Tensor, tasks: Array) -> Tensor:
         """Loss of the order of log latencies within tasks."""
         on = predicted.device
-        if self.job.optimiser.ranking == "listwise":
-            return listwise_loss(predicted, measured, torch.from_numpy(tasks).to(on))
         first, second = (torch.from_numpy(i).to(on) for i in pairs_within(tasks))
         return ranking_loss(predicted, measured, first, second)
-
-    def error(self, point: Tensor, target: Tensor) -> Tensor:
-        """Loss of the point predictions."""
-        return relative_error_loss(point, target)
 
     def _drawn(self, step: int) -> LabelledRows:
         """Random rows of the unlabelled target, without latencies."""

@@ -23,6 +23,7 @@ NEED_PUBLIC_DATA = [
     "training_truth.__main__",
     "quick.__main__",
     "schedules.gpu",
+    "schedules.study",
     "unseen_shapes",
 ]
 #: Tiny sizes of the others. {out} is a result file, {folder} an empty folder, {records} some measured programs,

@@ -60,7 +60,6 @@ def test_invalid_arguments_are_refused(run: Run, mine: list[object], tmp_path: P
     folder = tmp_path / "todo"
     for arguments, message in (
         (("--k", 11), "cannot choose k = 11"),
-        (("--backend", "tvm"), "cdmpp collect"),
         (("--framework", "jax"), "no framework 'jax'"),
         (("--device", "no-such"), "no device named"),
         (("--pool", tmp_path / "absent.txt"), "cannot be read"),

@@ -13,7 +13,8 @@ tvm = pytest.importorskip("tvm")
 from tvm import te  # noqa: E402
 
 from cdmpp.data.importers import ansor_program  # noqa: E402
-from cdmpp.features.launch_columns import GPU_COLUMNS, GPU_FLAGS, LAUNCH, launch_columns  # noqa: E402
+from cdmpp.features.launch_columns import launch_columns  # noqa: E402
+from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_FLAGS, LAUNCH  # noqa: E402
 from cdmpp.features.statements import Recorder  # noqa: E402
 from cdmpp.programs.program import TensorProgram  # noqa: E402
 from cdmpp.programs.tvm_json import load  # noqa: E402
@@ -43,7 +44,7 @@ def product(unroll: int, m: list[int], n: list[int], k: list[int]) -> TensorProg
 def test_tiled_product_has_the_counts_of_its_fetches_and_its_update() -> None:
     # 4 x 2 blocks of 8 x 16 results, 4 x 8 threads of 2 x 2; two rounds of 8 of the 16 products.
     found = columns(product(0, [1, 4, 2, 1], [1, 8, 1, 2], [2, 4]))
-    launch = (0, 8, 32, 1, 4, 4 * (8 * 8 + 8 * 16), 0)
+    launch = (0, 8, 32, 1, 4, 4 * (8 * 8 + 8 * 16), 0, 0)
     assert {name: found[name] for name in LAUNCH} == {n: [value] * 5 for n, value in zip(LAUNCH, launch, strict=True)}
     # Leaves: fetch of A, fetch of B with vectors of four, zero, update, copy of the result.
     expected = {

@@ -1,4 +1,4 @@
-"""Columns that version 3 of the schedule added, on programs that can be counted by hand."""
+"""Groups of the schedule's columns, on programs that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from dataclasses import asdict
 import pytest
 
 from cdmpp.features.ast import CompactAST, Loop
-from cdmpp.features.schedule import GPU_NAMES, SCHEDULE_COLUMNS, SCHEDULE_GROUPS, SCHEDULE_HASHES, SCHEDULE_WIDTHS
+from cdmpp.features.schedule import (
+    FIRST_WIDTH,
+    GPU_NAMES,
+    LAUNCH_FROM,
+    NETWORK_SCHEDULE_WIDTH,
+    SCHEDULE_COLUMNS,
+    SCHEDULE_GROUPS,
+    SCHEDULE_VERSION,
+)
 from cdmpp.features.schema import COLUMNS, WIDTH
 from cdmpp.model.nn.config import NetworkConfig, UnsupportedOptionError
+from cdmpp.model.nn.launch_inputs import LAUNCH_WIDTH
 from cdmpp.model.nn.weights import network_columns
 from tests.features.test_compiled import PLAIN, at, columns, leaf, matmul, repeated, tensor
 
 
-def test_versions_add_columns_behind_those_before() -> None:
-    assert SCHEDULE_WIDTHS[2] == 86
-    # Models that read version 2 name it by this hash.
-    assert SCHEDULE_HASHES[2] == "85bf200474a88461"
+def test_columns_of_a_cpu_come_first() -> None:
     added = [name for names in SCHEDULE_GROUPS.values() for name in names]
-    assert list(SCHEDULE_COLUMNS[SCHEDULE_WIDTHS[2] : SCHEDULE_WIDTHS[3]]) == added
-    assert SCHEDULE_COLUMNS[SCHEDULE_WIDTHS[3] :] == (*GPU_NAMES, "sure_calls")
-    assert len(set(SCHEDULE_COLUMNS)) == len(SCHEDULE_COLUMNS) == SCHEDULE_WIDTHS[5]
+    assert list(SCHEDULE_COLUMNS[FIRST_WIDTH:LAUNCH_FROM]) == added
+    assert SCHEDULE_COLUMNS[LAUNCH_FROM:] == (*GPU_NAMES, "sure_calls")
+    assert len(set(SCHEDULE_COLUMNS)) == len(SCHEDULE_COLUMNS) == NETWORK_SCHEDULE_WIDTH + 1
     assert len(SCHEDULE_GROUPS) == 5
 
 
@@ -116,12 +122,13 @@ def test_tasks_that_do_not_divide_by_the_threads() -> None:
     assert alone["serial_ops"] == alone["vector_ops"]
 
 
-def test_a_network_reads_the_version_that_it_was_trained_on() -> None:
-    # Manifests of before version 3 do not name one.
-    older = NetworkConfig.of_manifest({"schedule": True})
-    assert (older.schedule_version, older.leaf_width) == (2, WIDTH + SCHEDULE_WIDTHS[2])
-    assert network_columns(older)["leaf"] == [*COLUMNS, *SCHEDULE_COLUMNS[: SCHEDULE_WIDTHS[2]]]
-    newer = NetworkConfig.of_manifest(asdict(NetworkConfig(schedule=True)))
-    assert (newer.schedule_version, newer.leaf_width) == (4, WIDTH + SCHEDULE_WIDTHS[4])
-    with pytest.raises(UnsupportedOptionError, match=r"version 9 .* computes 2 or 3"):
-        NetworkConfig.of_manifest({"schedule": True, "schedule_version": 9})
+def test_a_network_reads_this_version_alone() -> None:
+    config = NetworkConfig.of_manifest(asdict(NetworkConfig(schedule=True)))
+    assert config.stored_width == WIDTH + NETWORK_SCHEDULE_WIDTH
+    assert config.leaf_width == config.stored_width + LAUNCH_WIDTH
+    names = network_columns(config)["leaf"]
+    assert names[: config.stored_width] == [*COLUMNS, *SCHEDULE_COLUMNS[:-1]] and len(names) == config.leaf_width
+    for fields in ({"schedule": True}, {"schedule": True, "schedule_version": 4}):
+        with pytest.raises(UnsupportedOptionError, match=rf"this version computes {SCHEDULE_VERSION}"):
+            NetworkConfig.of_manifest(fields)
+    assert NetworkConfig.of_manifest({"schedule_version": 4}) == NetworkConfig()  # reads no schedules

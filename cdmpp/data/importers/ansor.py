@@ -52,7 +52,7 @@ def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "")
     import_tvm()
     from tvm import ir, s_tir, te
 
-    function = _workload(workload, epilogue)
+    function = workload_tensors(workload, epilogue)
     try:
         parsed = json.loads(steps) if isinstance(steps, str) else steps
         schedule = s_tir.Schedule(te.create_prim_func(function))
@@ -69,8 +69,8 @@ def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "")
 
 
 # -- workloads ------------------------------------------------------------------------------------------------
-def _workload(key: str, epilogue: str) -> list[Any]:
-    """Arguments and result of a workload, as tensor expressions."""
+def workload_tensors(key: str, epilogue: str) -> list[Any]:
+    """Arguments and result of a workload, as tensor expressions; arguments and errors as of :func:`ansor_program`."""
     from tvm import te, topi
 
     try:

@@ -32,13 +32,6 @@ from cdmpp.utils.files import MAX_REQUEST_BYTES, open_file, read_json
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
 WORK, _BUILT = "work", "built.jsonl"
-#: Tables of a store that define the programs to measure, and the copied columns.
-_TABLES = {
-    "networks": "name, unsupported",
-    "tasks": "hash, name, program, sampled, failure",
-    "network_tasks": "network, task, calls",
-    "programs": "hash, task, origin, position, program",
-}
 
 
 def write_job(
@@ -184,7 +177,7 @@ def measure_job(
     settings = CollectSettings.model_validate(manifest["settings"])
     with Store(result) as store:
         store.settle({"seed": settings.seed, "target_kind": manifest["kind"], "timing": settings.timing.model_dump()})
-        _take_programs(store, folder / PROGRAMS)
+        store.take_programs(folder / PROGRAMS)
         configurations = _here(manifest, device, threads, store.devices())
         libraries = _libraries(folder, manifest)
 
@@ -380,15 +373,6 @@ def _copy_programs(store: Store, path: Path) -> None:
     with closing(sqlite3.connect(store.folder / STORE)) as db:
         db.execute("VACUUM INTO ?", (str(aside),))
     os.replace(aside, path)
-
-
-def _take_programs(store: Store, path: Path) -> None:
-    """Add a job's missing tasks and programs to a store."""
-    with _room(store.folder), closing(sqlite3.connect(store.folder / STORE, uri=True)) as db:
-        db.execute("ATTACH ? AS job", (f"{path.resolve().as_uri()}?mode=ro&immutable=1",))
-        with db:
-            for table, columns in _TABLES.items():
-                db.execute(f"INSERT OR IGNORE INTO {table} ({columns}) SELECT {columns} FROM job.{table}")
 
 
 def _checksums(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

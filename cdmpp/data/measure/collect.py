@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from cdmpp.data.folder import STORE
 from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
 from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.data.measure.sampling import begin_search, continue_search, prepare_sampler, prepare_search, sample_programs
@@ -33,6 +34,7 @@ from cdmpp.data.measure.store import (
 )
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine, time_in_passes
+from cdmpp.data.measure.todo import is_scheduled_todo
 from cdmpp.devices.host import available_cores
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError, MeasurementError, UnsupportedOperatorError
 from cdmpp.programs.frontends.tasks import TaskList, is_file, network_name, network_tasks
@@ -213,7 +215,11 @@ class Collector:
         self.store.remember_devices({c.name: describe(c) for c in self.configurations})
 
     def _lower(self, given: Sequence[str], dims: Mapping[str, int]) -> None:
-        names = {network_name(source, dims): source for source in given}
+        selections = [source for source in given if is_scheduled_todo(Path(source))]
+        for selection in selections:
+            if not (self.store.folder / STORE).samefile(Path(selection) / STORE):
+                self.store.take_programs(Path(selection) / STORE)
+        names = {network_name(source, dims): source for source in given if source not in selections}
         digests = {
             f"file {name}": sha256(p.read_bytes()).hexdigest()
             for name, source in names.items()
@@ -395,8 +401,9 @@ def collect(
     Parameters
     ----------
     sources : sequence of str
-        Networks as in :func:`cdmpp.programs.frontends.tasks.network_tasks`. A folder may be extended by networks and
-        schedules; seed and timing settings must stay the same.
+        Networks as in :func:`cdmpp.programs.frontends.tasks.network_tasks`, or a folder of
+        ``cdmpp select --backend tvm``. A folder may be extended by networks and schedules; seed and timing settings
+        must stay the same.
     configurations : sequence of Configuration
     out : path
     settings : CollectSettings, optional

@@ -1,7 +1,7 @@
 """Timing of library kernels: an operator as a PyTorch call, on a device that PyTorch finds.
 
 :func:`cdmpp.data.measure.timing.time_program` chooses the number of runs and the label, as for TVM programs. The
-protocol defines one run (:mod:`cdmpp.data.measure.runtime.library_calls`).
+protocol defines one run (:mod:`cdmpp.data.measure.library_calls`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from cdmpp.data.measure.runtime.library_calls import EVALUATORS, CallError, Tensors, make_call, precision
+from cdmpp.data.measure.library_calls import EVALUATORS, CallError, Tensors, make_call, precision
 from cdmpp.data.measure.timing import Timing, TimingSettings, time_program
 from cdmpp.data.physics import UNSTABLE, needed_bytes
 from cdmpp.data.records import Measurement

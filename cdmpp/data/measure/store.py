@@ -16,7 +16,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +35,8 @@ _MAKE_ROOM = "free some space and repeat the same command to resume"
 _ROOM_BYTES = 16 * 2**20
 LOCK = "collect.lock"
 FIRST, SECOND = 0, 1
+#: In place of a number of drawn schedules: as many as any call requests.
+_NO_DRAWS = 2**62
 #: Stands for the operator where a network as a whole cannot be lowered.
 WHOLE = "the whole file"
 _SCHEMA = """
@@ -55,6 +57,14 @@ CREATE TABLE IF NOT EXISTS measurements (
     latency_s REAL, spread REAL, number INTEGER, once INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL,
     measured_at REAL NOT NULL, overhead_s REAL NOT NULL, PRIMARY KEY (program, device, turn));
 """
+
+#: Tables of a store that define the programs to measure, and the copied columns.
+_TABLES = {
+    "networks": "name, unsupported",
+    "tasks": "hash, name, program, sampled, failure",
+    "network_tasks": "network, task, calls",
+    "programs": "hash, task, origin, position, program",
+}
 
 
 @dataclass(frozen=True)
@@ -255,6 +265,10 @@ class Store:
             tasks.setdefault(network, []).append(task)
         return tasks
 
+    def task_names(self) -> dict[str, str]:
+        """Return the name of each task by hash."""
+        return dict(self._db.execute("SELECT hash, name FROM tasks ORDER BY rowid"))
+
     def task_program(self, task: str) -> str:
         """Return the unscheduled program of a task, as TVM JSON."""
         return _unpack(self._db.execute("SELECT program FROM tasks WHERE hash = ?", (task,)).fetchone()[0])
@@ -281,6 +295,28 @@ class Store:
                 )
             if drawn is not None:
                 self._db.execute("UPDATE tasks SET sampled = ? WHERE hash = ?", (drawn, task))
+
+    def add_given(self, programs: Sequence[StoredProgram]) -> None:
+        """Store programs in the given order, and their tasks, for which no schedules are drawn."""
+        with self.transaction():
+            for position, p in enumerate(programs):
+                blob = _pack(p.tvm_json)
+                row = (p.task, p.task_name, blob, _NO_DRAWS)
+                self._db.execute("INSERT OR IGNORE INTO tasks (hash, name, program, sampled) VALUES (?, ?, ?, ?)", row)
+                self._db.execute(
+                    "INSERT INTO programs VALUES (?, ?, ?, ?, ?)", (p.hash, p.task, p.origin, position, blob)
+                )
+                self._db.executemany(
+                    "INSERT OR IGNORE INTO network_tasks VALUES (?, ?, 1)", [(name, p.task) for name in p.networks]
+                )
+
+    def take_programs(self, path: Path) -> None:
+        """Add the missing tasks and programs of another store's file, which is only read."""
+        with disk_errors(self.folder / FILE), closing(sqlite3.connect(self.folder / FILE, uri=True)) as db:
+            db.execute("ATTACH ? AS job", (f"{path.resolve().as_uri()}?mode=ro&immutable=1",))
+            with db:
+                for table, columns in _TABLES.items():
+                    db.execute(f"INSERT OR IGNORE INTO {table} ({columns}) SELECT {columns} FROM job.{table}")
 
     def untuned(self, trials: int) -> list[tuple[str, str, str]]:
         """Return the tasks (hash, name, TVM JSON) whose last search had fewer trials.

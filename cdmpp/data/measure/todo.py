@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdmpp.data.device_specs import parse_spec, spec_text
-from cdmpp.data.folder import DEVICE
+from cdmpp.data.folder import DEVICE, STORE
 from cdmpp.data.physics import UNSTABLE
 from cdmpp.devices.loading import specification_toml
 from cdmpp.devices.registry import find_known
@@ -66,7 +66,12 @@ class Todo:
 
 def is_todo(path: Path) -> bool:
     """Whether a folder was written by :func:`write_todo`."""
-    return (path / ABOUT).is_file() and (path / PROGRAMS).is_file()
+    return (path / ABOUT).is_file() and (path / PROGRAMS).is_file() and not (path / STORE).exists()
+
+
+def is_scheduled_todo(path: Path) -> bool:
+    """Whether a folder has TVM programs that ``cdmpp select`` chose (:mod:`cdmpp.data.measure.scheduled_todo`)."""
+    return (path / ABOUT).is_file() and (path / STORE).is_file()
 
 
 def write_todo(todo: Todo, folder: Path) -> None:

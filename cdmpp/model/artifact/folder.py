@@ -195,7 +195,6 @@ class AdapterManifest(_Fields):
     names: _Names
     weight: Annotated[float, Field(ge=0, le=1)]
     width: _Factor
-    tuned: bool
     scheduled: bool = False
     report: dict[str, Any]
     sha256: dict[str, _Digest]

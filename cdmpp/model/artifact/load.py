@@ -90,7 +90,6 @@ def save_adapted(folder: str | os.PathLike[str], artifact: Artifact) -> dict[str
         "names": asdict(adapter.names),
         "weight": adapter.weight,
         "width": adapter.width,
-        "tuned": adapter.tuned is not None,
         "scheduled": adapter.scheduled,
         "report": adapter.report,
         "libraries": library_versions(),
@@ -147,21 +146,19 @@ def on_base(base: Artifact, payload: bytes, manifest: dict[str, Any], path: Path
     """
     if manifest["numeric"] != list(NUMERIC):
         raise ArtifactError(f"{path} was adapted with other features", hint="adapt again with this version of cdmpp")
+    if manifest.get("tuned"):
+        raise ArtifactError(f"{path} has tuned weights, which this version does not read", hint="adapt again")
     tensors = load(payload)
     process = {k[8:]: v for k, v in tensors.items() if k.startswith("process.")}
-    tuned = {k[6:]: v for k, v in tensors.items() if k.startswith("tuned.")}
     adapter = Adapter(
         device=from_mapping(manifest["device"]),
         process=ResidualProcess.load(process, manifest["process"]),
         names=Names(**{k: tuple(v) for k, v in manifest["names"].items()}),
         weight=float(manifest["weight"]),
         width=float(manifest["width"]),
-        tuned=tuned if manifest["tuned"] else None,
         report=manifest["report"],
         scheduled=bool(manifest.get("scheduled", False)),
     )
-    if adapter.tuned is not None:
-        base.part(scheduled=adapter.scheduled).weights.tuned(adapter.tuned)
     identity = _identity(base, adapter, payload)
     check_identity(path, manifest, identity)
     return _on_top(base, adapter, identity)
@@ -242,7 +239,6 @@ def _base(path: Path, manifest: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
 
 def _payload(adapter: Adapter) -> bytes:
     tensors = {f"process.{name}": value for name, value in adapter.process.tensors().items()}
-    tensors |= {f"tuned.{name}": value for name, value in (adapter.tuned or {}).items()}
     payload: bytes = save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
     return payload
 

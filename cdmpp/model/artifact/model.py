@@ -64,7 +64,7 @@ class Artifact:
     @property
     def leaf_width(self) -> int:
         """Columns of a leaf that the networks read."""
-        return max(part.config.leaf_width for part in self._parts)
+        return max(part.config.stored_width for part in self._parts)
 
     @property
     def reads_schedules(self) -> bool:
@@ -94,7 +94,7 @@ class Artifact:
 
     @property
     def network(self) -> LatencyNetwork:
-        """The network in torch, in evaluation mode, for training, tuning and inspection.
+        """The network in torch, in evaluation mode, for training and inspection.
 
         Raises
         ------

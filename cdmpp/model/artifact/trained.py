@@ -19,7 +19,7 @@ from safetensors.numpy import load, save
 from cdmpp.devices.registry import table
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, CdmppError
-from cdmpp.features.schedule import SCHEDULE_HASHES
+from cdmpp.features.schedule import SCHEDULE_HASH
 from cdmpp.features.schema import SCHEMA_HASH
 from cdmpp.model.artifact.folder import (
     FORMAT_VERSION,
@@ -86,7 +86,7 @@ def save_artifact(
         "name": name,
         "feature_schema": SCHEMA_HASH,
         "input_schema": INPUT_HASH,
-        **({"schedule_schema": SCHEDULE_HASHES[network.config.schedule_version]} if network.config.schedule else {}),
+        **({"schedule_schema": SCHEDULE_HASH} if network.config.schedule else {}),
         "label": "log(latency_s / (flops / peak + bytes / bandwidth + protocol floor))",
         "network": asdict(network.config),
         "columns": network_columns(network.config),
@@ -141,7 +141,7 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
     for key, expected in (
         ("feature_schema", (SCHEMA_HASH,)),
         ("input_schema", (INPUT_HASH,)),
-        ("schedule_schema", tuple(SCHEDULE_HASHES.values())),
+        ("schedule_schema", (SCHEDULE_HASH,)),
     ):
         if key == "schedule_schema" and key not in manifest:
             continue  # the network does not read schedule columns

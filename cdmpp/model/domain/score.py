@@ -6,8 +6,7 @@ second is a step for a context that training did not have: a new combination of 
 or a new operator.
 
 Programs with a GPU schedule are compared with the training programs that have one, and with no others: operators and
-CPU schedules say nothing about threads and shared memory. Beyond those programs' reach they are "out", within it at
-best "near".
+CPU schedules say nothing about threads and shared memory. Beyond those programs' reach they are "out".
 """
 
 from __future__ import annotations

@@ -137,8 +137,6 @@ class Engine:
 
         def results(size: int) -> Array:
             parts = [{k: v[i : i + size] for k, v in feed.items()} for i in range(0, rows, size)]
-            for part in parts if config.shared else ():
-                part["program"] = np.arange(len(part["inputs"]))
             return np.concatenate([np.column_stack(self._session.run(["point", "levels", "view"], p)) for p in parts])
 
         whole = results(rows)
@@ -182,19 +180,18 @@ class Engine:
         def compute(chunk: Chunk) -> None:
             bucket, members, padded = chunk
             slots = inputs.store.slot[rows.program[padded]]
-            further = {}
-            if self.config.shared:
-                slots, further["program"] = np.unique(slots, return_inverse=True)
-                if batch_invariant:
-                    slots = _padded(slots, len(padded), step)
+            leaves = np.ascontiguousarray(bucket.leaves[slots][:, :, : self.config.stored_width])
+            if self.config.schedule:
+                asked = rows.take(padded)
+                launches = inputs.launches(asked, inputs.device_matrix[asked.device])
+                leaves = np.concatenate([leaves, launches], axis=2)
             feed = {
-                "leaves": np.ascontiguousarray(bucket.leaves[slots][:, :, : self.config.leaf_width]),
+                "leaves": leaves,
                 "mask": bucket.mask[slots],
                 "inputs": queries[padded],
                 "logs": logs[padded],
                 "device": devices[padded],
                 "places": encode_positions(self.config.positions, bucket.positions[slots], self.config.width),
-                **further,
             }
             outputs = self._session.run(names, feed)
             count = len(members)
@@ -203,7 +200,7 @@ class Engine:
             if views is not None:
                 views[members] = outputs[2][:count]
 
-        chunks = _chunks(inputs, rows, batch_invariant, step, by_program=self.config.shared)
+        chunks = _chunks(inputs, rows, batch_invariant, step)
         if parallel_chunks > 1 and len(rows) > CHUNK_ROWS:
             # The chunks with most leaves first, so that the threads end at about the same time.
             ordered = sorted(chunks, key=lambda chunk: -chunk[0].leaves.shape[1] * len(chunk[2]))
@@ -230,15 +227,11 @@ def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Arr
     return queries, logs, reference
 
 
-def _chunks(
-    inputs: RowInputs, rows: QueryRows, batch_invariant: bool, step: int, *, by_program: bool
-) -> Iterator[Chunk]:
+def _chunks(inputs: RowInputs, rows: QueryRows, batch_invariant: bool, step: int) -> Iterator[Chunk]:
     """Rows of one leaf count that are computed together: their positions, and the same padded to the chunk's size."""
     sizes = inputs.store.bucket[rows.program]
     for size, bucket in inputs.store.buckets.items():
         members = np.flatnonzero(sizes == size)
-        if by_program:  # rows of one program beside each other: a chunk encodes it once
-            members = members[np.argsort(rows.program[members], kind="stable")]
         max_rows = max(1, MAX_PAIRS // size**2)
         # Many leaves leave few rows, and then one shape.
         flexible = batch_invariant and 0 < step <= max_rows

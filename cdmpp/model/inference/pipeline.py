@@ -19,10 +19,10 @@ from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
 from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
-from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, has_gpu_schedule, limited_step
+from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, limited_step
 from cdmpp.model.inference.alike import Alike
 from cdmpp.model.inference.consistency import ADJUSTMENTS, ISSUE_REASON, NO_UNITS, REASONS, REPLACED, Rules
-from cdmpp.model.inference.engine import Engine, all_threads, engine_of
+from cdmpp.model.inference.engine import all_threads, engine_of
 from cdmpp.model.inference.limits import limit
 from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.inputs import roofline_s
@@ -78,9 +78,6 @@ class InferencePipeline:
         self._peers = Peers(self._devices, artifact.domain)
         adapter = artifact.adapter
         self._features = FeatureMaker(artifact.weights, adapter.names) if adapter is not None else None
-        self._tuned = None
-        if adapter is not None and adapter.tuned is not None and adapter.weight:
-            self._tuned = engine_of(artifact.weights.tuned(adapter.tuned), count)
         self.evidence = Evidence(artifact.domain.contexts, self._adapter_contexts(), artifact.domain.host_bound)
         self._rules, self._alike = Rules(self.evidence), Alike(self.evidence, [spec for _, spec in self._devices])
         self._reasons: dict[tuple[Any, ...], str] = {}
@@ -330,7 +327,7 @@ class InferencePipeline:
             if opinions is not None:
                 opinions[members[:, None], columns[None, :]] = of_peers
         distance = self.distance(batch)
-        step = limited_step(distance, step, (_status_codes(batch) > 0) | _scheduled(batch))
+        step = limited_step(distance, step, _status_codes(batch) > 0)
         factor = self.factor(distance + step) * self._open_factor(batch, names)
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
@@ -364,33 +361,18 @@ class InferencePipeline:
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
-            blocks.append(self._call(self._engine, inputs, part, embedding, view=view and start < queries))
+            blocks.append(
+                self._engine.predict(
+                    inputs,
+                    part,
+                    embedding=embedding,
+                    batch_invariant=self._one_by_one,
+                    view=view and start < queries,
+                    parallel_chunks=self._parallel_chunks,
+                )
+            )
         efficiency = np.concatenate([block.point - block.reference for block in blocks])
         return RawPredictions.join(blocks, queries), efficiency
-
-    def _call(
-        self, engine: Engine, inputs: RowInputs, rows: QueryRows, embedding: Array, *, view: bool = False
-    ) -> RawPredictions:
-        return engine.predict(
-            inputs,
-            rows,
-            embedding=embedding,
-            batch_invariant=self._one_by_one,
-            view=view,
-            parallel_chunks=self._parallel_chunks,
-        )
-
-    def tuned_shift(self, batch: QueryBatch) -> Array:
-        """Difference in log latency between tuned and base weights, (n,)."""
-        assert self._tuned is not None
-        trained = self._figures(batch.specs)
-        inputs = RowInputs(batch.store, stack_devices([spec for _, spec in trained]))
-        # The tuned device vector is at index 0, which otherwise means "not trained on".
-        hidden = np.zeros(len(batch.specs), dtype=np.int64)
-        identity = np.array([index for index, _ in trained])
-        tuned = self._call(self._tuned, inputs, batch.rows, hidden)
-        base = self._call(self._engine, inputs, batch.rows, identity)
-        return np.asarray(tuned.point - base.point)
 
     def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
         """:func:`as_trained`; the adapted device has the figures that it was adapted with."""
@@ -416,9 +398,8 @@ class InferencePipeline:
         specs = [spec for _, spec in self._figures(batch.specs)]
         part = QueryBatch(batch.store, batch.kinds, batch.kind, specs, batch.rows.take(members))
         features = maker.features(part, base.peers[members], base.view[members])
-        delta = self.tuned_shift(part) if self._tuned is not None else np.zeros(len(members))
         point, levels, unsure = adapter.apply(
-            base.point[members] + delta, base.levels[members] + delta[:, None], features, one_by_one=self._one_by_one
+            base.point[members], base.levels[members], features, one_by_one=self._one_by_one
         )
         base.point[members], base.levels[members] = point, levels
         base.factor[members] = adapter.width
@@ -487,10 +468,10 @@ def _status_codes(batch: QueryBatch) -> Array:
 
 
 def _with_status(batch: QueryBatch, output: RawPredictions) -> RawPredictions:
-    """The output, in which GPU schedules, replaced engines, limited figures, stand-ins and unreleased devices are not
+    """The output, in which replaced engines, limited figures, stand-ins and unreleased devices are not
     "in"; the latter with the reason."""
     codes = _status_codes(batch)
-    doubtful = (codes > 0) | (output.adjusted & REPLACED > 0) | _scheduled(batch)
+    doubtful = (codes > 0) | (output.adjusted & REPLACED > 0)
     step = limited_step(output.distance, output.step, doubtful)
     return replace(output, step=step, adjusted=output.adjusted + codes)
 
@@ -500,8 +481,3 @@ def _with_roofline(batch: QueryBatch, output: RawPredictions) -> RawPredictions:
     summary = batch.store.summary[batch.rows.program]
     rooflines = roofline_s(summary, stack_devices(batch.specs)[batch.rows.device])
     return replace(output, roofline_s=np.maximum(*rooflines))
-
-
-def _scheduled(batch: QueryBatch) -> Array:
-    """Rows of programs with a GPU schedule, (n,) bool."""
-    return has_gpu_schedule(batch.store.summary)[batch.rows.program]

@@ -47,23 +47,20 @@ class NetworkInputs(RowInputs):
         """
         query_inputs, logs, reference = self.queries(rows, device)
         standard = network.standardise(torch.from_numpy(query_inputs).to(self.on))
-        encoded, index = rows.program, None
-        if network.config.shared:
-            first = np.flatnonzero(np.diff(rows.program, prepend=-1))
-            encoded = rows.program[first]
-            index = torch.from_numpy(np.repeat(np.arange(len(first)), np.diff(first, append=len(rows)))).to(self.on)
-        sizes = self.store.bucket[encoded]
-        parts = []
-        for chunk in np.split(encoded, np.flatnonzero(np.diff(sizes)) + 1):
-            size, slots = int(self.store.bucket[chunk[0]]), self.store.slot[chunk]
+        sizes = self.store.bucket[rows.program]
+        parts, figures = [], self.device_matrix[rows.device] if device is None else device
+        for at in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(sizes)) + 1):
+            size, slots = int(sizes[at[0]]), self.store.slot[rows.program[at]]
             bucket = self.store.buckets[size]
-            leaves = self.leaves[size][torch.from_numpy(slots).to(self.on), :, : network.config.leaf_width]
+            leaves = self.leaves[size][torch.from_numpy(slots).to(self.on), :, : network.config.stored_width]
+            if network.config.schedule:
+                launches = torch.from_numpy(self.launches(rows.take(at), figures[at])).to(self.on)
+                leaves = torch.cat((leaves, launches), dim=2)
             real = bucket.mask[slots]
             mask = None if real.all() else torch.from_numpy(real).to(self.on)
             parts.append(PaddedRows(leaves, torch.from_numpy(bucket.positions[slots]), mask))
         device_logs = torch.from_numpy(logs).to(self.on)
-        latent = network.encode_parts(parts, standard, device_logs, multiple=multiple, program=index)
-        return latent, standard, reference
+        return network.encode_parts(parts, standard, device_logs, multiple=multiple), standard, reference
 
 
 @torch.inference_mode()

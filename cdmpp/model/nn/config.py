@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from cdmpp.features.schedule import SCHEDULE_VERSION, SCHEDULE_WIDTHS
+from cdmpp.features.schedule import NETWORK_SCHEDULE_WIDTH, SCHEDULE_VERSION
 from cdmpp.features.schema import WIDTH
+from cdmpp.model.nn.launch_inputs import LAUNCH_WIDTH
 from cdmpp.utils.options import Options, number
 
 #: Quantile levels that the network emits; other levels are interpolated between them.
@@ -18,9 +18,7 @@ Positions = Literal["published", "standard"]
 
 #: Options of earlier versions, each with the one value that is still supported. The other values are only in
 #: a finished study (`ablations` in docs/benchmarks.md).
-RETIRED: dict[str, Any] = {"device_inputs": "ratio", "leaf_times": True}
-#: Version of the schedule's columns that manifests without the field mean.
-_UNNAMED_VERSION = 2
+RETIRED: dict[str, Any] = {"device_inputs": "ratio", "leaf_times": True, "shared": False, "frequencies": 0}
 
 
 class UnsupportedOptionError(ValueError):
@@ -47,19 +45,20 @@ class NetworkConfig(Options):
     positions: Positions = "standard"
     #: Read the schedule's columns of programs given as TIR; their time is a sum over leaves.
     schedule: bool = False
-    #: Of the schedule's columns; networks of earlier versions read the first of them.
-    schedule_version: int = number(SCHEDULE_VERSION, least=min(SCHEDULE_WIDTHS), most=SCHEDULE_VERSION)
-    #: Leaves are encoded without the device, once per program; device and program meet in the head.
-    shared: bool = False
-    #: Sines and cosines of each numeric input that the head reads; 0: none.
-    frequencies: int = number(0, least=0, most=64)
+    #: Of the schedule's columns.
+    schedule_version: int = number(SCHEDULE_VERSION, least=SCHEDULE_VERSION, most=SCHEDULE_VERSION)
     #: Networks, trained together, whose mean is the answer.
     members: int = number(1, least=1, most=8)
 
     @property
+    def stored_width(self) -> int:
+        """Columns of an encoded leaf."""
+        return WIDTH + NETWORK_SCHEDULE_WIDTH if self.schedule else WIDTH
+
+    @property
     def leaf_width(self) -> int:
-        """Columns of a leaf."""
-        return WIDTH + SCHEDULE_WIDTHS[self.schedule_version] if self.schedule else WIDTH
+        """Columns of a leaf as the network reads it: with those of the launch on a device behind the encoded ones."""
+        return self.stored_width + LAUNCH_WIDTH if self.schedule else WIDTH
 
     @classmethod
     def of_manifest(cls, fields: dict[str, Any]) -> NetworkConfig:
@@ -76,14 +75,14 @@ class NetworkConfig(Options):
                 raise UnsupportedOptionError(
                     f"the network has the option {name} = {fields[name]!r}; this version supports only {only}"
                 )
-        version = fields.get("schedule_version", _UNNAMED_VERSION if fields.get("schedule") else SCHEDULE_VERSION)
-        if version not in SCHEDULE_WIDTHS:
-            known = " or ".join(map(str, SCHEDULE_WIDTHS))
+        version = fields.get("schedule_version")
+        if fields.get("schedule") and version != SCHEDULE_VERSION:
             raise UnsupportedOptionError(
-                f"the network reads version {version!r} of the schedule's columns; this version computes {known}"
+                f"the network reads version {version!r} of the schedule's columns; this version computes "
+                f"{SCHEDULE_VERSION}"
             )
         kept = {name: value for name, value in fields.items() if name not in RETIRED}
-        return cls(**(kept | {"schedule_version": version}))
+        return cls(**(kept | {"schedule_version": SCHEDULE_VERSION}))
 
 
 def member_prefixes(config: NetworkConfig) -> list[str]:
@@ -108,14 +107,10 @@ ADD = {
     "regions": 50.0,
     "odd_updates": 8.0,
 }
-#: Column that only programs with thread bindings have above 0; the counts above are of a CPU.
-THREADS = "gpu_threads"
 #: Initial cycles of a call and seconds of a cycle.
 CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
 #: A multiply-add of 8 lanes, in operations.
 VECTOR_FLOPS = 16.0
-#: Angle per standard deviation of an input and unit of a frequency, which starts at a standard deviation of 0.1.
-FREQUENCY_SCALE = 6 * math.pi
 #: Largest change (natural logarithm) of a cost by a token.
 REACH = 4.0
 #: Exponent of the power mean that combines overlapping costs.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.limits import bandwidth_share, matrix_share, power_share
+from cdmpp.devices.limits import bandwidth_share, matrix_share, power_share, unit_limits
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import EncodedPrograms
 from cdmpp.features.schema import COLUMN
@@ -210,8 +210,8 @@ def device_numbers(device: DeviceSpec) -> Array:
     """Figures of a device for :func:`cdmpp.model.nn.inputs.query_inputs`, float64.
 
     Matrix peak per dtype, vector peak, bandwidth, cache bytes (NaN: not published), compute units, 1 for a GPU,
-    clock in Hz; then the sustained shares of vector peak, of bandwidth, and of each matrix peak by family
-    (:mod:`cdmpp.devices.limits`).
+    clock in Hz; then the sustained shares of vector peak, of bandwidth, and of each matrix peak by family, and the
+    limits of a compute unit (:mod:`cdmpp.devices.limits`).
     """
     return np.array(
         [
@@ -225,8 +225,21 @@ def device_numbers(device: DeviceSpec) -> Array:
             power_share(device),
             bandwidth_share(device),
             *(matrix_share(device, family, _SHARE_OF.get(dtype, dtype)) for family in RATED for dtype in DTYPES),
+            *_unit(device),
         ]
     )
+
+
+#: Registers that ROCm's compiler gives a thread where the kernel does not state its block: those of 1,024 threads.
+ROCM_REGISTERS = 64
+
+
+def _unit(device: DeviceSpec) -> tuple[float, ...]:
+    """Figures of one compute unit, as :data:`cdmpp.model.nn.inputs.UNIT` names them."""
+    limits = unit_limits(device)
+    per_thread = ROCM_REGISTERS if device.vendor == "AMD" else limits.registers_per_thread
+    shared, registers = limits.shared_bytes, limits.registers
+    return (limits.warp, limits.threads, limits.blocks, shared, registers, per_thread)
 
 
 def stack_devices(devices: Sequence[DeviceSpec]) -> Array:

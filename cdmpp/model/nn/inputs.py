@@ -109,7 +109,10 @@ LEAF_DEVICE_RATIOS = tuple(COLUMN[c] for c in ("flops", "leaf_bytes", "leaf_byte
 VECTOR, BANDWIDTH, CACHE, UNITS, GPU, CLOCK, VECTOR_SHARE, BANDWIDTH_SHARE, MATRIX_SHARES = range(
     len(DTYPES), len(DTYPES) + 9
 )
-_HALF, _NARROW = DTYPES.index("float16"), DTYPES.index("float8_e4m3")
+#: Behind the shares: threads of a warp, and what a compute unit holds of threads, blocks, shared bytes and
+#: 32-bit registers; then the registers of one thread.
+UNIT = range(MATRIX_SHARES + len(RATED) * len(DTYPES), MATRIX_SHARES + len(RATED) * len(DTYPES) + 6)
+HALF, _NARROW = DTYPES.index("float16"), DTYPES.index("float8_e4m3")
 #: Clock for which FLOOR_S is defined.
 FLOOR_CLOCK_HZ = 2e9
 #: Launch floor on a CPU: a function call.
@@ -141,14 +144,6 @@ QUERY_COLUMNS = (
 )
 #: Columns of :func:`query_inputs`.
 INPUT_WIDTH = len(SUMMARY_COLUMNS) + len(QUERY_COLUMNS)
-_FLAGS = ("dtype_", "family_", "scaling_", "layout_", "protocol_", "framework_", "backend_")
-#: Positions of the inputs that are numbers; the others are flags.
-NUMERIC_INPUTS = tuple(
-    i
-    for i, name in enumerate((*SUMMARY_COLUMNS, *QUERY_COLUMNS))
-    if not name.startswith(_FLAGS)
-    and name not in ("matrix", "module", "gated", "half_accumulate", "wide_result", "gpu", "has_cache_size")
-)
 
 
 def peaks(summary: Array, device: Array) -> Array:
@@ -280,14 +275,14 @@ def query_inputs(
     columns += [framework == i for i in range(len(FRAMEWORKS))]
     columns += [backend == i for i in range(len(BACKENDS))]
     # The same arithmetic at the 16-bit rate, which is the rate of weights that are widened before the product.
-    half = np.where(summary[:, _S["matrix"]] > 0, compute * peaks(summary, device) / device[:, _HALF], compute)
+    half = np.where(summary[:, _S["matrix"]] > 0, compute * peaks(summary, device) / device[:, HALF], compute)
     operand = np.exp2(summary[:, _S["operand_bytes_1"]].astype(np.float64)) - 1
     columns += [
         device[:, GPU],
         known,
         np.log2(half * 1e6 + 1e-4),
         np.log2(operand / bandwidth * 1e6 + 1e-4),
-        np.log2(device[:, _NARROW] / device[:, _HALF]),
+        np.log2(device[:, _NARROW] / device[:, HALF]),
     ]
     query = np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=1)
     rates = np.stack([peak, bandwidth, cache, units], axis=1)

@@ -14,24 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.devices.limits import unit_limits
-from cdmpp.devices.spec import DeviceSpec
-from cdmpp.features.gpu_schedule import WARP
-from cdmpp.features.launch_columns import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH, LAUNCH
+from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH, LAUNCH, SECTOR_BYTES, WARP
+from cdmpp.model.nn.inputs import BANDWIDTH, CLOCK, HALF, UNIT, UNITS, VECTOR
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: Registers of a thread besides its local buffers: addresses, operands, loop counters.
 OTHER_REGISTERS = 28
-#: Registers that ROCm's compiler gives a thread where the kernel does not state its block: those of 1,024 threads.
-ROCM_REGISTERS = 64
 #: Requests of a unit in a cycle: sectors of the first-level cache, words of a bank; bytes of a unit from the L2.
 L1_SECTORS, L2_BYTES = 4.0, 64.0
 #: Cycles of an access to global and shared memory, of an instruction, a barrier and the start of a block.
 GLOBAL_CYCLES, SHARED_CYCLES, ISSUE_CYCLES, BARRIER_CYCLES, BLOCK_CYCLES = 500.0, 30.0, 4.0, 40.0, 300.0
 LAUNCH_S = 4e-6
 #: Resources whose times are compared.
-RESOURCES = ("arithmetic", "issue", "l1", "shared", "l2", "dram", "spill", "blocks")
+RESOURCES = ("arithmetic", "tensor", "issue", "l1", "shared", "l2", "dram", "spill", "blocks")
 #: Figures of a kernel on a device, equal in its leaves.
 KERNEL = ("occupancy", "waves", "fill", "active_warps", "spilled", "shared_share", "kernel_share", "latency")
 #: Columns of :func:`launch_inputs`: logarithms (base 2) of ratios, but for fill and shares.
@@ -40,32 +36,11 @@ LAUNCH_INPUTS: tuple[str, ...] = (
     *(f"kernel_{name}" for name in RESOURCES),
     *(f"leaf_{name}" for name in (*RESOURCES[:-2], "latency")),
 )
-LAUNCH_WIDTH = len(LAUNCH_INPUTS)
+LAUNCH_WIDTH, KERNEL_WIDTH = len(LAUNCH_INPUTS), len(KERNEL) + len(RESOURCES)
 #: Smallest ratio that is told from none, as log2.
 _LEAST = -12.0
 _AT = {name: i for i, name in enumerate(GPU_COLUMNS)}
-_DEVICE = ("units", "cores", "clock", "bandwidth", "warp", "threads", "blocks", "shared", "registers", "per_thread")
-
-
-def launch_figures(device: DeviceSpec) -> Array:
-    """Figures of a device that :func:`launch_inputs` needs, (10,) float64; those of a CPU are unused."""
-    limits = unit_limits(device)
-    per_thread = ROCM_REGISTERS if device.vendor == "AMD" else limits.registers_per_thread
-    return np.array(
-        [
-            device.compute_units,
-            device.cores_per_unit,
-            device.clock_hz,
-            device.mem_bandwidth_bytes_per_s,
-            limits.warp,
-            limits.threads,
-            limits.blocks,
-            limits.shared_bytes,
-            limits.registers,
-            per_thread,
-        ],
-        dtype=np.float64,
-    )
+_UNIT = ("warp", "threads", "blocks", "shared", "registers", "per_thread")
 
 
 def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
@@ -75,8 +50,7 @@ def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
     ----------
     columns : float32, (rows, leaves, GPU_WIDTH)
         Of :mod:`cdmpp.features.launch_columns`; a leaf without a launch (padding) has no threads.
-    device : float64, (rows, 10)
-        :func:`launch_figures`.
+    device : float64, (rows, .) of :func:`cdmpp.model.nn.figures.device_numbers`
 
     Returns
     -------
@@ -89,7 +63,9 @@ def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
     x = np.concatenate([np.exp2(columns[..., :flags].astype(np.float64)) - 1, columns[..., flags:]], axis=2)
     # Whole numbers again: 1,024 threads from a float32 logarithm are 1,024.0003, a warp more.
     x[..., : len(LAUNCH)] = np.rint(x[..., : len(LAUNCH)])
-    d = dict(zip(_DEVICE, (column[:, None] for column in device.T), strict=True))
+    d = {name: device[:, [column]] for name, column in zip(_UNIT, UNIT, strict=True)}
+    d |= {"units": device[:, [UNITS]], "clock": device[:, [CLOCK]], "bandwidth": device[:, [BANDWIDTH]]}
+    d |= {"lane_rate": device[:, [VECTOR]] / 2, "tensor_rate": device[:, [HALF]]}
     real, kernel = x[..., _AT["threads"]] > 0, x[..., _AT["kernel"]]
     leaf = _leaf_times(x, d)
     out = np.zeros((*real.shape, LAUNCH_WIDTH))
@@ -111,6 +87,12 @@ def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
     return out.astype(np.float32), np.log(reference)
 
 
+def main_kernel(inputs: Array) -> Array:
+    """Figures of the kernel with the largest share of the time, (rows, KERNEL_WIDTH), of :func:`launch_inputs`."""
+    main = inputs[:, :, KERNEL.index("kernel_share")].argmax(axis=1)
+    return np.asarray(inputs[np.arange(len(inputs)), main, :KERNEL_WIDTH])
+
+
 def _ratio(a: Array, b: Array) -> Array:
     return np.asarray(np.clip(np.log2((a + 1e-30) / (b + 1e-30)), _LEAST, -_LEAST))
 
@@ -128,12 +110,13 @@ def _leaf_times(x: Array, d: dict[str, Array]) -> dict[str, Array]:
     sectors = of("global_load_sectors", "global_store_sectors") * warps
     issued = ops + of("global_loads", "global_stores", "shared_loads", "shared_stores", "loop_steps")
     return {
-        "arithmetic": ops * lanes * cycle / d["cores"],
-        "issue": issued * lanes * cycle / d["cores"],
+        "arithmetic": ops * lanes / d["lane_rate"],
+        "tensor": of("tensor_ops") * warps / d["tensor_rate"],
+        "issue": issued * lanes / d["lane_rate"],
         "l1": sectors * cycle / L1_SECTORS,
         "shared": of("shared_load_cycles", "shared_store_cycles") * warps * cycle,
-        "l2": sectors * 32 * cycle / L2_BYTES,
-        "dram": of("global_store_sectors") * warps * 32 / d["bandwidth"],
+        "l2": sectors * SECTOR_BYTES * cycle / L2_BYTES,
+        "dram": of("global_store_sectors") * warps * SECTOR_BYTES / d["bandwidth"],
         "latency": (
             GLOBAL_CYCLES * of("global_loads")
             + SHARED_CYCLES * of("shared_loads")

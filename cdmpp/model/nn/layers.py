@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from cdmpp.model.nn.config import ADD, LEVELS, OVERLAP, NetworkConfig, member_prefixes
-from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, NUMERIC_INPUTS
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 
 Shape = tuple[int, ...]
 
@@ -16,7 +16,7 @@ class NetworkLayer(NamedTuple):
     Attributes
     ----------
     kind : {"linear", "norm", "embedding"}
-        An embedding has no bias: a row for each device, or for each numeric input.
+        An embedding has no bias: a row for each device.
     inputs, outputs : int
         Columns; of the embedding, rows and columns.
     zero : bool
@@ -32,9 +32,8 @@ class NetworkLayer(NamedTuple):
 def member_layers(config: NetworkConfig, devices: int) -> dict[str, NetworkLayer]:
     """Layers of one member, in the order in which their initial weights are drawn."""
     width, head = config.width, config.head_width
-    out = {"leaf_in": NetworkLayer("linear", config.leaf_width + (0 if config.shared else len(DEVICE_LOGS)), width)}
-    if not config.shared:
-        out["condition"] = NetworkLayer("linear", INPUT_WIDTH, width)
+    out = {"leaf_in": NetworkLayer("linear", config.leaf_width + len(DEVICE_LOGS), width)}
+    out["condition"] = NetworkLayer("linear", INPUT_WIDTH, width)
     for layer in (f"layers.{i}" for i in range(config.layers)):
         out[f"{layer}.norm_attention"] = NetworkLayer("norm", width, width)
         out[f"{layer}.qkv"] = NetworkLayer("linear", width, 3 * width)
@@ -52,10 +51,6 @@ def member_layers(config: NetworkConfig, devices: int) -> dict[str, NetworkLayer
     out["device"] = NetworkLayer("embedding", devices + 1, config.device_width)
     latent = 2 * width + (2 if config.schedule else 0)
     out["head_in"] = NetworkLayer("linear", latent + INPUT_WIDTH + config.device_width, head)
-    if config.frequencies:
-        columns = len(NUMERIC_INPUTS)
-        out["frequencies"] = NetworkLayer("embedding", columns, config.frequencies)
-        out["periodic"] = NetworkLayer("linear", 2 * columns * config.frequencies, head)
     for layer in (f"head.{i}" for i in range(config.head_layers)):
         out[f"{layer}.norm"] = NetworkLayer("norm", head, head)
         out[f"{layer}.up"] = NetworkLayer("linear", head, head)

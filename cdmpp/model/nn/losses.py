@@ -66,42 +66,6 @@ def ranking_loss(predicted: Tensor, measured: Tensor, first: Tensor, second: Ten
     return mean
 
 
-def listwise_loss(predicted: Tensor, measured: Tensor, group: Tensor) -> Tensor:
-    """ListNet's loss on the order of the programs of a group (Cao et al., 2007; top-one probabilities).
-
-    Divergence between two softmax distributions over a group, of measured and of predicted speed (minus the log
-    latency over :data:`RANKING_SCALE`). The fastest programs have most of the probability, so their order counts
-    most. The loss is zero where all differences of log latencies agree.
-
-    Parameters
-    ----------
-    predicted, measured : (rows,), log latencies
-    group : (rows,) int
-        Rows with a negative group are not ranked; a group of one row adds nothing.
-
-    Returns
-    -------
-    Tensor
-        Mean over the groups of at least two rows; 0 without any.
-    """
-    names, inverse, counts = torch.unique(group, return_inverse=True, return_counts=True)
-    ranked = ((names >= 0) & (counts > 1))[inverse]
-    if not bool(ranked.any()):
-        return predicted.sum() * 0
-    wanted = _log_softmax(-measured[ranked] / RANKING_SCALE, inverse[ranked], len(names))
-    logits = _log_softmax(-predicted[ranked] / RANKING_SCALE, inverse[ranked], len(names))
-    divergence: Tensor = (wanted.exp() * (wanted - logits)).sum() / ((names >= 0) & (counts > 1)).sum()
-    return divergence * RANKING_SCALE
-
-
-def _log_softmax(values: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Logarithm of the softmax within groups 0 .. ``groups`` - 1, (rows,)."""
-    maximum = values.new_full((groups,), -torch.inf).scatter_reduce(0, group, values.detach(), "amax")
-    shifted = values - maximum[group]
-    total = values.new_zeros(groups).index_add(0, group, shifted.exp())
-    return shifted - total[group].log()
-
-
 Discrepancy = Literal["cmd", "mmd", "coral"]
 
 #: Widths of the kernels of :func:`maximum_mean_discrepancy`, relative to the mean squared distance.

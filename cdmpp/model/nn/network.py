@@ -10,7 +10,8 @@ The time of a scheduled program is the sum of its leaves' times (:meth:`LatencyN
 program runs its leaves one after the other. Each of a leaf's counts (:mod:`cdmpp.features.instructions`: vector
 instructions, cache lines, library calls, ...) has a cost, which the leaf's token adjusts within bounds. The program's
 time is the sum over leaves plus a constant. Costs of instructions that can overlap are combined by a power mean, the
-others add up. The counts are of a CPU: a program with thread bindings has no such time.
+others add up. The counts are of a CPU. Leaves of a GPU program carry its launch on the device instead
+(:mod:`cdmpp.model.nn.launch_inputs`).
 """
 
 from __future__ import annotations
@@ -28,26 +29,24 @@ from cdmpp.model.nn.config import (
     ADD,
     CALL_CYCLES,
     CYCLE_S,
-    FREQUENCY_SCALE,
     LEVELS,
     OVERLAP,
     PEAK_CENTRE,
     PEAK_LOG,
     POWER,
     REACH,
-    THREADS,
     UNITS_LOG,
     VECTOR_FLOPS,
     NetworkConfig,
 )
-from cdmpp.model.nn.inputs import INPUT_WIDTH, LEAF_DEVICE_RATIOS, NUMERIC_INPUTS, QUERY_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.inputs import INPUT_WIDTH, LEAF_DEVICE_RATIOS, QUERY_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.model.nn.layers import NetworkLayer, member_layers
 from cdmpp.model.nn.positions import encode_positions
 
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows of one padded leaf count; programs where leaves are encoded without the device (``NetworkConfig.shared``).
+    """Rows of one padded leaf count.
 
     Attributes
     ----------
@@ -79,8 +78,7 @@ def split_parts(tokens: Tensor, parts: Sequence[PaddedRows]) -> tuple[Tensor, ..
 
 def _counted(leaves: Tensor) -> Tensor:
     """Mask of the leaves with counts of a CPU, (rows, leaves); ``leaves`` (rows, leaves, columns), unscaled."""
-    counted = leaves[:, :, _COUNTS[0]] > 0
-    return counted & (leaves[:, :, _THREADS] == 0) if leaves.shape[2] > _THREADS else counted
+    return leaves[:, :, _COUNTS[0]] > 0
 
 
 #: In training, rows of scheduled programs are padded to a multiple of this.
@@ -90,7 +88,6 @@ TIMED_MULTIPLE = 32
 #: Columns of a leaf with counts of a CPU, and the logarithm of their initial costs.
 _COUNTS = torch.tensor([WIDTH + SCHEDULE_COLUMNS.index(name) for name in (*OVERLAP, *ADD)])
 _LOG_COSTS = torch.tensor([math.log(cost) for cost in (*OVERLAP.values(), *ADD.values())])
-_THREADS = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
 _RATIOS = torch.tensor(LEAF_DEVICE_RATIOS)
 
 
@@ -148,8 +145,6 @@ class LatencyNetwork(nn.Module):
     def encode(self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
         """Latent of each program on its device.
 
-        With ``NetworkConfig.shared`` each program is encoded as often as it occurs; see :meth:`encode_parts`.
-
         Parameters
         ----------
         leaves : (rows, leaves, NetworkConfig.leaf_width)
@@ -160,32 +155,19 @@ class LatencyNetwork(nn.Module):
         """
         return self.encode_parts([PaddedRows(leaves, positions, mask)], inputs, logs)
 
-    def encode_parts(
-        self,
-        parts: Sequence[PaddedRows],
-        inputs: Tensor,
-        logs: Tensor,
-        *,
-        multiple: int = 1,
-        program: Tensor | None = None,
-    ) -> Tensor:
+    def encode_parts(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
         """:meth:`encode` of rows with several leaf counts; ``inputs`` and ``logs`` follow the order of the parts.
 
         All leaves go through each matrix product together: one large product is faster than one for every
         leaf count. ``multiple`` pads the number of leaves to a multiple, because kernels of lower precision are
         prepared per shape; results of the padding are not used.
 
-        ``program``, (rows,) int64 and ascending, is each row's position among the parts' programs, where
-        ``NetworkConfig.shared`` lets the parts hold each program once; default: each row has its own.
-
         Returns
         -------
         (rows, .)
             In the parts' order.
         """
-        if program is None:
-            program = torch.arange(len(inputs), device=inputs.device)
-        members = [member._encode(parts, inputs, logs, multiple, program) for member in self.all_members()]
+        members = [member._encode(parts, inputs, logs, multiple) for member in self.all_members()]
         return torch.cat(members, dim=-1)
 
     def _apply_layer(self, name: str, x: Tensor) -> Tensor:
@@ -193,9 +175,7 @@ class LatencyNetwork(nn.Module):
         out: Tensor = self.get_submodule(name)(x)
         return out
 
-    def _encode(
-        self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int, program: Tensor
-    ) -> Tensor:
+    def _encode(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
         """:meth:`encode_parts` of this member."""
         tokens = self._first_tokens(parts, inputs, logs, multiple)
         for layer in range(self.config.layers):
@@ -204,38 +184,28 @@ class LatencyNetwork(nn.Module):
         scores = self._apply_layer("pool_score", tokens)
         pooled = map(self._pool, parts, split_parts(tokens, parts), split_parts(scores, parts))
         latent = torch.cat(list(pooled))
-        if self.config.shared:
-            latent = latent[program]
         if self.config.schedule:
             # The padding comes last and belongs to no part.
-            times, first, start = [], 0, 0
+            times, start = [], 0
             for part, token in zip(parts, split_parts(tokens, parts), strict=False):
-                last = int(torch.searchsorted(program, first + part.shape[0]))
-                rows = slice(start, last)
-                index = program[rows] - first
-                times.append(self._timed(part, token.view(*part.shape, -1), inputs[rows], logs[rows], index))
-                first, start = first + part.shape[0], last
+                rows = slice(start, start + part.shape[0])
+                times.append(self._timed(part, token.view(*part.shape, -1), inputs[rows], logs[rows]))
+                start = rows.stop
             latent = torch.cat((latent, torch.cat(times)), dim=-1)
         return latent
 
     def _first_tokens(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, multiple: int) -> Tensor:
         """First token of each leaf, (leaves, width); padding up to the multiple comes last."""
         width, rows = self.config.width, [part.shape[0] for part in parts]
-        conditions: Sequence[tuple[Tensor, Tensor] | None] = [None] * len(parts)
-        if not self.config.shared:
-            split_conditions = torch.split(self._apply_layer("condition", inputs), rows)
-            conditions = list(zip(split_conditions, torch.split(logs, rows), strict=True))
+        conditions = torch.split(self._apply_layer("condition", inputs), rows)
         leaves, added = [], []
-        for part, conditioned in zip(parts, conditions, strict=True):
+        for part, condition, log in zip(parts, conditions, torch.split(logs, rows), strict=True):
             scaled = (part.leaves - self.leaf_mean) * self.leaf_scale
             positions = part.positions.numpy(force=True)
             place = torch.from_numpy(encode_positions(self.config.positions, positions, width)).to(scaled.device)
-            place = place.expand(*part.shape, -1)
-            if conditioned is not None:
-                condition, log = conditioned
-                ratios = part.leaves[:, :, _RATIOS] - log[:, None, :] - 10.0
-                scaled = torch.cat((scaled, ratios * 0.1), dim=-1)
-                place = condition[:, None, :] + place
+            ratios = part.leaves[:, :, _RATIOS] - log[:, None, :] - 10.0
+            scaled = torch.cat((scaled, ratios * 0.1), dim=-1)
+            place = condition[:, None, :] + place.expand(*part.shape, -1)
             leaves.append(scaled.flatten(0, 1))
             added.append(place.flatten(0, 1))
         padding = -sum(part.tokens for part in parts) % multiple
@@ -270,28 +240,20 @@ class LatencyNetwork(nn.Module):
         wide = self._apply_layer(f"{name}.feed.0", self._apply_layer(f"{name}.norm_feed", tokens))
         return tokens + self._apply_layer(f"{name}.feed.2", nn.functional.gelu(wide))
 
-    def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor, index: Tensor) -> Tensor:
+    def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
         """:meth:`leaf_seconds` of the rows of a part, (rows, 2).
 
-        Training computes the scheduled programs only, which are few among library operators, padded so that
-        shapes repeat. A prediction computes all rows: its shapes must not depend on the other rows.
-
-        Parameters
-        ----------
-        index : (rows,) int64
-            Each row's program in the part.
+        Training computes the programs scheduled for a CPU only, padded so that shapes repeat. A prediction computes
+        all rows: its shapes must not depend on the other rows.
         """
-        chosen, count = None, len(inputs)
-        if self.training:
-            chosen = _counted(part.leaves).any(dim=1)[index].nonzero()[:, 0]
-            if not len(chosen):
-                return tokens.new_zeros(count, 2)
-            padded = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
-            index, inputs, logs = index[padded], inputs[padded], logs[padded]
-        mask = None if part.mask is None else part.mask[index]
-        seconds = self.leaf_seconds(part.leaves[index], tokens[index], mask, inputs, logs)
-        if chosen is None:
-            return seconds
+        if not self.training:
+            return self.leaf_seconds(part.leaves, tokens, part.mask, inputs, logs)
+        chosen, count = _counted(part.leaves).any(dim=1).nonzero()[:, 0], len(inputs)
+        if not len(chosen):
+            return tokens.new_zeros(count, 2)
+        padded = torch.cat((chosen, chosen[:1].expand(-len(chosen) % TIMED_MULTIPLE)))
+        mask = None if part.mask is None else part.mask[padded]
+        seconds = self.leaf_seconds(part.leaves[padded], tokens[padded], mask, inputs[padded], logs[padded])
         return tokens.new_zeros(count, 2).index_copy(0, chosen, seconds[: len(chosen)])
 
     def leaf_seconds(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
@@ -372,10 +334,7 @@ class LatencyNetwork(nn.Module):
             latent, times, scheduled = latent[:, :-2], latent[:, -2] - self._log_reference(inputs), latent[:, -1]
             latent = torch.cat((latent, torch.stack((0.2 * times * scheduled, scheduled), dim=1)), dim=-1)
         embedded = self._apply_layer("device", device)
-        first = self._apply_layer("head_in", torch.cat((latent, inputs, embedded), dim=-1))
-        if self.config.frequencies:
-            first = first + self._apply_layer("periodic", self._waves(inputs))
-        x = nn.functional.silu(first)
+        x = nn.functional.silu(self._apply_layer("head_in", torch.cat((latent, inputs, embedded), dim=-1)))
         for layer in (f"head.{i}" for i in range(self.config.head_layers)):
             up = nn.functional.silu(self._apply_layer(f"{layer}.up", self._apply_layer(f"{layer}.norm", x)))
             down = self._apply_layer(f"{layer}.down", up)
@@ -394,16 +353,6 @@ class LatencyNetwork(nn.Module):
         median = point + 0.1 * raw[:, -len(LEVELS) + middle]
         levels = torch.cat((below, torch.zeros_like(median)[:, None], above), dim=1) + median[:, None]
         return point, levels, hidden
-
-    def _waves(self, inputs: Tensor) -> Tensor:
-        """Sines and cosines of the numeric inputs, (rows, .), with trained frequencies (Gorishniy et al., 2022).
-
-        A kernel's efficiency jumps where a size fills one more tile. A layer on the plain input learns such edges late.
-        """
-        columns = inputs[:, list(NUMERIC_INPUTS), None]
-        frequencies = self._apply_layer("frequencies", torch.arange(len(NUMERIC_INPUTS), device=inputs.device))
-        angles = (columns * (frequencies * FREQUENCY_SCALE)).flatten(1)
-        return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
     def _log_reference(self, inputs: Tensor) -> Tensor:
         """Natural logarithm of the reference in seconds, recovered from the inputs."""

@@ -21,27 +21,18 @@ from cdmpp.model.nn.config import (
     ADD,
     CALL_CYCLES,
     CYCLE_S,
-    FREQUENCY_SCALE,
     LEVELS,
     OVERLAP,
     PEAK_CENTRE,
     PEAK_LOG,
     POWER,
     REACH,
-    THREADS,
     UNITS_LOG,
     VECTOR_FLOPS,
     NetworkConfig,
     member_prefixes,
 )
-from cdmpp.model.nn.inputs import (
-    DEVICE_LOGS,
-    INPUT_WIDTH,
-    LEAF_DEVICE_RATIOS,
-    NUMERIC_INPUTS,
-    QUERY_COLUMNS,
-    SUMMARY_COLUMNS,
-)
+from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH, LEAF_DEVICE_RATIOS, QUERY_COLUMNS, SUMMARY_COLUMNS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -160,8 +151,7 @@ def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array)
     Inputs are ``leaves`` (rows, leaves, config.leaf_width), ``mask`` (rows, leaves) bool, ``inputs``
     (rows, INPUT_WIDTH) as :func:`cdmpp.model.nn.inputs.query_inputs` gives them, ``logs`` (rows,
     len(DEVICE_LOGS)), ``device`` (rows,) int64, and ``places`` (rows, leaves, config.width), the positional
-    encoding that is added to the leaves' tokens. With ``config.shared`` leaves, mask and places have a row for each
-    program, and ``program`` (rows,) int64 is each row's program.
+    encoding that is added to the leaves' tokens.
     Outputs are ``point`` (rows,), ``levels`` (rows, len(LEVELS)) and ``view``, (rows, columns).
 
     Parameters
@@ -180,17 +170,15 @@ class _Writer:
     def __init__(self, graph: NetworkGraph, config: NetworkConfig) -> None:
         self._graph, self._config = graph, config
         g = graph
-        encoded = "programs" if config.shared else "rows"
-        self._leaves = g.input("leaves", "float32", [encoded, "leaves", config.leaf_width])
-        self._mask = g.input("mask", "bool", [encoded, "leaves"])
+        self._leaves = g.input("leaves", "float32", ["rows", "leaves", config.leaf_width])
+        self._mask = g.input("mask", "bool", ["rows", "leaves"])
         self._raw = g.input("inputs", "float32", ["rows", INPUT_WIDTH])
         self._logs = g.input("logs", "float32", ["rows", len(DEVICE_LOGS)])
         self._device = g.input("device", "int64", ["rows"])
         self._shape = g("Shape", self._mask)
         self._real = g("Cast", self._mask, to=1)
         self._pad = g("Mul", g("Sub", 1.0, self._real), _NEVER)
-        self._places = g.input("places", "float32", [encoded, "leaves", config.width])
-        self._program = g.input("program", "int64", ["rows"]) if config.shared else None
+        self._places = g.input("places", "float32", ["rows", "leaves", config.width])
 
     def write(self, view: Array) -> bytes:
         """The whole network."""
@@ -214,13 +202,9 @@ class _Writer:
         for layer in range(self._config.layers):
             tokens = self._layer(tokens, f"layers.{layer}", bias)
         tokens = g.norm(tokens, "pool_norm")
-        pooled = [self._of_rows(part) for part in self._pool(tokens)]
+        pooled = list(self._pool(tokens))
         timed = self._leaf_times(tokens, inputs) if self._config.schedule else None
         return self._decode(pooled, inputs, timed)
-
-    def _of_rows(self, x: Value) -> Value:
-        """Figures of programs, (programs, ...), as figures of rows."""
-        return x if self._program is None else self._graph("Gather", x, self._program, axis=0)
 
     def _mean(self, values: Sequence[Value]) -> Value:
         return self._graph("Mean", *values) if len(values) > 1 else values[0]
@@ -238,9 +222,6 @@ class _Writer:
         """First token of each leaf: (rows * leaves, width)."""
         g, config = self._graph, self._config
         scaled = g("Mul", g("Sub", self._leaves, g.weight("leaf_mean")), g.weight("leaf_scale"))
-        if config.shared:
-            token = g.linear(self._flat(scaled, config.leaf_width), "leaf_in")
-            return self._flat(g("Add", self._split(token, config.width), self._places), config.width)
         logs = g("Unsqueeze", self._logs, np.array([1]))
         meets = g("Sub", g("Gather", self._leaves, np.array(LEAF_DEVICE_RATIOS), axis=2), logs)
         both = g("Concat", scaled, g("Mul", g("Sub", meets, 10.0), 0.1), axis=2)
@@ -285,17 +266,12 @@ class _Writer:
         names = (*OVERLAP, *ADD)
         places = np.array([WIDTH + SCHEDULE_COLUMNS.index(name) for name in names])
         base = np.log(np.array([*OVERLAP.values(), *ADD.values()]))
-        leaves, mask = self._of_rows(self._leaves), self._of_rows(self._mask)
-        counts = g("Clip", g("Gather", leaves, places, axis=2), 0.0, 60.0)
+        mask = self._mask
+        counts = g("Clip", g("Gather", self._leaves, places, axis=2), 0.0, 60.0)
         counts = g("Sub", g("Pow", 2.0, counts), 1.0)
         first = g("Gather", counts, 0, axis=2)
         real = g("And", g("Greater", first, 0.0), mask)
-        bound = WIDTH + SCHEDULE_COLUMNS.index(THREADS)
-        if self._config.leaf_width > bound:
-            real = g("And", real, g("Equal", g("Gather", leaves, bound, axis=2), 0.0))
         known = g("ReduceMax", g("Cast", real, to=1), np.array([1]), keepdims=0)
-        width = self._config.width
-        tokens = self._flat(self._of_rows(self._split(tokens, width)), width)
         token = g.norm(tokens, "leaf_times.norm")
         moved = g.linear(g("Add", token, self._silu(g.linear(token, "leaf_times.hidden"))), "leaf_times.costs")
         moved = g("Mul", g("Tanh", g("Div", moved, REACH)), REACH)
@@ -330,10 +306,7 @@ class _Writer:
             seen = g("Mul", g("Mul", times, 0.2), timed[1])
             latent = [*latent, g("Unsqueeze", seen, last), g("Unsqueeze", timed[1], last)]
         device = g("Gather", g.weight("device.weight"), self._device, axis=0)
-        first = g.linear(g("Concat", *latent, inputs, device, axis=1), "head_in")
-        if config.frequencies:
-            first = g("Add", first, g.linear(self._waves(inputs), "periodic"))
-        x = self._silu(first)
+        x = self._silu(g.linear(g("Concat", *latent, inputs, device, axis=1), "head_in"))
         for layer in range(config.head_layers):
             up = self._silu(g.linear(g.norm(x, f"head.{layer}.norm"), f"head.{layer}.up"))
             x = g("Add", x, g.linear(up, f"head.{layer}.down"))
@@ -344,14 +317,6 @@ class _Writer:
             scheduled_point = g("Add", times, g.column(g.linear(hidden, "timed"), 0))
             point = g("Where", g("Greater", timed[1], 0.0), scheduled_point, point)
         return point, self._levels(raw, point), hidden
-
-    def _waves(self, inputs: Value) -> Value:
-        """Sines and cosines of the numeric inputs, (rows, .)."""
-        g = self._graph
-        columns = g("Unsqueeze", g("Gather", inputs, np.array(NUMERIC_INPUTS), axis=1), np.array([2]))
-        angles = g("Mul", columns, g("Mul", g.weight("frequencies.weight"), FREQUENCY_SCALE))
-        angles = self._flat(angles, len(NUMERIC_INPUTS) * self._config.frequencies)
-        return g("Concat", g("Sin", angles), g("Cos", angles), axis=1)
 
     def _levels(self, raw: Value, point: Value) -> Value:
         """Quantiles grow outwards from the median, so they never cross."""

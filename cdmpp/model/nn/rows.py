@@ -6,14 +6,17 @@ leaf count, so a prediction does not depend on the other programs of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_WIDTH
+from cdmpp.features.schedule import LAUNCH_FROM
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.inputs import SUMMARY_COLUMNS, query_inputs
+from cdmpp.model.nn.inputs import GPU, SUMMARY_COLUMNS, query_inputs
+from cdmpp.model.nn.launch_inputs import KERNEL_WIDTH, LAUNCH_WIDTH, launch_inputs, main_kernel
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+#: Columns of a leaf's launch, and the one that only launched leaves have above 0.
+_LAUNCH = slice(WIDTH + LAUNCH_FROM, WIDTH + LAUNCH_FROM + GPU_WIDTH)
+_THREADS = WIDTH + LAUNCH_FROM + GPU_COLUMNS.index("threads")
 #: Padded leaf counts; longer programs are padded to a multiple of the last.
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -57,6 +63,8 @@ class ProgramStore:
         self.summary = np.zeros((count, len(SUMMARY_COLUMNS)), dtype=np.float32)
         self.bucket = np.zeros(count, dtype=np.int32)
         self.slot = np.zeros(count, dtype=np.int64)
+        #: Programs with thread bindings, where the leaves have schedule columns.
+        self.launched = np.zeros(count, dtype=bool)
         self._parts: dict[int, list[LeafBucket]] = {}
         self._sizes: dict[int, int] = {}
         self.buckets: dict[int, LeafBucket] = {}
@@ -86,6 +94,8 @@ class ProgramStore:
         self.bucket[keys] = size
         self.slot[keys] = np.arange(start, start + count)
         self.summary[keys] = summary
+        if self.width > _THREADS:
+            self.launched[keys] = (bucket.leaves[:, :, _THREADS] > 0).any(axis=1)
 
     def order(self, programs: Array) -> Array:
         """Positions of program keys by leaf count, those of one program beside each other."""
@@ -207,10 +217,33 @@ class RowInputs:
 
     def queries(self, rows: QueryRows, device: Array | None = None) -> tuple[Array, Array, Array]:
         """:func:`query_inputs` of rows; ``device``, (n, .), replaces the rows of the device matrix."""
-        return query_inputs(
-            self.store.summary[rows.program],
-            self.device_matrix[rows.device] if device is None else device,
-            rows.backend,
-            rows.protocol,
-            rows.framework,
-        )
+        figures = self.device_matrix[rows.device] if device is None else device
+        summary = self.store.summary[rows.program]
+        inputs, logs, reference = query_inputs(summary, figures, rows.backend, rows.protocol, rows.framework)
+        for chosen, leaves in self._launched(rows, figures):
+            reference[chosen] = launch_inputs(leaves, figures[chosen])[1]
+        return inputs, logs, reference
+
+    def launches(self, rows: QueryRows, device: Array) -> Array:
+        """:func:`launch_inputs` of rows of one leaf count, (n, leaves, LAUNCH_WIDTH); 0 where nothing is launched."""
+        size = int(self.store.bucket[rows.program[0]])
+        out = np.zeros((len(rows), size, LAUNCH_WIDTH), dtype=np.float32)
+        for chosen, leaves in self._launched(rows, device):
+            out[chosen] = launch_inputs(leaves, device[chosen])[0]
+        return out
+
+    def kernels(self, rows: QueryRows) -> Array:
+        """:func:`main_kernel` of rows, (n, KERNEL_WIDTH); 0 where nothing is launched."""
+        out, device = np.zeros((len(rows), KERNEL_WIDTH), dtype=np.float32), self.device_matrix[rows.device]
+        for chosen, leaves in self._launched(rows, device):
+            out[chosen] = main_kernel(launch_inputs(leaves, device[chosen])[0])
+        return out
+
+    def _launched(self, rows: QueryRows, device: Array) -> Iterator[tuple[Array, Array]]:
+        """Positions of rows of one leaf count with GPU programs on a GPU, and the launch columns of their leaves."""
+        store = self.store
+        launched = np.flatnonzero(store.launched[rows.program] & (device[:, GPU] > 0))
+        for size in np.unique(store.bucket[rows.program[launched]]):
+            chosen = launched[store.bucket[rows.program[launched]] == size]
+            slots = store.slot[rows.program[chosen]]
+            yield chosen, store.buckets[size].leaves[slots, :, _LAUNCH]

@@ -1,6 +1,6 @@
 """The arrays of a trained network by name, without torch.
 
-:mod:`cdmpp.model.inference.engine` predicts from them with ONNX Runtime. Training, tuning and inspection of layers use
+:mod:`cdmpp.model.inference.engine` predicts from them with ONNX Runtime. Training and inspection of layers use
 :attr:`Weights.network`, which needs torch.
 
 :func:`transferred` makes weights for a network with more input columns and other devices. Columns and devices are
@@ -21,16 +21,13 @@ from cdmpp.features.schedule import SCHEDULE_COLUMNS
 from cdmpp.features.schema import COLUMNS
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.inputs import DEVICE_LOGS, QUERY_COLUMNS, SUMMARY_COLUMNS
+from cdmpp.model.nn.launch_inputs import LAUNCH_INPUTS
 from cdmpp.model.nn.layers import shapes
 
 if TYPE_CHECKING:
     from cdmpp.model.nn.network import LatencyNetwork
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-
-#: Weights tuned on one device, by name: its vector ("device"), the last norm and the output layer.
-Tuned = dict[str, Array]
 
 #: Columns of the projection of the last hidden layer.
 VIEW_COLUMNS = 32
@@ -91,26 +88,6 @@ class Weights:
         mean, scale = self.arrays["input_mean"], self.arrays["input_scale"]
         return np.asarray(((inputs - mean) * scale).clip(-6.0, 6.0))
 
-    def tuned(self, tuned: Tuned) -> Weights:
-        """A copy with tuned arrays; the tuned device has index 0 in the embedding.
-
-        Raises
-        ------
-        ValueError
-            An array is missing, or of another network's shape.
-        """
-        arrays = dict(self.arrays)
-        for short, name in tuned_names(self.config).items():
-            if short not in tuned:
-                raise ValueError(f"tuned weights lack {short}")
-            if short == "device":
-                if tuned[short].shape != arrays[name].shape[1:]:
-                    raise ValueError(f"tuned device has the shape {tuned[short].shape}")
-                arrays[name] = np.concatenate([tuned[short][None], arrays[name][1:]])
-            else:
-                arrays[name] = tuned[short]
-        return Weights(self.config, self.devices, arrays)
-
     def view(self) -> Array:
         """Fixed random projection of the last hidden layer, scaled by the layer's final norm.
 
@@ -130,24 +107,12 @@ def _projection(width: int) -> Array:
     return drawn.astype(np.float32)
 
 
-def tuned_names(config: NetworkConfig) -> dict[str, str]:
-    """Names of the weights that are tuned, by their short names. Of "device" only row 0 is."""
-    norm = f"head.{config.head_layers}"
-    return {
-        "device": "device.weight",
-        "norm_weight": f"{norm}.weight",
-        "norm_bias": f"{norm}.bias",
-        "out_weight": "out.weight",
-        "out_bias": "out.bias",
-    }
-
-
 def _torch_network(weights: Weights) -> LatencyNetwork:
     try:
         import torch
     except ImportError:
         raise MissingDependencyError(
-            "the network itself needs torch: training, tuning and its layers",
+            "the network itself needs torch: training and its layers",
             hint=f"{install_hint('train')}; predictions go without it",
         ) from None
     from cdmpp.model.nn.network import LatencyNetwork
@@ -163,7 +128,9 @@ Columns = Mapping[str, Sequence[str]]
 
 def network_columns(config: NetworkConfig) -> dict[str, list[str]]:
     """Names of the columns that this version's networks read, as the manifest of a model has them."""
-    return {"leaf": [*COLUMNS, *SCHEDULE_COLUMNS][: config.leaf_width], "inputs": [*SUMMARY_COLUMNS, *QUERY_COLUMNS]}
+    leaf = [*COLUMNS, *SCHEDULE_COLUMNS][: config.stored_width]
+    launch = [f"launch_{name}" for name in LAUNCH_INPUTS] if config.schedule else []
+    return {"leaf": leaf + launch, "inputs": [*SUMMARY_COLUMNS, *QUERY_COLUMNS]}
 
 
 def transferred(
@@ -198,14 +165,12 @@ def transferred(
     """
     out = {name: np.array(value) for name, value in arrays.items()}
     wanted = network_columns(config)
-    logs = [] if config.shared else [f"device_{name}" for name in DEVICE_LOGS]
+    logs = [f"device_{name}" for name in DEVICE_LOGS]
     latent, embedding = _head_columns(arrays, config, len(columns["inputs"]))
     for axis in ("leaf", "inputs"):
         lost = [name for name in columns[axis] if name not in wanted[axis]]
         if lost:
             raise ValueError(f"the network reads columns that this version does not compute: {', '.join(lost[:5])}")
-    if config.frequencies and list(columns["inputs"]) != wanted["inputs"]:
-        raise ValueError("a network with frequencies of its inputs cannot take new inputs")
     spread: dict[str, Array] = {}
     for what, axis in (("leaf", "leaf"), ("input", "inputs")):
         known = {name: i for i, name in enumerate(columns[axis])}

@@ -61,6 +61,8 @@ class TaskList:
     source: str = ""
 
 
+#: ``NAME@float16`` is a network of the zoo in mixed precision.
+HALF = "float16"
 #: Endings of files that are networks.
 SUFFIXES = (".onnx", ".pt2", ".json")
 
@@ -87,9 +89,9 @@ def network_tasks(source: str | Path | ZooNetwork | Any, dims: Mapping[str, int]
     Parameters
     ----------
     source : str, Path, ZooNetwork, torch.export.ExportedProgram or tvm.IRModule
-        A network of :mod:`cdmpp.programs.zoo` as text or object; the path of an ``.onnx``, ``.pt2``
-        (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an exported program; a module
-        with a Relax function ``main``.
+        A network of :mod:`cdmpp.programs.zoo` as text (``@float16`` at its end: in mixed precision) or object; the
+        path of an ``.onnx``, ``.pt2`` (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an
+        exported program; a module with a Relax function ``main``.
     dims : mapping of str to int, optional
         Sizes of an ONNX model's dynamic dimensions.
 
@@ -111,7 +113,11 @@ def network_tasks(source: str | Path | ZooNetwork | Any, dims: Mapping[str, int]
         path = Path(source)
         if isinstance(source, Path) or is_file(source):
             return _tasks(path.stem, path.name, _read(path, dims))
-        source = parse_network(source)
+        text, _, dtype = source.partition("@")
+        if dtype not in ("", HALF):
+            raise InvalidProgramError(f"{source!r}: unknown type {dtype!r}", hint=f"allowed: {text}, {text}@{HALF}")
+        network = parse_network(text)
+        return _tasks(network.name, source.strip(), _network_graph(network, half=dtype == HALF))
     if isinstance(source, ZooNetwork):
         return _tasks(source.name, source.text, _network_graph(source))
     kind = type(source).__name__
@@ -137,12 +143,12 @@ def _read(path: Path, dims: Mapping[str, int] | None) -> ProgramGraph:
     return load_programs(path, backend="tvm", dims=dims if suffix == ".onnx" else None)
 
 
-def _network_graph(network: ZooNetwork) -> ProgramGraph:
+def _network_graph(network: ZooNetwork, *, half: bool = False) -> ProgramGraph:
     from cdmpp.programs.frontends.imports import import_torch
     from cdmpp.programs.frontends.relax_programs import torch_graph
 
     torch = import_torch()
-    return torch_graph(torch.export.export(network.module, network.inputs), network.text)
+    return torch_graph(torch.export.export(network.module, network.inputs), network.text, half=half)
 
 
 def _tasks(network: str, source: str, graph: ProgramGraph) -> TaskList:

@@ -141,7 +141,7 @@ class Adaptation:
         where k were chosen); ``cross_validated`` (``before`` and ``after``: mean relative error on the used
         measurements, each left out once); ``before`` and ``after`` (``overall``: the figures of
         :func:`cdmpp.train.evaluation.tables.evaluate` on the remaining rows, of base and adapted model; None where
-        no row remains or all were used); ``tuned``, ``weight``, ``families``, ``unsupported``,
+        no row remains or all were used); ``weight``, ``families``, ``unsupported``,
         ``warnings`` (``code`` and ``message`` each), ``seconds``.
     """
 
@@ -223,14 +223,13 @@ def adapt(
         "families": _counts(measured.features.family),
         "protocols": {name: protocols.count(name) for name in sorted(set(protocols))},
         "cross_validated": {"before": checked.before, "after": checked.after},
-        "tuned": None,
         "weight": checked.weight,
         "width": checked.width,
         "unsupported": dict(records.unsupported) | ({"invalid_program": known.lost} if known.lost else {}),
         "warnings": warnings,
     }
     figures = checked.process, known.names, checked.weight, checked.width
-    adapter = Adapter(records.device, *figures, None, report, scheduled=scheduled)
+    adapter = Adapter(records.device, *figures, report, scheduled=scheduled)
     made = adapted(artifact, adapter)
     result = {"model_id": made.model_id, **report, "selected": None, "before": None, "after": None}
     if k is not None:

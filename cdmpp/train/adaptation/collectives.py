@@ -85,7 +85,6 @@ def adapt_collectives(
         "families": {"collective": len(chosen)},
         "protocols": _counts([c.mode for c in contexts]),
         "cross_validated": {"before": before, "after": after},
-        "tuned": None,
         "weight": weight,
         "width": 1.0,
         "unsupported": dict(records.unsupported),

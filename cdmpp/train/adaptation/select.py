@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from cdmpp.data.measure.runtime.call_problems import call_problem
+from cdmpp.data.measure.call_problems import call_problem
+from cdmpp.data.measure.store import StoredProgram
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import needed_bytes
 from cdmpp.data.records import Measurement
@@ -24,6 +25,7 @@ from cdmpp.train.adaptation.samplers import choose
 from cdmpp.train.evaluation.cache import FeatureCache
 
 Array = np.ndarray[Any, np.dtype[Any]]
+P = TypeVar("P")
 
 #: Share of the device's memory that a program may take; bytes where its size is not known.
 MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
@@ -31,19 +33,23 @@ MEMORY_SHARE, UNKNOWN_MEMORY_BYTES = 0.6, 4e9
 MAX_POOL = 20_000
 #: Seconds per program besides its runs: allocating and filling tensors, selecting a kernel.
 _OVERHEAD_S = 0.15
+#: The same for a TVM program, which is built and loaded.
+_BUILD_S = 1.0
 #: Share of programs that are timed in a second round.
 _AGAIN = 0.3
+#: Loops that are bound to a GPU's blocks and threads, in TVM JSON.
+_GPU_TAGS = ("blockIdx.", "threadIdx.")
 #: Programs with a longer predicted latency are not selected.
 LONGEST_S = 2.0
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Generic[P]):
     """Programs to measure, in order of choice.
 
     Attributes
     ----------
-    programs : tuple of OperatorSpec
+    programs : tuple of OperatorSpec or StoredProgram
     expected_s : float64 array
         Predicted latency of each on the device, in seconds.
     estimate_s : float
@@ -52,10 +58,11 @@ class Selection:
         Number of candidate programs.
     left_out : Counter of str
         Programs of the pool that could not be, by reason: "no PyTorch call" (only with ``framework="pytorch"``),
-        "memory", "not sampled" (of a pool larger than :data:`MAX_POOL`), "not predictable", "too long".
+        "memory" (not of TVM programs), "needs a GPU" (TVM programs with bound threads), "not sampled" (of a pool
+        larger than :data:`MAX_POOL`), "not predictable", "too long".
     """
 
-    programs: tuple[OperatorSpec, ...]
+    programs: tuple[P, ...]
     expected_s: Array
     estimate_s: float
     pool: int
@@ -72,9 +79,8 @@ def select(
     seed: int = 0,
     protocol: str = "kernel",
     framework: str = "",
-    settings: ResidualSettings | None = None,
-) -> Selection:
-    """Choose k programs of a pool to measure on a device.
+) -> Selection[OperatorSpec]:
+    """Choose k operators of a pool to measure on a device.
 
     The selection uses the same data as adaptation (:func:`cdmpp.train.adaptation.records.survey`), except latencies.
 
@@ -83,85 +89,13 @@ def select(
     DataError
         ``k`` is larger than the number of candidates, or there are none.
     """
-    candidates = find_candidates(
-        artifact, device, pool, seed=seed, protocol=protocol, framework=framework, longest_s=LONGEST_S
-    )
-    short, left_out = candidates.rows, candidates.left_out
-    if k > len(short):
-        raise DataError(
-            f"cannot choose k = {k} programs: the pool has {len(short)} that can be measured{_reasons(left_out)}",
-            hint="a smaller --k, or another --pool FILE",
-        )
-    chosen = short[choose_rows(candidates.survey, short, k, sampler, seed, settings)]
-    programs = tuple(candidates.program(int(row)) for row in chosen)
-    expected_s = candidates.expected_s[chosen]
-    return Selection(programs, expected_s, float(measuring_s(expected_s).sum()), len(short), +left_out)
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Programs of a pool that a device can run, with predictions.
-
-    Attributes
-    ----------
-    programs : sequence of OperatorSpec
-    origin : int array
-        Position in ``programs`` of each row of the survey.
-    survey : Survey
-    expected_s : float64 array
-        Predicted latency of each row of the survey, in seconds.
-    rows : int array
-        Rows of the survey that take no longer than the limit.
-    left_out : Counter of str
-        As in :class:`Selection`.
-    """
-
-    programs: Sequence[OperatorSpec]
-    origin: Array
-    survey: Survey
-    expected_s: Array
-    rows: Array
-    left_out: Counter[str]
-
-    def program(self, row: int) -> OperatorSpec:
-        """Program of a row of the survey."""
-        return self.programs[int(self.origin[row])]
-
-
-def find_candidates(
-    artifact: Artifact,
-    device: DeviceSpec,
-    pool: Sequence[OperatorSpec],
-    *,
-    seed: int,
-    protocol: str,
-    framework: str,
-    longest_s: float,
-) -> Candidates:
-    """Predict the programs of a pool that fit into a device's memory.
-
-    Raises
-    ------
-    DataError
-        No program fits.
-    """
     measurable = [spec for spec in pool if framework != "pytorch" or not call_problem(spec.canonical())]
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
     fitting = [spec for spec in measurable if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
     left_out = Counter({"no PyTorch call": len(pool) - len(measurable), "memory": len(measurable) - len(fitting)})
-    if len(fitting) > MAX_POOL:
-        sample = np.sort(np.random.default_rng(seed).choice(len(fitting), MAX_POOL, replace=False))
-        left_out["not sampled"] = len(fitting) - MAX_POOL
-        fitting = [fitting[i] for i in sample.tolist()]
-    if not fitting:
-        raise DataError(
-            f"none of the {len(pool)} programs of the pool can be measured on {device.name}"
-            f" with {limit / 1e9:.3g} GB{_reasons(left_out)}",
-            hint="name another pool with --pool FILE, or another --framework",
-        )
-    # Nothing is measured yet: records need a latency, which is not read.
-    rows = [
-        Measurement(
+
+    def row(spec: OperatorSpec) -> Measurement:
+        return Measurement(
             spec.text(),
             "operator",
             device.name,
@@ -171,22 +105,65 @@ def find_candidates(
             framework=framework,
             device_spec=device,
         )
-        for spec in fitting
-    ]
-    records = device_records(rows, device, artifact)
+
+    return _select(artifact, device, fitting, row, k, sampler, seed, left_out)
+
+
+def select_scheduled(
+    artifact: Artifact, device: DeviceSpec, pool: Sequence[StoredProgram], k: int, *, sampler: str, seed: int
+) -> Selection[StoredProgram]:
+    """Choose k TVM programs of a pool, by the features of the model's part for TVM programs.
+
+    Raises
+    ------
+    DataError
+        ``k`` is larger than the number of candidates, or there are none.
+    """
+    runnable = [p for p in pool if device.kind == "gpu" or not any(tag in p.tvm_json for tag in _GPU_TAGS)]
+    left_out = Counter({"needs a GPU": len(pool) - len(runnable)})
+
+    def row(p: StoredProgram) -> Measurement:
+        row = Measurement(p.tvm_json, "tvm_json", device.name, 1.0, program_hash=p.hash, task=p.task, backend="tvm")
+        return replace(row, device_spec=device)
+
+    selection = _select(artifact.part(scheduled=True), device, runnable, row, k, sampler, seed, left_out)
+    return replace(selection, estimate_s=selection.estimate_s + _BUILD_S * k)
+
+
+def _select(
+    artifact: Artifact,
+    device: DeviceSpec,
+    programs: list[P],
+    row: Callable[[P], Measurement],
+    k: int,
+    sampler: str,
+    seed: int,
+    left_out: Counter[str],
+) -> Selection[P]:
+    """Choose k of the programs; ``row`` returns a program's record with any latency, which is not read."""
+    if not programs:
+        raise DataError(
+            f"none of the {left_out.total()} programs of the pool can be measured on {device.name}{_reasons(left_out)}",
+            hint="name another pool with --pool, or another --framework",
+        )
+    if len(programs) > MAX_POOL:
+        sample = np.sort(np.random.default_rng(seed).choice(len(programs), MAX_POOL, replace=False))
+        left_out["not sampled"] = len(programs) - MAX_POOL
+        programs = [programs[i] for i in sample.tolist()]
+    records = device_records([row(program) for program in programs], device, artifact)
     known = survey(InferencePipeline(artifact), records, FeatureCache(schedule=artifact.reads_schedules))
     expected = np.exp(known.point[known.query])
-    left_out["not predictable"] = len(fitting) - len(known.rows)
-    short = np.flatnonzero(expected <= longest_s)
+    left_out["not predictable"] = len(programs) - len(known.rows)
+    short = np.flatnonzero(expected <= LONGEST_S)
     left_out["too long"] = len(expected) - len(short)
-    return Candidates(fitting, records.origin[known.rows], known, expected, short, left_out)
-
-
-def selection_points(known: Survey, rows: Array, settings: ResidualSettings | None = None) -> Array:
-    """Features that KMeans chooses by, (rows, columns): those of the residual process."""
-    features = known.features.take(known.query[rows])
-    view = (settings or ResidualSettings()).view
-    return np.concatenate([features.numeric, view * features.view], axis=1)
+    if k > len(short):
+        raise DataError(
+            f"cannot choose k = {k} programs: the pool has {len(short)} that can be measured{_reasons(left_out)}",
+            hint="a smaller --k, or another --pool",
+        )
+    chosen = short[choose_rows(known, short, k, sampler, seed)]
+    selected = tuple(programs[i] for i in records.origin[known.rows[chosen]].tolist())
+    return Selection(selected, expected[chosen], float(measuring_s(expected[chosen]).sum()), len(short), +left_out)
 
 
 def _reasons(left_out: Counter[str]) -> str:
@@ -208,8 +185,9 @@ def choose_rows(
         one, other = (known.features.take(query[part]) for part in (a, b))
         return kernel(one, other, scales)
 
-    points = selection_points(known, rows, scales)
-    return choose(sampler, points, known.features.take(query).family, k, seed, covariance)
+    features = known.features.take(query)
+    points = np.concatenate([features.numeric, scales.view * features.view], axis=1)
+    return choose(sampler, points, features.family, k, seed, covariance)
 
 
 def measuring_s(latency_s: Array, settings: TimingSettings | None = None) -> Array:

@@ -75,7 +75,6 @@ class AdaptResponse(BaseModel):
     cross_validated: CrossValidated
     before: Annotated[Figures | None, Field(description="Errors of the base model on the remaining records.")]
     after: Annotated[Figures | None, Field(description="Errors of the adapted model on the same records.")]
-    tuned: Annotated[dict[str, Any] | None, Field(description="Always null: no weight of the network changes.")]
     weight: Annotated[
         float,
         Field(

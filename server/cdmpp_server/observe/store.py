@@ -349,10 +349,6 @@ class Store:
         with self._lock:
             self._unchecked = (self._unchecked + len(rows)) % _CHECK_EACH
 
-    def get_program(self, hash: str) -> dict[str, Any] | None:
-        """Return the program with this hash, or None."""
-        return self.get_programs([hash]).get(hash)
-
     def get_programs(self, hashes: Collection[str]) -> dict[str, dict[str, Any]]:
         """Return the programs of the known hashes."""
         documents: dict[str, dict[str, Any]] = {}

@@ -1,119 +1,55 @@
-"""Test double of the CUDA driver, so that the flow of the kit runs without a GPU. Its times are no measurements.
+"""Test double of the CUDA driver whose programs fail as their code says. Its times are no measurements.
 
-A source says how its kernels behave: ``// crash`` ends the process, ``// hang`` never ends, ``// error`` is an error of
-the driver, ``// wrong`` gives another result, and ``// large`` finds no memory.
+``// crash`` ends the process, ``// hang`` never ends, ``// error`` is an error of the driver, ``// wrong`` gives
+another result, and ``// large`` finds no memory.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cdmpp.data.measure.runtime import programs
+from cdmpp.data.measure.runtime import stand_in
 from cdmpp.data.measure.runtime.driver import CudaError, OutOfMemoryError
-from cdmpp.data.measure.runtime.run import KitError
+from cdmpp.data.measure.runtime.run import HOST, KitError, PartFile
 
-#: Constant time of the stand-in.
-STAND_IN_S = 1e-4
+#: Name of the GPU in the environment, and its default.
+GPU, H100 = "KIT_GPU", "NVIDIA H100 80GB HBM3"
 
 
-class StandInCuda:
-    """Memory in this process; a launch fills all memory that was not uploaded."""
+class MarkedCuda(stand_in.StandInCuda):
+    """The stand-in under the name of a GPU."""
 
-    name, capability, driver, l2_bytes = "NVIDIA H100 80GB HBM3", (9, 0), 13000, 1024
+    def __init__(self, arch: str) -> None:
+        super().__init__("sm_80" if os.environ.get(GPU, H100).startswith("NVIDIA A100") else arch)
+        self.name = os.environ.get(GPU, H100)
 
-    def __init__(self) -> None:
-        self._memory: dict[int, bytearray] = {}
-        self._uploaded: set[int] = set()
-        self._next = 1
-
-    def allocate(self, size: int) -> int:
-        self._next += 1
-        self._memory[self._next] = bytearray(size)
-        return self._next
-
-    def free(self, pointer: int) -> None:
-        del self._memory[pointer]
-        self._uploaded.discard(pointer)
-
-    def upload(self, pointer: int, content: bytes) -> None:
-        assert len(content) == len(self._memory[pointer])
-        self._memory[pointer][:] = content
-        self._uploaded.add(pointer)
-
-    def download(self, pointer: int, size: int) -> bytes:
-        assert size == len(self._memory[pointer])
-        return bytes(self._memory[pointer])
-
-    def fill(self, pointer: int, byte: int, size: int) -> None:
-        self._memory[pointer][:] = bytes([byte]) * size
-
-    def load(self, code: bytes) -> str:
+    def load(self, code: bytes) -> bytes:
         if b"// large" in code:
             raise OutOfMemoryError("cuModuleLoadData: CUDA_ERROR_OUT_OF_MEMORY")
-        return code.decode()
+        return code
 
-    def unload(self, module: str) -> None:
-        pass
-
-    def prepare(
-        self,
-        module: str,
-        name: str,
-        grid: Sequence[int],
-        block: Sequence[int],
-        shared: int,
-        values: Sequence[tuple[str, Any]],
-    ) -> tuple[str, list[int]]:
-        assert f" {name}(" in module
-        return module, [value for kind, value in values if kind == "pointer"]
-
-    def launch(self, launch: tuple[str, list[int]]) -> None:
-        code, pointers = launch
-        if "// crash" in code:
+    def launch(self, launch: bytes) -> None:
+        if b"// crash" in launch:
             os._exit(7)
-        if "// hang" in code:
+        if b"// hang" in launch:
             time.sleep(600)
-        if "// error" in code:
+        if b"// error" in launch:
             raise CudaError("cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS")
-        for pointer in pointers:
-            if pointer not in self._uploaded:
-                self.fill(pointer, 0x40 if "// wrong" in code else 0x3F, len(self._memory[pointer]))
-
-    def synchronize(self) -> None:
-        pass
-
-    def event(self) -> object:
-        return object()
-
-    def record(self, event: object) -> None:
-        pass
-
-    def elapsed_s(self, start: object, end: object) -> float:
-        return STAND_IN_S
-
-    def graph(self, launches: Sequence[Any]) -> list[Any]:
-        return list(launches)
-
-    def launch_graph(self, graph: list[Any]) -> None:
-        pass
-
-    def free_graph(self, graph: list[Any]) -> None:
-        pass
+        self.byte = b"\x40" if b"// wrong" in launch else b"\x3f"
 
 
-class Kind(programs.Kind):
-    """Programs on the stand-in: sources are not compiled."""
+class Kind(stand_in.Kind):
+    """Programs and host cases on the stand-in; ``KIT_GPU=no torch`` has no host part."""
 
-    def open_driver(self) -> StandInCuda:
-        return StandInCuda()
+    def __init__(self, part: PartFile, folder: Any) -> None:
+        super().__init__(part, folder)
+        if part.kind == HOST and os.environ.get(GPU) == "no torch":
+            raise KitError("PyTorch finds no CUDA device")
 
-    def check_compiler(self) -> None:
-        pass
+    def open_driver(self) -> MarkedCuda:
+        return MarkedCuda(str(self._part.about["arch"]))
 
-    def compile(self, source: bytes, item: Mapping[str, Any], limit_s: float) -> bytes:
-        if b"// refused" in source:
-            raise KitError("error: this is not CUDA")
-        return source
+    def open(self) -> dict[str, Any]:
+        return {"gpu": os.environ.get(GPU, H100)} if self._part.kind == HOST else super().open()

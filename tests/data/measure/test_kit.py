@@ -18,33 +18,41 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
 from cdmpp.cli.main import app
 from cdmpp.data.measure import runtime
-from cdmpp.data.measure.building import require_nvcc
-from cdmpp.data.measure.kit.export_programs import choose_tasks, export_programs, launches, nvcc_flags, work
+from cdmpp.data.measure.building import compile_source, nvcc_flags, require_nvcc
+from cdmpp.data.measure.kit import content
+from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, blocks, choose_tasks
+from cdmpp.data.measure.kit.export_programs import export_programs, launches, work
 from cdmpp.data.measure.kit.import_results import import_results
-from cdmpp.data.measure.kit.parts import HOME, Entry, read_part, write_parts
-from cdmpp.data.measure.runtime import driver
-from cdmpp.data.measure.runtime.programs import Kind, compare, nvcc, random_bytes
-from cdmpp.data.measure.runtime.run import COMPLETE, FAILED, INTERRUPTED, UNFINISHED, PartFile
+from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, read_part, write_parts
+from cdmpp.data.measure.runtime import driver, host
+from cdmpp.data.measure.runtime.programs import TOLERANCES, compare, pieces, random_bytes
+from cdmpp.data.measure.runtime.run import COMPLETE, FAILED, INTERRUPTED, MAX_RESULTS, UNFINISHED, PartFile
+from cdmpp.data.measure.runtime.stand_in import STAND_IN_S
 from cdmpp.data.measure.sampling import SampledProgram, default_program, scheduled_program
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, configurations
 from cdmpp.data.records import read_records
-from cdmpp.errors import DataError, InvalidDeviceError, MissingDependencyError
+from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError, MissingDependencyError
 from cdmpp.programs.frontends.tasks import TaskList, TuningTask
-from tests.data.measure.stand_in_driver import STAND_IN_S
+from cdmpp.programs.zoo import network_parameters
+from tests.data.measure.stand_in_driver import GPU, H100
 
 pytestmark = pytest.mark.tvm
 _ROOT = Path(__file__).parents[3]
 _RUN = (
     "import sys; from cdmpp.data.measure.runtime.run import main; "
-    "sys.exit(main(sys.argv[1:], {'programs': 'tests.data.measure.stand_in_driver'}))"
+    "sys.exit(main(sys.argv[1:], dict.fromkeys(('programs', 'host'), 'tests.data.measure.stand_in_driver')))"
 )
+#: A compiler that copies its input.
+_COPY = '#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && out=$2; shift; done\ncp "$1" "$out"\n'
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,18 @@ def schedules(tiny_programs: list[str], h100: Configuration) -> list[list[Sample
     return groups
 
 
+def _copy_with_nvcc(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Put a compiler that copies its input into PATH."""
+    (folder / "nvcc").write_text(_COPY)
+    (folder / "nvcc").chmod(0o755)
+    patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture
+def copying_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _copy_with_nvcc(tmp_path, monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def job(
     tmp_path_factory: pytest.TempPathFactory,
@@ -97,14 +117,18 @@ def job(
         for task, programs in zip(tasks, schedules, strict=True):
             store.add_programs(task.hash, programs, 0)
     settings = quick.model_copy(update={"schedules": 0})
-    export_programs([], h100, folder, settings, command="cdmpp collect ...")
+    with pytest.MonkeyPatch.context() as patch:
+        _copy_with_nvcc(tmp_path_factory.mktemp("nvcc"), patch)
+        patch.setattr(content, "_LEAST_FLOPS", 0.0)  # tasks of any size are GPU size
+        patch.setattr(content, "_LEAST_OUTPUTS", 0)
+        export_programs([], h100, folder, settings, command="cdmpp collect ...")
     return Job(folder, [[program.hash for program in programs] for programs in schedules])
 
 
 def _marked(job: Job, folder: Path, marks: dict[str, str]) -> Path:
-    """Copy the part with marks in the sources of programs; see the stand-in driver."""
+    """Copy the part with marks in the code of programs; see the stand-in driver."""
     part = read_part(job.part)
-    members = {item["source"]: marks[item["id"]] for item in part.items if item["id"] in marks}
+    members = {item["cubin"]: marks[item["id"]] for item in part.items if item["id"] in marks}
     copy = folder / "part-000.zip"
     with zipfile.ZipFile(job.part) as source, zipfile.ZipFile(copy, "w") as target:
         for name in source.namelist():
@@ -113,11 +137,13 @@ def _marked(job: Job, folder: Path, marks: dict[str, str]) -> Path:
     return copy
 
 
-def _run(part: Path, out: Path, *options: str, kill_when: Callable[[], bool] | None = None, sent: int = 0) -> Any:
-    """Run a part on the stand-in, without nvcc and nvidia-smi."""
+def _run(
+    part: Path, out: Path, *options: str, gpu: str = H100, kill_when: Callable[[], bool] | None = None, sent: int = 0
+) -> Any:
+    """Run a part on the stand-in, without nvcc and nvidia-smi; the work folder is beside ``out``."""
     path = os.pathsep.join(str(p) for p in (_ROOT, _ROOT / "server"))
-    command = [sys.executable, "-c", _RUN, str(part), "--out", str(out), *options]
-    environment = {**os.environ, "PYTHONPATH": path, "PATH": str(out.parent)}
+    command = [sys.executable, "-c", _RUN, str(part), "--out", str(out), "--work", str(_work(out)), *options]
+    environment = {**os.environ, "PYTHONPATH": path, "PATH": str(out.parent), GPU: gpu}
     with subprocess.Popen(
         command, cwd=_ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -128,6 +154,10 @@ def _run(part: Path, out: Path, *options: str, kill_when: Callable[[], bool] | N
             process.send_signal(sent)
         stdout, stderr = process.communicate(timeout=90)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _work(out: Path) -> Path:
+    return out.with_name(f"{out.name}-work")
 
 
 def _results(out: Path) -> dict[str, str]:
@@ -145,6 +175,7 @@ def results(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "part-000.npz"
 
 
+@pytest.mark.usefixtures("copying_nvcc")
 def test_launches_come_from_the_lowered_host_function(schedules: list[list[SampledProgram]], h100: Any) -> None:
     lowered = launches(schedules[0][0].tvm_json, h100.target)
     assert lowered["arguments"] == [[[64, 32], "float32", False], [[64, 32], "float32", True]]
@@ -160,15 +191,16 @@ def test_launches_come_from_the_lowered_host_function(schedules: list[list[Sampl
 def test_work_counts_operations_and_needed_input_bytes(tiny_programs: list[str]) -> None:
     relu = work(tiny_programs[1])
     assert relu["read_bytes"] == 64 * 32 * 4
-    assert relu["flops"] == 64 * 32
+    assert relu["flops"] == relu["outputs"] == 64 * 32
+    assert relu["bytes"] == 2 * 64 * 32 * 4
 
 
 def test_part_has_no_tir_and_its_items_all_that_a_launch_needs(job: Job) -> None:
     part = read_part(job.part)
-    assert [item["id"] for item in part.items] == [name for group in job.programs for name in group]
+    assert {item["id"] for item in part.items} == {name for group in job.programs for name in group}
     assert part.about["arch"] == "sm_90"
     with zipfile.ZipFile(job.part) as archive:
-        assert all(name == "part.json" or name.endswith(".cu") for name in archive.namelist())
+        assert all(name == "part.json" or name.endswith(".cubin") for name in archive.namelist())
         assert b"tirx" not in archive.read("part.json")
 
 
@@ -198,19 +230,12 @@ def require_nvcc_or_skip() -> None:
 
 
 @pytest.mark.native
-def test_sources_compile_with_nvcc(job: Job, tmp_path: Path) -> None:
-    require_nvcc_or_skip()
-    part = read_part(job.part)
-    Kind(part, tmp_path).prepare(time.monotonic() + 300)
-    assert sorted(p.name for p in (tmp_path / "cubins").iterdir()) == sorted(f"{i['id']}.cubin" for i in part.items)
-
-
-@pytest.mark.native
-def test_cubin_is_compiled_at_export_on_request(schedules: list[list[SampledProgram]], h100: Any) -> None:
-    require_nvcc_or_skip()
-    lowered = launches(schedules[1][0].tvm_json, h100.target, True)
-    assert lowered["code"].startswith(b"\x7fELF")
-    assert lowered["kernels"][0]["name"].encode() in lowered["code"]
+def test_compiling_has_a_limit_of_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvcc").write_text("#!/bin/sh\nwhile :; do :; done\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(MeasurementError, match="may take 1 s of CPU time"):
+        compile_source("", "sm_90", cpu_s=1)
 
 
 _FAKE_LIBCUDA = r"""
@@ -232,6 +257,7 @@ int cuMemAlloc_v2(u64 *p, size_t n) { if (n > 1 << 20) return 2; *p = (u64)mallo
 int cuMemFree_v2(u64 p) { free((void *)p); return 0; }
 int cuMemcpyHtoD_v2(u64 p, const void *s, size_t n) { memcpy((void *)p, s, n); return 0; }
 int cuMemcpyDtoH_v2(void *d, u64 p, size_t n) { memcpy(d, (void *)p, n); return 0; }
+int cuMemcpyDtoDAsync_v2(u64 d, u64 p, size_t n, void *s) { memcpy((void *)d, (void *)p, n); return s != (void *)77; }
 int cuMemsetD8Async(u64 p, unsigned char c, size_t n, void *s) { memset((void *)p, c, n); return 0; }
 int cuModuleLoadData(void **m, const void *c) { *m = strdup(c); return 0; }
 int cuModuleUnload(void *m) { free(m); return 0; }
@@ -260,6 +286,8 @@ def test_driver_passes_geometry_and_arguments(tmp_path: Path, monkeypatch: pytes
     cuda.upload(memory, b"a" * 36)
     cuda.fill(memory, 0x62, 4)
     assert cuda.download(memory, 8) == b"bbbbaaaa"
+    cuda.copy(memory + 8, memory, 6)
+    assert cuda.download(memory + 8, 8) == b"bbbbaaaa"
     module = cuda.load(b"code")
     values = [("pointer", memory), ("int32", -7), ("float32", 2.5)]
     cuda.launch(cuda.prepare(module, "k", (1, 2, 3), (4, 5, 6), 65536, values))
@@ -274,7 +302,7 @@ def test_driver_passes_geometry_and_arguments(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.native
 @pytest.mark.parametrize("family", ["dense", "dense_fp16", "conv2d", "softmax", "take", "max_pool"])
-def test_default_of_a_task_family_compiles_with_nvcc(family: str, h100: Configuration, tmp_path: Path) -> None:
+def test_default_of_a_task_family_compiles_with_nvcc(family: str, h100: Configuration) -> None:
     require_nvcc_or_skip()
     import tvm
     from tvm import te, topi
@@ -293,10 +321,8 @@ def test_default_of_a_task_family_compiles_with_nvcc(family: str, h100: Configur
     }[family]()
     text = tvm.ir.save_json(te.create_prim_func(tensors).with_attr("global_symbol", "main"))
     lowered = launches(default_program(text, "", dict(h100.target)).tvm_json, h100.target)
-    source = tmp_path / "program.cu"
-    source.write_bytes(lowered["code"])
-    code = nvcc(source, tmp_path / "program.cubin", nvcc_flags("sm_90"), 60)
-    assert all(kernel["name"].encode() in code for kernel in lowered["kernels"])
+    assert lowered["code"].startswith(b"\x7fELF")
+    assert all(kernel["name"].encode() in lowered["code"] for kernel in lowered["kernels"])
 
 
 def test_job_runs_without_cdmpp_up_to_the_driver(job: Job, tmp_path: Path) -> None:
@@ -304,12 +330,31 @@ def test_job_runs_without_cdmpp_up_to_the_driver(job: Job, tmp_path: Path) -> No
     shutil.copytree(job.folder, travelled, ignore=shutil.ignore_patterns(HOME))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "-I", "-c", "import sys; sys.path.insert(0, '.'); sys.modules['cdmpp'] = None; "]
-    command[-1] += "import runtime.programs; from runtime.run import main; sys.exit(main(['--help']))"
+    command[-1] += "import runtime.stand_in; from runtime.run import main; sys.exit(main(['--help']))"
     done = subprocess.run(
         command, cwd=travelled, env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "--minutes" in done.stdout
+
+
+def test_dry_run_prints_a_plan_and_its_results_fit_the_way_home(job: Job, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    parts = sorted(str(path) for path in job.folder.glob("part-*.zip"))
+    command = [sys.executable, str(job.folder / "run.py"), *parts, "--dry-run", "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--work", str(tmp_path / "work")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == COMPLETE, done.stderr
+    assert "plan of 540 s" in done.stdout
+    assert "part-000 (programs): 4 items" in done.stdout
+    assert "part-001 (host): 86 items, 40 of 40 s" in done.stdout
+    files = list(out.iterdir())
+    assert sorted(path.name for path in files) == ["part-000.npz", "part-001.npz"]
+    assert len(files) <= MAX_RESULTS
+    assert all(path.is_file() and path.stat().st_size < 16 * 2**20 for path in files)
+    with pytest.raises(InvalidDeviceError, match="unknown GPU 'stand-in'"):
+        import_results(job.folder, [out / "part-000.npz"], tmp_path / "records")
 
 
 def test_runtime_is_python_3_10() -> None:
@@ -327,6 +372,9 @@ def test_results_become_records(job: Job, results: Path, tmp_path: Path) -> None
     card = (out / "README.md").read_text()
     assert "Part 0" in card
     assert "cdmpp collect ..." in card
+    shown = CliRunner().invoke(app, ["eval", "--records", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert "h100-sxm" in shown.output
     with np.load(results) as packed:
         assert set(packed["protocols"].tolist()) == {"flushed", "warm"}
         assert packed["repeats_s"].max() == STAND_IN_S
@@ -347,23 +395,65 @@ def test_failures_are_failed_records_and_the_run_goes_on(job: Job, tmp_path: Pat
     assert table.failed.all()
 
 
-def test_wrong_result_and_refused_source_are_failures(job: Job, tmp_path: Path) -> None:
-    (first, second), (third, fourth) = job.programs
-    part = _marked(job, tmp_path, {second: "// wrong", third: "// refused"})
+def test_wrong_result_is_a_failure(job: Job, tmp_path: Path) -> None:
+    order = [item["id"] for item in read_part(job.part).items]
+    first, second = sorted(job.programs[0], key=order.index)
     out = tmp_path / "out"
-    assert _run(part, out).returncode == COMPLETE
+    assert _run(_marked(job, tmp_path, {second: "// wrong"}), out).returncode == COMPLETE
     failures = _results(out)
-    assert failures[first] == failures[fourth] == ""  # the first that runs is the reference of its task
-    assert f"differs from {first}: relative difference" in failures[second]
-    assert failures[third] == "nvcc: error: this is not CUDA"
+    assert failures.pop(second).startswith(f"differs from {first}: relative difference")
+    assert set(failures.values()) == {""}  # the first that runs is the reference of its task
+
+
+def test_job_for_another_architecture_ends_at_once(job: Job, tmp_path: Path) -> None:
+    done = _run(job.part, tmp_path / "out", gpu="NVIDIA A100-SXM4-80GB")
+    assert done.returncode == FAILED
+    assert "for sm_90, and NVIDIA A100-SXM4-80GB has compute capability 8.0" in done.stderr
+
+
+def test_h100_and_h200_share_a_job(job: Job, results: Path, tmp_path: Path) -> None:
+    assert _run(job.part, tmp_path / "out", gpu="NVIDIA H200").returncode == COMPLETE
+    out = import_results(job.folder, [results, tmp_path / "out" / "part-000.npz"], tmp_path / "records")
+    table = read_records(out / "records.parquet")
+    assert (len(table), set(table.device.used())) == (8, {"h100-sxm", "h200"})
+    card = (out / "README.md").read_text()
+    assert "Not finished on h200: 86 of 86 items of part 1 (host)" in card
+
+
+def test_host_part_is_measured_and_may_fail(job: Job, results: Path, tmp_path: Path) -> None:
+    host = job.folder / "part-001.zip"
+    assert _run(host, tmp_path / "out").returncode == COMPLETE
+    out = import_results(job.folder, [results, tmp_path / "out" / "part-001.npz"], tmp_path / "records")
+    rows = json.loads((out / "host.json").read_text())["rows"]
+    assert len(rows) == 86
+    assert {row["host_s"] for row in rows} == {STAND_IN_S}
+    done = _run(host, tmp_path / "failed", gpu="no torch")
+    assert done.returncode == COMPLETE
+    assert "PyTorch finds no CUDA device" in done.stderr
+
+
+def test_host_cases_run_on_a_cpu(tmp_path: Path) -> None:
+    kind = host.Kind(None, tmp_path)
+    for item in host.items():
+        if item["nodes"] == 1 and "compiled" not in item["case"]:
+            result = kind.measure(item)
+            on_gpu = item["queue"] == "full" or item["case"] == host.GRAPH_LAUNCH
+            assert bool(result["failure"]) == on_gpu, (item, result)
+            assert on_gpu or min(result["repeats_s"]["host"]) > 0
+
+
+def test_results_of_an_earlier_machine_are_left_out(job: Job, results: Path, tmp_path: Path) -> None:
+    done = _run(job.part, tmp_path / "out", "--done", str(results))
+    assert done.returncode == COMPLETE
+    assert _results(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, INTERRUPTED)])
 def test_run_goes_on_after_it_is_stopped(job: Job, tmp_path: Path, sent: int, code: int) -> None:
-    (_, _), (third, _) = job.programs
+    third = read_part(job.part).items[2]["id"]
     out = tmp_path / "out"
     hanging = _marked(job, tmp_path, {third: "// hang"})
-    log = out / "part-000.jsonl"
+    log = _work(out) / "part-000.jsonl"
 
     def two_are_done() -> bool:
         return log.exists() and log.read_text().count('"id"') == 2
@@ -375,7 +465,6 @@ def test_run_goes_on_after_it_is_stopped(job: Job, tmp_path: Path, sent: int, co
     with log.open("a") as file:
         file.write('{"id": "incompl')
     before = [line for line in log.read_text().splitlines() if '"id"' in line][:2]
-    shutil.rmtree(out / "cubins")  # they have the mark
     assert _run(job.part, out).returncode == COMPLETE
     assert set(_results(out).values()) == {""}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -393,8 +482,8 @@ def test_run_that_has_no_time_left_says_how_to_go_on(job: Job, tmp_path: Path) -
 
 def test_results_of_another_job_are_not_mixed(job: Job, results: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.mkdir()
-    (out / "part-000.jsonl").write_text('{"format": 1, "job": "another", "part": 0}\n')
+    _work(out).mkdir()
+    (_work(out) / "part-000.jsonl").write_text('{"format": 1, "job": "another", "part": 0}\n')
     done = _run(job.part, out)
     assert done.returncode == FAILED
     assert "another job" in done.stderr
@@ -450,8 +539,8 @@ def test_import_refuses_other_programs_and_impossible_times(job: Job, results: P
 
 def test_second_run_in_the_same_folder_is_refused(job: Job, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.mkdir()
-    with (out / "run.lock").open("w") as file:
+    _work(out).mkdir()
+    with (_work(out) / "run.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         done = _run(job.part, out)
     assert done.returncode == FAILED
@@ -460,7 +549,7 @@ def test_second_run_in_the_same_folder_is_refused(job: Job, tmp_path: Path) -> N
 
 def test_import_refuses_another_gpu(job: Job, results: Path, tmp_path: Path) -> None:
     file = _changed(results, tmp_path, machine=json.dumps([{"device": {"gpu": "NVIDIA A100-SXM4-80GB"}}]))
-    with pytest.raises(InvalidDeviceError, match=r"for h100-sxm, and .* a100-sxm4-80gb"):
+    with pytest.raises(InvalidDeviceError, match=r"for sm_90, and .* a100-sxm4-80gb"):
         import_results(job.folder, [file], tmp_path / "records")
 
 
@@ -474,7 +563,7 @@ def test_command_imports_results_and_names_wrong_options(job: Job, results: Path
         (("measure", job.folder, results), "one job or selection"),
         (("measure", "--import", job.folder, results), "--out DIR"),
         (("collect", "--network", "vit", "--out", tmp_path, "--standalone"), "--build-only"),
-        (("collect", "--network", "vit", "--out", tmp_path, "--tasks", "3"), "--standalone"),
+        (("collect", "--network", "vit", "--out", tmp_path, "--minutes", "3"), "--standalone"),
     ]:
         done = run(*arguments)
         assert (done.exit_code, message in done.output) == (2, True), done.output
@@ -486,29 +575,100 @@ def test_export_is_for_cuda_only(tmp_path: Path, one_thread: Configuration) -> N
     assert not (tmp_path / "job").exists()
 
 
-def test_parts_keep_groups_together_and_below_the_limit(tmp_path: Path) -> None:
+def test_parts_stay_below_the_limit(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    entries = [Entry({"id": f"{i}"}, {f"sources/{i}.cu": rng.bytes(30_000)}, group=f"{i // 3}") for i in range(9)]
-    job = write_parts(tmp_path, {"programs": entries}, device="h100-sxm", part_mib=0.2, about={})
+    entries = [Entry({"id": f"{i}"}, {f"code/{i}.cubin": rng.bytes(30_000)}) for i in range(9)]
+    limits = Limits(part_mib=0.2)
+    job = write_parts(tmp_path, {"programs": entries}, device="h100-sxm", limits=limits, about={})
     assert [part["items"] for part in job["parts"]] == [["0", "1", "2", "3", "4", "5"], ["6", "7", "8"]]
-    again = write_parts(tmp_path, {"programs": entries}, device="h100-sxm", part_mib=0.2, about={})
+    again = write_parts(tmp_path, {"programs": entries}, device="h100-sxm", limits=limits, about={})
     assert again["job"] == job["job"]
     part = PartFile(tmp_path / "part-001.zip")
     assert (part.number, part.count, part.kind) == (1, 2, "programs")
-    with pytest.raises(DataError, match="more than"):
-        write_parts(tmp_path, {"programs": entries}, device="h100-sxm", part_mib=0.05, about={})
+    assert part.about["limits"] == {"minutes": 9.0, "result_mib": 16.0}
+    for part_mib, message in ((0.02, "more than 0.02 MiB"), (0.035, "9 parts of 0.035 MiB, and 8 result files")):
+        with pytest.raises(DataError, match=message):
+            write_parts(
+                tmp_path,
+                {"programs": entries[:8] if part_mib == 0.02 else entries},
+                device="h100-sxm",
+                limits=Limits(part_mib=part_mib),
+                about={},
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32", "bool"])
 def test_results_are_compared_by_type(dtype: str) -> None:
     content = random_bytes([100], dtype, 50, np.random.default_rng(0))
-    assert compare([content], [content], [dtype]) == (0.0, "")
+    tolerance = TOLERANCES.get(dtype, 0.0)
+    assert compare([content], [content], [dtype], tolerance) == (0.0, "")
     other = random_bytes([100], dtype, 50, np.random.default_rng(1))
-    assert compare([other], [content], [dtype])[1]
-    assert compare([b"\xff" * len(content)], [content], [dtype])[1]  # nothing was written
+    assert compare([other], [content], [dtype], tolerance)[1]
+    assert compare([b"\xff" * len(content)], [content], [dtype], tolerance)[1]  # nothing was written
+
+
+def test_pieces_of_a_result_lie_in_it() -> None:
+    assert pieces(100) == [(0, 100)]
+    for size in (600_001, 10**9):
+        found = pieces(size)
+        assert found[0][0] == 0
+        assert size - 16 < sum(found[-1]) <= size
 
 
 def test_tasks_are_chosen_from_the_networks_in_turn() -> None:
-    networks = {"a": ["3", "1"], "b": ["2"], "c": ["1", "4"]}
-    assert choose_tasks(networks, 0) == {"1", "2", "3", "4"}
-    assert choose_tasks(networks, 2) == {"1", "2"}
+    networks = {
+        "a": [("3", "fused_conv2d_add"), ("1", "fused_conv2d1"), ("4", "softmax"), ("5", "transpose")],
+        "b": [("2", "matmul")],
+        "c": [("1", "fused_conv2d1"), ("6", "mean")],
+    }
+    assert choose_tasks(networks, 2) == ["1", "2"]
+    assert set(choose_tasks(networks, 0)) == set("123456")
+    assert choose_tasks({"a": networks["a"]}, 0) == ["1", "3", "4", "5"]
+
+
+def test_networks_of_the_standard_job_exist() -> None:
+    for text in content.NETWORKS:
+        name, _, sizes = text.partition("@")[0].partition(":")
+        given = {part.partition("=")[0] for part in sizes.split(",") if part}
+        assert given <= network_parameters(name).keys(), text
+    half = sum(text.endswith("@float16") for text in content.NETWORKS)
+    assert 2 * half > 0.9 * len(content.NETWORKS)
+
+
+def test_four_of_five_schedules_have_enough_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "blocks", int)
+    default, many, few = (SampledProgram("", str(n), "sampled") for n in (100, 70, 3))
+    chooser = BlockChooser(66)
+    chosen = chooser([default, *[many] * 20, *[few] * 20], 13)
+    assert (len(chosen), chosen.count(few)) == (14, 2)
+    assert chooser([few, *[many] * 20], 13).count(few) == 1
+    chosen = chooser([few, *[many] * 4, *[few] * 20], 13)
+    assert (len(chosen), chosen.count(few)) == (5, 1)
+    assert chooser([few, few, few], 13) == [few]
+
+
+@pytest.mark.usefixtures("copying_nvcc")
+def test_blocks_are_those_of_the_largest_launch(schedules: list[list[SampledProgram]], h100: Configuration) -> None:
+    for program in (schedules[0][0], schedules[1][1]):
+        kernels = launches(program.tvm_json, h100.target)["kernels"]
+        assert blocks(program.tvm_json) == max(int(np.prod(kernel["grid"])) for kernel in kernels)
+
+
+def test_best_schedules_of_ansor_become_programs_of_a_task(tmp_path: Path) -> None:
+    workload = '["relu_layer", 64, 128]'
+    split = '[["FU",1,[0,1]],["SP",1,0,8192,[SIZE],1],["AN",1,0,5],["AN",1,1,6]]'
+    steps = [split.replace("SIZE", str(n)) for n in (32, 64, 128)]
+    columns = {
+        "device": ["Tesla V100", "Tesla V100", "AMD MI50", "Tesla V100"],
+        "workload": [workload] * 4,
+        "epilogue": [""] * 4,
+        "steps": [*steps, "[]"],
+        "latency_us": [2.0, 1.0, 0.5, None],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "logs.parquet")
+    found = best_of_ansor(tmp_path / "logs.parquet", 1)
+    assert found == {"ansor-relu_layer": {(workload, ""): [steps[1]]}}
+    task, programs = ansor_task(workload, "", [steps[1]])
+    assert (task.name, [blocks(program.tvm_json) for program in programs]) == ("fused_relu", [128])
+    with pytest.raises(DataError, match="not a table of search logs"):
+        best_of_ansor(tmp_path / "none.parquet", 1)

@@ -10,9 +10,9 @@ from typing import get_args
 import pytest
 import torch
 
+from cdmpp.data.measure import call_problems, library_calls
 from cdmpp.data.measure.library import LibraryTimer, TimingDevice, find_timing_device, free_bytes
-from cdmpp.data.measure.runtime import call_problems, library_calls
-from cdmpp.data.measure.runtime.library_calls import CallError, Tensors, make_call, precision
+from cdmpp.data.measure.library_calls import CallError, Tensors, make_call, precision
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import needed_bytes
 from cdmpp.data.records import from_measurements, read_records, write_records

@@ -8,6 +8,7 @@ import pytest
 
 from cdmpp.data.measure.pools import WorkerPool, WorkerSettings
 from cdmpp.data.measure.sampling import SampledProgram, prepare_sampler, sample_programs, task_seed
+from cdmpp.data.measure.targets import configurations
 from cdmpp.programs.program import TensorProgram
 
 pytestmark = pytest.mark.slow
@@ -89,3 +90,15 @@ def test_gpu_default_is_bound_to_threads(operator: str) -> None:
     (found,) = sample_programs(text, digest, target, 0, 0)
     assert found.origin == "default" and found.hash != digest and "threadIdx.x" in found.tvm_json
     assert TensorProgram.from_tvm_json(found.tvm_json).hash == found.hash
+
+
+def test_half_precision_products_use_tensor_cores_on_a_gpu() -> None:
+    import tvm
+    from tvm import te, topi
+
+    a, b = (te.placeholder((64, 64), name=name, dtype="float16") for name in "ab")
+    text = str(tvm.ir.save_json(te.create_prim_func([a, b, topi.nn.matmul(a, b)])))
+    (gpu,) = configurations(("cuda:h100-sxm",))
+    with WorkerPool(1, WorkerSettings(time_limit_s=120), prepare_sampler, ("cuda",)) as cuda:
+        programs = cuda.call(sample_programs, text, TensorProgram.from_tvm_json(text).hash, dict(gpu.target), 4, 0)
+    assert any("wmma" in program.tvm_json for program in programs)

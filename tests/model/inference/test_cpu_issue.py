@@ -8,7 +8,7 @@ import pytest
 
 from cdmpp import LatencyPredictor
 from cdmpp.features.encode import EncodedProgram, encode_tvm_json
-from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_WIDTHS
+from cdmpp.features.schedule import NETWORK_SCHEDULE_WIDTH, SCHEDULE_COLUMNS
 from cdmpp.features.schema import WIDTH
 from cdmpp.predict.prediction import Query
 from cdmpp.programs.program import TensorProgram
@@ -142,7 +142,7 @@ def test_iterations_outside_of_the_buffer_call_nothing() -> None:
 def test_features_of_the_version_before_are_still_read(predictor: LatencyPredictor) -> None:
     source = program(elementwise("T.exp(A[vi, vj])"))
     features = encode_tvm_json(source.tvm_json or "", schedule=True)
-    older = replace(features, leaves=features.leaves[:, :, : WIDTH + SCHEDULE_WIDTHS[4]])
+    older = replace(features, leaves=features.leaves[:, :, : WIDTH + NETWORK_SCHEDULE_WIDTH])
     encoded = [EncodedProgram(f"v{i}", f"{i:032x}", "tvm", "tir", part) for i, part in enumerate((features, older))]
     limited, unlimited = predictor.predict_queries([Query(part, ONE_CORE) for part in encoded])
     assert limited.latency_s == predictor.predict([source], ONE_CORE)[0].latency_s

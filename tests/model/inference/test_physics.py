@@ -26,8 +26,8 @@ from tests.model.inference.test_consistency import ask
 Fields = dict[str, Any]
 DEVICES = known()
 #: Predictions of the larger program below the interval of the smaller one: the interval covers 80 %, so the few pairs
-#: in which the network's errors add up are allowed. Intervals that exclude each other are not.
-FASTER_SHARE = 0.01
+#: in which the network's errors add up are allowed. Intervals that exclude each other by a tenth are not.
+FASTER_SHARE, APART = 0.01, 0.9
 
 
 def size(rng: np.random.Generator, low: int, high: int) -> int:
@@ -129,12 +129,12 @@ def types_of(operator: str) -> Iterator[Fields]:
 
 def cases(each: int, seed: int) -> Iterator[tuple[str, Fields]]:
     """Devices and programs: ``each`` pairs of operator and types on every device."""
-    rng = np.random.default_rng(seed)
     kinds = [(operator, types) for operator in SIZES for types in types_of(operator)]
-    order = rng.permutation(len(kinds))
-    for turn in range(each * len(DEVICES)):
-        operator, types = kinds[order[turn % len(kinds)]]
-        yield DEVICES[turn // each].name, {"operator": operator, **types, **SIZES[operator][0](rng)}
+    for device in DEVICES:
+        rng = np.random.default_rng([seed, *device.name.encode()])  # a new device leaves those of others as they are
+        for kind in rng.integers(0, len(kinds), each):
+            operator, types = kinds[kind]
+            yield device.name, {"operator": operator, **types, **SIZES[operator][0](rng)}
 
 
 def query(fields: Fields, device: str, protocol: str = "kernel") -> Query:
@@ -160,7 +160,7 @@ def test_more_work_is_not_faster_beyond_the_interval(predictor: LatencyPredictor
     for small, large, text in pairs:
         less, more = predictions[small], predictions[large]
         assert less.lower_s is not None and more.upper_s is not None
-        assert more.upper_s >= less.lower_s, text
+        assert more.upper_s >= APART * less.lower_s, text
         if latency(more) < less.lower_s:
             faster.append((latency(more) / latency(less), text))
     assert len(pairs) > 600

@@ -65,6 +65,17 @@ def test_without_its_base_or_with_another_one_it_is_refused(folders: tuple[Path,
         load_artifact(adapted)
 
 
+def test_adapter_of_an_earlier_version_is_loaded_unless_it_has_tuned_weights(folders: tuple[Path, Path]) -> None:
+    _, adapted = folders
+    texts = [TEXT.format(m) for m in (16, 512)]
+    expected = LatencyPredictor.load(adapted).predict(texts, "h200")
+    edit(adapted, tuned=False)
+    assert LatencyPredictor.load(adapted).predict(texts, "h200") == expected
+    edit(adapted, tuned=True)
+    with pytest.raises(ArtifactError, match="has tuned weights"):
+        load_artifact(adapted)
+
+
 def test_damaged_files_are_refused(folders: tuple[Path, Path]) -> None:
     _, adapted = folders
     payload = (adapted / ADAPTER).read_bytes()

@@ -14,6 +14,7 @@ from cdmpp.errors import ArtifactError, UnknownDeviceError
 from cdmpp.model.artifact.folder import MANIFEST, SEAL, TENSORS, sealed, trained_identity
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.trained import save_artifact
+from cdmpp.model.nn.config import RETIRED
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.model.nn.synthetic import DEVICES, network, random_inputs, write_artifact
 
@@ -160,14 +161,20 @@ def network_options(folder: Path) -> dict[str, Any]:
 
 def test_folder_with_retired_options_at_their_supported_value_loads(folder: Path) -> None:
     expected = load_artifact(folder).config
-    edit(folder, network=network_options(folder) | {"device_inputs": "ratio", "leaf_times": True})
+    edit(folder, network=network_options(folder) | RETIRED)
     rename(folder)
     assert load_artifact(folder).config == expected
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("positions", "none"), ("positions", "structural"), ("device_inputs", "absolute"), ("leaf_times", False)],
+    [
+        ("positions", "none"),
+        ("positions", "structural"),
+        ("device_inputs", "absolute"),
+        ("leaf_times", False),
+        ("shared", True),
+    ],
 )
 def test_folder_with_a_removed_option_is_refused(folder: Path, name: str, value: Any) -> None:
     edit(folder, network=network_options(folder) | {name: value})

@@ -11,16 +11,16 @@ import onnx
 import pytest
 import torch
 
-from cdmpp.features.schedule import SCHEDULE_WIDTHS
+from cdmpp.features.schedule import LAUNCH_FROM
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.inference.engine import Engine, engine_of
 from cdmpp.model.nn.config import NetworkConfig, Positions
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.model.nn.layers import shapes
-from cdmpp.model.nn.network import LatencyNetwork, PaddedRows
+from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.network_graph import network_graph
 from cdmpp.model.nn.positions import encode_positions
-from cdmpp.model.nn.weights import VIEW_COLUMNS, Weights, tuned_names
+from cdmpp.model.nn.weights import VIEW_COLUMNS, Weights
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.model.nn.synthetic import TINY, network
 
@@ -29,14 +29,7 @@ pytestmark = pytest.mark.slow
 CONFIGS = [
     replace(TINY, positions=p, head=h, schedule=s)
     for p, h, s in itertools.product(get_args(Positions), ("ratio", "structured"), (False, True))
-] + [
-    replace(TINY, **update)
-    for update in (
-        {"schedule": True, "members": 3},
-        {"shared": True, "frequencies": 3},
-        {"shared": True, "schedule": True, "members": 2},
-    )
-]
+] + [replace(TINY, schedule=True, members=3)]
 #: Relative error of a latency, so of the exponential of what is compared.
 TOLERANCE = 1e-5
 
@@ -53,7 +46,7 @@ def random_feed(config: NetworkConfig, rows: int, leaves: int) -> dict[str, Any]
     mask[1::2, 1:][:, -1:] = False
     features = (rng.random((rows, leaves, config.leaf_width)) * 8).astype(np.float32)
     features[::3, :, WIDTH:] = 0
-    features[np.arange(rows) % 4 > 0, :, WIDTH + SCHEDULE_WIDTHS[3] :] = 0
+    features[np.arange(rows) % 4 > 0, :, WIDTH + LAUNCH_FROM :] = 0
     return {
         "leaves": features,
         "mask": mask,
@@ -75,8 +68,7 @@ def torch_outputs(net: LatencyNetwork, feed: dict[str, Any]) -> list[Any]:
 def graph_feed(weights: Weights, feed: dict[str, Any]) -> dict[str, Any]:
     """Inputs of the ONNX graph: encoded positions instead of positions."""
     places = encode_positions(weights.config.positions, feed["positions"], weights.config.width)
-    program = {"program": np.arange(len(feed["inputs"]))} if weights.config.shared else {}
-    return {name: value for name, value in feed.items() if name != "positions"} | {"places": places, **program}
+    return {name: value for name, value in feed.items() if name != "positions"} | {"places": places}
 
 
 def graph_outputs(weights: Weights, feed: dict[str, Any]) -> list[Any]:
@@ -109,25 +101,6 @@ def test_the_shipped_network_too(predictor: LatencyPredictor) -> None:
     np.testing.assert_allclose(got[1], expected[1], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("schedule", [False, True])
-@torch.inference_mode()
-def test_programs_encoded_once_answer_as_repeated_ones(schedule: bool) -> None:
-    config = replace(TINY, shared=True, schedule=schedule)
-    net = network(config=config)
-    weights, index = weights_of(net), np.array([0, 0, 1, 3, 3, 3])
-    feed = random_feed(config, 4, 3)
-    of_rows = random_feed(config, 6, 3) | {name: feed[name][index] for name in ("leaves", "mask", "positions")}
-    once = of_rows | {name: feed[name] for name in ("leaves", "mask", "positions")}
-    expected = torch_outputs(net, of_rows)
-    got = engine_of(weights)._session.run(None, graph_feed(weights, once) | {"program": index})
-    np.testing.assert_allclose(got[0], expected[0], atol=TOLERANCE)
-    t = {name: torch.from_numpy(value) for name, value in once.items()}
-    part = PaddedRows(t["leaves"], t["positions"], t["mask"])
-    inputs = net.standardise(t["inputs"])
-    latent = net.encode_parts([part], inputs, t["logs"], program=torch.from_numpy(index))
-    np.testing.assert_allclose(net.decode(latent, inputs, t["device"])[0].numpy(), expected[0], atol=TOLERANCE)
-
-
 def test_values_of_padding_change_nothing() -> None:
     config = replace(TINY, schedule=True)
     weights = weights_of(network(config=config))
@@ -154,25 +127,6 @@ def test_weights_of_another_network_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             Weights(TINY, 3, changed)
-
-
-def test_tuned_weights_take_their_places() -> None:
-    def tunable(net: LatencyNetwork) -> dict[str, torch.Tensor]:
-        parameters = dict(net.named_parameters())
-        return {short: parameters[name] for short, name in tuned_names(net.config).items()}
-
-    def read_tuned(net: LatencyNetwork) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-        return {n: (p[0] if n == "device" else p).detach().numpy().copy() for n, p in tunable(net).items()}
-
-    net, other = network(), network(seed=1)
-    tuned = weights_of(net).tuned(read_tuned(other))
-    with torch.no_grad():
-        for (name, mine), theirs in zip(tunable(net).items(), tunable(other).values(), strict=True):
-            (mine[0] if name == "device" else mine).copy_(theirs[0] if name == "device" else theirs)
-    for name, value in weights_of(net).arrays.items():
-        np.testing.assert_array_equal(tuned.arrays[name], value, err_msg=name)
-    with pytest.raises(ValueError, match="lack norm_bias"):
-        weights_of(net).tuned({k: v for k, v in read_tuned(other).items() if k != "norm_bias"})
 
 
 def test_several_threads_agree_except_for_the_last_digit() -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from cdmpp.devices.registry import lookup
-from cdmpp.features.launch_columns import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH
-from cdmpp.model.nn.launch_inputs import LAUNCH_INPUTS, LAUNCH_S, launch_figures, launch_inputs
+from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_FLAGS, GPU_WIDTH
+from cdmpp.model.nn.figures import device_numbers
+from cdmpp.model.nn.launch_inputs import LAUNCH_INPUTS, LAUNCH_S, launch_inputs
 
 V100, MI50, K80 = (lookup(name) for name in ("v100-pcie-16gb", "mi50", "k80"))
 
@@ -26,7 +27,7 @@ def leaf(**values: float) -> Any:
 
 def inputs(device: Any, *leaves: Any) -> tuple[dict[str, Any], float]:
     """Inputs of each leaf by name, and the reference in seconds."""
-    found, log_reference = launch_inputs(np.stack(leaves)[None], launch_figures(device)[None])
+    found, log_reference = launch_inputs(np.stack(leaves)[None], device_numbers(device)[None])
     return dict(zip(LAUNCH_INPUTS, found[0].T, strict=True)), float(np.exp(log_reference[0]))
 
 
@@ -69,9 +70,9 @@ def test_registers_beyond_the_limit_are_spilled() -> None:
 
 
 def test_reference_is_the_longest_resource_over_the_fill_and_a_launch() -> None:
-    # 1,000 operations of each of 161 * 1,024 threads; 80 units of 64 cores.
+    # 1,000 operations of each of 161 * 1,024 threads; a multiply-add of each core in a cycle is the peak.
     found, reference = inputs(V100, leaf(threads=1024, blocks=161, float_ops=1000))
-    arithmetic = 1000 * 1024 * 161 / (80 * 64 * V100.clock_hz)
+    arithmetic = 1000 * 1024 * 161 / (V100.peak_flops_fp32 / 2)
     assert reference == pytest.approx(arithmetic / (161 / 320) + LAUNCH_S, rel=1e-4)
     assert found["kernel_arithmetic"][0] == pytest.approx(math.log2(161 / 320), abs=1e-4)
     assert found["kernel_share"][0] == pytest.approx(1 - LAUNCH_S / reference, rel=1e-4)
@@ -97,7 +98,7 @@ def test_padding_and_other_rows_change_nothing() -> None:
         [leaf(threads=64, blocks=9000, shared_loads=64, shared_load_cycles=99), leaf(kernel=1, blocks=5)],
         [np.zeros(GPU_WIDTH, np.float32)],
     ]
-    devices, padded = np.stack([launch_figures(d) for d in (V100, MI50, K80)]), np.zeros((3, 4, GPU_WIDTH), np.float32)
+    devices, padded = np.stack([device_numbers(d) for d in (V100, MI50, K80)]), np.zeros((3, 4, GPU_WIDTH), np.float32)
     for i, leaves in enumerate(programs):
         padded[i, : len(leaves)] = leaves
     together, references = launch_inputs(padded, devices)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_VERSION, SCHEDULE_WIDTH, SCHEDULE_WIDTHS
+from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.nn.config import ADD, CALL_CYCLES, CYCLE_S, OVERLAP
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
@@ -60,8 +60,8 @@ def test_leaves_add_up_and_what_overlaps_does_not() -> None:
 
 def test_a_program_without_schedule_has_no_time() -> None:
     assert seconds(torch.zeros(WIDTH + SCHEDULE_WIDTH)).tolist() == [0, 0]
-    # The counts are of a CPU.
-    assert seconds(leaf(vector_ops=1e6, gpu_threads=256)).tolist() == [0, 0]
+    # The counts are of a CPU: a program with thread bindings has none.
+    assert seconds(leaf(gpu_threads=256, gpu_float_ops=1e6)).tolist() == [0, 0]
 
 
 def test_padding_is_not_read() -> None:
@@ -76,7 +76,7 @@ def test_the_network_answers_scheduled_programs_by_their_leaves(head: str) -> No
     config = replace(SCHEDULED, head=head)
     net, inputs = network(config=config), random_inputs(rows=5, leaves=3)
     narrow = inputs["leaves"][:, :, :WIDTH]
-    columns = torch.zeros(5, 3, SCHEDULE_WIDTHS[SCHEDULE_VERSION])
+    columns = torch.zeros(5, 3, SCHEDULED.leaf_width - WIDTH)
     column = SCHEDULE_COLUMNS.index("vector_ops")
     columns[2:, :, column] = 5.0
     slow = columns.clone()

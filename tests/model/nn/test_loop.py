@@ -105,12 +105,9 @@ def test_a_checkpoint_that_does_not_say_its_data_is_not_continued(tmp_path: Path
         train(dataset(), training(), tmp_path)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_loss_falls_and_is_written_down(tmp_path: Path, shared: bool) -> None:
+def test_the_loss_falls_and_is_written_down(tmp_path: Path) -> None:
     seen: list[tuple[int, float]] = []
-    config = training(steps=200, learning_rate=5e-3, group_programs=4 if shared else 1)
-    if shared:
-        config = config.model_copy(update={"network": replace(config.network, shared=True)})
+    config = training(steps=200, learning_rate=5e-3)
     train(dataset(), config, tmp_path, progress=lambda step, _, m: seen.append((step, m["loss"])))
     assert [step for step, _ in seen] == [50, 100, 150, 200]
     assert seen[-1][1] < 0.6 * seen[0][1]

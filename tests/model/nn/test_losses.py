@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.model.nn.losses import RANKING_SCALE, listwise_loss, pinball_loss, ranking_loss, relative_error_loss
+from cdmpp.model.nn.losses import RANKING_SCALE, pinball_loss, ranking_loss, relative_error_loss
 from tests.model.nn.synthetic import TINY, network, random_inputs
 
 
@@ -89,31 +89,3 @@ def test_ranking_loss_without_pairs_is_nothing() -> None:
     assert loss.item() == 0
     assert predicted.grad is not None
     assert (predicted.grad == 0).all()
-
-
-def test_listwise_loss_is_the_divergence_of_the_softmax_of_each_group() -> None:
-    measured = torch.tensor([0.0, 0.3, 0.1, -0.4, 0.2, 0.9])
-    group = torch.tensor([7, 7, 3, 7, 3, 3])
-    # A constant error of a group does not change its order.
-    moved = measured + torch.tensor([3.0, 3.0, -1.0, 3.0, -1.0, -1.0])
-    assert float(listwise_loss(moved, measured, group)) == pytest.approx(0, abs=1e-6)
-    predicted = torch.tensor([0.1, 0.0, 0.5, -0.2, 0.1, 0.8], requires_grad=True)
-    loss = listwise_loss(predicted, measured, group)
-    expected = 0.0
-    for name in (3, 7):
-        members = group == name
-        wanted, given = (torch.softmax(-v[members] / RANKING_SCALE, 0) for v in (measured, predicted.detach()))
-        expected += float((wanted * (wanted / given).log()).sum()) / 2
-    assert float(loss.detach()) == pytest.approx(RANKING_SCALE * expected, rel=1e-5)
-    loss.backward()
-    assert predicted.grad is not None and bool(torch.isfinite(predicted.grad).all())
-
-
-def test_listwise_loss_leaves_rows_without_a_task_and_single_rows_out() -> None:
-    predicted = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
-    loss = listwise_loss(predicted, torch.zeros(4), torch.tensor([-1, -1, 4, 9]))
-    loss.backward()
-    assert float(loss.detach()) == 0.0 and predicted.grad is not None and float(predicted.grad.abs().sum()) == 0.0
-    pair = listwise_loss(predicted, torch.zeros(4), torch.tensor([-1, 2, 4, 2]))
-    pair.backward()
-    assert float(pair.detach()) > 0 and float(predicted.grad[0]) == float(predicted.grad[2]) == 0.0

@@ -40,6 +40,19 @@ def test_tasks_are_distinct_and_their_hashes_stable() -> None:
     assert len(longer & {task.hash for task in first}) < len(first) / 2
 
 
+def test_network_in_half_precision_has_half_products() -> None:
+    import tvm
+
+    task_list = network_tasks("bert-tiny:seq=16@float16")
+    assert (task_list.network, task_list.source) == ("bert-tiny", "bert-tiny:seq=16@float16")
+    products = [tvm.ir.load_json(task.tvm_json) for task in task_list.tasks if "matmul" in task.name]
+    assert products
+    for function in products:  # the first arguments are the factors; a residual may be float32
+        assert ["float16" in str(parameter.ty.dtype) for parameter in function.params[:2]] == [True, True]
+    with pytest.raises(InvalidProgramError, match="unknown type 'int3'"):
+        network_tasks("bert-tiny@int3")
+
+
 def test_a_task_is_one_function_called_main() -> None:
     import tvm
 

@@ -190,8 +190,7 @@ def test_number_of_fits_does_not_grow_with_the_measurements(
 
     monkeypatch.setattr(ResidualProcess, "__init__", counted)
     for count in (20, 90):
-        report = base.adapt(pairs(base, count), DEVICE).adaptation or {}
-        assert report["tuned"] is None
+        base.adapt(pairs(base, count), DEVICE)
         assert made == [count]
         made.clear()
 

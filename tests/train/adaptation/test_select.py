@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cdmpp.data.measure.runtime.call_problems import call_problem
+from cdmpp.data.measure.call_problems import call_problem
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.data.physics import needed_bytes, work
 from cdmpp.data.pool import model_pool

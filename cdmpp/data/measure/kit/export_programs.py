@@ -1,46 +1,53 @@
-"""Export of scheduled CUDA programs as parts: sources and launches travel, TIR stays in ``home/``.
+"""Export of scheduled CUDA programs as parts: machine code and launches travel, TIR stays in ``home/``.
 
-Sources and launches are from TVM's own lowering, in worker processes.
+Sources and launches are from TVM's own lowering, in worker processes, where nvcc compiles the sources too. A program
+that needs too long for that, because its loops are unrolled to the end, is left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from hashlib import sha256
-from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, require_nvcc
-from cdmpp.data.measure.collect import Collector, check_flushing
-from cdmpp.data.measure.kit.parts import HOME, Entry, write_parts
+from cdmpp.data.measure.collect import GROUP, Collector, check_flushing
+from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, choose_tasks, is_gpu_size
+from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, write_parts
 from cdmpp.data.measure.pools import WorkerPool
 from cdmpp.data.measure.runtime.programs import size_of
+from cdmpp.data.measure.runtime.run import HOST
+from cdmpp.data.measure.runtime.run import PROGRAMS as KIND
 from cdmpp.data.measure.settings import CollectSettings, ProgressListener
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timing import index_bound
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
+from cdmpp.programs.frontends.tasks import TaskList
 
 #: The pass after which the host function has the kernel launches, and its parameters are still buffers.
 _SPLIT = "tirx.SplitHostDevice"
 _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
-KIND = "programs"
-_REENABLED = ("OPERATORS", "CONVERSIONS")
-#: Flags with which TVM 0.27 calls nvcc (tvm.support.nvcc), without the architecture.
-NVCC_FLAGS = (
-    *("--cubin", "-O3"),
-    *(f"-U__CUDA_NO_{kind}_{what}__" for kind in ("HALF", "BFLOAT16", "BFLOAT162") for what in _REENABLED),
-    *("--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math"),
-    "--ptxas-options=-v,--register-usage-level=10,--warn-on-local-memory-usage",
-)
+_BUILT = "built.sqlite"
+#: Limits of a program: bytes of its CUDA source, and CPU seconds of each step of nvcc. Compiling takes half a second.
+_MAX_SOURCE_BYTES, _COMPILE_CPU_S = 2**18, 15
+#: Schedules of Ansor for each of its workloads.
+_ANSOR_SCHEDULES = 2
+#: An estimate of a program's seconds on the GPU: fixed, and runs at these shares of the peak rates.
+_FIXED_S, _RUNS, _FLOPS_SHARE, _BANDWIDTH_SHARE = 0.06, 12, 0.05, 0.3
 
 
-def launches(tvm_json: str, target: Mapping[str, Any], cubin: bool = False) -> dict[str, Any]:
-    """Lower a scheduled PrimFunc and return its CUDA source and launches.
+def launches(tvm_json: str, target: Mapping[str, Any]) -> dict[str, Any]:
+    """Lower and compile a scheduled PrimFunc; return its machine code and launches.
 
     Parameters
     ----------
@@ -48,13 +55,11 @@ def launches(tvm_json: str, target: Mapping[str, Any], cubin: bool = False) -> d
         The PrimFunc, with its loops bound to threads.
     target : mapping
         CUDA target, as JSON.
-    cubin : bool
-        Compile the source with nvcc.
 
     Returns
     -------
     dict
-        ``code`` (bytes of the source, or machine code); ``kernels`` in launch order, each with ``name``, ``grid``,
+        ``code`` (bytes); ``kernels`` in launch order, each with ``name``, ``grid``,
         ``block``, ``shared`` (bytes of dynamic shared memory) and ``arguments`` (["argument", i], ["workspace", i] or
         [type, value]); ``workspaces`` (bytes); ``arguments`` (shape, type, written) and ``bound`` (integer inputs are
         below it).
@@ -62,8 +67,8 @@ def launches(tvm_json: str, target: Mapping[str, Any], cubin: bool = False) -> d
     Raises
     ------
     MeasurementError
-        The shapes are dynamic, nvcc refuses the source, or the host function does more than allocate workspaces and
-        launch kernels.
+        The shapes are dynamic, nvcc refuses the source or takes too long, or the host function does more than allocate
+        workspaces and launch kernels.
     """
     tvm = import_tvm_alone()
     # If TVM finds a GPU, it compiles the source itself.
@@ -88,8 +93,10 @@ def launches(tvm_json: str, target: Mapping[str, Any], cubin: bool = False) -> d
         )
     kernels, workspaces = _host(split[0]["main"])
     source = str(built.imports[0].inspect_source())
+    if len(source) > _MAX_SOURCE_BYTES:
+        raise MeasurementError(f"{len(source):,} bytes of source", hint=f"at most {_MAX_SOURCE_BYTES:,} are compiled")
     return {
-        "code": compile_source(source, cuda) if cubin else source.encode(),
+        "code": compile_source(source, str(target["arch"]), cpu_s=_COMPILE_CPU_S),
         "kernels": kernels,
         "workspaces": workspaces,
         "arguments": [[list(shape), dtype, written] for shape, dtype, written in arguments],
@@ -161,10 +168,10 @@ def _argument(value: Any, where: Any) -> list[Any]:
 
 
 def work(tvm_json: str) -> dict[str, float]:
-    """Return operations and necessary input bytes of an unscheduled PrimFunc, for physical limits of its time.
+    """Return ``flops``, ``bytes`` of arguments, ``read_bytes`` and largest ``outputs`` of an unscheduled PrimFunc.
 
     ``read_bytes`` counts each input once, and not more elements than the program loads. A program with an integer
-    input may read a part of the others, so it counts none.
+    input may read a part of the others, so it counts none. It is for physical limits of the time.
     """
     tvm = import_tvm_alone()
     from tvm.s_tir import analysis
@@ -178,7 +185,12 @@ def work(tvm_json: str) -> dict[str, float]:
         for count, (shape, dtype, written) in zip(loads, arguments, strict=True):
             if not written:
                 read += size_of(shape, dtype) * min(1.0, count / max(1, prod(shape)))
-    return {"flops": float(analysis.estimate_tir_flops(module)), "read_bytes": read}
+    return {
+        "flops": float(analysis.estimate_tir_flops(module)),
+        "bytes": float(sum(size_of(shape, dtype) for shape, dtype, _ in arguments)),
+        "read_bytes": read,
+        "outputs": float(max(prod(shape) for shape, _, written in arguments if written)),
+    }
 
 
 def _loads(function: Any) -> list[int]:
@@ -208,26 +220,20 @@ def _loads(function: Any) -> list[int]:
     return counts
 
 
-def nvcc_flags(arch: str) -> list[str]:
-    """Return the flags of nvcc for an architecture such as "sm_90"."""
-    suffix = arch.removeprefix("sm_")
-    return [*NVCC_FLAGS[:2], "-gencode", f"arch=compute_{suffix},code=sm_{suffix}", *NVCC_FLAGS[2:]]
-
-
 def export_programs(
     sources: Sequence[str],
     configuration: Configuration,
     out: str | Path,
     settings: CollectSettings | None = None,
     *,
-    part_mib: float = 20.0,
+    limits: Limits | None = None,
     tasks: int = 0,
-    cubins: bool = False,
+    ansor: Path | None = None,
     progress: ProgressListener | None = None,
     dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """Lower, sample and export programs; a repeated call resumes the lowering of networks and the sampling.
+    """Lower, sample, build and export programs of GPU size; a repeated call resumes.
 
     Parameters
     ----------
@@ -237,12 +243,13 @@ def export_programs(
         Of a CUDA target.
     out : path
         Job folder. It is complete once it has ``home/job.json``, which is written last.
-    part_mib : float
-        Largest size of a part file in MiB.
+    limits : Limits, optional
+        Of the GPU machine.
     tasks : int
-        Largest number of tasks, taken from the networks in turn; 0: all.
-    cubins : bool
-        Compile here, with nvcc, so that the GPU machine needs no compiler.
+        Largest number of tasks, taken from the networks in turn; 0: all of GPU size.
+    ansor : Path, optional
+        Table of Ansor's search logs, whose tasks and fastest schedules are added
+        (:func:`cdmpp.data.measure.kit.content.best_of_ansor`).
     command : str
         Command that reproduces the job, for the card.
 
@@ -258,13 +265,14 @@ def export_programs(
     MeasurementError
         The settings request a search, which needs measurements.
     MissingDependencyError
-        ``cubins``, and nvcc is not installed.
+        nvcc is not installed.
     DataError
-        No program can be exported, a task exceeds the size of a part, or the settings request a flush of a CPU's
-        caches.
+        No program can be exported, the parts exceed the limits, or the settings request a flush of a CPU's caches.
     CdmppError
         See :meth:`cdmpp.data.measure.collect.Collector.prepare`.
     """
+    from cdmpp.data.measure.runtime.host import items as host_items
+
     settings = settings or CollectSettings()
     if configuration.kind != "cuda":
         raise InvalidDeviceError(
@@ -273,25 +281,26 @@ def export_programs(
     if settings.tune:
         raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
     check_flushing(settings, [configuration])
-    if cubins:
-        require_nvcc()
+    require_nvcc()
     folder = Path(out)
     with Store(folder / HOME) as store:
-        exporter = _Exporter(store, settings, configuration, tasks, progress)
+        exporter = _Exporter(store, settings, configuration, tasks, ansor, progress)
         exporter.prepare(sources, dims)
-        entries, failures = exporter.entries(cubins)
+        entries, failures = exporter.entries()
         if not entries:
             raise DataError(
-                f"no program can be exported: {next(iter(failures.values()), 'there are none')}",
+                f"no program can be exported: {next(iter(failures.values()), 'no task has GPU size')}",
                 hint="name other networks or another target",
             )
+        # An incomplete run is a fair sample.
+        random.Random(settings.seed).shuffle(entries)
         job = write_parts(
             folder,
-            {KIND: entries},
+            {KIND: entries, HOST: [Entry(item) for item in host_items()]},
             device=configuration.name,
-            part_mib=part_mib,
+            limits=limits or Limits(),
             about={KIND: exporter.about(failures, command)},
-            settings={KIND: exporter.part_settings()},
+            settings={KIND: {"arch": str(configuration.target["arch"])}},
         )
     return job
 
@@ -305,40 +314,84 @@ class _Exporter(Collector):
         settings: CollectSettings,
         configuration: Configuration,
         tasks: int,
+        ansor: Path | None,
         progress: ProgressListener | None,
     ) -> None:
-        super().__init__(store, settings, (configuration,), progress=progress)
-        self._configuration, self._tasks = configuration, tasks
+        chooser = BlockChooser(configuration.device.compute_units // 2)
+        super().__init__(store, settings, (configuration,), progress=progress, chooser=chooser)
+        self._configuration, self._tasks, self._ansor = configuration, tasks, ansor
+        self._works: dict[str, dict[str, float]] = {}
+        self._wanted: list[str] = []
+
+    def _lower(self, given: Sequence[str], dims: Mapping[str, int]) -> None:
+        super()._lower(given, dims)
+        if self._ansor is not None and not any(name.startswith("ansor-") for name in self.store.networks()):
+            self._add_ansor(self._ansor)
+
+    def _add_ansor(self, path: Path) -> None:
+        networks = best_of_ansor(path, _ANSOR_SCHEDULES)
+        with self._pool() as pool:
+            for name, workloads in networks.items():
+                outcomes = pool.run(ansor_task, [(*key, schedules) for key, schedules in workloads.items()])
+                tasks = [outcome.value for outcome in outcomes if not outcome.failure]
+                self.store.add_network(name, TaskList(name, tuple(task for task, _ in tasks)))
+                for task, programs in tasks:
+                    self.store.add_programs(task.hash, programs, None)
 
     def _chosen(self, tasks: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-        wanted = choose_tasks(self.store.tasks_by_network(), self._tasks)
+        self._choose()
+        wanted = set(self._wanted)
         return [task for task in tasks if task[0] in wanted]
 
-    def entries(self, cubins: bool) -> tuple[list[Entry], dict[str, str]]:
-        """Return an entry for each program that can be lowered, and the reasons of the others by hash."""
-        wanted = choose_tasks(self.store.tasks_by_network(), self._tasks)
+    def _choose(self) -> None:
+        """Choose among the tasks of GPU size."""
+        names = self.store.task_names()
+        with self._pool() as pool:
+            outcomes = pool.run(work, [(self.store.task_program(task),) for task in names])
+            self._works = {task: o.value for task, o in zip(names, outcomes, strict=True) if not o.failure}
+        networks = {
+            network: [(t, names[t]) for t in tasks if t in self._works and is_gpu_size(self._works[t])]
+            for network, tasks in self.store.tasks_by_network().items()
+        }
+        self._wanted = choose_tasks(networks, self._tasks)
+
+    def _pool(self) -> WorkerPool:
+        return WorkerPool(self._builders(), self.settings.worker(self.settings.build_limit_s), import_tvm_alone)
+
+    def entries(self) -> tuple[list[Entry], dict[str, str]]:
+        """Return an entry for each program that can be built, and the reasons of the others by hash."""
+        wanted = set(self._wanted)
         programs = [p for p in self.store.all_programs() if p.task in wanted]
-        tasks = list(dict.fromkeys(p.task for p in programs))
         target = dict(self._configuration.target)
-        limits = self.settings.worker(self.settings.build_limit_s)
-        self._phase("lowering to CUDA", 0, len(programs))
         entries: list[Entry] = []
         failures: dict[str, str] = {}
-        with WorkerPool(self._builders(), limits, import_tvm_alone) as pool:
-            works = pool.run(work, [(self.store.task_program(task),) for task in tasks])
-            counts = {task: outcome.value or {} for task, outcome in zip(tasks, works, strict=True)}
-            outcomes = pool.run(launches, [(program.tvm_json, target, cubins) for program in programs])
-            for program, outcome in zip(programs, outcomes, strict=True):
-                if outcome.failure:
-                    failures[program.hash] = outcome.failure
-                else:
-                    lowered = dict(outcome.value)
-                    code = lowered.pop("code")
-                    member = f"code/{sha256(code).hexdigest()[:16]}.{'cubin' if cubins else 'cu'}"
-                    item = {"id": program.hash, "task": program.task, "origin": program.origin}
-                    item |= {"cubin" if cubins else "source": member, **lowered, **counts[program.task]}
-                    entries.append(Entry(item, {member: code}, group=program.task))
-                self._step(not outcome.failure)
+        with closing(sqlite3.connect(self.store.folder / _BUILT)) as db:
+            db.execute("CREATE TABLE IF NOT EXISTS built (program TEXT PRIMARY KEY, item TEXT, code BLOB)")
+            known = {program for (program,) in db.execute("SELECT program FROM built")}
+            missing = [p for p in programs if p.hash not in known]
+            self._phase("building", len(programs) - len(missing), len(programs))
+            with self._pool() as pool:
+                for start in range(0, len(missing), GROUP):
+                    group = missing[start : start + GROUP]
+                    outcomes = pool.run(launches, [(p.tvm_json, target) for p in group])
+                    for program, outcome in zip(group, outcomes, strict=True):
+                        item = dict(outcome.value or {"failure": outcome.failure})
+                        code = item.pop("code", b"")
+                        with db:
+                            db.execute("INSERT INTO built VALUES (?, ?, ?)", (program.hash, json.dumps(item), code))
+                        self._step(not outcome.failure)
+            for program in programs:
+                query = "SELECT item, code FROM built WHERE program = ?"
+                text, code = db.execute(query, (program.hash,)).fetchone()
+                item = json.loads(text)
+                if "failure" in item:
+                    failures[program.hash] = item["failure"]
+                    continue
+                counts = self._works[program.task]
+                member = f"code/{sha256(code).hexdigest()[:16]}.cubin"
+                identity = {"id": program.hash, "task": program.task, "origin": program.origin, "cubin": member}
+                estimate = {"estimate_s": round(_estimate_s(counts, self._configuration.device), 3)}
+                entries.append(Entry(identity | item | counts | estimate, {member: code}))
         return entries, failures
 
     def about(self, failures: Mapping[str, str], command: str) -> dict[str, Any]:
@@ -347,25 +400,17 @@ class _Exporter(Collector):
 
         return {
             **describe(self._configuration),
-            "names": list(self._configuration.names),
             "tvm": version("apache-tvm"),
             "seed": self.settings.seed,
+            "tasks": len(self._wanted),
             "command": command,
             "failures": dict(failures),
         }
 
-    def part_settings(self) -> dict[str, Any]:
-        """Return what compiling needs on the GPU machine."""
-        arch = str(self._configuration.target["arch"])
-        return {"arch": arch, "nvcc_flags": nvcc_flags(arch)}
 
-
-def choose_tasks(networks: Mapping[str, Sequence[str]], count: int) -> set[str]:
-    """Return at most ``count`` tasks, one of each network in turn, each network's in the order of their hashes.
-
-    ``count`` = 0 means all tasks.
-    """
-    ordered = [sorted(tasks) for tasks in networks.values()]
-    in_turn = [task for turn in zip_longest(*ordered) for task in turn if task is not None]
-    chosen = list(dict.fromkeys(in_turn))
-    return set(chosen[:count] if count else chosen)
+def _estimate_s(counts: Mapping[str, float], device: DeviceSpec) -> float:
+    run_s = max(
+        counts["flops"] / (_FLOPS_SHARE * device.peak_flops_fp32),
+        counts["bytes"] / (_BANDWIDTH_SHARE * device.mem_bandwidth_bytes_per_s),
+    )
+    return _FIXED_S + _RUNS * run_s

@@ -1,13 +1,13 @@
 """Import of result files of the kit: checks them against their job and writes records and a dataset card.
 
-Results of TVM programs and of library operators become records. Host times and operators that records cannot describe
-become tables beside them.
+Results of TVM programs become records of the GPU that measured them. Host times become a table beside them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.arrow import pa, pq
 from cdmpp.data.card import write_card
 from cdmpp.data.folder import RECORDS
 from cdmpp.data.measure.dataset import program_record, utc_text
@@ -30,99 +29,18 @@ from cdmpp.data.measure.kit.parts import (
 )
 from cdmpp.data.measure.runtime.programs import ONCE_S
 from cdmpp.data.measure.runtime.run import FORMAT
+from cdmpp.data.measure.runtime.run import PROGRAMS as KIND
 from cdmpp.data.measure.store import FIRST, Store, StoredMeasurement
 from cdmpp.data.measure.timing import TimingSettings
-from cdmpp.data.physics import UNSTABLE, uses_matrix_units, work
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.summary import relative_spread
-from cdmpp.data.table import make_block
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, UnknownDeviceError
-from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.utils.writing import make_folder, replacing
 
-UNMAPPED, HOST = "unmapped.parquet", "host.json"
-LIBRARY_SOURCE = "cdmpp_kit_library"
-LIBRARY_HOW = (
-    "Library operators: PyTorch ran each as one call, after an untimed call, in the protocols eager, graph and kernel "
-    "(docs/measuring.md). The label is the median of up to 5 repeats of as many runs as take 2 ms. A call of more "
-    "than 0.1 s was run once. Inputs are random.",
-    "Products of float32 ran without TF32. Convolutions of float32 ran with PyTorch's default, which allows TF32.",
-)
+HOST = "host.json"
 _HOST_NOTE = f"`{HOST}` has the host's time per call by case, with an idle GPU and behind a busy one, in seconds."
-#: Winograd's convolutions need fewer operations, up to this factor.
-_WINOGRAD = 4.0
-
-
-def library_rows(folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec) -> list[Measurement]:
-    """Return the records of operators that PyTorch ran as one call of its own choice, one for each protocol.
-
-    Raises
-    ------
-    DataError
-        An operator has neither times nor a failure.
-    ImpossibleTimesError
-        Operators are faster than the device's peak.
-    """
-    return [
-        Measurement(
-            program=json.dumps(spec.canonical()),
-            program_kind="operator",
-            program_hash=spec.hash(),
-            device=device.name,
-            latency_s=None if failure else float(np.median(repeats)),
-            repeats_s=() if failure else repeats,
-            backend="library",
-            protocol=protocol,
-            framework="pytorch",
-            source=LIBRARY_SOURCE,
-            excluded_reason=UNSTABLE if not failure and relative_spread(repeats) > TimingSettings().max_spread else "",
-            failure=failure,
-            provenance=_provenance(item, result, file),
-        )
-        for item, spec, result, protocol, repeats, failure in _times(folder, about, file, device)
-        if spec is not None and _is_plain(item)
-    ]
-
-
-def write_unmapped(
-    folder: Path, about: Mapping[str, Any], files: Sequence[tuple[Results, DeviceSpec]], out: Path
-) -> list[str]:
-    """Write :data:`UNMAPPED`: what records cannot describe yet. Returns sentences for the card.
-
-    These are operators without a specification, composed and compiled implementations, and attention by a forced
-    backend.
-    """
-    rows = [
-        {
-            "operator": json.dumps(item["operator"], sort_keys=True),
-            "implementation": item["implementation"],
-            "sdpa": item["sdpa"],
-            "device": device.name,
-            "protocol": protocol,
-            "latency_s": None if failure else float(np.median(repeats)),
-            "repeats_s": list(repeats),
-            "failure": failure,
-            "has_specification": spec is not None,
-            **_provenance(item, result, file),
-        }
-        for file, device in files
-        for item, spec, result, protocol, repeats, failure in _times(folder, about, file, device)
-        if spec is None or not _is_plain(item)
-    ]
-    (out / UNMAPPED).unlink(missing_ok=True)
-    if not rows:
-        return []
-    schema = {"latency_s": pa.float64(), "repeats_s": pa.list_(pa.float64()), "has_specification": pa.bool_()}
-    table = pa.table({name: pa.array([row[name] for row in rows], schema.get(name, pa.string())) for name in rows[0]})
-    with replacing(out / UNMAPPED) as aside:
-        pq.write_table(table, aside, compression="zstd")
-    return [
-        f"`{UNMAPPED}` has {len(rows):,} measurements that records cannot describe yet: operators without a "
-        "specification, composed and compiled implementations, and attention by a forced backend. Operators without "
-        "a specification are not checked against the device's peak."
-    ]
 
 
 def write_host(
@@ -161,75 +79,16 @@ def _items(folder: Path, about: Mapping[str, Any], file: Results) -> dict[str, d
     return {item["id"]: item for item in part.items}
 
 
-def _times(
-    folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec
-) -> Iterator[tuple[dict[str, Any], OperatorSpec | None, Mapping[str, Any], str, tuple[float, ...], str]]:
-    """Yield item, specification, result, protocol, repeats and failure of each protocol of each item."""
-    items = _items(folder, about, file)
-    impossible: dict[str, str] = {}
-    for result in file.items:
-        item = items[result["id"]]
-        spec = None if item["implementation"] == "extra" else make_operator(item["operator"])
-        for protocol in item["protocols"]:
-            repeats = result["repeats_s"].get(protocol, ())
-            failure = "" if repeats else result["failure"] or result.get("failures", {}).get(protocol, "")
-            if not repeats and not failure:
-                raise DataError(
-                    f"{file.path}: item {item['id']} has no times and no failure ({protocol})",
-                    hint="run the part again",
-                )
-            if repeats and spec is not None:
-                reason = _impossible_operator(spec, device, float(np.median(repeats)), protocol)
-                impossible |= {item["id"]: reason} if reason else {}
-            yield item, spec, result, protocol, repeats, failure
-    if impossible:
-        raise ImpossibleTimesError(file.path, impossible)
-
-
-def _is_plain(item: Mapping[str, Any]) -> bool:
-    return item["implementation"] == "library" and not item["sdpa"]
-
-
-def _impossible_operator(spec: OperatorSpec, device: DeviceSpec, latency_s: float, protocol: str) -> str:
-    """Return why the device cannot be so fast, or ""."""
-    fields = spec.model_dump()
-    sizes = {name: np.array([size]) for name, size in spec.sizes().items()}
-    flags = {name: fields[name] for name in spec.structural_fields}
-    block = make_block(spec.operator, spec.dtype, flags, sizes, np.arange(1))
-    flops = float(work(block.operator, block.dtype, block.flags, block.sizes)[0][0])
-    matrix = uses_matrix_units(spec.operator)
-    peak = device.peak(spec.dtype, matrix=matrix)
-    if spec.operator == "conv2d":
-        peak = _WINOGRAD * max(peak, device.peak("tfloat32", matrix=True) if spec.dtype == "float32" else 0.0)
-    least_s = flops / peak / PEAK_SLACK if matrix else 0.0
-    if latency_s >= least_s:
-        return ""
-    return (
-        f"({spec.text()}) took {latency_s:.3g} s ({protocol}) for {flops:.3g} operations; {device.name} needs at least "
-        f"{least_s:.3g} s at its peak"
-    )
-
-
-def _provenance(item: Mapping[str, Any], result: Mapping[str, Any], file: Results) -> dict[str, str]:
-    machine = file.machine(result)
-    return {
-        "origin": item["origin"],
-        "measured_with": f"torch {machine.get('torch', '')}",
-        "driver": str(machine.get("before", {}).get("driver_version", "")),
-        "measured_at": utc_text(result["at"]),
-    }
-
-
 def _median(repeats: Sequence[float] | None) -> float | None:
     return float(np.median(repeats)) if repeats else None
 
 
 #: Sentences for the card.
 PROGRAMS_HOW = (
-    "TVM generated the CUDA sources and launches, nvcc compiled them with TVM's flags on the machine with the GPU, and "
-    "CUDA's driver launched them, without TVM's runtime. Inputs are random and equal for all schedules of a task.",
-    "The results of each schedule were compared with those of the first schedule of its task that ran. A schedule that "
-    "differs is a failed record.",
+    "TVM generated the CUDA sources and launches, nvcc compiled them with TVM's flags on another machine, and CUDA's "
+    "driver launched them, without TVM's runtime. Inputs are random and equal for all schedules of a task.",
+    "Pieces of the results of each schedule were compared with those of the first schedule of its task that ran. A "
+    "schedule that differs is a failed record.",
     "The label is the median of repeats with warm caches: events around a CUDA graph of as many runs as take 1 ms. "
     "Columns `flushed_s` and `flushed_repeats_s` have median and repeats of single runs between two events, each after "
     "a write of twice the L2 cache.",
@@ -249,16 +108,14 @@ def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
     ImpossibleTimesError
         Programs are faster than the device's peak.
     """
-    facts = about["programs"]
+    facts = about[KIND]
     items = _items(folder, about, file)
     with Store(folder / HOME) as store:
         programs = {program.hash: program for program in store.all_programs()}
-    results = [(result["id"], result) for result in file.items]
-    if file.head["part"] == 0:  # programs that TVM could not build travel in no part
-        results += [(name, {"failure": f"build: {why}"}) for name, why in facts["failures"].items()]
     rows = []
     impossible: dict[str, str] = {}
-    for name, result in results:
+    for result in file.items:
+        name = result["id"]
         if name not in programs:
             raise DataError(f"{folder / HOME} has no program {name}", hint="use the folder that exported the parts")
         measurement = StoredMeasurement(name, device.name, FIRST, failure=result["failure"])
@@ -278,13 +135,12 @@ def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
                 once=bool(result.get("once")),
                 measured_at=result["at"],
             )
-        machine = file.machine(result) if "call" in result else {}
+        machine = file.machine(result)
         conditions = {
             **{"target": facts["target"], "threads": facts["threads"], "affinity": "", "tvm": facts["tvm"]},
             "flushed_s": repr(float(np.median(flushed))) if flushed else "",
             "flushed_repeats_s": " ".join(repr(float(s)) for s in flushed),
             "driver": str(machine.get("before", {}).get("driver_version", "")),
-            "nvcc": str(machine.get("nvcc", "")),
         }
         rows.append(program_record(programs[name], measurement, conditions, TimingSettings().max_spread))
     if impossible:
@@ -313,20 +169,8 @@ def _impossible_program(item: Mapping[str, Any], device: DeviceSpec, warm_s: flo
 
 
 _UNIT = "s"
-
-
-#: Makes the records of a result file: (job folder, job.json, results, device).
-Rows = Callable[[Path, Mapping[str, Any], Results, DeviceSpec], list[Measurement]]
-#: Records and sentences for the card, by kind.
-KINDS: dict[str, tuple[Rows, tuple[str, ...]]] = {
-    "programs": (program_rows, PROGRAMS_HOW),
-    "library": (library_rows, LIBRARY_HOW),
-    "host": (lambda *_: [], ()),  # a host part has no programs
-}
-#: Writes a further file of a kind beside the records, from (job folder, job.json, results with devices, dataset
-#: folder). Returns sentences for the card.
-Table = Callable[[Path, Mapping[str, Any], Sequence[tuple[Results, DeviceSpec]], Path], list[str]]
-TABLES: dict[str, Table] = {"library": write_unmapped, "host": write_host}
+#: Records of a job are committed: a quarter smaller than at the usual level, in 30 ms per program.
+_ZSTD_LEVEL = 19
 
 
 def import_results(
@@ -339,7 +183,7 @@ def import_results(
     job : path
         Job folder with ``home/``.
     files : sequence of path
-        Result files (``part-NNN.npz``) of this job, each part once.
+        Result files (``part-NNN.npz``) of this job, from one or several GPUs of its architecture.
     out : path
         Dataset folder; its records are replaced.
     drop_impossible : bool
@@ -353,49 +197,49 @@ def import_results(
     Raises
     ------
     DataError
-        A file is damaged, or belongs to another job, part or unit; an item is not in the part.
+        A file is damaged, or belongs to another job, part or unit; an item is not in the part, or is given twice.
     ImpossibleTimesError
         Items are faster than the device's peak.
     InvalidDeviceError
-        The results are of another GPU than the job's.
+        The results are of an unknown GPU, or of one that the job is not for.
     """
     folder, result = Path(job), Path(out)
     about = read_job(folder)
     if not files:
         raise DataError("no result file is named", hint="name them: DIR/*.npz")
-    results = [read_results(Path(path)) for path in files]
-    for file in results:
-        with _of_this_job(file):
-            _check(file, about)
-    parts = [file.head["part"] for file in results]
-    if len(set(parts)) < len(parts):
-        twice = next(part for part in parts if parts.count(part) > 1)
-        raise DataError(f"part {twice} is given twice", hint="name one result file for each part")
+    results = [file for path in files if (file := read_results(Path(path))).items]
     rows: list[Measurement] = []
     devices = []
+    seen: set[tuple[str, str]] = set()
     for index, file in enumerate(results):
         with _of_this_job(file):
-            device, make_rows = _device(file, about), KINDS[file.head["kind"]][0]
+            _check(file, about)
+            device = _device(file, about)
             devices.append(device)
+            items = {(item["id"], device.name) for item in file.items}
+            if twice := seen & items:
+                raise DataError(
+                    f"{file.path}: item {min(twice)[0]} of {device.name} is given twice", hint="name each result once"
+                )
+            seen |= items
+            if file.head["kind"] != KIND:
+                continue
             try:
-                rows += make_rows(folder, about, file, device)
+                rows += program_rows(folder, about, file, device)
             except ImpossibleTimesError as error:
                 if not drop_impossible:
                     raise
                 results[index] = _without(file, error.reasons)
-                rows += make_rows(folder, about, results[index], device)
+                rows += program_rows(folder, about, results[index], device)
     if not rows:
-        raise DataError("the result files have no records", hint="import the host part together with the others")
+        raise DataError("the result files have no programs", hint="import the host part together with the others")
     make_folder(result)
-    write_records(from_measurements(rows), result / RECORDS)
-    kinds = dict.fromkeys(file.head["kind"] for file in results)
-    notes = [note for kind in kinds for note in KINDS[kind][1]] + _machines(results)
-    for kind in kinds:
-        if kind in TABLES:
-            pairs = [pair for pair in zip(results, devices, strict=True) if pair[0].head["kind"] == kind]
-            notes += TABLES[kind](folder, about, pairs, result)
-    command = next((about[kind]["command"] for kind in ("programs", "library") if kind in about), "")
-    write_card(result, command=command, notes=notes, faults=_missing(about, results))
+    write_records(from_measurements(rows), result / RECORDS, level=_ZSTD_LEVEL)
+    notes = [*PROGRAMS_HOW, *_machines(results)]
+    pairs = [pair for pair in zip(results, devices, strict=True) if pair[0].head["kind"] == "host"]
+    if pairs:
+        notes += write_host(folder, about, pairs, result)
+    write_card(result, command=about[KIND]["command"], notes=notes, faults=_missing(about, results, devices))
     return result
 
 
@@ -432,8 +276,6 @@ def _check(file: Results, about: Mapping[str, Any]) -> None:
     parts = about["parts"]
     if not 0 <= head["part"] < len(parts) or parts[head["part"]]["kind"] != head["kind"]:
         raise DataError(f"{path}: the job has no part {head['part']} of {head['kind']}", hint="copy the file again")
-    if head["kind"] not in KINDS:
-        raise DataError(f"{path} has results of the unknown kind {head['kind']!r}", hint="use a newer cdmpp")
     known = set(parts[head["part"]]["items"])
     for item in file.items:
         if item["id"] not in known:
@@ -452,8 +294,7 @@ def _device(file: Results, about: Mapping[str, Any]) -> DeviceSpec:
     """Return the device that the driver named, after checking that it is the job's."""
     seen = (m.get("device", {}).get("gpu") or m.get("before", {}).get("name") for m in file.machines)
     names = {str(name) for name in seen if name}
-    wanted = about.get(file.head["kind"], {}).get("names") or [about["device"]]
-    shown = " or ".join(wanted)
+    arch = str(json.loads(about[KIND]["target"])["arch"])
     if not names:
         raise InvalidDeviceError(
             f"{file.path} does not name the GPU", hint="run the part again, where nvidia-smi or the driver works"
@@ -464,15 +305,16 @@ def _device(file: Results, about: Mapping[str, Any]) -> DeviceSpec:
             board = lookup(name)
         except UnknownDeviceError:
             raise InvalidDeviceError(
-                f"the job is for {shown}, and {file.path} has results of {name!r}", hint="export a job for this GPU"
+                f"{file.path} has results of the unknown GPU {name!r}", hint="cdmpp devices lists the known ones"
             ) from None
         boards[board.name] = board
     if len(boards) > 1:
         raise InvalidDeviceError(f"{file.path} has results of {' and '.join(boards)}", hint="use one --out per GPU")
     (board,) = boards.values()
-    if board.name not in wanted:
+    if arch not in board.arch.split():
         raise InvalidDeviceError(
-            f"the job is for {shown}, and {file.path} has results of {board.name}", hint="export a job for this GPU"
+            f"the job is for {arch}, and {file.path} has results of {board.name} ({board.arch})",
+            hint="export a job for this GPU",
         )
     return board
 
@@ -491,17 +333,21 @@ def _machines(results: Sequence[Results]) -> list[str]:
                 f"SM clock {before.get('clocks.sm', '?')} MHz before and {after.get('clocks.sm', '?')} MHz after, "
                 f"power {before.get('power.draw', '?')} and {after.get('power.draw', '?')} W, "
                 f"temperature {before.get('temperature.gpu', '?')} and {after.get('temperature.gpu', '?')} °C; "
-                f"host {machine.get('cpu', 'not known')}, {machine.get('nvcc') or 'no nvcc'}."
+                f"host {machine.get('cpu', 'not known')}."
             )
     return lines
 
 
-def _missing(about: Mapping[str, Any], results: Sequence[Results]) -> list[str]:
+def _missing(about: Mapping[str, Any], results: Sequence[Results], devices: Sequence[DeviceSpec]) -> list[str]:
     """Describe what was not measured, in sentences."""
-    done = {file.head["part"]: len(file.items) for file in results}
-    faults = []
-    for number, part in enumerate(about["parts"]):
-        left = len(part["items"]) - done.get(number, 0)
-        if left:
-            faults.append(f"Not finished: {left:,} of {len(part['items']):,} items of part {number} ({part['kind']}).")
+    failures = len(about[KIND]["failures"])
+    faults = [f"Left out: {failures:,} programs that could not be built."] if failures else []
+    for name in dict.fromkeys(device.name for device in devices):
+        done = Counter[int]()
+        for file, device in zip(results, devices, strict=True):
+            done[file.head["part"]] += len(file.items) if device.name == name else 0
+        for number, part in enumerate(about["parts"]):
+            total = len(part["items"])
+            if left := total - done[number]:
+                faults.append(f"Not finished on {name}: {left:,} of {total:,} items of part {number} ({part['kind']}).")
     return faults

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.data.measure import runtime
-from cdmpp.data.measure.runtime.run import FORMAT, KitError, PartFile
+from cdmpp.data.measure.runtime.run import FORMAT, MAX_RESULTS, MINUTES, RESULT_MIB, KitError, PartFile
 from cdmpp.errors import DataError
 from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_bytes, read_json, read_npz
 from cdmpp.utils.writing import replacing
@@ -41,6 +41,15 @@ PEAK_SLACK = 1.1
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Limits of a lease: largest part and result file in MiB, and minutes of a call of ``run.py``."""
+
+    part_mib: float = 15.0
+    result_mib: float = RESULT_MIB
+    minutes: float = MINUTES
+
+
+@dataclass(frozen=True)
 class Entry:
     """An item of a part.
 
@@ -50,13 +59,10 @@ class Entry:
         JSON object with a unique "id".
     members : mapping of str to bytes
         Files of the item, by name inside the part; items may share one.
-    group : str
-        Consecutive entries of one non-empty group stay in one part.
     """
 
     item: dict[str, Any]
     members: Mapping[str, bytes] = field(default_factory=dict)
-    group: str = ""
 
 
 def write_parts(
@@ -64,7 +70,7 @@ def write_parts(
     entries: Mapping[str, Sequence[Entry]],
     *,
     device: str,
-    part_mib: float,
+    limits: Limits,
     about: Mapping[str, Any],
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -75,11 +81,10 @@ def write_parts(
     folder : Path
         Job folder; earlier part files in it are replaced.
     entries : mapping of str to sequence of Entry
-        Entries by kind ("programs", "library", "host"), in the order of measurement.
+        Entries by kind ("programs", "host"), in the order of measurement.
     device : str
         Name of the device to measure.
-    part_mib : float
-        Largest size of a part file in MiB.
+    limits : Limits
     about : mapping
         Facts for the import, stored in ``home/job.json``.
     settings : mapping of str to mapping, optional
@@ -93,12 +98,18 @@ def write_parts(
     Raises
     ------
     DataError
-        One group of entries exceeds the size of a part, or a file cannot be written.
+        An entry exceeds the size of a part, there are more parts than results may come back, or a file cannot be
+        written.
     """
-    limit = int(part_mib * 2**20)
+    limit = int(limits.part_mib * 2**20)
     packed = [(kind, part) for kind, sequence in entries.items() for part in _split(sequence, limit)]
     if not packed:
-        raise DataError("the job has no items", hint="export at least one program or operator")
+        raise DataError("the job has no items", hint="export at least one program")
+    if len(packed) > MAX_RESULTS:
+        raise DataError(
+            f"{len(packed)} parts of {limits.part_mib:g} MiB, and {MAX_RESULTS} result files come back at most",
+            hint="choose a larger --part-mib, or fewer --tasks",
+        )
     job = _job_id(device, entries)
     (folder / HOME).mkdir(parents=True, exist_ok=True)
     (folder / HOME / JOB).unlink(missing_ok=True)  # without it the job is incomplete
@@ -113,13 +124,14 @@ def write_parts(
             "part": number,
             "parts": len(packed),
             "device": device,
+            "limits": {"minutes": limits.minutes, "result_mib": limits.result_mib},
             **(settings or {}).get(kind, {}),
             "items": [entry.item for entry in part],
         }
         path = folder / f"part-{number:03d}.zip"
         _write_part(path, head, part)
         if path.stat().st_size > limit:
-            raise DataError(f"{path} has more than {part_mib:g} MiB", hint="choose a larger --part-mib")
+            raise DataError(f"{path} has more than {limits.part_mib:g} MiB", hint="choose a larger --part-mib")
         listed.append({"kind": kind, "items": [entry.item["id"] for entry in part], "bytes": path.stat().st_size})
     _copy_runtime(folder)
     content = {"format": FORMAT, "job": job, "device": device, "parts": listed, **about}
@@ -167,26 +179,15 @@ def _split(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
     """Yield parts whose estimated size is below the limit."""
     part: list[Entry] = []
     size = 0
-    for group in _groups(entries):
-        needed = sum(_packed_bytes(entry) for entry in group)
+    for entry in entries:
+        needed = _packed_bytes(entry)
         if part and size + needed > limit * _FILL:
             yield part
             part, size = [], 0
-        part += group
+        part.append(entry)
         size += needed
     if part:
         yield part
-
-
-def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    group: list[Entry] = []
-    for entry in entries:
-        if group and not (entry.group and entry.group == group[-1].group):
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group
 
 
 def _packed_bytes(entry: Entry) -> int:
