@@ -32,6 +32,8 @@ SOURCES = (
     "miopen",
     "deepbench",
     "cdmpp_collect",
+    "ansor",
+    "metaschedule",
     "aiconfigurator_gemm_quantised",
     "aiconfigurator_moe",
     "aiconfigurator_mla",
