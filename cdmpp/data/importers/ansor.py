@@ -16,7 +16,6 @@ from os import PathLike
 from typing import Any
 
 from cdmpp.errors import DataError, InvalidProgramError
-from cdmpp.programs.frontends.tir import import_tvm
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.files import read_text
 
@@ -49,6 +48,8 @@ def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "")
     MissingDependencyError
         TVM is not installed.
     """
+    from cdmpp.programs.frontends.tir import import_tvm
+
     import_tvm()
     from tvm import ir, s_tir, te
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.imports import import_intrinsics
-from cdmpp.programs.frontends.tir import import_tvm, module_from_tvmscript, programs_from_tir
-from cdmpp.programs.frontends.workload_script import tvmscript_of_json
 from cdmpp.programs.program import TensorProgram
 
 #: Instructions that TVM renamed.
@@ -45,6 +43,9 @@ def metaschedule_program(workload: str, trace: str | list[Any]) -> TensorProgram
     MissingDependencyError
         TVM is not installed.
     """
+    # A service that imports this module reads no program itself: the reader of TVMScript is loaded on use.
+    from cdmpp.programs.frontends.tir import programs_from_tir
+
     programs = programs_from_tir(scheduled_module(workload, trace) if trace != "" else workload_module(workload))
     if len(programs) != 1:
         raise InvalidProgramError(f"a workload of {len(programs)} functions", hint="a workload has one PrimFunc")
@@ -53,6 +54,8 @@ def metaschedule_program(workload: str, trace: str | list[Any]) -> TensorProgram
 
 def scheduled_module(workload: str, trace: str | list[Any]) -> Any:
     """The ``tvm.IRModule`` of a tuning record; parameters and errors as :func:`metaschedule_program`."""
+    from cdmpp.programs.frontends.tir import import_tvm
+
     tvm = import_tvm()
     schedule = tvm.s_tir.Schedule(workload_module(workload))
     applied = _checked_trace(trace)
@@ -74,6 +77,9 @@ def scheduled_module(workload: str, trace: str | list[Any]) -> Any:
 @lru_cache(maxsize=64)
 def workload_module(workload: str) -> Any:
     """The ``tvm.IRModule`` before tuning; parameters and errors as :func:`metaschedule_program`."""
+    from cdmpp.programs.frontends.tir import module_from_tvmscript
+    from cdmpp.programs.frontends.workload_script import tvmscript_of_json
+
     return module_from_tvmscript(tvmscript_of_json(workload) if workload.lstrip().startswith("{") else workload)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.graph import GraphBuilder, ProgramGraph
 from cdmpp.programs.frontends.metaschedule import scheduled_module, workload_module, workload_text
-from cdmpp.programs.frontends.tir import import_tvm
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp.utils.files import MAX_REQUEST_BYTES, read_text
@@ -45,6 +44,8 @@ def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramG
         # TVM would make a missing file, and silently read an empty one.
         if not (folder / name).is_file():
             raise InvalidProgramError(f"{folder}: no {name}", hint=_HINT)
+    from cdmpp.programs.frontends.tir import import_tvm
+
     tvm = import_tvm()
     workloads = [_workload(entry, i) for i, entry in enumerate(_lines(folder / WORKLOADS))]
     records = _lines(folder / RECORDS)
