@@ -29,8 +29,6 @@ _COUNT = {name: i for i, name in enumerate(OPERATIONS)}
 _FLOATS = [_COUNT[f"float_{name}"] for name in ("add", "mul", "compare")]
 _INTEGERS = [_COUNT[name] for name in ("int_add", "int_mul", "int_compare", "int_other", "select")]
 _SLOW = [_COUNT[name] for name in ("float_div", "float_math", "float_cast", "int_div", "other_call")]
-
-
 _BOUND = frozenset((*THREADS, *BLOCKS))
 
 
@@ -67,7 +65,7 @@ def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
     out = np.zeros((len(recorder.ast.leaves), GPU_WIDTH))
     row = {id(leaf): i for i, leaf in enumerate(recorder.ast.leaves)}
     for number, kernel in enumerate(kernels_of(recorder)):
-        launch = kernel.held_bytes()
+        launch = *kernel.held_bytes(), kernel.async_stages()
         for statement in kernel.statements:
             out[row[id(statement.leaf)]] = [number, *_columns(kernel, statement, launch, points)]
     magnitudes = GPU_WIDTH - len(GPU_FLAGS)
@@ -75,7 +73,8 @@ def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
     return out.astype(np.float32)
 
 
-def _columns(kernel: Kernel, statement: Statement, held: tuple[int, int], points: int) -> list[float]:
+def _columns(kernel: Kernel, statement: Statement, launch: tuple[int, int, int], points: int) -> list[float]:
+    """Columns behind the kernel's number; ``launch`` is local words, shared bytes and asynchronous stages."""
     loops, leaf = kernel.loops, statement.leaf
     own = kernel.own(statement)
     limit = max((loops[p].unroll_step for p in statement.path), default=0)
@@ -102,10 +101,10 @@ def _columns(kernel: Kernel, statement: Statement, held: tuple[int, int], points
         float(kernel.blocks),
         float(kernel.threads),
         float(kernel.vthreads),
-        float(held[0]),
-        float(held[1]),
+        float(launch[0]),
+        float(launch[1]),
         float(limit),
-        float(kernel.async_stages()),
+        float(launch[2]),
         float(trips),
         floats * done,
         integers * done,

@@ -78,14 +78,10 @@ def fit_scalers(network: LatencyNetwork, inputs: NetworkInputs, rows: LabelledRo
     """Set means and standard deviations of the inputs from a seeded sample of the training rows."""
     sample = rows.take(np.sort(rng.choice(len(rows), min(len(rows), 100_000), replace=False)))
     features, config, parts = inputs.queries(sample)[0], network.config, []
-    for size, bucket in inputs.store.buckets.items():
+    for size in inputs.store.buckets:
         members = sample.take(np.flatnonzero(inputs.store.bucket[sample.program] == size))
         if len(members):
-            leaves = bucket.leaves[inputs.store.slot[members.program], :, : config.stored_width]
-            if config.schedule:
-                launches = inputs.launches(members, inputs.device_matrix[members.device])
-                leaves = np.concatenate([leaves, launches], axis=2)
-            parts.append(leaves.reshape(-1, config.leaf_width))
+            parts.append(inputs.network_leaves(members, config).reshape(-1, config.leaf_width))
     leaves = np.concatenate(parts)
     for name, values in (("input", features), ("leaf", leaves)):
         spread = values.std(0)

@@ -180,13 +180,8 @@ class Engine:
         def compute(chunk: Chunk) -> None:
             bucket, members, padded = chunk
             slots = inputs.store.slot[rows.program[padded]]
-            leaves = np.ascontiguousarray(bucket.leaves[slots][:, :, : self.config.stored_width])
-            if self.config.schedule:
-                asked = rows.take(padded)
-                launches = inputs.launches(asked, inputs.device_matrix[asked.device])
-                leaves = np.concatenate([leaves, launches], axis=2)
             feed = {
-                "leaves": leaves,
+                "leaves": inputs.network_leaves(rows.take(padded), self.config),
                 "mask": bucket.mask[slots],
                 "inputs": queries[padded],
                 "logs": logs[padded],

@@ -15,6 +15,7 @@ import numpy as np
 from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_WIDTH
 from cdmpp.features.schedule import LAUNCH_FROM
 from cdmpp.features.schema import WIDTH
+from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.inputs import GPU, SUMMARY_COLUMNS, query_inputs
 from cdmpp.model.nn.launch_inputs import KERNEL_WIDTH, LAUNCH_WIDTH, launch_inputs, main_kernel
 
@@ -223,6 +224,14 @@ class RowInputs:
         for chosen, leaves in self._launched(rows, figures):
             reference[chosen] = launch_inputs(leaves, figures[chosen])[1]
         return inputs, logs, reference
+
+    def network_leaves(self, rows: QueryRows, config: NetworkConfig) -> Array:
+        """Leaves of rows of one leaf count as a network reads them, (n, leaves, NetworkConfig.leaf_width)."""
+        bucket = self.store.buckets[int(self.store.bucket[rows.program[0]])]
+        leaves = np.ascontiguousarray(bucket.leaves[self.store.slot[rows.program]][:, :, : config.stored_width])
+        if not config.schedule:
+            return leaves
+        return np.concatenate([leaves, self.launches(rows, self.device_matrix[rows.device])], axis=2)
 
     def launches(self, rows: QueryRows, device: Array) -> Array:
         """:func:`launch_inputs` of rows of one leaf count, (n, leaves, LAUNCH_WIDTH); 0 where nothing is launched."""
