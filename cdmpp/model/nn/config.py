@@ -31,6 +31,8 @@ class NetworkConfig(Options):
 
     #: Width of a leaf token.
     width: int = number(96, least=16, most=512)
+    #: Hidden units of a second path from a leaf to its token, beside the linear one; 0: none.
+    leaf_hidden: int = number(0, least=0, most=4096)
     layers: int = number(2, least=1, most=12)
     heads: int = number(4, least=1, most=16)
     feed_forward: int = number(192, least=16, most=4096)

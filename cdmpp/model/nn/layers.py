@@ -32,7 +32,11 @@ class NetworkLayer(NamedTuple):
 def member_layers(config: NetworkConfig, devices: int) -> dict[str, NetworkLayer]:
     """Layers of one member, in the order in which their initial weights are drawn."""
     width, head = config.width, config.head_width
-    out = {"leaf_in": NetworkLayer("linear", config.leaf_width + len(DEVICE_LOGS), width)}
+    leaf = config.leaf_width + len(DEVICE_LOGS)
+    out = {"leaf_in": NetworkLayer("linear", leaf, width)}
+    if config.leaf_hidden:
+        out["leaf_hidden.in"] = NetworkLayer("linear", leaf, config.leaf_hidden)
+        out["leaf_hidden.out"] = NetworkLayer("linear", config.leaf_hidden, width, zero=True)
     out["condition"] = NetworkLayer("linear", INPUT_WIDTH, width)
     for layer in (f"layers.{i}" for i in range(config.layers)):
         out[f"{layer}.norm_attention"] = NetworkLayer("norm", width, width)

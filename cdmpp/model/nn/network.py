@@ -212,7 +212,12 @@ class LatencyNetwork(nn.Module):
         if padding:
             leaves.append(leaves[0].new_zeros(padding, leaves[0].shape[1]))
             added.append(added[0].new_zeros(padding, width))
-        return self._apply_layer("leaf_in", torch.cat(leaves)) + torch.cat(added)
+        columns = torch.cat(leaves)
+        tokens = self._apply_layer("leaf_in", columns) + torch.cat(added)
+        if self.config.leaf_hidden:
+            hidden = nn.functional.gelu(self._apply_layer("leaf_hidden.in", columns))
+            tokens = tokens + self._apply_layer("leaf_hidden.out", hidden)
+        return tokens
 
     def _layer(self, tokens: Tensor, name: str, parts: Sequence[PaddedRows]) -> Tensor:
         """Pre-norm self-attention over the leaves of a program, then a feed-forward block.

@@ -225,7 +225,10 @@ class _Writer:
         logs = g("Unsqueeze", self._logs, np.array([1]))
         meets = g("Sub", g("Gather", self._leaves, np.array(LEAF_DEVICE_RATIOS), axis=2), logs)
         both = g("Concat", scaled, g("Mul", g("Sub", meets, 10.0), 0.1), axis=2)
-        token = g.linear(self._flat(both, config.leaf_width + len(DEVICE_LOGS)), "leaf_in")
+        columns = self._flat(both, config.leaf_width + len(DEVICE_LOGS))
+        token = g.linear(columns, "leaf_in")
+        if config.leaf_hidden:
+            token = g("Add", token, g.linear(g("Gelu", g.linear(columns, "leaf_hidden.in")), "leaf_hidden.out"))
         place = g("Unsqueeze", g.linear(inputs, "condition"), np.array([1]))
         place = g("Add", place, self._places)
         return self._flat(g("Add", self._split(token, config.width), place), config.width)

@@ -182,13 +182,10 @@ def transferred(
             old = np.where(position >= 0, arrays[name][position], default)
             out[name] = (old if fitted is None else np.where(used, old, fitted[name])).astype(np.float32)
         spread[axis] = used
+    leaf = ([*columns["leaf"], *logs], [*wanted["leaf"], *logs], [*spread["leaf"], *(True for _ in logs)])
     for name, order_old, order_new, used in (
-        (
-            "leaf_in.weight",
-            [*columns["leaf"], *logs],
-            [*wanted["leaf"], *logs],
-            [*spread["leaf"], *(True for _ in logs)],
-        ),
+        ("leaf_in.weight", *leaf),
+        ("leaf_hidden.in.weight", *leaf),
         ("condition.weight", columns["inputs"], wanted["inputs"], spread["inputs"]),
         ("leaf_times.call.weight", columns["inputs"], wanted["inputs"], spread["inputs"]),
         (
