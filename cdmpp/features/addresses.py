@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cdmpp.features.leaf_tables import PARTS, Tables
+from cdmpp.features.leaf_tables import LEAF_NUMBERS, PARALLEL, PARTS, PREDICATED, VECTORIZED, Tables
 
 LINE_BYTES = 64
 PAGE_BYTES = 4096
@@ -97,7 +97,8 @@ class Moves(NamedTuple):
     extent, trips : extents of the loops; iterations of the innermost 0, 1, ... n
     width : bytes of an element, for each access
     step : bytes that one iteration of a loop moves an access, forwards or back; 0 where it stays: access * n + loop
-    split : whether the loop crosses the rows of the buffer at odd places: its index needs a division
+    split : divisions that the index needs because the loop crosses rows of the buffer at odd places, in sixths of a
+        division by a number that is no power of two: 6 or, by a shift, 2 for each dimension
     size : bytes of the whole buffer
     levels : lines, sets and pages that the innermost i loops touch: (access * (n + 1) + i) * 3
     """
@@ -116,6 +117,7 @@ def moves(t: Tables, where: Places, leaf: int) -> Moves:
     """Moves of a leaf's accesses."""
     start, n = t.path_at[leaf], t.path_at[leaf + 1] - t.path_at[leaf]
     first, accesses = t.access_at[leaf], t.access_at[leaf + 1] - t.access_at[leaf]
+    predicated = t.leaf_numbers[leaf * LEAF_NUMBERS + PREDICATED] > 0
     extent, trips = np.ones(n, np.float64), np.ones(n + 1, np.float64)
     for i in range(n):
         extent[i] = t.loop_extent[t.path_loop[start + i]]
@@ -130,6 +132,8 @@ def moves(t: Tables, where: Places, leaf: int) -> Moves:
             t,
             where,
             first + a,
+            start,
+            predicated,
             n,
             extent,
             width[a],
@@ -142,9 +146,19 @@ def moves(t: Tables, where: Places, leaf: int) -> Moves:
 
 @PARTS.part
 def _move(
-    t: Tables, where: Places, access: int, n: int, extent: Any, width: float, step: Any, split: Any, levels: Any
+    t: Tables,
+    where: Places,
+    access: int,
+    start: int,
+    predicated: bool,
+    n: int,
+    extent: Any,
+    width: float,
+    step: Any,
+    split: Any,
+    levels: Any,
 ) -> float:
-    """Fill in one access; the bytes of its buffer."""
+    """Fill in one access of the path that begins at ``start``; the bytes of its buffer."""
     buffer, index = t.access_buffer[access], t.index_at[access]
     first, known = t.buffer_at[buffer], where.count[buffer]
     indices = t.index_at[access + 1] - index
@@ -166,10 +180,14 @@ def _move(
             loop, value = t.step_loop[s], abs(t.step_value[s])
             if loop >= movable or value == 0.0:
                 continue
-            if value % 1.0 != 0.0 and not straight[loop]:
-                if _stays(value, extent[loop]):
-                    continue
-                split[loop] = 1
+            if not straight[loop]:
+                crossed = _crossed(t, start, index + d, s, extent[loop], predicated)
+                split[loop] += crossed
+                if crossed == 0 and value % 1.0 != 0.0:
+                    # A quotient that stays the same, perhaps beside a remainder that moves.
+                    if value * extent[loop] <= 1 + 1e-9:
+                        continue
+                    value = max(float(math.floor(value)), value % 1.0)
             loops[kept], steps[kept] = loop, value
             kept += 1
         if whole > 1 and kept > begin:
@@ -222,13 +240,21 @@ def _straight(t: Tables, where: Places, access: int, n: int) -> Any:
 
 
 @PARTS.part
-def _stays(step: float, extent: float) -> bool:
-    """Whether a fused loop stays in one row: 64 of 256 elements do, 64 of 160 do not. If so it does not move
-    this dimension."""
-    if step * extent > 1 + 1e-9:
-        return False
-    each_row = 1 / step / extent
-    return bool(abs(each_row - np.rint(each_row)) <= 1e-3)
+def _crossed(t: Tables, start: int, index: int, s: int, extent: float, predicated: bool) -> int:
+    """:attr:`Moves.split` of one loop in one index.
+
+    LLVM knows the elements of a vector or of an unrolled loop that starts at a multiple, and vectorises serial loops in
+    whole vectors that do not cross one.
+    """
+    crosses, static = t.step_crosses[s], t.step_static[s]
+    serial = predicated or t.loop_kind[t.path_loop[start + t.step_loop[s]]] != VECTORIZED
+    odd = extent > crosses and (not serial or crosses % 8.0 != 0.0)
+    if extent > crosses and not odd:
+        for other in range(t.step_at[index], t.step_at[index + 1]):
+            odd = odd or t.loop_kind[t.path_loop[start + t.step_loop[other]]] == PARALLEL
+    if odd or (extent > max(static, 32.0) and serial):
+        return 2 if t.step_shifts[s] else 6
+    return 0
 
 
 @PARTS.part

@@ -10,6 +10,8 @@ structural class: the same code serves both, which is what makes the bulk featur
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +47,12 @@ def where(condition: Any, a: Num, b: Num) -> Num:
     return a if condition else b
 
 
+#: Of a loop: iterations until it crosses a multiple at a place that depends on other loops; the same where it starts at
+#: a multiple; whether the divisor is a power of two.
+Crossing = tuple[float, float, bool]
+_NO_CROSSINGS: Mapping[int, Crossing] = {}
+
+
 @dataclass(slots=True)
 class AffineRange:
     """Interval and per-loop steps of an integer expression.
@@ -58,12 +66,17 @@ class AffineRange:
         means that the expression depends on that loop, whatever the extents.
     indirect
         The expression loads from memory: its values are not known before the run.
+    crossings
+        Loops of a concrete program in a quotient or remainder, and when they cross a multiple of its divisor.
+        ``v`` in ``(64 * o + v) % 48`` does after 16 iterations, as multiples of 16 come before them; in
+        ``(96 * o + v) % 48`` it starts at 0 and does after 48.
     """
 
     low: Num
     high: Num
     steps: dict[int, Num] = field(default_factory=dict)
     indirect: bool = False
+    crossings: Mapping[int, Crossing] = field(default_factory=lambda: _NO_CROSSINGS)
 
     def is_constant(self) -> bool:
         """No loop and no load in it (it may still be one of two values: see :func:`hull`)."""
@@ -87,12 +100,40 @@ def add(a: AffineRange, b: AffineRange) -> AffineRange:
         steps = dict(a.steps)
         for loop, step in b.steps.items():
             steps[loop] = steps[loop] + step if loop in steps else step
-    return AffineRange(a.low + b.low, a.high + b.high, steps, a.indirect or b.indirect)
+    return AffineRange(a.low + b.low, a.high + b.high, steps, a.indirect or b.indirect, _merged(a, b))
+
+
+def _merged(a: AffineRange, b: AffineRange) -> Mapping[int, Crossing]:
+    """Crossings of an expression of both."""
+    if not a.crossings or not b.crossings:
+        return a.crossings or b.crossings
+    return {k: _earliest(a.crossings.get(k), b.crossings.get(k)) for k in (*a.crossings, *b.crossings)}
+
+
+def _earliest(a: Crossing | None, b: Crossing | None) -> Crossing:
+    one, two = a or b, b or a
+    assert one is not None and two is not None
+    return min(one[0], two[0]), min(one[1], two[1]), one[2] and two[2]
+
+
+def crossings(a: AffineRange, divisor: Num, loops: Sequence[Any]) -> Mapping[int, Crossing]:
+    """:attr:`AffineRange.crossings` of a // divisor and a % divisor; ``loops`` have an extent each."""
+    if type(divisor) is not int or type(a.low) is not int or a.low // divisor == a.high // divisor:
+        return a.crossings
+    found, moving = dict(a.crossings), {p: s for p, s in a.steps.items() if loops[p].extent != 1}
+    for loop, step in moving.items():
+        if type(step) is int and step % divisor:
+            others = [s for other, s in moving.items() if other != loop]
+            aligned = math.gcd(divisor, *others) if all(type(s) is int for s in others) else 1
+            after = aligned / abs(step)
+            late, static = (after, math.inf) if aligned != divisor else (math.inf, after)
+            found[loop] = _earliest(found.get(loop), (late, static, divisor & (divisor - 1) == 0))
+    return found
 
 
 def negate(a: AffineRange) -> AffineRange:
     """-a."""
-    return AffineRange(-a.high, -a.low, {loop: -s for loop, s in a.steps.items()}, a.indirect)
+    return AffineRange(-a.high, -a.low, {loop: -s for loop, s in a.steps.items()}, a.indirect, a.crossings)
 
 
 def multiply(a: AffineRange, b: AffineRange) -> AffineRange:
@@ -103,7 +144,7 @@ def multiply(a: AffineRange, b: AffineRange) -> AffineRange:
         factor = b.low
         one, two = a.low * factor, a.high * factor
         return AffineRange(
-            minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect
+            minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect, a.crossings
         )
     corners = (a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
     low, high = corners[0], corners[0]
@@ -112,7 +153,7 @@ def multiply(a: AffineRange, b: AffineRange) -> AffineRange:
     steps = {k: s * b.high for k, s in a.steps.items()}
     for loop, step in b.steps.items():
         steps[loop] = steps.get(loop, 0) + step * a.high
-    return AffineRange(low, high, steps, a.indirect or b.indirect)
+    return AffineRange(low, high, steps, a.indirect or b.indirect, _merged(a, b))
 
 
 def floor_divide(a: AffineRange, b: AffineRange) -> AffineRange:
@@ -157,4 +198,4 @@ def hull(a: AffineRange, b: AffineRange) -> AffineRange:
     steps = dict(a.steps)
     for loop, step in b.steps.items():
         steps.setdefault(loop, step)
-    return AffineRange(minimum(a.low, b.low), maximum(a.high, b.high), steps, a.indirect or b.indirect)
+    return AffineRange(minimum(a.low, b.low), maximum(a.high, b.high), steps, a.indirect or b.indirect, _merged(a, b))

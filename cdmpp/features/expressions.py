@@ -16,6 +16,7 @@ from cdmpp.features.affine import (
     AffineRange,
     Num,
     add,
+    crossings,
     floor_divide,
     floor_modulo,
     hull,
@@ -202,10 +203,11 @@ class Expressions:
             return multiply(a, b)
         if kind == "Div" and type(b.low) is float and b.is_number() and b.low:
             return multiply(a, AffineRange(1 / b.low, 1 / b.low))
-        if kind in ("FloorDiv", "Div"):
-            return floor_divide(a, b)
-        if kind in ("FloorMod", "Mod"):
-            return floor_modulo(a, b)
+        if kind in ("FloorDiv", "Div", "FloorMod", "Mod"):
+            value = floor_divide(a, b) if kind.endswith("Div") else floor_modulo(a, b)
+            if b.is_number() and not a.is_constant():
+                value.crossings = crossings(a, b.low, self.ast.loops)
+            return value
         if a.is_constant() and b.is_constant():
             best = (minimum if kind == "Min" else maximum)(a.low, b.low)
             return AffineRange(best, best)
@@ -334,6 +336,8 @@ class Expressions:
         if "float" not in dtype:
             self.compute_type = self.compute_type or dtype
             counts[_OP["int_" + what]] += 1
+            if what == "div" and not self.nodes[data["b"]]["type"].endswith("Imm"):
+                self.library_calls += 1.0  # no vector instruction divides integers
             return
         self.compute_type = dtype
         counts[_OP["float_" + what]] += 1

@@ -1,7 +1,8 @@
 """Counts of what a compiler makes of a scheduled leaf: vector instructions, library calls, branches.
 
 Estimates for LLVM behind TVM, found by reading measured programs: small inner loops are unrolled; a loop
-along which the store is contiguous is vectorised, by the schedule or by the compiler; a loop that neither the
+along which the store is contiguous is vectorised, by the schedule or by the compiler; lanes of a vector that
+cross rows at places that depend on other loops are divided, loaded and inserted one by one; a loop that neither the
 store nor any read depends on is run once where all inside it is unrolled; up to 14 accumulators stay in
 registers over the reduction around them, unless they are vectors of an odd length (12, 14, 28 floats), which
 are stored in pieces and read back whole, at a stall each time. Counts are of a machine with vectors of 8
@@ -167,12 +168,12 @@ def _vectorised(t: Tables, m: Moves, leaf: int, contiguous: Any, body: int) -> t
             split[i] |= m.split[a * n + i]
     if t.leaf_numbers[leaf * LEAF_NUMBERS + PREDICATED] == 0:  # a condition in it has TVM write a loop in its place
         for i in range(body - 1, -1, -1):
-            if t.loop_kind[t.path_loop[start + i]] == VECTORIZED and not split[i]:
+            if t.loop_kind[t.path_loop[start + i]] == VECTORIZED:
                 return i, True
     candidates = body
     if body < n:
         kind = t.loop_kind[t.path_loop[start + body]]
-        candidates += kind in (SERIAL, UNROLLED)
+        candidates += kind in (SERIAL, UNROLLED, PARALLEL)
     scalar = t.buffer_inside[t.access_buffer[t.access_at[leaf]]]
     best, largest = -1, 0.0
     for i in range(candidates):
@@ -222,13 +223,22 @@ def instructions(t: Tables, m: Moves, c: Code, leaf: int, launched: Any, out: An
         if not launched[loop]:
             launched[loop] = 1
             regions = m.trips[n] / m.trips[outermost + 1]
-    split = 0.0
+    split = odd_rows = 0.0
+    around = c.body + (c.vector == c.body)
     for a in range(accesses):
-        crossed = False
+        divisions = 0.0
         for i in range(n):
-            at_end = i == 0 or i == c.vector or t.loop_kind[t.path_loop[start + i]] == VECTORIZED
-            crossed = crossed or (at_end and m.split[a * n + i] > 0)
-        split += crossed
+            if i == 0 or i == c.vector or t.loop_kind[t.path_loop[start + i]] == VECTORIZED:
+                divisions = max(divisions, float(m.split[a * n + i]))
+        odd_rows += divisions > 0
+        if divisions > 0:
+            # Vectors of the schedule divide all lanes at once, a condition divides again.
+            each = min(divisions, 1.0) if c.by_schedule else divisions / (2.0 if predicated else 3.0)
+            split += each * trips
+        elif around < n:
+            split += m.split[a * n + around] / 6 * bodies
+    # Loads under a condition of the innermost loop are masked: one test for each vector.
+    branches = trips / c.lanes if c.vector == 0 and not reduces else trips
     store_step = m.step[c.vector] if c.vector >= 0 else 0.0
     magnitudes = (
         vectors * arithmetic,
@@ -238,8 +248,8 @@ def instructions(t: Tables, m: Moves, c: Code, leaf: int, launched: Any, out: An
         vectors / max(1.0, min(stored, 16.0)) if reduces else 0.0,
         bodies,
         calls * trips,
-        split * all_trips / c.hoisted,
-        trips if predicated else 0.0,
+        split,
+        branches if predicated else 0.0,
         stored * bodies,
         stored * bodies if odd else 0.0,
         stored,
@@ -268,7 +278,7 @@ def instructions(t: Tables, m: Moves, c: Code, leaf: int, launched: Any, out: An
         math.ceil(tasks / 2) * 2 / tasks if innermost >= 0 else 2.0,
         1.0 if whole_vector(c.lanes) == c.lanes else 0.0,
         (1.0 if c.lanes % 4 == 0 else 0.0) + (1.0 if c.lanes % 8 == 0 else 0.0),
-        split,
+        odd_rows,
         1.0 if predicated else 0.0,
     )
     for i in range(len(magnitudes)):
@@ -284,7 +294,7 @@ def values_in_vectors(m: Moves, c: Code, access: int, values: float, n: int) -> 
         return values
     if access >= 0:
         step = m.step[access * n + c.vector]
-        if step == 0.0 or step > m.width[access] + 1e-6:
+        if step == 0.0 or step > m.width[access] + 1e-6 or m.split[access * n + c.vector]:
             return values
     return values / c.lanes * max(1.0, whole_vector(c.lanes) / LANES)
 

@@ -333,6 +333,7 @@ class _Ranges(Expressions):
     def __init__(self, recorder: Recorder, at: dict[int, int]) -> None:
         super().__init__(recorder.nodes, recorder.bindings)
         self._recorder, self._at = recorder, at
+        self.ast.loops = recorder.ast.loops
 
     def expression(self, index: int) -> AffineRange:
         """Range of an index."""

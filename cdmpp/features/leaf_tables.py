@@ -27,6 +27,7 @@ _KINDS = {"serial": SERIAL, "parallel": PARALLEL, "vectorized": VECTORIZED, "unr
 #: Numbers of a leaf, in order.
 (ARITHMETIC, WEIGHT, STEP, INIT, PREDICATED, CALLS, REDUCES, ALSO_READ, COMPUTED) = range(9)
 LEAF_NUMBERS = 9
+_NEVER = (np.inf, np.inf, True)
 _O = {name: i for i, name in enumerate(OPERATIONS)}
 _ARITHMETIC = tuple(
     _O[name]
@@ -59,6 +60,7 @@ class Tables(NamedTuple):
     access_at, access_buffer, access_width : of each leaf, its store first; bytes of an element
     index_at, index_indirect : of each access, the first dimension first
     step_at, step_loop, step_value : of each index; the loop by its place in the leaf's path
+    step_crosses, step_static, step_shifts : of each step, its :attr:`AffineRange.crossings`; inf for never
     buffer_at, buffer_size, buffer_inside : declared sizes; whether the program allocates it
     """
 
@@ -80,12 +82,17 @@ class Tables(NamedTuple):
     step_at: Any
     step_loop: Any
     step_value: Any
+    step_crosses: Any
+    step_static: Any
+    step_shifts: Any
     buffer_at: Any
     buffer_size: Any
     buffer_inside: Any
 
 
-_REALS = frozenset(("loop_extent", "leaf_numbers", "access_width", "step_value", "buffer_size"))
+_REALS = frozenset(
+    ("loop_extent", "leaf_numbers", "access_width", "step_value", "step_crosses", "step_static", "buffer_size")
+)
 
 
 def tables(asts: Sequence[CompactAST]) -> Tables:
@@ -146,6 +153,10 @@ def _program(t: Tables, ast: CompactAST) -> None:
                         needed[at] = True
                         t.step_loop.append(at)
                         t.step_value.append(value)
+                        crosses, static, shifts = index.crossings.get(p, _NEVER)
+                        t.step_crosses.append(crosses)
+                        t.step_static.append(static)
+                        t.step_shifts.append(shifts)
                 t.step_at.append(len(t.step_loop))
                 t.index_indirect.append(index.indirect)
             t.index_at.append(len(t.index_indirect))

@@ -7,11 +7,13 @@ from math import inf
 import pytest
 
 from cdmpp.features.addresses import LINE_BYTES, SETS, moves, places
-from cdmpp.features.affine import AffineRange
+from cdmpp.features.affine import AffineRange, crossings, floor_divide, floor_modulo
 from cdmpp.features.ast import OPERATIONS, Access, Buffer, CompactAST, Leaf, Loop
 from cdmpp.features.leaf_tables import tables
 from cdmpp.features.schedule import ORDER
 from cdmpp.features.schedule import columns as schedule_columns
+from cdmpp.features.walk import build_ast
+from cdmpp.programs.tvm_json import load
 
 PLAIN = "serial"
 
@@ -156,9 +158,12 @@ def fused(rows: int, size: int, transposed: bool = False) -> CompactAST:
     """A fused loop of 64 over rows of ``size``, as // and % leave it."""
     x, y = tensor("x", rows, size), tensor("y", rows, size)
     loops = [Loop("o", rows * size // 64, PLAIN), Loop("v", 64, "vectorized")]
-    index: list[dict[int, float]] = [{0: 64 / size, 1: 1 / size}, {0: 64, 1: 1}]
-    read = list(reversed(index)) if transposed else index
-    return CompactAST([leaf((0, 1), at(y, *index), at(x, *read))], loops, [x, y])
+    whole = AffineRange(0, rows * size - 1, {0: 64, 1: 1})
+    index = [floor_divide(whole, AffineRange(size, size)), floor_modulo(whole, AffineRange(size, size))]
+    for part in index:
+        part.crossings = crossings(whole, size, loops)
+    read = index[::-1] if transposed else index
+    return CompactAST([leaf((0, 1), Access(y, index), Access(x, read))], loops, [x, y])
 
 
 def test_a_fused_loop_is_divided_only_where_it_crosses_rows() -> None:
@@ -167,7 +172,50 @@ def test_a_fused_loop_is_divided_only_where_it_crosses_rows() -> None:
     assert columns(fused(64, 160))["split_indices"] == 0
     crossed = columns(fused(160, 160, transposed=True))
     assert crossed["split_indices"] == 160 * 160
-    assert crossed["lanes"] == 1
+    assert (crossed["lanes"], crossed["vector_by_schedule"]) == (64, 1)
+
+
+def broadcast(lanes: int, size: int, kind: str) -> dict[str, float]:
+    """A row added to each row of ``size``, 18,432 elements, fused and split into parallel tasks of ``lanes``."""
+    tir = pytest.importorskip("cdmpp.programs.frontends.tir")
+    rows = 384 * 48 // size
+    source = f"""
+from tvm.script import tirx as T
+@T.prim_func(s_tir=True)
+def main(A: T.Buffer(({rows}, {size}), "float32"), B: T.Buffer(({size},), "float32"),
+         C: T.Buffer(({rows}, {size}), "float32")):
+    for o in T.parallel({384 * 48 // lanes}):
+        for v in T.{kind}({lanes}):
+            with T.sblock("C"):
+                vi = T.axis.spatial({rows}, (o * {lanes} + v) // {size})
+                vj = T.axis.spatial({size}, (o * {lanes} + v) % {size})
+                C[vi, vj] = A[vi, vj] + B[vj]
+"""
+    nodes, root = load(tir.program_from_tvmscript(source).tvm_json or "")
+    return columns(build_ast(nodes, root))
+
+
+@pytest.mark.parametrize(
+    ("lanes", "size", "kind", "loads", "divisions"),
+    [
+        # 64 lanes begin at multiples of 16. For each 64 elements LLVM emits 16 vpmuldq (remainders of the lanes),
+        # 46 vpextrd of indices, and 16 vmovss and 48 vinsertps that load B one by one.
+        (64, 48, "vectorized", 384 * 6 + 384 * 48, 384 * 48),
+        # 16 lanes stay in a row: two vmovups each, and one remainder, an imul.
+        (16, 48, "vectorized", 2 * 384 * 6, 1152),
+        # 96 lanes begin at a row, and all elements of B are known: no division. A vector of 96 counts as one of 128.
+        (96, 48, "vectorized", 2 * 384 * 8, 0),
+        (64, 32, "vectorized", 2 * 384 * 6, 0),
+        # A scalar loop: vmovss, and a remainder each time.
+        (64, 48, "serial", 2 * 384 * 48, 2 * 384 * 48),
+    ],
+)
+def test_lanes_that_cross_rows_are_loaded_one_by_one(
+    lanes: int, size: int, kind: str, loads: int, divisions: int
+) -> None:
+    counts = broadcast(lanes, size, kind)
+    assert counts["vector_loads"] == pytest.approx(loads)
+    assert counts["split_indices"] == pytest.approx(divisions)
 
 
 def test_nothing_is_undefined_without_loops() -> None:

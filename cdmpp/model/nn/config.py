@@ -109,6 +109,8 @@ ADD = {
     "regions": 50.0,
     "odd_updates": 8.0,
 }
+#: How much dearer a parallel region is for each further thread: 1 µs on two threads, nothing on one.
+THREAD_START = 100.0
 #: Initial cycles of a call and seconds of a cycle.
 CALL_CYCLES, CYCLE_S = 40.0, 0.4e-9
 #: A multiply-add of 8 lanes, in operations.

@@ -35,6 +35,7 @@ from cdmpp.model.nn.config import (
     PEAK_LOG,
     POWER,
     REACH,
+    THREAD_START,
     UNITS_LOG,
     VECTOR_FLOPS,
     NetworkConfig,
@@ -87,6 +88,8 @@ TIMED_MULTIPLE = 32
 
 #: Columns of a leaf with counts of a CPU, and the logarithm of their initial costs.
 _COUNTS = torch.tensor([WIDTH + SCHEDULE_COLUMNS.index(name) for name in (*OVERLAP, *ADD)])
+#: Position of the parallel regions among the counts.
+_REGIONS = (*OVERLAP, *ADD).index("regions")
 _LOG_COSTS = torch.tensor([math.log(cost) for cost in (*OVERLAP.values(), *ADD.values())])
 _RATIOS = torch.tensor(LEAF_DEVICE_RATIOS)
 
@@ -291,7 +294,9 @@ class LatencyNetwork(nn.Module):
         first = costs[:, :, :1] * torch.exp(vector - cycle)[:, None, None]
         overlap = torch.cat((first, costs[:, :, 1 : len(OVERLAP)]), dim=2)
         together = (overlap.clamp_max(1e12).pow(POWER).sum(dim=2) + 1e-9).pow(1 / POWER)
-        cycles = (together + costs[:, :, len(OVERLAP) :].sum(dim=2)) * torch.exp(moved[:, :, -1])
+        threads = THREAD_START * (torch.exp2(logs[:, UNITS_LOG]) - 1).clamp_min(0.0)
+        adding = costs[:, :, len(OVERLAP) :].sum(dim=2) + costs[:, :, _REGIONS] * threads[:, None]
+        cycles = (together + adding) * torch.exp(moved[:, :, -1])
         call = CALL_CYCLES * torch.exp(self._apply_layer("leaf_times.call", inputs)[:, 0].clamp(-REACH, 2 * REACH))
         seconds = torch.log(torch.where(real, cycles, 0.0).sum(dim=1) + call) + cycle
         return torch.stack((torch.where(known, seconds, 0.0), known.to(seconds.dtype)), dim=1)

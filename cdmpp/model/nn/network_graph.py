@@ -27,6 +27,7 @@ from cdmpp.model.nn.config import (
     PEAK_LOG,
     POWER,
     REACH,
+    THREAD_START,
     UNITS_LOG,
     VECTOR_FLOPS,
     NetworkConfig,
@@ -290,7 +291,11 @@ class _Writer:
         powers = g("Pow", g("Min", overlap, 1e12), POWER)
         last = np.array([2])
         together = g("Pow", g("Add", g("ReduceSum", powers, last, keepdims=0), 1e-9), 1 / POWER)
+        units = g("Exp", g("Mul", g.column(self._logs, UNITS_LOG), _LN2))
+        threads = g("Mul", g("Max", g("Sub", units, 1.0), 0.0), THREAD_START)
+        regions = g("Gather", leaf_cycles, names.index("regions"), axis=2)
         cycles = g("Add", together, g("ReduceSum", adding, last, keepdims=0))
+        cycles = g("Add", cycles, g("Mul", regions, g("Unsqueeze", threads, last - 1)))
         cycles = g("Mul", cycles, g("Exp", g("Squeeze", factor, last)))
         call = g("Clip", g.column(g.linear(inputs, "leaf_times.call"), 0), -REACH, 2 * REACH)
         total = g("ReduceSum", g("Where", real, cycles, 0.0), np.array([1]), keepdims=0)

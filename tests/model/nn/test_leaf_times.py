@@ -10,7 +10,7 @@ import torch
 
 from cdmpp.features.schedule import SCHEDULE_COLUMNS, SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
-from cdmpp.model.nn.config import ADD, CALL_CYCLES, CYCLE_S, OVERLAP
+from cdmpp.model.nn.config import ADD, CALL_CYCLES, CYCLE_S, OVERLAP, UNITS_LOG
 from cdmpp.model.nn.inputs import DEVICE_LOGS, INPUT_WIDTH
 from cdmpp.model.nn.network import LatencyNetwork
 from tests.model.nn.synthetic import TINY, network, random_inputs
@@ -26,13 +26,13 @@ def leaf(**counts: float) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def seconds(*leaves: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Of an untrained module: one program on one unit of 2^20 flop/s."""
+def seconds(*leaves: torch.Tensor, mask: torch.Tensor | None = None, units: int = 1) -> torch.Tensor:
+    """Of an untrained module: one program on units of 2^20 flop/s together."""
     untrained = LatencyNetwork(SCHEDULED, 1).eval()
     rows, tokens = torch.stack(leaves)[None], torch.ones(1, len(leaves), SCHEDULED.width)
-    log_seconds = untrained.leaf_seconds(
-        rows, tokens, mask, torch.zeros(1, INPUT_WIDTH), torch.zeros(1, len(DEVICE_LOGS))
-    )
+    logs = torch.zeros(1, len(DEVICE_LOGS))
+    logs[:, UNITS_LOG] = math.log2(units)
+    log_seconds = untrained.leaf_seconds(rows, tokens, mask, torch.zeros(1, INPUT_WIDTH), logs)
     assert log_seconds.shape == (1, 2)
     return log_seconds[0]
 
@@ -48,6 +48,12 @@ def test_every_count_costs_what_the_table_says(name: str) -> None:
     cost = (OVERLAP | ADD)[name]
     grown = seconds(some)[0].exp().item() - seconds(none)[0].exp().item()
     assert grown == pytest.approx(1e9 * cost * CYCLE_S, rel=1e-2)
+
+
+@pytest.mark.parametrize(("units", "region_s"), [(1, 20e-9), (2, 1e-6), (8, 1.75e-6)])
+def test_parallel_region_waits_for_its_threads(units: int, region_s: float) -> None:
+    without, with_regions = (seconds(leaf(vector_ops=1e-3, regions=n), units=units)[0].exp() for n in (0, 1000))
+    assert (with_regions - without).item() == pytest.approx(1000 * region_s, rel=0.02)
 
 
 def test_leaves_add_up_and_what_overlaps_does_not() -> None:

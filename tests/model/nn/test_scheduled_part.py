@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cdmpp.errors import ArtifactError
+from cdmpp.features.schedule import SCHEDULE_VERSION
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.scheduled import attach_scheduled, joined_errors, main
 from cdmpp.model.nn.config import NetworkConfig
@@ -133,7 +134,7 @@ def test_command_reports_what_it_cannot_read(folders: tuple[Path, Path, Path], t
         main([str(tmp_path / "nothing"), "--into", str(folders[2])])
 
 
-@pytest.mark.parametrize("version", [1, 7])
+@pytest.mark.parametrize("version", [1, SCHEDULE_VERSION + 1])
 def test_unknown_version_of_the_schedule_columns_is_refused(version: int) -> None:
     with pytest.raises(ValueError, match="schedule_version"):
         NetworkConfig(schedule=True, schedule_version=version)
