@@ -235,7 +235,8 @@ def goals(results: Results) -> str:
 def headlines(results: Results) -> str:
     """CDMPP's published headline errors and ours on TVM programs, each with its protocol."""
     schedules, choices = results.get("schedules") or {}, results.get("schedules_study") or {}
-    known_gpus, known_cpus = (percent(held_out_error(results, source)) for source in ("ansor", "cdmpp_collect"))
+    by_source = (results.get("model") or {"by_source": {}})["by_source"]
+    known_gpus, known_cpus = (percent(by_source.get(name, {}).get("mape")) for name in ("ansor", "cdmpp_collect"))
     networks = schedules.get("splits", {}).get("network", {}).get("cdmpp", {}).get("mape")
     gpus: dict[str, list[float]] = {}
     for name, by_seed in choices.get("variants", {}).items():

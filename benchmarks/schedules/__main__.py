@@ -63,7 +63,8 @@ class Study:
     def original(self, contest: Contest) -> dict[str, Predict]:
         """The original's network, fitted; its training goes into the result file."""
         model = contest.original(self.preset, self.features, store_positions(self.data.table.tvm.texts))
-        summary = model.summary | {"parameters": parameter_count(model.network)}
+        error = figures(contest.dataset, contest.validation, model.predict_log(contest.validation))["mape"]
+        summary = model.summary | {"parameters": parameter_count(model.network), "validation_mape": error}
         add(self.options.out, "original_training", contest.split.key, summary)
         return {ORIGINAL: model.predict_log}
 

@@ -57,6 +57,7 @@ class ReferenceConfig(BaseModel):
     clip_norm: float = Field(2.0, gt=0)
     layers: int = Field(11, ge=1, description="of the encoder")
     feed_forward: int = Field(2048, ge=1, description="of the encoder")
+    dropout: float = Field(0.1, ge=0, lt=1, description="of the encoder")
 
 
 class FinishConfig(BaseModel):

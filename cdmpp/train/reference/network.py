@@ -46,13 +46,13 @@ class ReferenceNetwork(nn.Module):
     ----------
     leaves : int
         Leaves that the flatten layer reads. It reads zeros in place of missing leaves, and none after the last.
-    layers, feed_forward : int
+    layers, feed_forward, dropout : int, int, float
         Of the encoder.
     """
 
-    def __init__(self, leaves: int = LEAVES, layers: int = 11, feed_forward: int = 2048) -> None:
+    def __init__(self, leaves: int = LEAVES, layers: int = 11, feed_forward: int = 2048, dropout: float = 0.1) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(LEAF_WIDTH, nhead=4, dim_feedforward=feed_forward, batch_first=True)
+        layer = nn.TransformerEncoderLayer(LEAF_WIDTH, 4, feed_forward, dropout, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, num_layers=layers)
         self._flat = LEAF_WIDTH * leaves
         hidden = [*_block(716, 985), *_block(985, 985), *_block(985, 985), *_block(985, LATENT)]

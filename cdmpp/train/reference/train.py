@@ -82,7 +82,8 @@ class ReferenceModel:
             torch.set_num_threads(opt.threads)
         self._programs = ReferencePrograms.of(self._features, self._positions, self._first_key, rows.program[index])
         self.label = BoxCox.fit(rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
-        self.network = ReferenceNetwork(layers=self.settings.layers, feed_forward=self.settings.feed_forward)
+        sizes = self.settings.model_dump(include={"layers", "feed_forward", "dropout"})
+        self.network = ReferenceNetwork(**sizes)
         optimiser = torch.optim.Adam(
             self.network.parameters(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
         )
