@@ -28,6 +28,7 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "schedules": schedules.schedules,
         "schedules-gpu": schedules.gpu,
         "schedules-study": schedules.study,
+        "original": schedules.original,
     },
     "docs/model_card.md": {
         "model": card.model,

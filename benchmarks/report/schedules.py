@@ -107,6 +107,27 @@ def schedules(results: Results) -> str:
     return "\n\n".join(parts)
 
 
+def original(results: Results) -> str:
+    """The original's network, its training, and the other methods on the same rows."""
+    result = results.get("schedules")
+    if result is None:
+        return not_measured("schedules")
+    rows = [
+        [
+            SPLITS[split],
+            method,
+            *(f"{training[key]:,.0f}" if "original" in method else "-" for key in ("train_seconds", "samples")),
+            f"**{percent(m['mape'])}**",
+            percent(m["median_ape"]),
+            *(number(m.get(key)) for key in _RANKS[:2]),
+        ]
+        for split, training in result.get("original_training", {}).items()
+        for method, m in result["splits"][split].items()
+    ]
+    header = ("what is unseen", "method", "training (s)", "samples", "MAPE", "median", *_RANK_HEADERS[:2])
+    return table(header, rows, left=2)
+
+
 def _sealed(result: Mapping[str, Any]) -> Iterator[str]:
     """When the sealed networks were evaluated, and with which model."""
     for label, read in result.get("sealed_reads", {}).items():
@@ -147,8 +168,8 @@ def _adapted(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"The next table shows configurations without training rows, before and after {count} programs of them were "
         "measured. All programs were measured on other configurations. Near twins are configurations of the same CPU. "
-        "`cdmpp adapt` uses the measurements for the network; each baseline is multiplied by one factor. The order is "
-        "that after the measurements."
+        "`cdmpp adapt` uses the measurements for the network; the same residual process corrects each baseline. The "
+        "order is that after the measurements."
     )
     yield table(header, rows, left=4)
 

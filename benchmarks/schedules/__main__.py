@@ -25,17 +25,20 @@ import numpy as np
 
 from benchmarks.schedules import gpu, study
 from benchmarks.schedules.configuration import MEASURED, after_measurements
-from benchmarks.schedules.document import add, check_unread, header, line, sealed_read
+from benchmarks.schedules.document import add, check_unread, header, line, read, sealed_read
 from benchmarks.schedules.methods import Contest, Predict, cost_ratio, figures, mean_of
 from benchmarks.schedules.parts import Array, Scheduled
 from benchmarks.schedules.per_store import per_store_features
 from cdmpp.errors import CdmppError
-from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.network import LatencyNetwork, parameter_count
 from cdmpp.train.config import TrainConfig, load_config
+from cdmpp.train.dataset import MeasuredRows
 from cdmpp.train.evaluation.metrics import MIN_PROGRAMS
+from cdmpp.train.reference.network import store_positions
 
 OUT = Path("benchmarks/results/schedules.json")
 SPLITS = ("task", "network", "device", "cpu")
+ORIGINAL = "original's network"
 
 
 class Study:
@@ -54,26 +57,31 @@ class Study:
         ours = contest.predicts([network])
         result = {"cdmpp": ours, "cdmpp and XGBoost, mean": mean_of(ours, trees)}
         result |= {f"XGBoost, our features ({own})": trees, f"XGBoost, PerStoreFeature ({store})": per_store}
-        if self.options.original_seconds:
-            seconds = self.options.original_seconds
-            result["original's network"] = contest.original(self.preset, self.features, seconds)
-        return result | {"roofline": contest.roofline}
+        original = {} if self.options.original == "without" else self.original(contest)
+        return result | original | {"roofline": contest.roofline}
+
+    def original(self, contest: Contest) -> dict[str, Predict]:
+        """The original's network, fitted; its training goes into the result file."""
+        model = contest.original(self.preset, self.features, store_positions(self.data.table.tvm.texts))
+        error = figures(contest.dataset, contest.validation, model.predict_log(contest.validation))["mape"]
+        summary = model.summary | {"parameters": parameter_count(model.network), "validation_mape": error}
+        add(self.options.out, "original_training", contest.split.key, summary)
+        return {ORIGINAL: model.predict_log}
 
     def evaluate(self, name: str) -> None:
         """Train on a split and evaluate its test part."""
         split = self.data.split(name, self.config)
         contest = Contest(self.data, split, self.config)
+        if self.options.original == "only":
+            self._report(contest, self.original(contest))
+            return
         network = contest.network(Path(self.options.runs) / f"{self.config.name}-{name.replace(':', '-')}")
         if name == "sealed":  # recorded before the rows are read
-            read = sealed_read(network, self.data.sealed, contest.dataset.fingerprint)
-            add(self.options.out, "sealed_reads", self.options.sealed, read)
+            reading = sealed_read(network, self.data.sealed, contest.dataset.fingerprint)
+            add(self.options.out, "sealed_reads", self.options.sealed, reading)
         methods = self.methods(contest, network)
-        (test,) = split.tests.values()
-        rows = contest.dataset.rows.take(test)
-        result = {method: figures(contest.dataset, rows, predict(rows)) for method, predict in methods.items()}
-        about = {"held_out_networks": list(self.data.test_networks)}
-        key = name.partition(":")[2] or name
-        add(self.options.out, "splits", key, result, **about)
+        key, about = split.key, {"held_out_networks": list(self.data.test_networks)}
+        rows = self._report(contest, methods)
         sample = rows.take(np.arange(min(len(rows), 2048)))
         costs = {m: cost_ratio(methods["cdmpp"], p, sample) for m, p in methods.items() if m.startswith("cdmpp ")}
         add(self.options.out, "inference_cost", key, costs, **about)
@@ -86,7 +94,16 @@ class Study:
             for configuration, found in adapted.items():
                 after = f"{configuration}, {MEASURED} measured"
                 self.lines += [line(after, method, entry["after"]) for method, entry in found.items()]
+
+    def _report(self, contest: Contest, methods: dict[str, Predict]) -> MeasuredRows:
+        """Add figures of the test rows to the table and to the result file, where ``--original only`` keeps others."""
+        key, (test,) = contest.split.key, contest.split.tests.values()
+        rows = contest.dataset.rows.take(test)
+        result = {method: figures(contest.dataset, rows, predict(rows)) for method, predict in methods.items()}
+        kept = read(self.options.out).get("splits", {}).get(key, {}) if self.options.original == "only" else {}
+        add(self.options.out, "splits", key, kept | result, held_out_networks=list(self.data.test_networks))
         self.lines += [line(key, method, found) for method, found in result.items()]
+        return rows
 
 
 def main() -> None:
@@ -99,7 +116,10 @@ def main() -> None:
     parser.add_argument("--configurations", default="", help="a,b: of device and cpu, only these")
     parser.add_argument("--test-networks", default="", help="a,b; by default those of splits.parquet")
     parser.add_argument(
-        "--original-seconds", type=float, default=300.0, help="training time of the original's network; 0 leaves it out"
+        "--original",
+        choices=("with", "without", "only"),
+        default="with",
+        help="whether the original's network is trained; only: other results of a split stay",
     )
     parser.add_argument(
         "--sealed", metavar="LABEL", help="evaluate the sealed networks instead of --splits, once per label"

@@ -10,11 +10,12 @@ import numpy as np
 
 from benchmarks.schedules.methods import Contest, Predict, figures
 from benchmarks.schedules.parts import Scheduled
+from cdmpp.model.adapter import centre_and_spread
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.network import LatencyNetwork
-from cdmpp.train.adaptation.adapt import adapt, answers_after
+from cdmpp.train.adaptation.adapt import MeasuredQueries, adapt, answers_after, fit_process
 from cdmpp.train.adaptation.records import device_records, survey
 from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.finish import calibrate, fit_domain
@@ -27,8 +28,8 @@ def after_measurements(
 ) -> dict[str, dict[str, Any]]:
     """Figures of each method on each held-out configuration before and after :data:`MEASURED` measurements.
 
-    ``cdmpp adapt`` chooses the programs by KMeans and adapts the network. Each baseline is multiplied by one factor:
-    the exponential of its median log error on the same measured programs. Figures are of the other programs, means
+    ``cdmpp adapt`` chooses the programs by KMeans and adapts the network. A Gaussian process with the same inputs is
+    fitted to the residuals of each baseline on the same measured programs. Figures are of the other programs, means
     over :data:`SEEDS`.
 
     Parameters
@@ -75,11 +76,15 @@ def after_measurements(
             chosen = np.isin(position, made.report["selected"])
             rest = dataset.rows.take(index[position[~chosen]])
             measured = dataset.rows.take(index[position[chosen]])
-            query = known.query[~chosen]
-            pairs = {"cdmpp": (known.point[query], answers_after(made.artifact, known)[0][query])}
+            near, far = known.query[chosen], known.query[~chosen]
+            pairs = {"cdmpp": (known.point[far], answers_after(made.artifact, known)[0][far])}
             for method, predict in baselines.items():
-                factor = float(np.median(measured.log_latency - predict(measured)))
-                pairs[method] = (predict(rest), predict(rest) + factor)
+                queries = known.levels[near], known.features.take(near)
+                fitted = fit_process(MeasuredQueries(measured.log_latency, predict(measured), *queries))
+                mean, variance = fitted.process.mean_and_variance(known.features.take(far))
+                before, levels = predict(rest), known.levels[far]
+                after = centre_and_spread(fitted.process, before, levels, mean, variance, fitted.weight)[0]
+                pairs[method] = (before, after)
             for method, (before, after) in pairs.items():
                 entry = tuple(figures(dataset, rest, log) for log in (before, after))
                 per_seed.setdefault(method, []).append(entry)  # type: ignore[arg-type]

@@ -117,24 +117,11 @@ class Contest:
             columns = np.concatenate([columns, rows.device[:, None]], axis=1)
         return np.nan_to_num(columns, nan=-1.0, posinf=-1.0, neginf=-1.0).astype(np.float32)
 
-    def original(self, preset: TrainConfig, features: list[Array], seconds: float) -> Predict:
-        """The original's network, trained for so long with one cycle of its learning rate.
-
-        The published cycle is far longer than the budget; a cycle of the budget had lower errors (docs/accuracy.md).
-        """
-        assert preset.reference is not None
-        threads = self.config.optimiser.threads
-        optimiser = {"seconds": seconds, "steps": 10**9, "threads": threads}
-        config = preset.model_copy(
-            update={
-                "data": self.config.data,
-                "reference": preset.reference.model_copy(update={"cycle_steps": None}),
-                "optimiser": replace(preset.optimiser, **optimiser),
-            }
-        )
-        model = ReferenceModel(self.dataset, config, features).fit(self.train)
-        print(f"original: {model.summary['samples']:,} samples in {model.summary['train_seconds']} s", flush=True)
-        return model.predict_log
+    def original(self, preset: TrainConfig, features: list[Array], positions: list[Array]) -> ReferenceModel:
+        """The original's network, trained by its own configuration on the same rows."""
+        optimiser = replace(preset.optimiser, threads=self.config.optimiser.threads)
+        config = preset.model_copy(update={"data": self.config.data, "optimiser": optimiser})
+        return ReferenceModel(self.dataset, config, features, positions).fit(self.train)
 
     def roofline(self, rows: MeasuredRows) -> Array:
         """log of max(arithmetic at peak, traffic at bandwidth) + launch floor."""

@@ -46,6 +46,11 @@ class Split:
     held_devices: tuple[str, ...] = ()
     twins: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """Name in the result file: that of the configuration or CPU, where one is held out."""
+        return self.name.partition(":")[2] or self.name
+
 
 @dataclass(frozen=True)
 class Scheduled:

@@ -55,9 +55,9 @@ class ReferenceConfig(BaseModel):
     learning_rate: float = Field(1.6766e-5, gt=0, description="the cycle goes from a tenth to ten times this")
     weight_decay: float = Field(1.3071e-3, ge=0)
     clip_norm: float = Field(2.0, gt=0)
-    cycle_steps: int | None = Field(
-        2000, ge=1, description="of half a cycle; none: one cycle over the budget of steps or seconds"
-    )
+    layers: int = Field(11, ge=1, description="of the encoder")
+    feed_forward: int = Field(2048, ge=1, description="of the encoder")
+    dropout: float = Field(0.1, ge=0, lt=1, description="of the encoder")
 
 
 class FinishConfig(BaseModel):

@@ -36,7 +36,7 @@ TINY = {
     "gate": None,
     "serving.__main__": "--seconds 0.2 --workers 1 --out {out}",
     "serving.overload": "--seconds 0.3 --workers 1 --items 20 --capacity-seconds 0.3 --probes 5 --out {out}",
-    "schedules.__main__": "--config {config} --data {records} --splits task --original-seconds 0.2 --runs {folder}"
+    "schedules.__main__": "--config {config} --preset {config} --data {records} --splits task --runs {folder}"
     " --out {out}",
 }
 #: Longer than a few seconds.
@@ -60,7 +60,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (ROOT / "configs" / "cpu.toml").read_text()
     assert "steps = 2000" in text and "xgboost_trees = 400" in text
     file = tmp_path_factory.mktemp("config") / "tiny.toml"
-    file.write_text(text.replace("steps = 2000", "steps = 5").replace("xgboost_trees = 400", "xgboost_trees = 5"))
+    text = text.replace("steps = 2000", "steps = 5").replace("xgboost_trees = 400", "xgboost_trees = 5")
+    file.write_text(text + "[reference]\nlayers = 1\n")
     return file
 
 

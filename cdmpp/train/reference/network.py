@@ -1,9 +1,8 @@
-"""The network of CDMPP's published implementation (13.77 M parameters at five leaves), its inputs and its label.
+"""The network of CDMPP's published implementation, its inputs and its label.
 
-A plain ``TransformerEncoder`` over 164-wide leaves with torch's defaults, a flatten layer per leaf count, a
-device branch, a decoder; dimensions of its released hyper-parameter file. The parameter counts per part match.
-Inputs are PerStoreFeature of programs and eight numbers of a device. The label is the Box-Cox transform of the latency,
-fitted on training rows.
+A plain ``TransformerEncoder`` over 164-wide leaves with torch's defaults, a flatten layer, a device branch, a decoder;
+dimensions of its released hyper-parameter file. Inputs are PerStoreFeature of programs and eight numbers of a device.
+The label is the Box-Cox transform of the latency, fitted on training rows.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cdmpp.devices.limits import unit_limits
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.features.walk import build_ast
 from cdmpp.model.nn.positions import encode_positions
 from cdmpp.programs.frontends.per_store import extract
+from cdmpp.programs.tvm_json import load
 from cdmpp.utils.cache import cache_dir
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LEAF_WIDTH, DEVICE_WIDTH, LATENT = 164, 8, 69
-#: Leaf count of the published runs.
-LEAVES = 5
-#: Parameters per part at five leaves: encoder, flatten, device, decoder.
-PARAMETERS = {"encoder": 8_611_372, "flatten": 3_312_015, "device": 43_983, "decoder": 1_803_271}
+#: Leaves that the flatten layer reads, the length of the published padded mode.
+LEAVES = 16
 
 
 def _block(inputs: int, outputs: int, *, activation: bool = True) -> list[nn.Module]:
@@ -39,54 +39,49 @@ def _block(inputs: int, outputs: int, *, activation: bool = True) -> list[nn.Mod
     return [*layers, nn.ReLU()] if activation else layers
 
 
-def _flatten(leaves: int) -> nn.Sequential:
-    return nn.Sequential(
-        *_block(LEAF_WIDTH * leaves, 716, activation=False),
-        *_block(716, 985),
-        *_block(985, 985),
-        *_block(985, 985),
-        *_block(985, LATENT),
-    )
-
-
 class ReferenceNetwork(nn.Module):
-    """Leaves (rows, N, 164) and device (rows, 8) to a transformed latency (rows,).
+    """Leaves and devices to a transformed latency.
 
     Parameters
     ----------
-    leaf_counts : iterable of int
-        Values of N; each has a separate flatten layer, all other layers are shared.
+    leaves : int
+        Leaves that the flatten layer reads. It reads zeros in place of missing leaves, and none after the last.
+    layers, feed_forward, dropout : int, int, float
+        Of the encoder.
     """
 
-    def __init__(self, leaf_counts: Iterable[int] = (LEAVES,)) -> None:
+    def __init__(self, leaves: int = LEAVES, layers: int = 11, feed_forward: int = 2048, dropout: float = 0.1) -> None:
         super().__init__()
-        counts = sorted(set(leaf_counts))
-        layer = nn.TransformerEncoderLayer(LEAF_WIDTH, nhead=4, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, num_layers=11)
-        self.flatten = nn.ModuleDict({str(count): _flatten(count) for count in counts})
+        layer = nn.TransformerEncoderLayer(LEAF_WIDTH, 4, feed_forward, dropout, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=layers)
+        self._flat = LEAF_WIDTH * leaves
+        hidden = [*_block(716, 985), *_block(985, 985), *_block(985, 985), *_block(985, LATENT)]
+        self.flatten = nn.Sequential(*_block(self._flat, 716, activation=False), *hidden)
         self.device = nn.Sequential(
             *_block(DEVICE_WIDTH, 128), *_block(128, 128), *_block(128, 128), *_block(128, LATENT)
         )
         # One normalisation serves both latents.
         self.norm = nn.BatchNorm1d(LATENT, affine=False)
         self.decoder = nn.Sequential(*_block(LATENT, 930), *_block(930, 930), *_block(930, 930), nn.Linear(930, 1))
-        parameters = {name: sum(p.numel() for p in getattr(self, name).parameters()) for name in PARAMETERS}
-        if counts == [LEAVES] and parameters != PARAMETERS:
-            raise AssertionError(f"not the published dimensions: {parameters}, wanted {PARAMETERS}")
 
-    def hidden(self, leaves: Tensor, device: Tensor) -> Tensor:
-        """The decoder's last hidden layer, (rows, 930), the input of the domain regularisers."""
-        flat = self.flatten[str(leaves.shape[1])](self.encoder(leaves).flatten(1))
-        out: Tensor = self.decoder[:-1](self.norm(flat) + self.norm(self.device(device)))
+    def latent(self, leaves: Sequence[Tensor], device: Tensor) -> Tensor:
+        """The decoder's input (rows, 69), which the domain regularisers compare.
+
+        Parameters
+        ----------
+        leaves : sequence of (rows, leaves, 164)
+            Programs of one leaf count each; no leaf is padded in the encoder.
+        device : (rows, 8)
+            Of all rows, in the order of ``leaves``.
+        """
+        tokens = [(self.encoder(group) if group.shape[1] else group).flatten(1) for group in leaves]
+        flat = torch.cat([nn.functional.pad(t, (0, self._flat - t.shape[1])) for t in tokens])
+        out: Tensor = self.norm(self.flatten(flat)) + self.norm(self.device(device))
         return out
 
-    def output(self, hidden: Tensor) -> Tensor:
-        """Transformed latency (rows,) of :meth:`hidden`."""
-        return torch.nan_to_num(self.decoder[-1](hidden)).squeeze(1)
-
-    def forward(self, leaves: Tensor, device: Tensor) -> Tensor:
-        """Encode, flatten, add the device's latent, and decode, as published."""
-        return self.output(self.hidden(leaves, device))
+    def output(self, latent: Tensor) -> Tensor:
+        """Transformed latency (rows,) of :meth:`latent`."""
+        return torch.nan_to_num(self.decoder(latent)).squeeze(1)
 
 
 def reference_loss(predicted: Tensor, target: Tensor) -> Tensor:
@@ -196,24 +191,55 @@ def per_store_features(texts: Sequence[str], folder: Path | None = None) -> list
     return features
 
 
-def device_row(device: DeviceSpec) -> list[float]:
-    """The eight numbers: 1, clock, memory, shared memory or L3, L2, L1, bandwidth, fp32 rate.
+def store_positions(texts: Sequence[str]) -> list[Array]:
+    """Pre-order positions (stores,) of the rows of :func:`per_store_features` in the compact AST.
 
-    Scaled by the constants of the original's table; sizes are logarithms of whole units. Figures that our
-    specifications lack (shared memory, L1) are 0, like missing values in the original.
+    TVM merges the stores of a buffer into one row and leaves constants out. The rows are in the order of the buffers'
+    first stores; each has the position of the last store, whose features it has.
+    """
+    positions = []
+    for text in texts:
+        last: dict[int, int] = {}
+        for leaf in build_ast(*load(text)).leaves:
+            if leaf.reads or any(leaf.counts) or leaf.store.also_read:
+                last[id(leaf.store.buffer)] = leaf.position
+        positions.append(np.array(list(last.values()), dtype=np.int64))
+    return positions
+
+
+#: Level-1 cache in KiB and, of a CPU, level-2 cache in MiB of one core, by a part of the architecture's name.
+_CACHES = {
+    "sm_37": (16, 0.0),
+    "sm_60": (24, 0.0),
+    "sm_61": (48, 0.0),
+    "sm_70": (128, 0.0),
+    "sm_75": (64, 0.0),
+    "sm_80": (192, 0.0),
+    "gfx9": (16, 0.0),
+    "Zen 3": (32, 0.5),
+    "with AMX": (48, 2.0),
+}
+
+
+def device_row(device: DeviceSpec) -> list[float]:
+    """The eight numbers: 1, clock, memory, shared memory or last cache of a CPU, L2, L1, bandwidth, fp32 rate.
+
+    Scaled by the constants of the original's table; sizes are logarithms of whole units. Missing sizes are 0.
     """
 
     def size(value: float | None, unit: float, scale: float) -> float:
         whole = 0 if value is None else int(value / unit)
         return math.log2(whole) / math.log2(scale) if whole > 1 else 0.0
 
+    l1_kib, l2_mib = next((sizes for name, sizes in _CACHES.items() if name in device.arch), (0, 0.0))
+    cpu = device.kind == "cpu"
     return [
         1.0,
         device.clock_hz / 1e6 / 2000,
         size(device.sheet_memory_bytes, 1e9, 64),
-        0.0,
-        size(device.l2_bytes, 2**20, 64),
-        0.0,
+        size(device.l2_bytes if cpu else unit_limits(device).shared_bytes, 2**10, 256),
+        size(l2_mib if cpu else device.l2_bytes, 1 if cpu else 2**20, 64),
+        size(l1_kib, 1, 256),
         size(device.mem_bandwidth_bytes_per_s, 1e9, 2048),
         device.peak_flops_fp32 / 1e12 / 12,
     ]
@@ -227,7 +253,7 @@ class ReferencePrograms:
     ----------
     leaves : dict of leaf count to (programs, leaf count, 164)
     count, slot : (programs,) int
-        Leaf count of each key (0: it has no features) and its place in ``leaves``.
+        Leaf count of each key and its place in ``leaves``.
     """
 
     leaves: dict[int, torch.Tensor]
@@ -235,23 +261,20 @@ class ReferencePrograms:
     slot: Array
 
     @staticmethod
-    def of(features: Sequence[Array], first_key: int, train: Array) -> ReferencePrograms:
+    def of(features: Sequence[Array], positions: Sequence[Array], first_key: int, train: Array) -> ReferencePrograms:
         """Programs ``first_key ..``; the features' ranges are those of the keys ``train``."""
-        keys = np.unique(train)
-        rows = np.concatenate([features[key - first_key] for key in keys.tolist()])
+        rows = np.concatenate([features[key - first_key] for key in np.unique(train).tolist()])
         low, spread = rows.min(axis=0), np.ptp(rows, axis=0)
         scale = np.where(spread > 0, 1 / np.maximum(spread, 1e-12), 0.0)
         count, slot = (np.zeros(first_key + len(features), dtype=np.int64) for _ in range(2))
         count[first_key:] = [len(f) for f in features]
         leaves = {}
         for size in np.unique(count[first_key:]).tolist():
-            members = np.flatnonzero(count == size)
-            if size == 0:
-                continue
+            members = first_key + np.flatnonzero(count[first_key:] == size)
             slot[members] = np.arange(len(members))
             stacked = np.stack([features[key - first_key] for key in members.tolist()])
-            place = torch.from_numpy(encode_positions("published", np.arange(size), LEAF_WIDTH))
-            leaves[size] = torch.from_numpy(((stacked - low) * scale).astype(np.float32)) + place
+            place = encode_positions("published", np.stack([positions[key - first_key] for key in members]), LEAF_WIDTH)
+            leaves[size] = torch.from_numpy(((stacked - low) * scale).astype(np.float32) + place)
         return ReferencePrograms(leaves, count, slot)
 
 

@@ -1,6 +1,6 @@
 """Training of the original (``cdmpp train`` with ``[reference]``), from configuration to folder.
 
-Batches are of one leaf count; Adam has a cyclic rate and a time budget.
+Adam has a cyclic rate and a time budget.
 """
 
 from __future__ import annotations
@@ -35,12 +35,10 @@ from cdmpp.train.reference.network import (
     device_rows,
     per_store_features,
     reference_loss,
+    store_positions,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-#: Batches per leaf count from which the final statistics of the normalisations are computed.
-SETTLING_BATCHES = 2
 
 
 class ReferenceModel:
@@ -51,8 +49,8 @@ class ReferenceModel:
     dataset : Dataset
     config : TrainConfig
         Configuration with a section ``reference``.
-    features : list of float32 array, (stores, 164)
-        PerStoreFeature of the programs ``first_key ..``.
+    features, positions : list of float32 array (stores, 164), list of int array (stores,)
+        PerStoreFeature of the programs ``first_key ..`` and the rows' positions in the AST.
     first_key : int
         Key of the first program that is given as TIR.
 
@@ -62,13 +60,15 @@ class ReferenceModel:
         After :meth:`fit`: steps, samples, seconds.
     """
 
-    def __init__(self, dataset: Dataset, config: TrainConfig, features: list[Array], first_key: int = 0) -> None:
+    def __init__(
+        self, dataset: Dataset, config: TrainConfig, features: list[Array], positions: list[Array], first_key: int = 0
+    ) -> None:
         if config.reference is None:
             raise DataError("the configuration has no section [reference]", hint="see configs/reference.toml")
         if config.domain.loss == "coral":
             raise DataError("the reference has no domain loss 'coral'", hint="none, cmd or mmd")
         self.dataset, self.config, self.settings = dataset, config, config.reference
-        self._features, self._first_key = features, first_key
+        self._features, self._positions, self._first_key = features, positions, first_key
         self._devices = device_rows(dataset.devices)
         self.network: ReferenceNetwork
         self.label: BoxCox
@@ -80,17 +80,10 @@ class ReferenceModel:
         torch.manual_seed(self.config.seed)
         if opt.threads:
             torch.set_num_threads(opt.threads)
-        self._programs = ReferencePrograms.of(self._features, self._first_key, rows.program[index])
+        self._programs = ReferencePrograms.of(self._features, self._positions, self._first_key, rows.program[index])
         self.label = BoxCox.fit(rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
-        self._median = float(np.median(rows.log_latency[index]))
-        counts = self._programs.count[rows.program[index]]
-        leaf_counts, times = np.unique(counts, return_counts=True)
-        # A leaf count needs two rows for its normalisation; programs without features are not used.
-        usable = leaf_counts[(leaf_counts > 0) & (times > 1)]
-        index, counts = (a[np.isin(counts, usable)] for a in (index, counts))
-        if not len(index):
-            raise DataError("no leaf count has two training rows", hint="check the records and their split")
-        self.network = ReferenceNetwork(usable.tolist())
+        sizes = self.settings.model_dump(include={"layers", "feed_forward", "dropout"})
+        self.network = ReferenceNetwork(**sizes)
         optimiser = torch.optim.Adam(
             self.network.parameters(), lr=self.settings.learning_rate, weight_decay=self.settings.weight_decay
         )
@@ -104,9 +97,11 @@ class ReferenceModel:
             if share >= 1:
                 break
             for group in optimiser.param_groups:
-                group["lr"] = self.settings.learning_rate * cyclic(step, share, self.settings.cycle_steps)
+                group["lr"] = self.settings.learning_rate * cyclic(share)
             if not batches:
-                batches = epoch_batches(index, counts, self.settings.batch_rows, [self.config.seed, 2, epoch])
+                shuffled = np.random.default_rng([self.config.seed, 2, epoch]).permutation(index)
+                # Batches of nearly equal size: a batch of one row has no variance for the normalisation.
+                batches = np.array_split(shuffled, -(-len(index) // self.settings.batch_rows))
                 epoch += 1
             batch = batches.pop()
             loss = self._loss(batch, target, step)
@@ -117,7 +112,7 @@ class ReferenceModel:
             step, samples = step + 1, samples + len(batch)
             if progress:
                 progress(step, opt.steps, {"loss": float(loss.detach())})
-        self._settle(index, counts)
+        self.network.eval()
         seconds = time.monotonic() - started
         self.summary = {
             "steps": step,
@@ -125,116 +120,54 @@ class ReferenceModel:
             "train_rows": len(index),
             "train_seconds": round(seconds, 3),
             "samples_per_s": round(samples / seconds, 1),
-            "leaf_counts": sorted(set(counts.tolist())),
         }
         return self
 
-    @torch.no_grad()
-    def _settle(self, index: Array, counts: Array) -> None:
-        """Recompute the statistics of the batch normalisations from training rows.
-
-        Moving averages need tens of batches of every leaf count, more than a short run has. Leaves the network in
-        evaluation mode.
-        """
-        self.network.eval()
-        norms = [m for m in self.network.modules() if isinstance(m, torch.nn.BatchNorm1d)]
-        before = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # the mean over all batches that follow
-            norm.train()
-        seen: dict[int, int] = {}
-        for batch in epoch_batches(index, counts, self.settings.batch_rows, [self.config.seed, 3]):
-            rows = self.dataset.rows.take(batch)
-            count = self._count(rows)
-            seen[count] = seen.get(count, 0) + 1
-            if seen[count] <= SETTLING_BATCHES:
-                self._hidden(rows)
-        for norm, momentum in zip(norms, before, strict=True):
-            norm.momentum = momentum
-        self.network.eval()
-
     def _loss(self, batch: Array, target: Array, step: int) -> Tensor:
-        rows = self.dataset.rows.take(batch)
-        wanted = torch.from_numpy(self.label.encode(rows.log_latency).astype(np.float32))
-        hidden = self._hidden(rows)
-        loss = reference_loss(self.network.output(hidden), wanted)
         domain = self.config.domain
-        if domain.loss == "none" or not domain.weight:
+        if domain.loss != "none":
+            rng = np.random.default_rng([self.config.seed, 8, step])
+            unlabelled = rng.choice(target, min(len(target), domain.rows), replace=False)
+        else:
+            unlabelled = target[:0]
+        # One pass over both, so that both have the same normalisation.
+        latent = self._latent(self.dataset.rows.take(np.concatenate([batch, unlabelled])))
+        source = latent[: len(batch)]
+        wanted = self.label.encode(self.dataset.rows.log_latency[batch]).astype(np.float32)
+        loss = reference_loss(self.network.output(source), torch.from_numpy(wanted))
+        if domain.loss == "none":
             return loss
-        same = target[self._programs.count[self.dataset.rows.program[target]] == self._count(rows)]
-        if len(same) < 2:  # the target has no programs of this leaf count
-            return loss
-        rng = np.random.default_rng([self.config.seed, 8, step])
-        chosen = rng.choice(same, min(len(same), domain.rows), replace=False)
-        other = self._hidden(self.dataset.rows.take(chosen))
-        return loss + domain.weight * PUBLISHED_DISCREPANCIES[domain.loss](hidden, other)
+        return loss + domain.weight * PUBLISHED_DISCREPANCIES[domain.loss](source, latent[len(batch) :])
 
-    def _count(self, rows: MeasuredRows) -> int:
-        return int(self._programs.count[rows.program[0]])
-
-    def _hidden(self, rows: MeasuredRows) -> Tensor:
-        """Rows of one leaf count."""
-        slots = torch.from_numpy(self._programs.slot[rows.program])
-        device = self._devices[torch.from_numpy(rows.device.astype(np.int64))]
-        return self.network.hidden(self._programs.leaves[self._count(rows)][slots], device)
+    def _latent(self, rows: MeasuredRows) -> Tensor:
+        counts = self._programs.count[rows.program]
+        order = np.argsort(counts, kind="stable")
+        slots = self._programs.slot[rows.program]
+        groups = [
+            self._programs.leaves[count][torch.from_numpy(slots[counts == count])]
+            for count in np.unique(counts).tolist()
+        ]
+        device = self._devices[torch.from_numpy(rows.device[order].astype(np.int64))]
+        return self.network.latent(groups, device)[torch.from_numpy(np.argsort(order))]
 
     @torch.inference_mode()
     def predict_log(self, rows: MeasuredRows) -> Array:
-        """log latency of rows; the median training latency for leaf counts without training rows."""
-        log_latency = np.full(len(rows), self._median)
-        counts = self._programs.count[rows.program]
-        for count in map(int, self.network.flatten):
-            members = np.flatnonzero(counts == count)
-            for start in range(0, len(members), 2048):
-                part = members[start : start + 2048]
-                out = self.network.output(self._hidden(rows.take(part))).double().numpy()
-                log_latency[part] = self.label.decode(out)
-        return log_latency
-
-    def untrained(self, rows: MeasuredRows) -> int:
-        """Number of rows whose leaf count has no training rows."""
-        known = [int(count) for count in self.network.flatten]
-        return int((~np.isin(self._programs.count[rows.program], known)).sum())
+        """log latency of rows."""
+        parts = np.array_split(np.arange(len(rows)), -(-len(rows) // 2048))
+        labels = [self.network.output(self._latent(rows.take(part))).double().numpy() for part in parts]
+        return self.label.decode(np.concatenate(labels))
 
 
-def epoch_batches(index: Array, counts: Array, batch_rows: int, seed: list[int]) -> list[Array]:
-    """Every row once, in shuffled batches of one leaf count.
-
-    Parameters
-    ----------
-    index, counts : (rows,)
-        Rows and the leaf counts of their programs.
-    """
-    rng = np.random.default_rng(seed)
-    batches = []
-    for count in np.unique(counts):
-        members = rng.permutation(index[counts == count])
-        # Batches of nearly equal size: a batch of one row has no variance for the normalisation.
-        batches += np.array_split(members, -(-len(members) // batch_rows))
-    return [batches[i] for i in rng.permutation(len(batches))]
-
-
-def cyclic(step: int, share: float, half: int | None) -> float:
-    """Rate of a step relative to the configured one: up and down between a tenth and ten times.
-
-    Parameters
-    ----------
-    step : int
-    share : float
-        Used share of the budget.
-    half : int, optional
-        Steps of half a cycle; without it one cycle takes the whole budget.
-    """
-    phase = 2 * share if half is None else step / half
-    return 0.1 + 9.9 * (1 - abs(phase % 2 - 1))
+def cyclic(share: float) -> float:
+    """Rate at a share of the budget, relative to the configured one: from a tenth up to ten times and down again."""
+    return 0.1 + 9.9 * (1 - abs(2 * share - 1))
 
 
 TENSORS = "reference.safetensors"
 
 
-def scheduled_features(table: MeasurementTable) -> list[Any]:
-    """PerStoreFeature of a table's programs.
+def scheduled_features(table: MeasurementTable) -> tuple[list[Array], list[Array]]:
+    """PerStoreFeature of a table's programs and their positions.
 
     Raises
     ------
@@ -246,7 +179,7 @@ def scheduled_features(table: MeasurementTable) -> list[Any]:
             "the reference reads scheduled programs; the records hold operators",
             hint="train it on records of TVM programs, as data/cdmpp-measured",
         )
-    return per_store_features(table.tvm.texts)
+    return per_store_features(table.tvm.texts), store_positions(table.tvm.texts)
 
 
 def train_reference(
@@ -269,14 +202,13 @@ def train_reference(
     features = scheduled_features(table)
     dataset = make_dataset(table, config.data, schedule=config.network.schedule, every_part=True)
     index = training_rows(dataset, config)[0]
-    model = ReferenceModel(dataset, config, features, table.tvm.first_key).fit(index, progress)
+    model = ReferenceModel(dataset, config, *features, table.tvm.first_key).fit(index, progress)
     inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     unseen = np.isin(dataset.rows.device, held)
     test = dataset.rows.take(np.flatnonzero((dataset.rows.part == 2) & ~unseen))
     metrics = tabulate(dataset, test, model.predict_log(test), baselines)
-    metrics["untrained_leaf_counts"] = model.untrained(test)
     if held:
         rows = dataset.rows.take(np.flatnonzero(unseen))
         metrics["held_out_devices"] = tabulate(dataset, rows, model.predict_log(rows), baselines)
