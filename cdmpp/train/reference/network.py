@@ -273,7 +273,8 @@ class ReferencePrograms:
             members = first_key + np.flatnonzero(count[first_key:] == size)
             slot[members] = np.arange(len(members))
             stacked = np.stack([features[key - first_key] for key in members.tolist()])
-            place = encode_positions("published", np.stack([positions[key - first_key] for key in members]), LEAF_WIDTH)
+            order = np.stack([positions[key - first_key] for key in members.tolist()])
+            place = encode_positions("published", order, LEAF_WIDTH)
             leaves[size] = torch.from_numpy(((stacked - low) * scale).astype(np.float32) + place)
         return ReferencePrograms(leaves, count, slot)
 
