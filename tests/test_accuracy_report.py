@@ -73,6 +73,13 @@ def schedules_study(m: dict[str, Any]) -> dict[str, Any]:
     return {"command": "run me", "steps": 1000, "variants": {"base": choice, "without k80: plain": left}}
 
 
+def schedules_search() -> dict[str, Any]:
+    """One group of pools, with a speed that is not known."""
+    order = {"trials": 12.34, "median_trials": 6.5, "speed_16": 0.9123, "speed_32": None}
+    groups = {"all logs": {"pools": 33, "programs": 8000, "methods": {"random order": order}}}
+    return {"command": "run me", "model": "base-1", "seeds": 3, "groups": groups}
+
+
 def left_out(device: str, source: str, error: float) -> dict[str, Any]:
     """Table of one device whose error falls with the number of measurements."""
     runs = [
@@ -193,6 +200,7 @@ def results() -> Results:
             "schedules": scheduled(methods),
             "schedules_gpu": scheduled_gpu(metrics(0.4) | ranked),
             "schedules_study": schedules_study(metrics(0.4) | ranked),
+            "schedules_search": schedules_search(),
         },
         model_id="base-1",
         former=FORMER,
@@ -260,6 +268,8 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     shown = schedules.study(results)
     assert "| base | 1,000 | 41.0 ± 1.4 % | 20.0 ± 0.0 % | 0.610 | 0.820 | 41.0 ± 1.4 % |" in shown
     assert "| k80 | plain | 41.0 ± 1.4 % | 20.0 ± 0.0 % | 0.610 | 0.820 | 40.0 % / 20.0 % | 40.0 % / 20.0 % |" in shown
+    shown = schedules.search(results)
+    assert "| all logs | 33 | random order | 12.3 | 6.5 | 91.2 % | - |" in shown and "another one" not in shown
     assert "| 10.85 % |" in goals.headlines(results)
 
 
@@ -328,6 +338,7 @@ def test_incomplete_and_outdated_studies_are_missing(results: Results) -> None:
     results.model_id = "base-2"
     assert results.missing() == ["shapes", "devices"]
     assert "Predicted with base-1, not with base-2" in known.details(results)
+    assert "another one, `base-2`: run" in schedules.search(results)
 
 
 def test_figures_are_drawn_for_existing_studies(results: Results, tmp_path: Path) -> None:
