@@ -208,7 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{error}\nhint: {error.hint}") from None
     by_group: dict[str, list[Search]] = {}
     for pool in found:
-        by_group.setdefault(f"{pool.source}, {pool.device.name}", []).append(Search(pool, predictor))
+        source = pool.source if pool.source in SOURCES else "records"
+        by_group.setdefault(f"{source}, {pool.device.name}", []).append(Search(pool, predictor))
     logs = [s for searches in by_group.values() for s in searches if s.pool.source in SOURCES]
     groups = {"all logs": logs, **by_group}
     result = {

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.schedules.parts import Scheduled
 from benchmarks.schedules.search import ROUND, SHARE, TRIALS, Pool, Search, group, pools
-from cdmpp.features.encode import encode_many
+from cdmpp.features.encode import EncodedPrograms, encode_many
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.evaluation.parts import row_parts
 from tests.train.schedules import program
@@ -22,7 +22,8 @@ def pool(scheduled: Scheduled) -> Pool:
     """A hundred programs of one task, the last one the fastest."""
     texts = [program(n, 2, 0) for n in range(8, 108)]
     latency_s = 1e-6 * np.linspace(9.0, 1.0, len(texts))
-    return Pool("made up", "task", scheduled.dataset.devices[0], texts, encode_many(texts, schedule=True), latency_s)
+    encoded = [e for e in encode_many(texts, schedule=True) if isinstance(e, EncodedPrograms)]
+    return Pool("made up", "task", scheduled.dataset.devices[0], texts, encoded, latency_s)
 
 
 def test_pools_are_test_tasks_with_enough_programs(scheduled: Scheduled, predictor: LatencyPredictor) -> None:
