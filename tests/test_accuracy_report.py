@@ -74,6 +74,13 @@ def schedules_study(m: dict[str, Any]) -> dict[str, Any]:
     return {"command": "run me", "steps": 1000, "variants": {"base": choice, "without k80: plain": left}}
 
 
+def schedules_search() -> dict[str, Any]:
+    """One group of pools, with a speed that is not known."""
+    order = {"trials": 12.34, "median_trials": 6.5, "speed_16": 0.9123, "speed_32": None}
+    groups = {"all logs": {"pools": 33, "programs": 8000, "methods": {"random order": order}}}
+    return {"command": "run me", "model": "base-1", "seeds": 3, "groups": groups}
+
+
 def left_out(device: str, source: str, error: float) -> dict[str, Any]:
     """Table of one device whose error falls with the number of measurements."""
     runs = [
@@ -195,6 +202,7 @@ def results() -> Results:
             "schedules": scheduled(methods),
             "schedules_gpu": scheduled_gpu(metrics(0.4) | ranked),
             "schedules_study": schedules_study(metrics(0.4) | ranked),
+            "schedules_search": schedules_search(),
         },
         model_id="base-1",
         former=FORMER,
@@ -270,6 +278,8 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     assert "| - | CPU left out, k = 40: not measured |" in shown
     shown = schedules.original(results)
     assert "| networks | original's network | 1,500 | 900,000 | **80.0 %** |" in shown
+    shown = schedules.search(results)
+    assert "| all logs | 33 | random order | 12.3 | 6.5 | 91.2 % | - |" in shown and "another one" not in shown
 
 
 def test_goals_of_newer_tables_show_held_out_sizes_and_collectives(results: Results) -> None:
@@ -337,6 +347,7 @@ def test_incomplete_and_outdated_studies_are_missing(results: Results) -> None:
     results.model_id = "base-2"
     assert results.missing() == ["shapes", "devices"]
     assert "Predicted with base-1, not with base-2" in known.details(results)
+    assert "another one, `base-2`: run" in schedules.search(results)
 
 
 def test_figures_are_drawn_for_existing_studies(results: Results, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Generated parts of docs/accuracy.md, docs/model_card.md and README.md."""
+"""Generated parts of docs/accuracy.md, docs/model_card.md, docs/tuning.md and README.md."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "operators": card.operators,
         "failures": card.failures,
     },
+    "docs/tuning.md": {"search": schedules.search},
     "README.md": {"training": known.training, "known": known.readme_rows},
 }
 

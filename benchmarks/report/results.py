@@ -69,6 +69,9 @@ STUDIES: dict[str, Study] = {
     "schedules_study": Study(
         "benchmarks/results/schedules_study.json", f"python -m benchmarks.schedules study {_PUBLIC}"
     ),
+    "schedules_search": Study(
+        "benchmarks/results/schedules_search.json", f"python -m benchmarks.schedules search {_PUBLIC}"
+    ),
 }
 
 

@@ -75,6 +75,25 @@ def study(results: Results) -> str:
     return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
 
+def search(results: Results) -> str:
+    """Offline searches by group of pools; a method that learns has none in pools of one round."""
+    result = results.get("schedules_search")
+    if result is None:
+        return not_measured("schedules_search")
+    rows = [
+        [name, f"{group['pools']}", method, number(m["trials"], 1), number(m["median_trials"], 1)]
+        + [percent(m[key]) for key in m if key.startswith("speed_")]
+        for name, group in result["groups"].items()
+        for method, m in group["methods"].items()
+    ]
+    after = [key.replace("speed_", "best of ") for key in result["groups"]["all logs"]["methods"]["random order"]][2:]
+    header = ("pools", "number", "order", "mean trials to 95 %", "median", *after)
+    about = f"`{result['command']}`, model `{result['model']}`, {result['seeds']} seeds."
+    if results.model_id not in ("", result["model"]):
+        about += f" The shipped model is another one, `{results.model_id}`: run the command again."
+    return f"{about}\n\n{table(header, rows)}"
+
+
 def schedules(results: Results) -> str:
     """Every method on every split."""
     result = results.get("schedules")

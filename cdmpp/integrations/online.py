@@ -38,7 +38,7 @@ FAILED_FACTOR = 4.0
 #: Maximum distance of residuals from their median; larger ones are clipped before the fit.
 CLIP = 1.5
 #: Prior standard deviations (natural log) of the offset and of the slope over the network's prediction.
-OFFSET, SLOPE = 0.5, 0.5
+OFFSET, SLOPE = 0.5, 0.15
 #: Length scales, standard deviations and noises; the marginal likelihood selects a triple.
 LENGTHS, AMPLITUDES, NOISES = (0.5, 1.0, 2.0, 4.0, 8.0), (0.15, 0.3, 0.6), (0.05, 0.1, 0.2)
 #: Length scale, standard deviation and noise before the first measurement.

@@ -17,11 +17,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 WIDTH = 164
 #: Programs that are handed to TVM at once.
 _CHUNK = 256
+#: Targets: of a GPU's, no feature reads the architecture.
+_CPU, _GPU = {"kind": "llvm", "num-cores": 1}, {"kind": "cuda", "arch": "sm_70"}
 _INTRINSICS = "tvm.s_tir.tensor_intrin"
 
 
-def extract(texts: Sequence[str]) -> list[Array]:
+def extract(texts: Sequence[str], *, gpu: bool = False) -> list[Array]:
     """PerStoreFeature of programs given as TVM JSON, some milliseconds each.
+
+    Parameters
+    ----------
+    texts : sequence of str
+    gpu : bool
+        The programs have thread bindings, whose extents are features.
 
     Returns
     -------
@@ -40,7 +48,7 @@ def extract(texts: Sequence[str]) -> list[Array]:
     except ImportError as error:
         raise MissingDependencyError("PerStoreFeature is TVM's", hint=install_hint("tvm")) from error
     with _without_intrinsics():
-        return _extract(tvm, texts)
+        return _extract(tvm, texts, _GPU if gpu else _CPU)
 
 
 @contextmanager
@@ -55,11 +63,10 @@ def _without_intrinsics() -> Iterator[None]:
             del sys.modules[_INTRINSICS]
 
 
-def _extract(tvm: Any, texts: Sequence[str]) -> list[Array]:
+def _extract(tvm: Any, texts: Sequence[str], target: dict[str, Any]) -> list[Array]:
     from tvm.s_tir import meta_schedule as ms
 
     extractor = ms.feature_extractor.PerStoreFeature()
-    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
     features: list[Array] = []
     context = None
     for start in range(0, len(texts), _CHUNK):
@@ -75,6 +82,6 @@ def _extract(tvm: Any, texts: Sequence[str]) -> list[Array]:
             module = module if isinstance(module, tvm.IRModule) else tvm.IRModule({"main": module})
             candidates.append(ms.MeasureCandidate(tvm.s_tir.Schedule(module), []))
         # Of the context the extractor reads the target alone.
-        context = context or ms.TuneContext(candidates[0].sch.mod, target=target, num_threads=1)
+        context = context or ms.TuneContext(candidates[0].sch.mod, target=tvm.target.Target(target), num_threads=1)
         features += [rows.numpy().astype(np.float32) for rows in extractor.extract_from(context, candidates)]
     return features

@@ -168,7 +168,7 @@ def _transform(log_latency: Array, exponent: float) -> Array:
     return np.expm1(log_latency * exponent) / exponent if exponent else log_latency
 
 
-def per_store_features(texts: Sequence[str], folder: Path | None = None) -> list[Array]:
+def per_store_features(texts: Sequence[str], folder: Path | None = None, *, gpu: bool = False) -> list[Array]:
     """:func:`cdmpp.programs.frontends.per_store.extract`, cached on disk, one file per set of programs.
 
     Parameters
@@ -176,14 +176,15 @@ def per_store_features(texts: Sequence[str], folder: Path | None = None) -> list
     texts : sequence of str
     folder : Path, optional
         Cache folder; default: next to the evaluation's feature cache.
+    gpu : bool
     """
     names = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
-    digest = hashlib.sha256("".join(names).encode()).hexdigest()[:24]
+    digest = hashlib.sha256("".join([*names, "gpu" * gpu]).encode()).hexdigest()[:24]
     path = (folder or cache_dir() / "per-store") / f"{digest}.npz"
     if path.exists():
         with np.load(path, allow_pickle=False) as kept:
             return np.split(kept["rows"], np.cumsum(kept["counts"])[:-1])
-    features = extract(texts)
+    features = extract(texts, gpu=gpu)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.stem}.{os.getpid()}.part.npz")
     np.savez_compressed(aside, rows=np.concatenate(features), counts=[len(f) for f in features])
