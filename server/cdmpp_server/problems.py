@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -13,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 MEDIA_TYPE = "application/problem+json"
-_log = logging.getLogger(__name__)
 
 #: Key of the ASGI scope that holds the code of a refused request, for the log and the metrics.
 CODE_OF_PROBLEM = "cdmpp.problem"
