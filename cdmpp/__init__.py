@@ -6,13 +6,11 @@ are not in ``__all__`` may change without notice.
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cdmpp.former_paths import install
-
 if TYPE_CHECKING:
+    from cdmpp import llm as llm
     from cdmpp.devices import DeviceSpec as DeviceSpec
     from cdmpp.errors import ArtifactError as ArtifactError
     from cdmpp.errors import CdmppError as CdmppError
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
     from cdmpp.plan.registry import make_plan as make_plan
-    from cdmpp.predict import llm as llm
     from cdmpp.predict.client import AsyncPredictorClient as AsyncPredictorClient
     from cdmpp.predict.client import PredictorClient as PredictorClient
     from cdmpp.predict.curves import predict_curve as predict_curve
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
     from cdmpp.programs.program import TensorProgram as TensorProgram
 
 __version__ = "0.1.0"
-
-install()
 
 _HOMES = {
     "LatencyPredictor": "cdmpp.predict.predictor",
@@ -79,17 +74,11 @@ _HOMES = {
 __all__ = ["__version__", *sorted(_HOMES)]
 
 
-#: Public packages that are used by their name: ``cdmpp.predict.llm.estimate``.
+#: Public packages that are used by their name: ``cdmpp.llm.estimate``.
 _PACKAGES = ("llm",)
-
-#: Renamed public names; the old ones work for one release, with a warning.
-_RENAMED = {"Question": "Query"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warnings.warn(f"cdmpp.{name} is deprecated: use cdmpp.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        return getattr(import_module(__name__), _RENAMED[name])
     if name in _PACKAGES:
         return import_module(f"cdmpp.{name}")
     home = _HOMES.get(name)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.accuracy import command_of
 from benchmarks.figures import SOURCES
-from benchmarks.report import card, collectives, former, goals, known, schedules, unseen
+from benchmarks.report import card, collectives, goals, known, schedules, unseen
 from benchmarks.report.document import DOCUMENTS, rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.markdown import fill
@@ -115,17 +115,6 @@ def with_baselines(error: float, n: int = 100) -> dict[str, Any]:
     return metrics(error, n=n) | {"baselines": {"xgboost": {"mape": 0.0555}, "roofline": {"mape": 0.6}}}
 
 
-#: Errors of the former model: vidur on two devices, of which the shipped model's table has one.
-FORMER = {
-    "model_ids": ["base-0"],
-    "by_source": {"vidur": {"n": 300, "mape": 0.05, "median_ape": 0.03}},
-    "devices": [
-        {"source": "vidur", "device": "a40", "n": 100, "mape": 0.0344},
-        {"source": "vidur", "device": "a100", "n": 200, "mape": 0.9},
-    ],
-}
-
-
 @pytest.fixture
 def results() -> Results:
     """Small results of every study, with two of the four device groups."""
@@ -205,7 +194,6 @@ def results() -> Results:
             "schedules_search": schedules_search(),
         },
         model_id="base-1",
-        former=FORMER,
         manifest={
             "devices": ["", *map(str, range(30))],
             "train": {"train_rows": 1_234_567, "steps": 100, "train_seconds": 60.0, "parameters": 5},
@@ -289,17 +277,6 @@ def test_goals_of_newer_tables_show_held_out_sizes_and_collectives(results: Resu
     assert rows["| collectives, held-out sizes", "all rows"].endswith("| ≤ 5.5 % | **4.0 %** | yes |")
     assert rows["| collectives, device left out", "all rows, one device at a time"].endswith("| **31.8 %** | no |")
     assert rows["| collectives, device left out", "8 measurements of each link"].endswith("| **5.3 %** | yes |")
-    # Only the A40 is in both error tables: 3.44 % before, 4.44 % now.
-    assert rows["| older tables: largest increase of the MAPE", "against the former model, same devices"].endswith(
-        "| ≤ 0.5 points | **1.0 points** (fp16 LLM layers (vidur)) | no |"
-    )
-
-
-def test_former_model_is_compared_on_common_devices(results: Results) -> None:
-    assert "| fp16 LLM layers (vidur) | 1 | 100 | 3.4 % | **4.4 %** | +1.0 | no |" in former.former(results)
-    results.model_id = "base-0"
-    assert not former.changes(results)
-    assert "the shipped model is the former model" in former.former(results)
 
 
 def test_collectives_are_shown_with_and_without_baselines(results: Results) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import card, collectives, former, goals, known, schedules, unseen
+from benchmarks.report import card, collectives, goals, known, schedules, unseen
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import Results
 
@@ -18,7 +18,6 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "headlines": goals.headlines,
         "shapes": known.overview,
         "shapes-details": known.details,
-        "former": former.former,
         "collectives": collectives.sizes,
         "devices-summary": unseen.summary,
         "devices": unseen.zero_shot,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from benchmarks.report.former import MOST, changes, device_errors
-from benchmarks.report.known import part_of, title
+from benchmarks.report.known import part_of
 from benchmarks.report.markdown import number, percent, table
 from benchmarks.report.results import GROUPS, Results, not_measured
 from benchmarks.report.unseen import HEADLINES, PEAK_RATES, SPECIFICATION, headline, readers
@@ -102,9 +101,19 @@ def _shapes(results: Results) -> Iterator[Goal]:
     yield Goal(f"bf16 attention, {what}", "all rows", "-", 0.05, held_out_error(results, "aiconfigurator_attention"))
     yield Goal(f"fp16 LLM layers, {what}", "all rows", "3.9 %", 0.03, held_out_error(results, "vidur"))
     mio = held_out_error(results, "miopen")
-    devices = [mape for (name, _), (_, mape) in device_errors(errors).items() if name == "miopen"] if errors else []
+    devices = [mape for (name, _), mape in device_errors(errors).items() if name == "miopen"] if errors else []
     note = f" ({100 * min(devices):.1f}-{percent(max(devices))} by device)" if devices else ""
     yield Goal(f"convolutions on AMD GPUs, {what}", "all rows; 12-20 % by device", "14-37 %", 0.20, mio, note=note)
+
+
+def device_errors(errors: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """MAPE of each source and device of an error table."""
+    sums: dict[tuple[str, str], list[float]] = {}
+    for group in errors["groups"]:
+        total = sums.setdefault((group["source"], group["device"]), [0, 0.0])
+        total[0] += group["n"]
+        total[1] += group["n"] * group["mape"]
+    return {key: total / n for key, (n, total) in sums.items()}
 
 
 def held_out_error(results: Results, source: str) -> float | None:
@@ -139,20 +148,6 @@ def _added(results: Results) -> Iterator[Goal]:
     yield Goal("collectives, held-out sizes", "all rows", "6.2 %", 0.055, test)
     yield Goal("collectives, device left out", "all rows, one device at a time", "-", 0.25, left)
     yield Goal("collectives, device left out", "8 measurements of each link", "-", 0.10, few)
-    worst = max(changes(results), key=lambda change: change.increase, default=None)
-    yield Goal(
-        "older tables: largest increase of the MAPE",
-        "against the former model, same devices",
-        "-",
-        MOST,
-        worst.increase if worst else None,
-        show=_points,
-        note=f" ({title(worst.source)})" if worst else "",
-    )
-
-
-def _points(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} points"
 
 
 def _trust(results: Results) -> Iterator[Goal]:

@@ -49,8 +49,6 @@ GROUPS = {
     "hopper": ("h100-sxm", "h200", "h800"),
 }
 MANIFEST = "models/base/manifest.json"
-#: Errors of the model that was shipped before the tables of quantised products, experts and latent attention.
-FORMER = "benchmarks/results/former_base.json"
 
 _PUBLIC = "--public-data DIR"
 #: In the order in which they are run: the model first, for other studies read it.
@@ -84,21 +82,14 @@ class Results:
         Contents of the result files, by study name (:data:`STUDIES`). A study that is absent was not run.
     model_id : str
         Identifier of the shipped model.
-    former : dict, optional
-        Errors of the former model: ``model_ids`` (as shipped, and with its weights in the present columns),
-        ``by_source``, and ``devices`` (source, device, n, mape).
     manifest : dict
         Of the shipped model; empty without one.
     """
 
     def __init__(
-        self,
-        contents: Mapping[str, dict[str, Any]],
-        model_id: str = "",
-        former: dict[str, Any] | None = None,
-        manifest: Mapping[str, Any] | None = None,
+        self, contents: Mapping[str, dict[str, Any]], model_id: str = "", manifest: Mapping[str, Any] | None = None
     ) -> None:
-        self._contents, self.model_id, self.former = dict(contents), model_id, former
+        self._contents, self.model_id = dict(contents), model_id
         self.manifest = dict(manifest or {})
 
     @classmethod
@@ -115,11 +106,10 @@ class Results:
             contents[name] = contents[name].get(STUDIES[name].part) or {}
             if not contents[name]:
                 del contents[name]
-        former = _read(root / FORMER) if (root / FORMER).is_file() else None
         if not (root / MANIFEST).is_file():
-            return cls(contents, former=former)
+            return cls(contents)
         manifest = _read(root / MANIFEST)
-        return cls(contents, str(manifest["model_id"]), former, manifest)
+        return cls(contents, str(manifest["model_id"]), manifest)
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Result of a study, or None if it was not run."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 #: The server closes a connection after 5 idle seconds. A request that crosses that would look lost.
 _IDLE_S = 2.0
+#: Longest wait for an answer.
+_LIMIT_S = 60.0
 
 
 @dataclass
@@ -22,7 +24,6 @@ class Answer:
     status: int
     seconds: float
     body: bytes = b""
-    retry_after: bool = False
 
 
 @dataclass
@@ -51,21 +52,21 @@ class Connection:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def post(self, path: str, body: bytes, limit_s: float = 60.0, *, keep: bool = False) -> Answer:
-        """Send one request; ``keep`` the answer's body."""
+    async def post(self, path: str, body: bytes) -> Answer:
+        """Send one request."""
         started = time.perf_counter()
         if started - self._used > _IDLE_S:
             await self.close()
         try:
-            async with asyncio.timeout(limit_s):
-                status, headers, text = await self._exchange(path, body)
+            async with asyncio.timeout(_LIMIT_S):
+                status, text = await self._exchange(path, body)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
             await self.close()
             return Answer(0, time.perf_counter() - started)
         self._used = time.perf_counter()
-        return Answer(status, time.perf_counter() - started, text if keep else b"", b"retry-after:" in headers.lower())
+        return Answer(status, time.perf_counter() - started, text)
 
-    async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes, bytes]:
+    async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         assert self._reader is not None
@@ -74,13 +75,12 @@ class Connection:
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
-        headers = await self._reader.readuntil(b"\r\n\r\n")
-        lower = headers.lower()
+        lower = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         length = int(lower.partition(b"content-length:")[2].partition(b"\r\n")[0])
         text = await self._reader.readexactly(length)
         if b"connection: close" in lower:
             await self.close()
-        return int(headers.split(None, 2)[1]), headers, text
+        return int(lower.split(None, 2)[1]), text
 
     async def close(self) -> None:
         """Close; the next request opens it again."""
@@ -89,16 +89,14 @@ class Connection:
         self._reader = self._writer = None
 
 
-async def closed_loop(
-    port: int, path: str, bodies: Iterator[bytes], *, connections: int, seconds: float, keep: bool = False
-) -> Tally:
+async def closed_loop(port: int, path: str, bodies: Iterator[bytes], *, connections: int, seconds: float) -> Tally:
     """Every connection sends its next request when it has the answer to the last, for so many seconds."""
     tally, started = Tally(), time.perf_counter()
 
     async def work() -> None:
         connection = Connection(port)
         while time.perf_counter() - started < seconds and (body := next(bodies, None)) is not None:
-            tally.answers.append(await connection.post(path, body, keep=keep))
+            tally.answers.append(await connection.post(path, body))
         await connection.close()
 
     await asyncio.gather(*(work() for _ in range(connections)))
@@ -106,16 +104,14 @@ async def closed_loop(
     return tally
 
 
-async def open_loop(
-    port: int, path: str, bodies: Iterator[bytes], *, rate: float, seconds: float, limit_s: float = 60.0
-) -> Tally:
+async def open_loop(port: int, path: str, bodies: Iterator[bytes], *, rate: float, seconds: float) -> Tally:
     """Requests at a fixed rate, whatever the server does; seconds count from when each was due."""
     tally, free, tasks = Tally(), [], set()
     started = time.perf_counter()
 
     async def send(body: bytes, due: float) -> None:
         connection = free.pop() if free else Connection(port)
-        answer = await connection.post(path, body, limit_s)
+        answer = await connection.post(path, body)
         answer.seconds = time.perf_counter() - due
         tally.answers.append(answer)
         free.append(connection)

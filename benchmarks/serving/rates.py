@@ -24,9 +24,7 @@ def warm(served: Served, seconds: float, connections: int) -> dict[str, Any]:
     status, answer = served.ask("POST", "/predict", json.loads(body))
     if status != 200 or any("error" in result for result in answer["results"]):
         raise SystemExit(f"/predict answered {status}: {str(answer)[:300]}")
-    load = closed_loop(
-        served.port, "/predict", itertools.repeat(body), connections=connections, seconds=seconds, keep=True
-    )
+    load = closed_loop(served.port, "/predict", itertools.repeat(body), connections=connections, seconds=seconds)
     tally = asyncio.run(load)
     _all_answered(tally.answers)
     return {
@@ -41,9 +39,7 @@ def cold(served: Served, seconds: float, connections: int, start: int = 0) -> di
     ready = bodies(distinct(start), ITEMS)
     # Made before the clock runs: the client's own work is not the server's.
     prepared = iter(list(itertools.islice(ready, int(seconds * 40))))
-    tally = asyncio.run(
-        closed_loop(served.port, "/predict", prepared, connections=connections, seconds=seconds, keep=True)
-    )
+    tally = asyncio.run(closed_loop(served.port, "/predict", prepared, connections=connections, seconds=seconds))
     _all_answered(tally.answers)
     return {
         "items_per_s": ITEMS * len(tally.answers) / tally.wall_s,

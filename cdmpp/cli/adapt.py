@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,12 +14,11 @@ from cdmpp.cli.output import (
     ModelOption,
     device_of,
     error_cells,
-    on_terminal,
     percent,
     print_json,
     print_table,
 )
-from cdmpp.cli.streams import progress_console
+from cdmpp.cli.progress import steps
 
 if TYPE_CHECKING:
     from cdmpp.devices import DeviceSpec
@@ -115,7 +112,7 @@ def adapt(
             "unusable": dict(observed.unusable),
             "since": observed.since,
         }
-    with _progress(len(rows.usable)) as done:
+    with steps("records", len(rows.usable)) as done:
         made = adapt_model(artifact, rows, k=k, sampler=sampler, seed=seed, progress=done)
     if "collectives" in made.artifact.manifest:
         save_corrected(out, made.artifact)
@@ -159,19 +156,6 @@ def _records(path: Path, device: str | None, artifact: Artifact) -> DeviceRecord
             pass
     found = device_of(artifact, device) if device is not None and is_local(device) else device
     return device_records(path, found, artifact)
-
-
-@contextmanager
-def _progress(rows: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; nothing elsewhere."""
-    if not on_terminal():
-        yield lambda _rows: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=progress_console(), transient=True) as bars:
-        task = bars.add_task("records", total=rows)
-        yield lambda count: bars.advance(task, count)
 
 
 def _print(result: dict[str, Any], out: Path) -> None:

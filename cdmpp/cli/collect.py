@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import JsonOption, on_terminal, print_json
+from cdmpp.cli.output import JsonOption, print_json
+from cdmpp.cli.progress import Show, progress_display
 from cdmpp.cli.reading import parse_sizes
-from cdmpp.cli.streams import progress_console
 
 if TYPE_CHECKING:
     from cdmpp.data.measure.kit.parts import Limits
@@ -389,79 +389,31 @@ def _print_networks() -> None:
 @contextmanager
 def progress_bars() -> Iterator[ProgressListener]:
     """Bars with rate, time left and failures on a terminal; a line now and then elsewhere."""
-    if not on_terminal():
-        yield _Lines()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[failed]}"),
-    )
-    with Bars(*columns, console=progress_console(), speed_estimate_period=120) as bars:
-        yield _Bars(bars)
+    with progress_display(lines=True, transient=False) as show:
+        yield _Phases(show)
 
 
-class _Counter:
-    """Counters shared by both progress displays."""
+class _Phases:
+    """Counts the pieces of a collection's phases, with their rate and failures."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """See :class:`cdmpp.data.measure.collect.Progress`."""
+        """See :class:`cdmpp.data.measure.settings.ProgressListener`."""
         self.name, self.done, self.total, self.failed = name, done, total, 0
         self.started, self.first = time.monotonic(), done
         self.show()
 
     def step(self, ok: bool) -> None:
-        """See :class:`cdmpp.data.measure.collect.Progress`."""
+        """See :class:`cdmpp.data.measure.settings.ProgressListener`."""
         self.done += 1
         self.failed += not ok
         self.show()
 
-    @property
-    def rate(self) -> str:
-        """Pieces a second since the phase began."""
+    def show(self) -> None:
+        """Show the counts."""
         elapsed = time.monotonic() - self.started
-        return f"{(self.done - self.first) / elapsed:.1f}/s" if elapsed > 1 else ""
-
-    def show(self) -> None:
-        """Bring what is seen up to date."""
-        raise NotImplementedError
-
-
-class _Bars(_Counter):
-    def __init__(self, bars: Any) -> None:
-        self._bars, self._tasks = bars, dict[str, Any]()
-
-    def show(self) -> None:
-        """See :class:`_Counter`."""
-        if self.name not in self._tasks:
-            self._tasks[self.name] = self._bars.add_task(self.name, total=self.total, rate="", failed="")
+        rate = f"{(self.done - self.first) / elapsed:.1f}/s" if elapsed > 1 else ""
         failed = f"{self.failed} failed" if self.failed else ""
-        self._bars.update(self._tasks[self.name], completed=self.done, total=self.total, rate=self.rate, failed=failed)
-
-
-class _Lines(_Counter):
-    """For logs: a line when a phase begins, every half minute, and when it ends."""
-
-    EVERY_S = 30.0
-
-    def __init__(self) -> None:
-        self._last, self._shown = 0.0, ""
-
-    def show(self) -> None:
-        """See :class:`_Counter`."""
-        now = time.monotonic()
-        if self.name == self._shown and self.done < self.total and now - self._last < self.EVERY_S:
-            return
-        self._last, self._shown = now, self.name
-        elapsed = now - self.started
-        left = ""
-        if self.done > self.first and self.done < self.total:
-            left = f", {(self.total - self.done) * elapsed / (self.done - self.first) / 60:.0f} min left"
-        failed = f", {self.failed} failed" if self.failed else ""
-        print(f"{self.name}: {self.done}/{self.total} {self.rate}{left}{failed}", file=sys.stderr, flush=True)
+        self._show(self.name, self.done, self.total, ", ".join(filter(None, (rate, failed))))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.errors import FAILED, report
-from cdmpp.cli.output import JsonOption, ModelOption, print_json, print_table
+from cdmpp.cli.output import DevicesOption, JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import DataError
 from cdmpp.predict.rendering import out_reasons
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
@@ -36,15 +36,7 @@ def curve(
             show_default=False,
         ),
     ],
-    device: Annotated[
-        list[str],
-        typer.Option(
-            "--device",
-            "-d",
-            help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable.",
-            show_default=False,
-        ),
-    ],
+    device: DevicesOption,
     monotone: Annotated[
         list[str] | None,
         typer.Option(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,13 +16,12 @@ from cdmpp.cli.output import (
     ModelOption,
     error_cells,
     named_device,
-    on_terminal,
     print_json,
     print_table,
     ranking_cells,
     unknown_device_advice,
 )
-from cdmpp.cli.streams import progress_console
+from cdmpp.cli.progress import Show, progress_display
 
 if TYPE_CHECKING:
     from cdmpp.data.table import MeasurementTable
@@ -78,8 +76,9 @@ def evaluate(
     _check(records)
     artifact = load_artifact(model or default_model())
     chosen = None if chosen is None else _device_names(artifact, records, chosen)
-    with _progress() as (started, done):
-        result = evaluate_tables(artifact, _tables(records, started), devices=chosen, part=split, progress=done)
+    with progress_display() as show:
+        rows = _Rows(show)
+        result = evaluate_tables(artifact, rows.tables(records), devices=chosen, part=split, progress=rows.done)
     if not result["overall"]["n"]:
         raise _nothing(result, chosen, split)
     if json:
@@ -148,30 +147,25 @@ def _check(files: list[Path]) -> None:
             load_table(file)  # raises the specific error
 
 
-def _tables(files: list[Path], started: Callable[[Path, int], None]) -> Iterator[MeasurementTable]:
-    """Tables one after the other, each read when the one before is done with."""
-    from cdmpp.data.load import load_table
+class _Rows:
+    """Reads tables one after the other, each when the one before is done with, and shows their rows."""
 
-    for file in files:
-        table = load_table(file)
-        started(file, len(table))
-        yield table
+    def __init__(self, show: Show) -> None:
+        self._show, self._name, self._done, self._total = show, "", 0, 0
 
+    def tables(self, files: list[Path]) -> Iterator[MeasurementTable]:
+        """Yield the tables."""
+        from cdmpp.data.load import load_table
 
-@contextmanager
-def _progress() -> Iterator[tuple[Callable[[Path, int], None], Callable[[int], None]]]:
-    """A bar per file on a terminal; nothing elsewhere."""
-    if not on_terminal():
-        yield (lambda _file, _rows: None), (lambda _rows: None)
-        return
-    from rich.progress import Progress
+        for file in files:
+            table = load_table(file)
+            self._name, self._done, self._total = file.name, 0, len(table)
+            yield table
 
-    with Progress(console=progress_console(), transient=True) as bars:
-        tasks: list[Any] = []
-        yield (
-            (lambda file, rows: tasks.append(bars.add_task(file.name, total=rows))),
-            (lambda rows: bars.advance(tasks[-1], rows)),
-        )
+    def done(self, rows: int) -> None:
+        """Add predicted rows of the present table."""
+        self._done += rows
+        self._show(self._name, self._done, self._total)
 
 
 def _trained_on(result: dict[str, Any]) -> str:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.errors import FAILED, report
-from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, only_device, percent, print_json
+from cdmpp.cli.output import (
+    DevicesOption,
+    JsonOption,
+    ModelOption,
+    NetworkOption,
+    device_of,
+    only_device,
+    percent,
+    print_json,
+)
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.predict import llm_defaults as defaults
@@ -23,6 +32,12 @@ if TYPE_CHECKING:
     from cdmpp.predict.predictor import LatencyPredictor
 
 MAX_TRACE_BYTES = 64 * 2**20
+GoalOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", help="Find the largest rate at which 90 % of the requests keep it.", show_default=False
+    ),
+]
 
 
 def llm(
@@ -35,15 +50,7 @@ def llm(
             show_default=False,
         ),
     ],
-    device: Annotated[
-        list[str],
-        typer.Option(
-            "--device",
-            "-d",
-            help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable.",
-            show_default=False,
-        ),
-    ],
+    device: DevicesOption,
     family: Annotated[
         str | None,
         typer.Option(
@@ -112,18 +119,8 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    ttft_goal: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", help="Find the largest rate at which 90 % of the requests keep it.", show_default=False
-        ),
-    ] = None,
-    tpot_goal: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", help="Find the largest rate at which 90 % of the requests keep it.", show_default=False
-        ),
-    ] = None,
+    ttft_goal: GoalOption = None,
+    tpot_goal: GoalOption = None,
     plot: Annotated[
         Path | None,
         typer.Option(

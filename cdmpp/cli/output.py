@@ -22,6 +22,15 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout."
 ModelOption = Annotated[
     Path | None, typer.Option("--model", metavar="DIR", help="Model folder; by default the one that ships with cdmpp.")
 ]
+DevicesOption = Annotated[
+    list[str],
+    typer.Option(
+        "--device",
+        "-d",
+        help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable.",
+        show_default=False,
+    ),
+]
 NetworkOption = Annotated[
     str | None,
     typer.Option(

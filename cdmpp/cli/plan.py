@@ -14,9 +14,9 @@ import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
 from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
+from cdmpp.cli.progress import progress_display
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.cli.remote import solve_remotely
-from cdmpp.cli.streams import progress_console
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS, PlannerSpec
 from cdmpp.utils.writing import check_output, replacing
@@ -154,23 +154,12 @@ def interruptible(control: SearchControl) -> Iterator[None]:
 @contextmanager
 def _bar(name: str) -> Iterator[Callable[[Progress], None]]:
     """A progress listener that draws a bar on stderr."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    with Bar(
-        TextColumn(name),
-        BarColumn(),
-        TextColumn("{task.fields[objective]}"),
-        TimeElapsedColumn(),
-        console=progress_console(),
-        transient=True,
-    ) as bar:
-        task = bar.add_task(name, total=1.0, objective="")
+    with progress_display() as show_progress:
 
         def listen(progress: Progress) -> None:
             best, bound = progress.best, progress.bound
             text = "" if best is None else f"best {best:.6g}" + ("" if bound is None else f", bound {bound:.6g}")
-            bar.update(task, completed=progress.done, objective=text)
+            show_progress(name, progress.done, 1.0, text)
 
         yield listen
 

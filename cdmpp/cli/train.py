@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -18,13 +16,12 @@ from cdmpp.cli.output import (
     RANKING_HEADER,
     JsonOption,
     error_cells,
-    on_terminal,
     percent,
     print_json,
     print_table,
     ranking_cells,
 )
-from cdmpp.cli.streams import progress_console
+from cdmpp.cli.progress import progress_display
 
 Progress = Callable[[int, int, dict[str, float]], None]
 
@@ -158,52 +155,8 @@ def _check_options(
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
     """A bar on a terminal, elsewhere a line on stderr every 30 s; ``metrics.jsonl`` of the run has the same figures."""
-    if not on_terminal():
-        yield StepLines(sys.stderr)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, TextColumn("{task.fields[loss]}"), console=progress_console()) as bars:
-        task = bars.add_task("training", total=None, loss="")
-
-        def show(step: int, steps: int, metrics: dict[str, float]) -> None:
-            bars.update(task, completed=step, total=steps, loss=f"loss {metrics['loss']:.4f}")
-
-        yield show
-
-
-class StepLines:
-    """Progress of a training run as lines of text: the first step, one line per interval, the last step.
-
-    Parameters
-    ----------
-    stream : text stream
-    every_s : float
-        Shortest time between two lines, in seconds.
-    clock : callable
-        Returns seconds.
-    """
-
-    def __init__(self, stream: TextIO, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._every_s, self._clock = stream, every_s, clock
-        self._first: tuple[int, float] | None = None
-        self._printed_s = -math.inf
-
-    def __call__(self, step: int, steps: int, metrics: dict[str, float]) -> None:
-        """Print the step if a line is due."""
-        now_s = self._clock()
-        # Steps of an earlier run, which this run resumes, say nothing about its speed.
-        first_step, started_s = self._first = self._first or (step, now_s)
-        if now_s < self._printed_s + self._every_s and step < steps:
-            return
-        self._printed_s = now_s
-        line = f"step {step:,} of {steps:,}, loss {metrics['loss']:.4f}"
-        if first_step < step < steps:
-            left_s = (now_s - started_s) / (step - first_step) * (steps - step)
-            line += f", about {max(1, round(left_s / 60))} min left"
-        print(line, file=self._stream, flush=True)
+    with progress_display(lines=True, transient=False) as show:
+        yield lambda step, steps, metrics: show("step", step, steps, f"loss {metrics['loss']:.4f}")
 
 
 def print_errors(metrics: dict[str, Any], title: str) -> None:

@@ -7,7 +7,6 @@ order.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
@@ -326,13 +325,6 @@ class LatencyPredictor(ModulePredictor):
                 vars(reported[row])["_coverage"] = DOMAINS[covered(raw)[row]]
             results.update(zip(predicted, reported, strict=True))
         return Predictions(results[i] for i in range(len(queries)))
-
-    def predict_questions(
-        self, questions: Sequence[Query], quantiles: Sequence[float] = DEFAULT_QUANTILES
-    ) -> Predictions:
-        """Deprecated name of :meth:`predict_queries`."""
-        warnings.warn("predict_questions is deprecated: use predict_queries", DeprecationWarning, stacklevel=2)
-        return self.predict_queries(questions, quantiles)
 
     def predict_features(self, queries: FeatureQueries) -> FeatureAnswers:
         """Predict programs that are already encoded, as arrays; order is kept.

@@ -184,7 +184,7 @@ class Column:
     unit: str = ""
 
 
-def arrow_table(columns: Mapping[str, Column], metadata: Mapping[str, str] | None = None) -> Any:
+def arrow_table(columns: Mapping[str, Column]) -> Any:
     """A ``pyarrow.Table`` of columns of equal length.
 
     Raises
@@ -202,4 +202,4 @@ def arrow_table(columns: Mapping[str, Column], metadata: Mapping[str, str] | Non
         kind = types.get(column.type) or pa.type_for_alias(column.type)
         fields.append(pa.field(name, kind, metadata={"unit": column.unit} if column.unit else None))
         arrays.append(pa.array(column.values, type=kind))
-    return pa.table(arrays, schema=pa.schema(fields, metadata=dict(metadata) if metadata else None))
+    return pa.table(arrays, schema=pa.schema(fields))

@@ -122,11 +122,6 @@ def base_type(label: str) -> str:
     return label.partition("+")[0]
 
 
-def one_type(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``fields`` with those of :data:`NARROW_FIELDS` as None: the same program in a single 16-bit type."""
-    return {name: None if name in NARROW_FIELDS else value for name, value in fields.items()}
-
-
 def combinations(dtype: str, *, experts: bool = False) -> Iterator[tuple[str | None, str | None]]:
     """Pairs (weight_dtype, scaling) that exist for activations of a type; ``experts``: no bare narrow products."""
     if dtype in BARE_DTYPES and not (experts and dtype in _EXPERTS):

@@ -30,7 +30,6 @@ class DataConfig(BaseModel):
     )
     records: tuple[str, ...] = Field((), description="further records or raw tables, paths")
     holdout_devices: tuple[str, ...] = Field((), description="devices without training rows")
-    max_rows_per_source: int | None = Field(None, ge=1, description="seeded subsample of each source's train rows")
     weights: dict[str, float] = Field(default_factory=dict, description="sampling weight of each source; default 1")
     split: Literal["shape", "network"] = Field(
         "shape", description="shape: hash of the operator's shape or the task; network: whole networks"
@@ -76,9 +75,6 @@ class FinishConfig(BaseModel):
     baselines: tuple[Literal["roofline", "mean", "xgboost", "utilisation"], ...] = Field(
         ("roofline", "mean", "xgboost"), description="baselines in the error table"
     )
-    held_out_rows: int | None = Field(
-        None, ge=1, description="seeded sample of each source's rows of a held-out device in its error table"
-    )
 
 
 class TrainConfig(BaseModel):
@@ -106,11 +102,14 @@ class TrainConfig(BaseModel):
         UnsupportedOptionError
             An option has a value that this version does not support.
         """
-        # "ratio" is the only label that was ever shipped, and the only one left.
-        kept = {name: value for name, value in fields.items() if name not in ("label", "network", "optimiser")}
         # Retired options of the training do not change the network.
-        optimiser = {k: v for k, v in fields["optimiser"].items() if k not in ("ranking", "group_programs")}
-        return cls(**kept, optimiser=optimiser, network=NetworkConfig.of_manifest(fields["network"]))
+        retired = ("label", "max_rows_per_source", "held_out_rows", "ranking", "group_programs")
+        kept = {
+            name: {k: v for k, v in value.items() if k not in retired} if isinstance(value, Mapping) else value
+            for name, value in fields.items()
+            if name not in retired
+        }
+        return cls(**(kept | {"network": NetworkConfig.of_manifest(fields["network"])}))
 
     @model_validator(mode="after")
     def _check_target_devices(self) -> Self:

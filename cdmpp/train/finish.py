@@ -143,27 +143,6 @@ def _measured_by_several(rows: MeasuredRows) -> Array:
     return np.asarray(count[problem] > 1)
 
 
-def held_out_sample(dataset: Dataset, held: Sequence[int], config: TrainConfig) -> Array:
-    """Rows of held-out devices, ascending; at most ``finish.held_out_rows`` of each source and device.
-
-    Parameters
-    ----------
-    held : sequence of int
-        Indices of the devices.
-    """
-    rows, most = dataset.rows, config.finish.held_out_rows
-    unseen = np.flatnonzero(np.isin(rows.device, held))
-    if most is None:
-        return unseen
-    chosen = []
-    for device in held:
-        for source in range(len(dataset.sources)):
-            members = unseen[(rows.device[unseen] == device) & (rows.source[unseen] == source)]
-            rng = np.random.default_rng([config.seed, 10, device, source])
-            chosen.append(rng.choice(members, min(len(members), most), replace=False))
-    return np.sort(np.concatenate(chosen))
-
-
 def error_table(
     network: LatencyNetwork,
     inputs: NetworkInputs,

@@ -116,7 +116,7 @@ def identity_of(dataset: Dataset, config: TrainConfig) -> dict[str, str]:
 def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
     """Indices of the training rows and the number of draws of each per epoch.
 
-    Rows of held-out devices and of target networks are excluded; ``max_rows_per_source`` keeps a seeded sample.
+    Rows of held-out devices and of target networks are excluded.
     """
     rows = dataset.rows
     names = {d.name for d in dataset.devices}
@@ -126,13 +126,6 @@ def training_rows(dataset: Dataset, config: TrainConfig) -> tuple[Array, Array]:
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     keep = (rows.part == 0) & ~np.isin(rows.device, held) & ~_of_networks(dataset, config)
     weight = np.array([config.data.weights.get(name, 1.0) for name in dataset.sources])[rows.source]
-    rng = np.random.default_rng([config.seed, 1])
-    if config.data.max_rows_per_source:
-        for source in range(len(dataset.sources)):
-            members = np.flatnonzero(keep & (rows.source == source))
-            excess = len(members) - config.data.max_rows_per_source
-            if excess > 0:
-                keep[rng.choice(members, excess, replace=False)] = False
     index = np.flatnonzero(keep)
     if not len(index):
         raise DataError("no training rows are left", hint="check the data, holdout_devices and the splits")

@@ -24,7 +24,7 @@ from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
 from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.dataset import Dataset, make_dataset
-from cdmpp.train.finish import calibrate, error_table, fit_domain, held_out_sample, with_training_rows
+from cdmpp.train.finish import calibrate, error_table, fit_domain, with_training_rows
 from cdmpp.train.fit import read_trained, train, training_rows
 from cdmpp.train.limits import with_limits
 from cdmpp.train.loop import Progress
@@ -142,7 +142,7 @@ def train_model(
     metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines)
     metrics["types"] = with_training_rows(metrics["types"], dataset, dataset.rows.take(index))
     if held:
-        rows = dataset.rows.take(held_out_sample(dataset, held, config))
+        rows = dataset.rows.take(np.flatnonzero(np.isin(dataset.rows.device, held)))
         metrics["held_out_devices"] = error_table(
             network,
             inputs,

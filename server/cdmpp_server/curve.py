@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from cdmpp.errors import DataError
@@ -29,11 +29,10 @@ from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgr
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level
+from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
 
 MAX_DEVICES = 100
-_CLOSED = ConfigDict(extra="forbid", strict=True)
-_ANSWER = ConfigDict(extra="forbid")
 _NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,31}$", "not": {"enum": list(RESERVED)}}
 
 
@@ -87,18 +86,14 @@ TemplateProgram = Annotated[
 ]
 
 
-class CountedProgram(BaseModel):
+class CountedProgram(RequestModel):
     """A template, and its number of runs at a point."""
-
-    model_config = _CLOSED
 
     program: TemplateProgram
     count: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] = 1
 
 
-class _Request(BaseModel):
-    model_config = _CLOSED
-
+class _Request(RequestModel):
     axes: Annotated[dict[str, list[Any]], PlainValidator(_axes), WithJsonSchema(AXES_SCHEMA)]
     devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
     backend: Annotated[Backend | None, Field(description="Default: library.")] = None
@@ -107,7 +102,7 @@ class _Request(BaseModel):
     implementation: Annotated[Implementation | None, Field(description="As in an item of /predict.")] = None
     quantiles: Annotated[
         list[Level], Field(min_length=1, max_length=MAX_QUANTILES, description="The outermost levels are the bounds.")
-    ] = list(DEFAULT_QUANTILES)
+    ] = Field(list(DEFAULT_QUANTILES))
     monotone: Annotated[
         Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=MAX_AXES)] | None,
         Field(description="Numeric axes along which `fitted_s` does not decrease. null: all."),
@@ -133,10 +128,8 @@ class CurvesRequest(_Request):
 At = Annotated[dict[str, float | str | bool], Field(description="Values of the axes at this point.")]
 
 
-class CurveAnswer(BaseModel):
+class CurveAnswer(AnswerModel):
     """One point on one device, in seconds; programs are summed, each times its count."""
-
-    model_config = _ANSWER
 
     device: str
     at: At
@@ -158,20 +151,16 @@ class CurveAnswer(BaseModel):
     domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`.")]
 
 
-class CurveFailure(BaseModel):
+class CurveFailure(AnswerModel):
     """A point without a prediction: its sizes or its device are invalid."""
-
-    model_config = _ANSWER
 
     device: str
     at: At
     error: ErrorInfo
 
 
-class CurveResponse(BaseModel):
+class CurveResponse(AnswerModel):
     """The points of a curve, device by device, the last axis fastest."""
-
-    model_config = _ANSWER
 
     model_id: str
     axes: dict[str, list[float | str | bool]]

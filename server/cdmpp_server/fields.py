@@ -13,7 +13,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     PlainValidator,
@@ -25,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from cdmpp.programs.elements import MAX_PROGRAM_TEXT
 from cdmpp.programs.program import PROGRAM_FORMS
+from cdmpp_server.schema_base import RequestModel
 
 #: Bounds on texts and numbers of fields, far above what real requests need.
 MAX_NAME, MAX_TEXT, MAX_FIELDS, MAX_LIST = 64, 200, 64, 32
@@ -37,8 +37,6 @@ _TEXT_SCHEMA = {"type": "string", "maxLength": MAX_TEXT}
 _SCALAR_SCHEMAS = [{"type": "number"}, _TEXT_SCHEMA, {"type": "boolean"}, {"type": "null"}]
 #: Keys that identify the form of a program, checked in this order.
 _FORMS = ("operator", "tvm_json", "tvmscript", "hash")
-
-CLOSED = ConfigDict(extra="forbid", strict=True)
 
 
 def check_width(value: Any) -> Any:
@@ -123,26 +121,20 @@ TextProgram = Annotated[
 ]
 
 
-class TvmJsonProgram(BaseModel):
+class TvmJsonProgram(RequestModel):
     """TIR as ``tvm.ir.save_json`` of apache-tvm 0.27 writes it: a PrimFunc, or a module with one."""
-
-    model_config = CLOSED
 
     tvm_json: Annotated[str, Field(max_length=MAX_TVM_JSON)]
 
 
-class TvmScriptProgram(BaseModel):
+class TvmScriptProgram(RequestModel):
     """TIR as TVMScript: one ``@T.prim_func``. It is parsed, never executed."""
-
-    model_config = CLOSED
 
     tvmscript: Annotated[str, Field(max_length=MAX_TVMSCRIPT)]
 
 
-class HashProgram(BaseModel):
+class HashProgram(RequestModel):
     """A program that was registered by ``POST /programs``, or sent before and still cached."""
-
-    model_config = CLOSED
 
     hash: Annotated[
         str, Field(pattern="^[0-9a-f]{32}$", description="Its structural hash: `program_hash` of an answer.")

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
@@ -30,6 +30,7 @@ from cdmpp_server.fields import Device
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
+from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
 
 #: Fields of a configuration; published ones have fewer than a hundred.
@@ -39,8 +40,6 @@ MAX_MEASUREMENTS = 500
 MAX_SIMULATED, MAX_SIMULATED_TOKENS = 20_000, 50_000_000
 #: Sequences of steps of one simulation: some six seconds of one core.
 MAX_SIMULATED_WORK = 20_000_000
-_CLOSED = ConfigDict(extra="forbid", strict=True)
-_ANSWER = ConfigDict(extra="forbid")
 
 Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
@@ -50,9 +49,7 @@ Network = Annotated[
 ]
 
 
-class _Model(BaseModel):
-    model_config = _CLOSED
-
+class _Model(RequestModel):
     config: Annotated[
         dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
     ]
@@ -125,10 +122,8 @@ class LlmDevicesRequest(_Request):
     devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
 
 
-class CalibrateRequest(BaseModel):
+class CalibrateRequest(RequestModel):
     """Measured durations of a server of one's own."""
-
-    model_config = _CLOSED
 
     config: Annotated[dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="As of `/llm`.")]
     device: Device
@@ -147,10 +142,8 @@ class CalibrateRequest(BaseModel):
     model: ModelName = None
 
 
-class CalibrateAnswer(BaseModel):
+class CalibrateAnswer(AnswerModel):
     """A fitted profile, and how well it fits; errors are means of abs(predicted / measured - 1)."""
-
-    model_config = _ANSWER
 
     profile: Annotated[dict[str, Any], Field(description="An `engine` of `/llm`.")]
     rows: int
@@ -160,10 +153,8 @@ class CalibrateAnswer(BaseModel):
     undetermined: Annotated[list[str], Field(description="What the measurements say little about.")]
 
 
-class PrefillPoolFields(BaseModel):
+class PrefillPoolFields(RequestModel):
     """Devices that compute the prompts, while those of the request decode."""
-
-    model_config = _CLOSED
 
     tp: Degree = defaults.DEGREE
     pp: Degree = defaults.DEGREE
@@ -216,10 +207,8 @@ class SimulateRequest(_Model):
     prefill_pool: PrefillPoolFields | None = None
 
 
-class Spread(BaseModel):
+class Spread(AnswerModel):
     """Seconds over the requests."""
-
-    model_config = _ANSWER
 
     mean: Annotated[float, Field(ge=0)]
     p50: Annotated[float, Field(ge=0)]
@@ -227,10 +216,8 @@ class Spread(BaseModel):
     p99: Annotated[float, Field(ge=0)]
 
 
-class SimulateAnswer(BaseModel):
+class SimulateAnswer(AnswerModel):
     """Requests that were served."""
-
-    model_config = _ANSWER
 
     model_id: str
     device: str
@@ -256,10 +243,8 @@ class SimulateAnswer(BaseModel):
     remarks: Annotated[list[str], Field(description="What was assumed.")]
 
 
-class LlmMemory(BaseModel):
+class LlmMemory(AnswerModel):
     """Bytes on the rank that holds most."""
-
-    model_config = _ANSWER
 
     weights: int
     kv_cache: int
@@ -268,10 +253,8 @@ class LlmMemory(BaseModel):
     device: Annotated[float | None, Field(description="Capacity of the device; null: not published.")]
 
 
-class LlmPart(BaseModel):
+class LlmPart(AnswerModel):
     """Time of an operator or collective in one phase."""
-
-    model_config = _ANSWER
 
     phase: Literal["prefill", "decode"]
     name: Annotated[str, Field(description="Its place in the model, such as qkv_proj.")]
@@ -284,10 +267,8 @@ class LlmPart(BaseModel):
 Step = Annotated[Seconds | None, Field(description="null for a single output token.")]
 
 
-class LlmAnswer(BaseModel):
+class LlmAnswer(AnswerModel):
     """Estimate of a batch from prompt to last token, with the settings of the request."""
-
-    model_config = _ANSWER
 
     model_id: str
     model_type: str
@@ -336,29 +317,23 @@ class LlmAnswer(BaseModel):
     remarks: list[str]
 
 
-class LlmError(BaseModel):
+class LlmError(AnswerModel):
     """Reason why a device has no estimate, for example that the model does not fit."""
-
-    model_config = _ANSWER
 
     code: str
     message: str
     hint: str
 
 
-class LlmFailure(BaseModel):
+class LlmFailure(AnswerModel):
     """A device without an estimate."""
-
-    model_config = _ANSWER
 
     device: str
     error: LlmError
 
 
-class LlmAnswers(BaseModel):
+class LlmAnswers(AnswerModel):
     """One answer for each device, in their order."""
-
-    model_config = _ANSWER
 
     answers: list[LlmAnswer | LlmFailure]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
@@ -44,6 +44,7 @@ from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.sandbox.replies import ModelSummary
 from cdmpp_server.sandbox.sandbox import Sandbox
+from cdmpp_server.schema_base import AnswerModel
 from cdmpp_server.settings import Settings
 
 #: Maximum number of devices, and of dynamic dimensions, in one request.
@@ -198,17 +199,14 @@ def _refused(name: str, message: str) -> ProblemError:
 
 
 Domain = Literal["in", "near", "out"]
-_CLOSED = ConfigDict(extra="forbid")
 _Count = Annotated[int, Field(ge=1)]
 
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class DeviceTotal(BaseModel):
+class DeviceTotal(AnswerModel):
     """Sum of the predicted kernel latencies on one device, without the gaps between kernels."""
-
-    model_config = _CLOSED
 
     device: str
     latency_s: Annotated[Seconds | None, Field(description="Sum over the predicted launches; null if there is none.")]
@@ -230,10 +228,8 @@ class DeviceTotal(BaseModel):
     launches_predicted: Annotated[int, Field(ge=0, description="Number of launches in the sum.")]
 
 
-class ProgramAnswer(BaseModel):
+class ProgramAnswer(AnswerModel):
     """One launch of a program on one device, in seconds."""
-
-    model_config = _CLOSED
 
     device: str
     implementation: Implementation
@@ -250,19 +246,15 @@ class ProgramAnswer(BaseModel):
     domain_reason: Reason = ""
 
 
-class ProgramFailure(BaseModel):
+class ProgramFailure(AnswerModel):
     """Error of a program on a device."""
-
-    model_config = _CLOSED
 
     device: str
     error: ItemError
 
 
-class ModelProgram(BaseModel):
+class ModelProgram(AnswerModel):
     """A kernel that the model launches."""
-
-    model_config = _CLOSED
 
     name: Annotated[str, Field(description="The operator as text.")]
     program_hash: str
@@ -279,20 +271,16 @@ class ModelProgram(BaseModel):
     ]
 
 
-class UnsupportedNodes(BaseModel):
+class UnsupportedNodes(AnswerModel):
     """Nodes without a program; they are not part of any sum."""
-
-    model_config = _CLOSED
 
     operator: str
     count: _Count
     reason: str
 
 
-class ModelResponse(BaseModel):
+class ModelResponse(AnswerModel):
     """Latency of an ONNX model on each device, and of its programs."""
-
-    model_config = _CLOSED
 
     model_id: str
     protocol: Protocol

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
+from cdmpp_server.schema_base import AnswerModel
+
 MEDIA_TYPE = "application/problem+json"
-_log = logging.getLogger(__name__)
 
 #: Key of the ASGI scope that holds the code of a refused request, for the log and the metrics.
 CODE_OF_PROBLEM = "cdmpp.problem"
@@ -56,19 +56,15 @@ STATUS_BY_CODE = {
 _RETRY_S = {"store_unavailable": 5}
 
 
-class SchemaViolation(BaseModel):
+class SchemaViolation(AnswerModel):
     """A part of the body that violates the published schema."""
-
-    model_config = ConfigDict(extra="forbid")
 
     path: Annotated[str, Field(description="Path of the value, such as items.3.program.")]
     message: Annotated[str, Field(description="What is wrong with the value.")]
 
 
-class Problem(BaseModel):
+class Problem(AnswerModel):
     """Reason for which a whole request was refused (RFC 9457)."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Annotated[str, Field(description="Always about:blank; `code` identifies the kind of problem.")] = (
         "about:blank"

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.datastructures import State
 
 from cdmpp.errors import CdmppError
@@ -36,6 +36,7 @@ from cdmpp_server.predict.service import check_golden
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.proposals import Proposal, with_proposal
 from cdmpp_server.sandbox.confine import die_with_parent
+from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
 from cdmpp_server.workers import WorkerStatus, WorkerStatuses
 
@@ -124,10 +125,8 @@ _MEANING = {
 }
 
 
-class ReloadRequest(BaseModel):
+class ReloadRequest(RequestModel):
     """Which proposal to take; without a body or this field the present one stays."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     proposal: Annotated[
         Annotated[str, Field(pattern=ID_PATTERN)] | None,
@@ -138,10 +137,8 @@ class ReloadRequest(BaseModel):
     ] = None
 
 
-class Reloaded(BaseModel):
+class Reloaded(AnswerModel):
     """All workers use this model now."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model_id: str
     workers: Annotated[int, Field(ge=1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cdmpp.devices import DeviceSpec, known
 from cdmpp.errors import CdmppError
@@ -15,6 +15,7 @@ from cdmpp.programs.operators import PRODUCT_ALIASES, operator_types
 from cdmpp_server.openapi import Schema, add_problems
 from cdmpp_server.predict.service import PredictionService
 from cdmpp_server.problems import ProblemError
+from cdmpp_server.schema_base import AnswerModel
 from cdmpp_server.settings import Settings
 
 router = APIRouter()
@@ -22,17 +23,13 @@ router = APIRouter()
 _MAX_NAME = 200
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Health(_Answer):
+class Health(AnswerModel):
     """The process is running."""
 
     status: Annotated[str, Field(pattern="^ok$")] = "ok"
 
 
-class Ready(_Answer):
+class Ready(AnswerModel):
     """The golden prediction succeeded."""
 
     status: Annotated[str, Field(pattern="^ready$")] = "ready"
@@ -49,13 +46,13 @@ class KnownDevice(DeviceSpec):
     trained: bool
 
 
-class DeviceList(_Answer):
+class DeviceList(AnswerModel):
     """All known devices."""
 
     devices: list[KnownDevice]
 
 
-class ModelInfo(_Answer):
+class ModelInfo(AnswerModel):
     """A loaded model."""
 
     model_id: str
@@ -71,13 +68,13 @@ class ModelInfo(_Answer):
     ] = None
 
 
-class ModelList(_Answer):
+class ModelList(AnswerModel):
     """The loaded models."""
 
     models: list[ModelInfo]
 
 
-class CoverageRow(_Answer):
+class CoverageRow(AnswerModel):
     """Coverage of one operator in one combination of element types."""
 
     operator: str
@@ -99,7 +96,7 @@ class CoverageRow(_Answer):
     ]
 
 
-class Coverage(_Answer):
+class Coverage(AnswerModel):
     """Coverage by operator, element types and device."""
 
     devices: Annotated[list[str], Field(description="Devices that the model was trained on.")]
@@ -110,7 +107,7 @@ class Coverage(_Answer):
     rows: list[CoverageRow]
 
 
-class Support(_Answer):
+class Support(AnswerModel):
     """Coverage and accuracy of the model."""
 
     model_id: str

@@ -10,12 +10,10 @@ import math
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from cdmpp_server.database import default_database
 from cdmpp_server.operate.logs import log_config
 from cdmpp_server.operate.protocol import connection_limit, descriptor_limit, raise_descriptor_limit
 from cdmpp_server.settings import PREFIX, Settings, injected
@@ -185,10 +183,3 @@ def warnings(settings: Settings) -> Iterator[str]:
             f"at most {most} connections instead of {settings.max_connections}: "
             f"this process may open {descriptor_limit()} files (ulimit -n)"
         )
-    if settings.database is None:
-        former = Path(default_database(settings.model)).with_name("service.sqlite")
-        if former.exists():
-            yield (
-                f"observations and jobs of earlier versions are in {former}, which is not read: "
-                "to use it, set CDMPP_DATABASE or --database"
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import DataError
@@ -22,16 +22,14 @@ from cdmpp_server.llm import MAX_CONFIG_FIELDS
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
+from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
 
 Degree = Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
-_ANSWER = ConfigDict(extra="forbid")
 
 
-class TrainingStepRequest(BaseModel):
+class TrainingStepRequest(RequestModel):
     """A training step of a language model."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     config: Annotated[
         dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
@@ -80,10 +78,8 @@ class TrainingStepRequest(BaseModel):
     model: ModelName = None
 
 
-class TrainingMemoryAnswer(BaseModel):
+class TrainingMemoryAnswer(AnswerModel):
     """Bytes on the rank that holds most."""
-
-    model_config = _ANSWER
 
     weights: int
     gradients: int
@@ -93,10 +89,8 @@ class TrainingMemoryAnswer(BaseModel):
     device: Annotated[float | None, Field(description="Capacity of the device; null: not published.")]
 
 
-class TrainingExposed(BaseModel):
+class TrainingExposed(AnswerModel):
     """Seconds of communication that computation does not hide, by kind of parallelism."""
-
-    model_config = _ANSWER
 
     tp: Annotated[float, Field(ge=0)]
     cp: Annotated[float, Field(ge=0)]
@@ -105,10 +99,8 @@ class TrainingExposed(BaseModel):
     pp: Annotated[float, Field(ge=0)]
 
 
-class TrainingBreakdown(BaseModel):
+class TrainingBreakdown(AnswerModel):
     """Seconds on the slowest rank; they add up to `step_s`."""
-
-    model_config = _ANSWER
 
     compute: Annotated[dict[str, float], Field(description="Kernels by operator.")]
     exposed: TrainingExposed
@@ -117,10 +109,8 @@ class TrainingBreakdown(BaseModel):
     host: Annotated[float, Field(ge=0)]
 
 
-class TrainingStepAnswer(BaseModel):
+class TrainingStepAnswer(AnswerModel):
     """Duration, throughput, memory and breakdown of a step, with the settings of the request."""
-
-    model_config = _ANSWER
 
     model_id: str
     model_type: str

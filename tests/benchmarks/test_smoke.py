@@ -35,12 +35,11 @@ TINY = {
     "fuzz.__main__": None,  # tests/server/test_fuzz.py
     "gate": None,
     "serving.__main__": "--seconds 0.2 --workers 1 --out {out}",
-    "serving.overload": "--seconds 0.3 --workers 1 --items 20 --capacity-seconds 0.3 --probes 5 --out {out}",
     "schedules.__main__": "--config {config} --preset {config} --data {records} --splits task --runs {folder}"
     " --out {out}",
 }
 #: Longer than a few seconds.
-SLOW = {"schedules.__main__", "serving.__main__", "serving.overload"}
+SLOW = {"schedules.__main__", "serving.__main__"}
 
 
 @pytest.fixture(scope="module")

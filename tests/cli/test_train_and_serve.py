@@ -212,12 +212,12 @@ def test_port_in_use_is_reported_with_a_remedy(run: Run) -> None:
 
 
 def test_training_prints_lines_where_there_is_no_terminal() -> None:
-    from cdmpp.cli.train import StepLines
+    from cdmpp.cli.progress import ProgressLines
 
     stream, now_s = io.StringIO(), iter([0.0, 10.0, 40.0, 50.0])
-    lines = StepLines(stream, every_s=30.0, clock=lambda: next(now_s))
+    lines = ProgressLines(stream, every_s=30.0, clock=lambda: next(now_s))
     for step in (50, 100, 150, 200):
-        lines(step, 200, {"loss": 0.5})
+        lines("step", step, 200, "loss 0.5000")
     assert stream.getvalue().splitlines() == [
         "step 50 of 200, loss 0.5000",
         "step 150 of 200, loss 0.5000, about 1 min left",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,18 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest
 from cdmpp.plan.compress.solver import tensors_of
-from cdmpp.plan.compress.strategy import (
-    Bound,
-    GradientTensor,
-    Option,
-    bytecomp,
-    exhaustive,
-    hidden,
-    improve,
-    search,
-    timeline,
-)
+from cdmpp.plan.compress.strategy import Bound, GradientTensor, Option, bytecomp, hidden, improve, search, timeline
 from cdmpp.plan.compress.view import draw
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "compress.json"
+
+
+def exhaustive(tensors: Sequence[GradientTensor]) -> tuple[tuple[int, ...], float]:
+    """The best strategy of all; the first of equal ones."""
+    every = product(*(range(len(tensor.options)) for tensor in tensors))
+    return min(((choice, timeline(tensors, choice).makespan_s) for choice in every), key=lambda pair: pair[1])
 
 
 def make(count: int, seed: int, options: int = 3) -> list[GradientTensor]:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from benchmarks.fuzz import mutate
 from benchmarks.fuzz.models import onnx_case
 from cdmpp.errors import CdmppError, InvalidProgramError, OverloadedError, UnsupportedOperatorError
-from cdmpp.features.encode import encode_tvm_json
+from cdmpp.features.encode import EncodedProgram, encode_tvm_json
 from cdmpp.features.schedule import SCHEDULE_WIDTH
 from cdmpp.features.schema import WIDTH
 from cdmpp.programs.frontends.load import load_programs
@@ -52,6 +52,14 @@ def twice(a: T.Buffer((64, 32), "float32"), b: T.Buffer((64, 32), "float32")):
             vi, vj = T.axis.remap("SS", [i, j])
             b[vi, vj] = a[vi, vj] * T.float32(2)
 """
+
+
+async def encode(sandbox: Sandbox, text: str) -> EncodedProgram:
+    """Encode one TVM JSON; its error is raised."""
+    (result,) = await sandbox.encode_tirs([TirText("tvm_json", text, "tvm")])
+    if isinstance(result, CdmppError):
+        raise result
+    return result
 
 
 def inside(use: Callable[[Sandbox], Awaitable[T]], **options: Any) -> T:
@@ -141,7 +149,7 @@ def test_memory_time_and_depth_limits_refuse_only_the_program() -> None:
         sandbox.timeout_s = 0.001
         late = await sandbox.encode_tirs([TirText("tvm_json", BOMB[:2_000_000], "tvm")])
         sandbox.timeout_s = PATIENCE_S
-        return (refused(memory[0]), refused(deep[0]), refused(late[0]), await sandbox.encode_tir("tvm_json", TEXTS[0]))
+        return (refused(memory[0]), refused(deep[0]), refused(late[0]), await encode(sandbox, TEXTS[0]))
 
     memory, deep, late, after = inside(use, memory_bytes=64 * 2**20)
     assert "too much memory" in memory
@@ -157,10 +165,10 @@ def test_lone_surrogate_is_refused() -> None:
 
 def test_killed_worker_is_replaced_without_an_error() -> None:
     async def use(sandbox: Sandbox) -> Any:
-        await sandbox.encode_tir("tvm_json", TEXTS[0])
+        await encode(sandbox, TEXTS[0])
         (pid,) = sandbox.pids
         os.kill(pid, signal.SIGKILL)
-        answer = await sandbox.encode_tir("tvm_json", TEXTS[0])
+        answer = await encode(sandbox, TEXTS[0])
         return answer.hash, pid not in sandbox.pids
 
     digest, is_new = inside(use)
@@ -197,21 +205,21 @@ def test_full_queue_refuses_and_cancelled_requests_leave_it() -> None:
         begun = [asyncio.create_task(sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
-            await sandbox.encode_tir("tvm_json", TEXTS[0])
+            await encode(sandbox, TEXTS[0])
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
         while sandbox.queued:
             await asyncio.sleep(0.01)
-        assert (await sandbox.encode_tir("tvm_json", TEXTS[0])).hash
+        assert (await encode(sandbox, TEXTS[0])).hash
 
     inside(use, max_queued=2)
 
 
 def test_without_a_queue_a_second_request_is_refused() -> None:
     async def use(sandbox: Sandbox) -> list[Any]:
-        first = [await sandbox.encode_tir("tvm_json", text) for text in TEXTS]
-        both = [sandbox.encode_tir("tvm_json", text) for text in TEXTS]
+        first = [await encode(sandbox, text) for text in TEXTS]
+        both = [encode(sandbox, text) for text in TEXTS]
         return [*first, *await asyncio.gather(*both, return_exceptions=True)]
 
     *done, refused_now = inside(use, max_queued=0)
@@ -222,11 +230,11 @@ def test_without_a_queue_a_second_request_is_refused() -> None:
 def test_closing_refuses_waiting_requests() -> None:
     async def main() -> list[BaseException | Any]:
         sandbox = Sandbox()
-        tasks = [asyncio.create_task(sandbox.encode_tir("tvm_json", TEXTS[0])) for _ in range(3)]
+        tasks = [asyncio.create_task(encode(sandbox, TEXTS[0])) for _ in range(3)]
         await asyncio.sleep(0)
         await sandbox.close()
         with pytest.raises(OverloadedError):
-            await sandbox.encode_tir("tvm_json", TEXTS[0])
+            await encode(sandbox, TEXTS[0])
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     assert all(isinstance(outcome, OverloadedError) for outcome in asyncio.run(main()))
@@ -235,7 +243,7 @@ def test_closing_refuses_waiting_requests() -> None:
 def test_failed_worker_start_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(OverloadedError):
-        inside(lambda sandbox: sandbox.encode_tir("tvm_json", TEXTS[0]))
+        inside(lambda sandbox: encode(sandbox, TEXTS[0]))
 
 
 # -- confinement ----------------------------------------------------------------------------------------
@@ -246,7 +254,7 @@ def test_worker_has_no_secrets_and_ends_with_the_service(monkeypatch: pytest.Mon
     monkeypatch.setenv("CDMPP_DATABASE", "postgresql://user:secret@host/db")
 
     async def use(sandbox: Sandbox) -> tuple[bytes, str]:
-        await sandbox.encode_tir("tvm_json", TEXTS[0])
+        await encode(sandbox, TEXTS[0])
         (pid,) = sandbox.pids
         process = Path(f"/proc/{pid}")
         return (process / "environ").read_bytes(), (process / "limits").read_text()
@@ -285,7 +293,7 @@ def test_worker_does_not_inherit_the_listening_socket() -> None:
     uvloop = pytest.importorskip("uvloop", reason="needs uvloop, which the service uses where it exists")
 
     async def use(sandbox: Sandbox) -> set[str]:
-        await sandbox.encode_tir("tvm_json", TEXTS[0])
+        await encode(sandbox, TEXTS[0])
         (pid,) = sandbox.pids
         return {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
 

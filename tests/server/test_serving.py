@@ -131,16 +131,6 @@ def test_reduced_connection_limit_is_logged(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(warnings(Settings(max_connections=700))) == []
 
 
-def test_database_of_earlier_versions_is_named_in_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert list(warnings(Settings())) == []
-    (tmp_path / "cdmpp").mkdir()
-    (tmp_path / "cdmpp" / "service.sqlite").touch()
-    (line,) = warnings(Settings())
-    assert str(tmp_path / "cdmpp" / "service.sqlite") in line and "--database" in line
-    assert list(warnings(Settings(database=str(tmp_path / "mine.sqlite")))) == []
-
-
 def test_reasons_for_which_an_address_cannot_be_used() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ListenError, match="in use by another"):
         listen("127.0.0.1", taken.getsockname()[1])

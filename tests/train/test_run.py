@@ -23,7 +23,6 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig, load_config
 from cdmpp.train.dataset import make_dataset
 from cdmpp.train.evaluation.tables import evaluate
-from cdmpp.train.finish import held_out_sample
 from cdmpp.train.options import OptimiserConfig
 from cdmpp.train.run import train_model
 from tests.train.schedules import DEVICES, measured
@@ -147,20 +146,6 @@ def test_held_out_device_is_reported_and_not_known(table: Path, tmp_path: Path) 
     answer = predictor.predict([program], "b200", protocol="graph", framework="vllm")[0]
     # One known device alone says nothing of another.
     assert answer.domain == "out"
-
-
-def test_sample_of_a_held_out_device_is_bounded_by_source_and_seeded(table: Path) -> None:
-    settings = config(holdout_devices=("b200",))
-    dataset = make_dataset(load_table(table), settings.data)
-    held = [i for i, device in enumerate(dataset.devices) if device.name == "b200"]
-    every = held_out_sample(dataset, held, settings)
-    assert np.array_equal(every, np.flatnonzero(np.isin(dataset.rows.device, held)))
-    few = settings.model_copy(update={"finish": FinishConfig(held_out_rows=20)})
-    chosen = held_out_sample(dataset, held, few)
-    assert len(set(chosen.tolist())) == 20 and np.isin(chosen, every).all() and (np.diff(chosen) > 0).all()
-    assert np.array_equal(chosen, held_out_sample(dataset, held, few))
-    many = settings.model_copy(update={"finish": FinishConfig(held_out_rows=10**6)})
-    assert np.array_equal(every, held_out_sample(dataset, held, many))
 
 
 @pytest.mark.parametrize("split", ["shape", "network"])

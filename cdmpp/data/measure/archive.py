@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.data.folder import STORE
-from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
-from cdmpp.data.measure.collect import GROUP, Collector, check_flushing
+from cdmpp.data.measure.building import Library, build_program, check_toolchain
+from cdmpp.data.measure.collect import Collector, check_exportable
 from cdmpp.data.measure.pools import Outcome, WorkerPool
 from cdmpp.data.measure.settings import CollectSettings, ProgressListener
 from cdmpp.data.measure.store import Store, StoredProgram, disk_full_error, is_disk_full
@@ -26,12 +26,13 @@ from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timers import LocalTimers, Timers, on_this_machine
 from cdmpp.devices.host import available_cores
 from cdmpp.devices.loading import from_mapping, load_device
-from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
+from cdmpp.errors import DataError, InvalidDeviceError
 from cdmpp.utils.files import MAX_REQUEST_BYTES, open_file, read_json
+from cdmpp.utils.writing import replacing
 
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
-WORK, _BUILT = "work", "built.jsonl"
+WORK = "work"
 
 
 def write_job(
@@ -69,9 +70,7 @@ def write_job(
         See :meth:`cdmpp.data.measure.collect.Collector.prepare`.
     """
     settings = settings or CollectSettings()
-    if settings.tune:
-        raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
-    check_flushing(settings, configurations)
+    check_exportable(settings, configurations)
     for configuration in configurations:
         check_toolchain(configuration.target)
     folder = Path(out)
@@ -82,7 +81,8 @@ def write_job(
             built = writer.build(folder)
             _copy_programs(store, folder / PROGRAMS)
             manifest = _manifest(folder, configurations, settings, built)
-            _write_aside(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+            with replacing(folder / MANIFEST) as aside:
+                aside.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     return manifest
 
 
@@ -218,32 +218,23 @@ class _Writer(Collector):
         (folder / LIBRARIES).mkdir(exist_ok=True)
         for left in (folder / LIBRARIES).glob("*.part.*"):  # left by a killed process
             left.unlink()
-        log = self.store.folder / _BUILT
-        entries = {(e["hash"], e["build_key"]): e for e in _lines(log)}
         targets: dict[str, dict[str, Any]] = {}
         for configuration in self.configurations:
             targets.setdefault(configuration.build_key, dict(configuration.target))
-        programs = [(p, key) for p in self.store.all_programs() for key in targets]
-        missing = [(p, key) for p, key in programs if (p.hash, key) not in entries]
-        self._phase("building", len(programs) - len(missing), len(programs))
-        limits = self.settings.worker(self.settings.build_limit_s)
-        with log.open("a") as written, WorkerPool(self._builders(), limits, import_tvm_alone) as builders:
-            for start in range(0, len(missing), GROUP):
-                group = missing[start : start + GROUP]
-                paths = [f"{LIBRARIES}/{p.hash}-{_short(key)}.so" for p, key in group]
-                jobs = [
-                    (p.tvm_json, targets[key], str(folder / path)) for (p, key), path in zip(group, paths, strict=True)
-                ]
-                outcomes = builders.run(build_program, jobs)
-                for (program, key), path, outcome in zip(group, paths, outcomes, strict=True):
-                    if outcome.failure and is_disk_full(folder):
-                        raise disk_full_error(folder)
-                    entry = {"hash": program.hash, "build_key": key, **_entry(folder, path, outcome)}
-                    entries[program.hash, key] = entry
-                    written.write(json.dumps(entry) + "\n")
-                    written.flush()
-                    self._step(not outcome.failure)
-        return [entries[p.hash, key] for p, key in programs]
+
+        def path(program: StoredProgram, key: str) -> str:
+            return f"{LIBRARIES}/{program.hash}-{_short(key)}.so"
+
+        def facts(program: StoredProgram, key: str, outcome: Outcome) -> tuple[dict[str, Any], bytes]:
+            if outcome.failure and is_disk_full(folder):
+                raise disk_full_error(folder)
+            return {"hash": program.hash, "build_key": key, **_entry(folder, path(program, key), outcome)}, b""
+
+        pairs = [(program, key) for program in self.store.all_programs() for key in targets]
+        self._build_for_export(
+            pairs, build_program, lambda p, key: (p.tvm_json, targets[key], str(folder / path(p, key))), facts
+        )
+        return [self.store.built_program(program.hash, key)[0] for program, key in pairs]
 
 
 class _Collector(Collector):
@@ -390,27 +381,6 @@ def _short(build_key: str) -> str:
 def _sha256(path: Path) -> str:
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a log; an incomplete last line is removed."""
-    if not path.exists():
-        return
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        _write_aside(path, whole.encode())
-    for line in whole.splitlines():
-        yield json.loads(line)
-
-
-def _write_aside(path: Path, content: bytes) -> None:
-    aside = path.with_name(f"{path.name}.part")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
 
 
 @contextmanager

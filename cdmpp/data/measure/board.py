@@ -42,8 +42,6 @@ class Tracker:
     port : int
     key : str
         Kind of board.
-    priority : int
-        Priority of the requests; the tracker serves higher ones first.
     wait_s : float
         Longest wait for a free board, in seconds; boards may be in use or restarting.
     patience_s : float
@@ -53,7 +51,6 @@ class Tracker:
     host: str
     port: int
     key: str
-    priority: int = 1
     wait_s: float = 120.0
     patience_s: float = 10.0
 
@@ -95,7 +92,7 @@ def no_server(tracker: Tracker) -> MeasurementError:
     )
 
 
-def parse_tracker(text: str, key: str, priority: int = 1) -> Tracker:
+def parse_tracker(text: str, key: str) -> Tracker:
     """Parse the address ``HOST:PORT`` of a tracker.
 
     Raises
@@ -108,7 +105,7 @@ def parse_tracker(text: str, key: str, priority: int = 1) -> Tracker:
         raise MeasurementError(
             f"{text!r} is not the address of a tracker", hint="use HOST:PORT, as in --tracker 127.0.0.1:9190"
         )
-    return Tracker(host.strip("[]"), int(port), key, priority)
+    return Tracker(host.strip("[]"), int(port), key)
 
 
 def _receive(link: socket.socket, size: int) -> bytes:

@@ -151,8 +151,7 @@ class Collector:
         self._spool.mkdir()
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._spool, True)
-            limits = self.settings.worker(self.settings.build_limit_s)
-            builders = stack.enter_context(WorkerPool(self._builders(), limits, import_tvm_alone))
+            builders = stack.enter_context(self._build_pool())
             builders.start()
             timers: dict[str, Timers] = {}
             for configuration in self.configurations:
@@ -337,6 +336,24 @@ class Collector:
             raise disk_full_error(self._spool)
         return outcomes
 
+    def _build_for_export(
+        self,
+        pairs: Sequence[tuple[StoredProgram, str]],
+        build: Callable[..., Any],
+        arguments: Callable[[StoredProgram, str], Sequence[Any]],
+        facts: Callable[[StoredProgram, str, Outcome], tuple[dict[str, Any], bytes]],
+    ) -> None:
+        """Build the missing pairs of program and target in workers, and store what ``facts`` makes of the outcomes."""
+        known = self.store.built()
+        missing = [(program, target) for program, target in pairs if (program.hash, target) not in known]
+        self._phase("building", len(pairs) - len(missing), len(pairs))
+        with self._build_pool() as pool:
+            for start in range(0, len(missing), GROUP):
+                group = missing[start : start + GROUP]
+                for pair, outcome in zip(group, pool.run(build, [arguments(*p) for p in group]), strict=True):
+                    self.store.add_built(pair[0].hash, pair[1], *facts(*pair, outcome))
+                    self._step(not outcome.failure)
+
     def _store_outcome(
         self, program: StoredProgram, library: Library, configuration: Configuration, turn: int, outcome: Outcome
     ) -> None:
@@ -364,6 +381,10 @@ class Collector:
     def _builders(self) -> int:
         return self.settings.builders or len(available_cores())
 
+    def _build_pool(self) -> WorkerPool:
+        limits = self.settings.worker(self.settings.build_limit_s)
+        return WorkerPool(self._builders(), limits, import_tvm_alone)
+
     def _phase(self, name: str, done: int, total: int) -> None:
         if self._progress is not None:
             self._progress.phase(name, done, total)
@@ -382,6 +403,18 @@ def check_flushing(settings: CollectSettings, configurations: Sequence[Configura
     """
     if settings.timing.flush_cache and any(c.kind != "llvm" for c in configurations):
         raise DataError("only a CPU's caches can be flushed", hint="omit --flush-cache")
+
+
+def check_exportable(settings: CollectSettings, configurations: Sequence[Configuration]) -> None:
+    """Raise if the settings request what needs measurements, or a cache flush that is not possible.
+
+    Raises
+    ------
+    MeasurementError, DataError
+    """
+    if settings.tune:
+        raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
+    check_flushing(settings, configurations)
 
 
 def collect(

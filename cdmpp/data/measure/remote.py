@@ -33,9 +33,7 @@ _FAMILIES = {"x86": ("x86", "amd64", "i386", "i486", "i586", "i686"), "ARM": ("a
 _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
 
 
-def remote_timers(
-    tracker: str, key: str, priority: int = 1
-) -> Callable[[Configuration, CollectSettings], RemoteTimers]:
+def remote_timers(tracker: str, key: str) -> Callable[[Configuration, CollectSettings], RemoteTimers]:
     """Return a function that makes :class:`RemoteTimers`, for :func:`cdmpp.data.measure.collect.collect`.
 
     Parameters
@@ -43,9 +41,8 @@ def remote_timers(
     tracker : str
         ``HOST:PORT``.
     key : str
-    priority : int
     """
-    return partial(RemoteTimers, parse_tracker(tracker, key, priority))
+    return partial(RemoteTimers, parse_tracker(tracker, key))
 
 
 class RemoteTimers:
@@ -205,9 +202,7 @@ class _RemoteTimer:
             socket.setdefaulttimeout(_QUEUE_S)
             try:
                 client = rpc.connect_tracker(self.tracker.host, self.tracker.port)
-                return client.request(
-                    self.tracker.key, priority=self.tracker.priority, session_timeout=self.time_limit_s, max_retry=1
-                )
+                return client.request(self.tracker.key, session_timeout=self.time_limit_s, max_retry=1)
             except (RuntimeError, OSError):  # no board was free, or the server has just ended
                 time.sleep(0.1)
             finally:

@@ -56,6 +56,9 @@ CREATE TABLE IF NOT EXISTS measurements (
     program TEXT NOT NULL, device TEXT NOT NULL, turn INTEGER NOT NULL, repeats TEXT NOT NULL,
     latency_s REAL, spread REAL, number INTEGER, once INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL,
     measured_at REAL NOT NULL, overhead_s REAL NOT NULL, PRIMARY KEY (program, device, turn));
+CREATE TABLE IF NOT EXISTS built (
+    program TEXT NOT NULL, target TEXT NOT NULL, facts TEXT NOT NULL, code BLOB NOT NULL,
+    PRIMARY KEY (program, target));
 """
 
 #: Tables of a store that define the programs to measure, and the copied columns.
@@ -349,6 +352,23 @@ class Store:
         """Mark a task whose schedules cannot be sampled."""
         with self.transaction():
             self._db.execute("UPDATE tasks SET failure = ? WHERE hash = ?", (reason, task))
+
+    # Built programs of jobs for other machines
+
+    def built(self) -> set[tuple[str, str]]:
+        """Return the (program, target) of :meth:`add_built`."""
+        return set(self._db.execute("SELECT program, target FROM built"))
+
+    def add_built(self, program: str, target: str, facts: Mapping[str, Any], code: bytes = b"") -> None:
+        """Store a built program: facts about it, and its code if that is no file."""
+        with self.transaction():
+            self._db.execute("INSERT INTO built VALUES (?, ?, ?, ?)", (program, target, json.dumps(facts), code))
+
+    def built_program(self, program: str, target: str) -> tuple[dict[str, Any], bytes]:
+        """Return what :meth:`add_built` stored."""
+        query = "SELECT facts, code FROM built WHERE program = ? AND target = ?"
+        facts, code = self._db.execute(query, (program, target)).fetchone()
+        return json.loads(facts), code
 
     # Measurements
 

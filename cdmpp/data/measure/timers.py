@@ -198,5 +198,5 @@ def _merged(runs: Sequence[TimedRun]) -> TimedRun:
     quiet = [run for run in runs if run.quiet]
     fastest = min(quiet or runs, key=lambda run: run.timing.latency_s)
     disagreement = 0.0 if quiet else _disagreement(runs)
-    timing = replace(fastest.timing, disagreement=disagreement, rounds=sum(r.timing.rounds for r in runs))
+    timing = replace(fastest.timing, disagreement=disagreement)
     return TimedRun(timing, sum(r.elapsed_s for r in runs), sum(r.timed_s for r in runs), bool(quiet))

@@ -75,9 +75,6 @@ class Timing:
         Runs in one repeat.
     once : bool
         True if a single run exceeded the limit; it is the only repeat.
-    rounds : int
-        2 if the spread of the first round exceeded the limit; the round with the smaller spread is kept. Summed over
-        passes.
     disagreement : float
         Relative difference of the two fastest passes (:mod:`cdmpp.data.measure.timers`).
     """
@@ -85,7 +82,6 @@ class Timing:
     repeats_s: tuple[float, ...]
     number: int
     once: bool = False
-    rounds: int = 1
     disagreement: float = 0.0
 
     @property
@@ -128,9 +124,8 @@ def time_program(evaluate: Evaluate, settings: TimingSettings) -> Timing:
     else:  # a long run that a warm-up run preceded counts as a repeat
         best = Timing((*first, *_positive(evaluate(1, repeats - 1))), 1)
     if best.spread > settings.max_spread:
-        again = Timing(_positive(evaluate(number, repeats)), number, rounds=2)
-        quieter = again if again.spread < best.spread else best
-        best = Timing(quieter.repeats_s, number, rounds=2)
+        again = Timing(_positive(evaluate(number, repeats)), number)
+        best = again if again.spread < best.spread else best
     return best
 
 

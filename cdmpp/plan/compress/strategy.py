@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -238,12 +238,6 @@ def everywhere(tensors: Sequence[GradientTensor]) -> dict[str, Choice]:
         name = "none" if option.compressor is None else f"{option.compressor} on {option.place}"
         out[name] = (k,) * len(tensors)
     return out
-
-
-def exhaustive(tensors: Sequence[GradientTensor]) -> tuple[Choice, float]:
-    """The best strategy of all, by exhaustive search; the first of equal ones."""
-    every = product(*(range(len(tensor.options)) for tensor in tensors))
-    return min(((choice, timeline(tensors, choice).makespan_s) for choice in every), key=lambda pair: pair[1])
 
 
 #: Most tensors for which a proof is tried.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -28,7 +28,6 @@ Objective = Literal[
     "gpus",
     "goodput_price_per_million_tokens",
 ]
-OBJECTIVES: tuple[str, ...] = get_args(Objective)
 #: A larger product is refused.
 MAX_POINTS = 100_000
 _HINT = "docs/tables.md describes sweeps"

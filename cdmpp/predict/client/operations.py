@@ -273,8 +273,7 @@ class Operations:
         """
         several = isinstance(device, Sequence) and not isinstance(device, str)
         devices = [device_fields(item) for item in device_list(device)]
-        body = {
-            "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
+        fields: dict[str, Any] = {
             **({"devices": devices} if several else {"device": devices[0]}),
             "tp": tp,
             "pp": pp,
@@ -286,15 +285,13 @@ class Operations:
             "dtype": dtype,
             "weights": weights,
             "kv_dtype": kv_dtype,
-            "engine": engine_fields(engine),
             "framework": framework,
             "cuda_graph": cuda_graph,
             "mtp": mtp,
             "acceptance": acceptance,
             "network": network,
-            "model": self.model,
         }
-        answer = content((yield Call("POST", "/llm", to_json(body).encode())))
+        answer = yield from self._language_model("/llm", config, fields, engine)
         with understood():
             answers = listed(answer, "answers", len(devices)) if several else [answer]
             self._answered_by = next((item["model_id"] for item in answers if "error" not in item), self._answered_by)
@@ -312,14 +309,7 @@ class Operations:
 
         The result is the answer of ``POST /llm/simulate``.
         """
-        body = {
-            "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
-            "device": device_fields(device),
-            "engine": engine_fields(engine),
-            **options,
-            "model": self.model,
-        }
-        return content((yield Call("POST", "/llm/simulate", to_json(body).encode())))
+        return self._language_model("/llm/simulate", config, {"device": device_fields(device), **options}, engine)
 
     def training_step(
         self,
@@ -334,14 +324,7 @@ class Operations:
 
         The result is the answer of ``POST /training-step``.
         """
-        body = {
-            "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
-            "device": device_fields(device),
-            "engine": engine_fields(engine),
-            **options,
-            "model": self.model,
-        }
-        return content((yield Call("POST", "/training-step", to_json(body).encode())))
+        return self._language_model("/training-step", config, {"device": device_fields(device), **options}, engine)
 
     def llm_calibrate(
         self,
@@ -356,14 +339,24 @@ class Operations:
         The result is the answer of ``POST /llm/calibrate``; its ``profile`` is an ``engine`` of :meth:`llm`.
         """
         rows = read_measurements(measurements) if isinstance(measurements, str | PathLike) else measurements
+        fields = {"device": device_fields(device), "measurements": [dict(row) for row in rows]}
+        return self._language_model("/llm/calibrate", config, fields, engine)
+
+    def _language_model(
+        self,
+        path: str,
+        config: Mapping[str, Any] | str | PathLike[str],
+        fields: Mapping[str, Any],
+        engine: Engine | None,
+    ) -> Steps[Any]:
+        """The answer to a request about a language model."""
         body = {
             "config": dict(config) if isinstance(config, Mapping) else config_fields(config),
-            "device": device_fields(device),
-            "measurements": [dict(row) for row in rows],
+            **fields,
             "engine": engine_fields(engine),
             "model": self.model,
         }
-        return content((yield Call("POST", "/llm/calibrate", to_json(body).encode())))
+        return content((yield Call("POST", path, to_json(body).encode())))
 
     def predict_onnx(
         self,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
@@ -30,39 +30,32 @@ from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.processes import ADAPTING, Processes, adapting
 from cdmpp_server.sandbox.sandbox import Sandbox
+from cdmpp_server.schema_base import AnswerModel
 from cdmpp_server.settings import Settings
 
 
-class CrossValidated(BaseModel):
+class CrossValidated(AnswerModel):
     """Leave-one-out mean relative error on the used measurements, as fractions."""
-
-    model_config = ConfigDict(extra="forbid")
 
     before: float
     after: float
 
 
-class Figures(BaseModel):
+class Figures(AnswerModel):
     """Errors on the remaining records."""
-
-    model_config = ConfigDict(extra="forbid")
 
     overall: Annotated[dict[str, Any], Field(description="As `cdmpp eval --json` prints them; fractions.")]
 
 
-class NamedWarning(BaseModel):
+class NamedWarning(AnswerModel):
     """A warning about the result."""
-
-    model_config = ConfigDict(extra="forbid")
 
     code: str
     message: str
 
 
-class AdaptResponse(BaseModel):
+class AdaptResponse(AnswerModel):
     """Errors before and after the adaptation, and the name of the adapted model for /predict."""
-
-    model_config = ConfigDict(extra="forbid")
 
     adapted_model: Annotated[str, Field(description="Pass it as `model` to /predict.")]
     base_model_id: str

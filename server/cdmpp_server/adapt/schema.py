@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.train.adaptation.samplers import Sampler
 from cdmpp.train.evaluation.tables import BELIEVABLE_S
 from cdmpp_server.fields import Device, RegisteredProgram, with_max_items
+from cdmpp_server.schema_base import RequestModel
 
-_CLOSED = ConfigDict(extra="forbid", strict=True)
 
-
-class Record(BaseModel):
+class Record(RequestModel):
     """A program and its measured latency on the device."""
-
-    model_config = _CLOSED
 
     program: RegisteredProgram
     latency_s: Annotated[
@@ -30,10 +27,8 @@ class Record(BaseModel):
     framework: Framework | None = None
 
 
-class AdaptRequest(BaseModel):
+class AdaptRequest(RequestModel):
     """Measurements of one device."""
-
-    model_config = _CLOSED
 
     device: Device
     records: Annotated[list[Record], Field(min_length=1, max_length=10_000)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cdmpp_server.body import JSON
 from cdmpp_server.jobs.runner import Runner
@@ -19,23 +19,20 @@ from cdmpp_server.openapi import Schema, add_answer, add_models, add_problems, r
 from cdmpp_server.operate.access import sender_id
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.processes import planning
+from cdmpp_server.schema_base import AnswerModel
 from cdmpp_server.settings import Settings
 
 ID_PATTERN = "^[0-9a-f]{32}$"
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Submitted(_Answer):
+class Submitted(AnswerModel):
     """A request that has become a job."""
 
     job_id: Annotated[str, Field(pattern=ID_PATTERN, description="For /jobs/{job_id} and /jobs/{job_id}/cancel.")]
     state: Literal["queued"] = "queued"
 
 
-class JobError(_Answer):
+class JobError(AnswerModel):
     """Reason why a job has no answer."""
 
     code: Annotated[str, Field(pattern="^[a-z_]+$", description="Stable identifier for machines.")]
@@ -44,7 +41,7 @@ class JobError(_Answer):
     path: Annotated[str, Field(description="The invalid field of the request; may be empty.")]
 
 
-class JobSummary(_Answer):
+class JobSummary(AnswerModel):
     """A queued, running or finished search without its answer."""
 
     job_id: Annotated[str, Field(pattern=ID_PATTERN)]
@@ -69,7 +66,7 @@ class Job(JobSummary):
     error: Annotated[JobError | None, Field(description="Set if the state is `failed`.")]
 
 
-class Jobs(_Answer):
+class Jobs(AnswerModel):
     """The newest jobs of one sender."""
 
     jobs: Annotated[list[JobSummary], Field(description="Newest first; GET /jobs/{job_id} has the answer of each.")]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 from sqlalchemy import Select, select
 
 from cdmpp.devices import known
@@ -29,25 +29,21 @@ from cdmpp_server.observe.tables import StoreUnavailableError, observations
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
 from cdmpp_server.operate.middleware import count_items, is_administrator
+from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
 
-_CLOSED = ConfigDict(extra="forbid", strict=True)
 _MEASURED = Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured seconds.")
 
 
-class ObservedPrediction(BaseModel):
+class ObservedPrediction(RequestModel):
     """A measurement of a previous prediction; each result of a response counts once."""
-
-    model_config = _CLOSED
 
     prediction_id: Annotated[str, Field(max_length=MAX_ID, description="`prediction_id` of a result of /predict.")]
     latency_s: Annotated[float, _MEASURED]
 
 
-class ObservedProgram(BaseModel):
+class ObservedProgram(RequestModel):
     """A measurement without a previous prediction; the base model predicts it first."""
-
-    model_config = _CLOSED
 
     program: Program
     device: Device
@@ -74,10 +70,8 @@ Observed = Annotated[
 ]
 
 
-class ObserveRequest(BaseModel):
+class ObserveRequest(RequestModel):
     """Measurements; each is stored or gets an error."""
-
-    model_config = _CLOSED
 
     observations: Annotated[list[Observed], Field(min_length=1, max_length=10_000)]
 
@@ -87,17 +81,13 @@ def observe_request_model(max_items: int) -> type[ObserveRequest]:
     return with_max_items(ObserveRequest, "observations", max_items)
 
 
-class _Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Kept(_Answer):
+class Kept(AnswerModel):
     """An observation that is stored on disk; the same one sent again has the same id."""
 
     observation_id: str
 
 
-class ObservationError(_Answer):
+class ObservationError(AnswerModel):
     """Reason for which an observation was not stored."""
 
     code: Annotated[
@@ -118,13 +108,13 @@ class ObservationError(_Answer):
     hint: str
 
 
-class NotKept(_Answer):
+class NotKept(AnswerModel):
     """An observation that was not stored; the others are not affected."""
 
     error: ObservationError
 
 
-class ObserveResponse(_Answer):
+class ObserveResponse(AnswerModel):
     """Result of each observation, in the order of the request."""
 
     accepted: Annotated[
@@ -133,7 +123,7 @@ class ObserveResponse(_Answer):
     results: list[Kept | NotKept]
 
 
-class DeviceError(_Answer):
+class DeviceError(AnswerModel):
     """Running error of one model on one device; all figures except count and drift are fractions.
 
     A ratio measured / predicted above 10 or below 0.1 counts as 10 or 0.1.
@@ -166,7 +156,7 @@ class DeviceError(_Answer):
     last_at: Annotated[float, Field(description="Unix time of the last observation, in seconds.")]
 
 
-class ObservedErrors(_Answer):
+class ObservedErrors(AnswerModel):
     """Running error by device and model, most recent first; at most 1,000 entries."""
 
     devices: list[DeviceError]
@@ -406,10 +396,8 @@ _ID = "^[0-9a-f]{32}$"
 _NAME = f"^[^\\x00-\\x1f\\x7f]{{1,{MAX_DEVICE_TEXT}}}$"
 
 
-class ListedObservation(BaseModel):
+class ListedObservation(AnswerModel):
     """A measurement, its prediction, and its program where it is known."""
-
-    model_config = ConfigDict(extra="forbid")
 
     observation_id: str
     program: Annotated[dict[str, Any] | None, Field(description="As in an item of /predict; null if it is not known.")]
@@ -427,10 +415,8 @@ class ListedObservation(BaseModel):
     received_at: Annotated[float, Field(description="Unix time, in seconds.")]
 
 
-class ListedObservations(BaseModel):
+class ListedObservations(AnswerModel):
     """Observations of a device, newest first."""
-
-    model_config = ConfigDict(extra="forbid")
 
     observations: list[ListedObservation]
     next: Annotated[str | None, Field(description="Pass it as `before` for older observations; null: there are none.")]

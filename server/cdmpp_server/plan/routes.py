@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from cdmpp.errors import CdmppError, FieldError
@@ -34,6 +34,7 @@ from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.processes import PLANNING, Processes, planning
 from cdmpp_server.queries import encode_prices
+from cdmpp_server.schema_base import AnswerModel
 from cdmpp_server.schema_errors import violations
 from cdmpp_server.settings import Settings
 
@@ -172,20 +173,16 @@ def _wants_job(request: Request) -> bool:
     return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
 
 
-class PlanKind(BaseModel):
+class PlanKind(AnswerModel):
     """A query above single programs, and where it is asked."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kind: Annotated[str, Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")]
     path: str
     summary: str
 
 
-class PlanKinds(BaseModel):
+class PlanKinds(AnswerModel):
     """Every query above single programs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     kinds: list[PlanKind]
 

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
-from cdmpp_server.fields import CLOSED, MAX_TEXT, Device, Program, RegisteredProgram, check_width, with_max_items
+from cdmpp_server.fields import MAX_TEXT, Device, Program, RegisteredProgram, check_width, with_max_items
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
+from cdmpp_server.schema_base import AnswerModel, RequestModel
 
 MAX_ID = 200
 MAX_QUANTILES = 16
 
 
-class Item(BaseModel):
+class Item(RequestModel):
     """One query: a program, a device, and the options that define the latency."""
 
-    model_config = CLOSED
     _check_width = model_validator(mode="before")(check_width)
 
     id: Annotated[Annotated[str, Field(max_length=MAX_ID)] | None, Field(description="Returned with the result.")] = (
@@ -72,16 +72,14 @@ ModelName = Annotated[
 ]
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(RequestModel):
     """Items to predict; results are in the same order, each a prediction or an error.
 
     Without ``strict``, anything that is no valid item gets an error in its place.
     """
 
-    model_config = CLOSED
-
     items: Annotated[list[Item], Field(min_length=1, max_length=10_000)]
-    quantiles: Quantiles = list(DEFAULT_QUANTILES)
+    quantiles: Quantiles = Field(list(DEFAULT_QUANTILES))
     strict: Annotated[bool, Field(description="Refuse the whole request (4xx) when one item cannot be predicted.")] = (
         False
     )
@@ -107,9 +105,7 @@ def envelope_model(max_items: int) -> type[Envelope]:
 Reason = Annotated[str, Field(description=Prediction.declarations()["domain_reason"].description)]
 
 
-class _Identified(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _Identified(AnswerModel):
     id: str | None
     prediction_id: Annotated[
         Annotated[str, Field(max_length=MAX_ID_TOKEN)] | None,
@@ -137,10 +133,8 @@ else:
     PredictionResult = result_model()
 
 
-class ErrorInfo(BaseModel):
+class ErrorInfo(AnswerModel):
     """Reason why an item has no prediction."""
-
-    model_config = ConfigDict(extra="forbid")
 
     code: Annotated[
         Literal[
@@ -158,19 +152,15 @@ class ErrorInfo(BaseModel):
     hint: str
 
 
-class ItemError(BaseModel):
+class ItemError(AnswerModel):
     """An item that could not be predicted; the others are unaffected."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str | None
     error: ErrorInfo
 
 
-class RegisterRequest(BaseModel):
+class RegisterRequest(RequestModel):
     """Programs to register."""
-
-    model_config = CLOSED
 
     programs: Annotated[list[RegisteredProgram], Field(min_length=1, max_length=10_000)]
 
@@ -180,35 +170,27 @@ def register_request_model(max_items: int) -> type[RegisterRequest]:
     return with_max_items(RegisterRequest, "programs", max_items)
 
 
-class Registered(BaseModel):
+class Registered(AnswerModel):
     """A registered program; items can name it by its hash."""
-
-    model_config = ConfigDict(extra="forbid")
 
     hash: Annotated[str, Field(pattern="^[0-9a-f]{32}$", description='Use it as `{"hash": "..."}`.')]
     name: str
 
 
-class RegisterError(BaseModel):
+class RegisterError(AnswerModel):
     """A program that was not registered."""
-
-    model_config = ConfigDict(extra="forbid")
 
     error: ErrorInfo
 
 
-class RegisterResponse(BaseModel):
+class RegisterResponse(AnswerModel):
     """Hashes in the order of the programs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     programs: list[Registered | RegisterError]
 
 
-class PredictResponse(BaseModel):
+class PredictResponse(AnswerModel):
     """Results in the order of the items."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model_id: str
     results: list[PredictionResult | ItemError]

@@ -111,29 +111,6 @@ class Sandbox:
         """Process ids of the running workers."""
         return [pid for pool in self._pools.values() for pid in pool.pids]
 
-    async def encode_tir(self, kind: TirKind, text: str, backend: Backend = "tvm") -> EncodedProgram:
-        """Encode one TIR program.
-
-        Parameters
-        ----------
-        kind : {"tvm_json", "tvmscript"}
-        text : str
-        backend : {"library", "tvm"}
-
-        Raises
-        ------
-        InvalidProgramError
-            The text is not a program, or exceeds the time or memory limit.
-        MissingDependencyError
-            The text is TVMScript, and TVM is not installed.
-        OverloadedError
-            The queue is full, or no worker can be started.
-        """
-        (result,) = await self.encode_tirs([TirText(kind, text, backend)])
-        if isinstance(result, CdmppError):
-            raise result
-        return result
-
     async def encode_tirs(self, programs: Sequence[TirText]) -> list[EncodedProgram | CdmppError]:
         """Encode several programs; a program that cannot be encoded gives its error. The order is kept.
 
@@ -160,8 +137,12 @@ class Sandbox:
 
         Raises
         ------
-        InvalidProgramError, MissingDependencyError, OverloadedError
-            As in :meth:`encode_tir`.
+        InvalidProgramError
+            The text is not a program, or exceeds the time or memory limit.
+        MissingDependencyError
+            TVM is not installed.
+        OverloadedError
+            The queue is full, or no worker can be started.
         """
         header = {"kind": "tvmscript", "backend": "tvm", "as_json": True}
         job = _Job(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
@@ -188,7 +169,7 @@ class Sandbox:
         Raises
         ------
         InvalidProgramError, OverloadedError
-            As in :meth:`encode_tir`.
+            As in :meth:`script_as_json`.
         """
         header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
         job = _Job(header, data, lambda reply, _: replies.model_summary(reply, max_programs))

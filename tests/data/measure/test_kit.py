@@ -30,7 +30,7 @@ from cdmpp.data.measure.kit import content
 from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, blocks, choose_tasks
 from cdmpp.data.measure.kit.export_programs import export_programs, launches, work
 from cdmpp.data.measure.kit.import_results import import_results
-from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, read_part, write_parts
+from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, read_part, read_results, write_parts
 from cdmpp.data.measure.runtime import driver, host
 from cdmpp.data.measure.runtime.programs import TOLERANCES, compare, pieces, random_bytes
 from cdmpp.data.measure.runtime.run import COMPLETE, FAILED, INTERRUPTED, MAX_RESULTS, UNFINISHED, PartFile
@@ -162,8 +162,7 @@ def _work(out: Path) -> Path:
 
 def _results(out: Path) -> dict[str, str]:
     """Return the failures of the finished items by program."""
-    with np.load(out / "part-000.npz") as packed:
-        return dict(zip(packed["ids"].tolist(), packed["failures"].tolist(), strict=True))
+    return {item["id"]: item["failure"] for item in read_results(out / "part-000.npz").items}
 
 
 @pytest.fixture(scope="session")
@@ -375,9 +374,9 @@ def test_results_become_records(job: Job, results: Path, tmp_path: Path) -> None
     shown = CliRunner().invoke(app, ["eval", "--records", str(out)])
     assert shown.exit_code == 0, shown.output
     assert "h100-sxm" in shown.output
-    with np.load(results) as packed:
-        assert set(packed["protocols"].tolist()) == {"flushed", "warm"}
-        assert packed["repeats_s"].max() == STAND_IN_S
+    for item in read_results(results).items:
+        assert set(item["repeats_s"]) == {"flushed", "warm"}
+        assert max(map(max, item["repeats_s"].values())) == STAND_IN_S
 
 
 def test_failures_are_failed_records_and_the_run_goes_on(job: Job, tmp_path: Path) -> None:
@@ -469,8 +468,7 @@ def test_run_goes_on_after_it_is_stopped(job: Job, tmp_path: Path, sent: int, co
     assert set(_results(out).values()) == {""}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [json.loads(line) for line in before] == [line for line in lines if "id" in line][:2]
-    with np.load(out / "part-000.npz") as packed:
-        assert len(json.loads(str(packed["machine"]))) == 2  # one description for each call
+    assert len(read_results(out / "part-000.npz").machines) == 2  # one description for each call
 
 
 def test_run_that_has_no_time_left_says_how_to_go_on(job: Job, tmp_path: Path) -> None:
@@ -489,17 +487,12 @@ def test_results_of_another_job_are_not_mixed(job: Job, results: Path, tmp_path:
     assert "another job" in done.stderr
 
 
-def _changed(results: Path, folder: Path, **arrays: Any) -> Path:
+def _changed(results: Path, folder: Path, **content: Any) -> Path:
     with np.load(results) as packed:
-        content = {name: packed[name] for name in packed.files}
+        arrays = {name: packed[name] for name in packed.files}
     path = folder / "part-000.npz"
-    np.savez_compressed(path, **{**content, **{name: np.array(value) for name, value in arrays.items()}})
+    np.savez_compressed(path, **{**arrays, **{name: np.array(json.dumps(value)) for name, value in content.items()}})
     return path
-
-
-def _head(results: Path, **entries: Any) -> str:
-    with np.load(results) as packed:
-        return json.dumps({**json.loads(str(packed["head"])), **entries})
 
 
 @pytest.mark.parametrize(
@@ -509,24 +502,28 @@ def _head(results: Path, **entries: Any) -> str:
 def test_import_refuses_a_wrong_head(
     job: Job, results: Path, tmp_path: Path, entries: dict[str, Any], message: str
 ) -> None:
-    file = _changed(results, tmp_path, head=_head(results, **entries))
+    file = _changed(results, tmp_path, head={**read_results(results).head, **entries})
     with pytest.raises(DataError, match=message):
         import_results(job.folder, [file], tmp_path / "records")
     assert not (tmp_path / "records").exists()
 
 
 def test_import_refuses_other_programs_and_impossible_times(job: Job, results: Path, tmp_path: Path) -> None:
-    with np.load(results) as packed:
-        ids, repeats = packed["ids"].tolist(), packed["repeats_s"]
-    for arrays, message in [
-        ({"ids": ["f" * 64, *ids[1:]]}, "no item ffff"),
-        ({"repeats_s": repeats * 1e-9}, f"{ids[0]} took .* operations.*, and 3 more"),
-        ({"repeats_s": -repeats}, "positive seconds"),
+    first, *others = read_results(results).items
+
+    def scaled(item: dict[str, Any], factor: float) -> dict[str, Any]:
+        times = {protocol: [factor * s for s in repeats] for protocol, repeats in item["repeats_s"].items()}
+        return {**item, "repeats_s": times}
+
+    for items, message in [
+        ([{**first, "id": "f" * 64}, *others], "no item ffff"),
+        ([scaled(item, 1e-9) for item in (first, *others)], f"{first['id']} took .* operations.*, and 3 more"),
+        ([scaled(item, -1) for item in (first, *others)], "positive seconds"),
     ]:
-        file = _changed(results, tmp_path, **arrays)  # type: ignore[arg-type]
+        file = _changed(results, tmp_path, items=items)
         with pytest.raises(DataError, match=message):
             import_results(job.folder, [file], tmp_path / "records")
-    file = _changed(results, tmp_path, repeats_s=np.where(np.arange(len(repeats)) < 25, 1e-14, repeats))
+    file = _changed(results, tmp_path, items=[scaled(first, 1e-10), *others])
     out = import_results(job.folder, [file], tmp_path / "dropped", drop_impossible=True)
     assert read_records(out / "records.parquet").failed.sum() == 1
     with pytest.raises(DataError, match="given twice"):
@@ -548,7 +545,7 @@ def test_second_run_in_the_same_folder_is_refused(job: Job, tmp_path: Path) -> N
 
 
 def test_import_refuses_another_gpu(job: Job, results: Path, tmp_path: Path) -> None:
-    file = _changed(results, tmp_path, machine=json.dumps([{"device": {"gpu": "NVIDIA A100-SXM4-80GB"}}]))
+    file = _changed(results, tmp_path, machines=[{"device": {"gpu": "NVIDIA A100-SXM4-80GB"}}])
     with pytest.raises(InvalidDeviceError, match=r"for sm_90, and .* a100-sxm4-80gb"):
         import_results(job.folder, [file], tmp_path / "records")
 

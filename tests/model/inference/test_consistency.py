@@ -20,7 +20,7 @@ from cdmpp.model.inference.consistency import Values, chain, needed
 from cdmpp.predict.bulk import FeaturePart, FeatureQueries
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.programs.elements import SCALINGS, one_type
+from cdmpp.programs.elements import NARROW_FIELDS, SCALINGS
 from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import FRAMEWORKS, PROTOCOLS
@@ -49,7 +49,8 @@ def cells() -> Iterator[tuple[OperatorSpec, str, str | None]]:
 def as_type(spec: OperatorSpec, types: str) -> TensorProgram:
     """The operator in the types of a label, such as "float16" or "bfloat16+int4+block128"."""
     dtype, *parts = types.split("+")
-    fields = {**one_type(spec.canonical()), "dtype": dtype}
+    one_type = {name: None if name in NARROW_FIELDS else value for name, value in spec.canonical().items()}
+    fields = {**one_type, "dtype": dtype}
     for part in parts:
         name = "kv_dtype" if part.startswith("kv_") else "scaling" if part in SCALINGS else "weight_dtype"
         fields[name] = part.removeprefix("kv_")

@@ -173,8 +173,6 @@ def test_only_training_rows_of_devices_that_are_not_held_out() -> None:
     assert (data.rows.part[index] == 0).all()
     assert {data.devices[d].name for d in data.rows.device[index]} == {"l4", "a100-pcie-40gb"}
     assert (weight == 1).all()
-    limited = config.model_copy(update={"data": config.data.model_copy(update={"max_rows_per_source": 50})})
-    assert len(training_rows(data, limited)[0]) == 50
 
 
 def test_an_epoch_draws_each_row_as_often_as_its_weight_says() -> None:

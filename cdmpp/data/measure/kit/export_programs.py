@@ -6,27 +6,24 @@ that needs too long for that, because its loops are unrolled to the end, is left
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, require_nvcc
-from cdmpp.data.measure.collect import GROUP, Collector, check_flushing
+from cdmpp.data.measure.collect import Collector, check_exportable
 from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, choose_tasks, is_gpu_size
 from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, write_parts
-from cdmpp.data.measure.pools import WorkerPool
+from cdmpp.data.measure.pools import Outcome
 from cdmpp.data.measure.runtime.programs import size_of
 from cdmpp.data.measure.runtime.run import HOST
 from cdmpp.data.measure.runtime.run import PROGRAMS as KIND
 from cdmpp.data.measure.settings import CollectSettings, ProgressListener
-from cdmpp.data.measure.store import Store
+from cdmpp.data.measure.store import Store, StoredProgram
 from cdmpp.data.measure.targets import Configuration, describe
 from cdmpp.data.measure.timing import index_bound
 from cdmpp.devices.spec import DeviceSpec
@@ -37,7 +34,6 @@ from cdmpp.programs.frontends.tasks import TaskList
 _SPLIT = "tirx.SplitHostDevice"
 _DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
 _AXES = {f"{kind}Idx.{axis}": (kind, i) for kind in ("block", "thread") for i, axis in enumerate("xyz")}
-_BUILT = "built.sqlite"
 #: Limits of a program: bytes of its CUDA source, and CPU seconds of each step of nvcc. Compiling takes half a second.
 _MAX_SOURCE_BYTES, _COMPILE_CPU_S = 2**18, 15
 #: Schedules of Ansor for each of its workloads.
@@ -278,9 +274,7 @@ def export_programs(
         raise InvalidDeviceError(
             f"--standalone is for CUDA, not for {configuration.kind}", hint="use --target cuda:DEVICE"
         )
-    if settings.tune:
-        raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
-    check_flushing(settings, [configuration])
+    check_exportable(settings, [configuration])
     require_nvcc()
     folder = Path(out)
     with Store(folder / HOME) as store:
@@ -330,7 +324,7 @@ class _Exporter(Collector):
 
     def _add_ansor(self, path: Path) -> None:
         networks = best_of_ansor(path, _ANSOR_SCHEDULES)
-        with self._pool() as pool:
+        with self._build_pool() as pool:
             for name, workloads in networks.items():
                 outcomes = pool.run(ansor_task, [(*key, schedules) for key, schedules in workloads.items()])
                 tasks = [outcome.value for outcome in outcomes if not outcome.failure]
@@ -346,7 +340,7 @@ class _Exporter(Collector):
     def _choose(self) -> None:
         """Choose among the tasks of GPU size."""
         names = self.store.task_names()
-        with self._pool() as pool:
+        with self._build_pool() as pool:
             outcomes = pool.run(work, [(self.store.task_program(task),) for task in names])
             self._works = {task: o.value for task, o in zip(names, outcomes, strict=True) if not o.failure}
         networks = {
@@ -355,43 +349,30 @@ class _Exporter(Collector):
         }
         self._wanted = choose_tasks(networks, self._tasks)
 
-    def _pool(self) -> WorkerPool:
-        return WorkerPool(self._builders(), self.settings.worker(self.settings.build_limit_s), import_tvm_alone)
-
     def entries(self) -> tuple[list[Entry], dict[str, str]]:
         """Return an entry for each program that can be built, and the reasons of the others by hash."""
         wanted = set(self._wanted)
         programs = [p for p in self.store.all_programs() if p.task in wanted]
-        target = dict(self._configuration.target)
+        target, key = dict(self._configuration.target), self._configuration.build_key
+
+        def facts(_: StoredProgram, __: str, outcome: Outcome) -> tuple[dict[str, Any], bytes]:
+            item = dict(outcome.value or {"failure": outcome.failure})
+            code: bytes = item.pop("code", b"")
+            return item, code
+
+        self._build_for_export([(p, key) for p in programs], launches, lambda p, _: (p.tvm_json, target), facts)
         entries: list[Entry] = []
         failures: dict[str, str] = {}
-        with closing(sqlite3.connect(self.store.folder / _BUILT)) as db:
-            db.execute("CREATE TABLE IF NOT EXISTS built (program TEXT PRIMARY KEY, item TEXT, code BLOB)")
-            known = {program for (program,) in db.execute("SELECT program FROM built")}
-            missing = [p for p in programs if p.hash not in known]
-            self._phase("building", len(programs) - len(missing), len(programs))
-            with self._pool() as pool:
-                for start in range(0, len(missing), GROUP):
-                    group = missing[start : start + GROUP]
-                    outcomes = pool.run(launches, [(p.tvm_json, target) for p in group])
-                    for program, outcome in zip(group, outcomes, strict=True):
-                        item = dict(outcome.value or {"failure": outcome.failure})
-                        code = item.pop("code", b"")
-                        with db:
-                            db.execute("INSERT INTO built VALUES (?, ?, ?)", (program.hash, json.dumps(item), code))
-                        self._step(not outcome.failure)
-            for program in programs:
-                query = "SELECT item, code FROM built WHERE program = ?"
-                text, code = db.execute(query, (program.hash,)).fetchone()
-                item = json.loads(text)
-                if "failure" in item:
-                    failures[program.hash] = item["failure"]
-                    continue
-                counts = self._works[program.task]
-                member = f"code/{sha256(code).hexdigest()[:16]}.cubin"
-                identity = {"id": program.hash, "task": program.task, "origin": program.origin, "cubin": member}
-                estimate = {"estimate_s": round(_estimate_s(counts, self._configuration.device), 3)}
-                entries.append(Entry(identity | item | counts | estimate, {member: code}))
+        for program in programs:
+            item, code = self.store.built_program(program.hash, key)
+            if "failure" in item:
+                failures[program.hash] = item["failure"]
+                continue
+            counts = self._works[program.task]
+            member = f"code/{sha256(code).hexdigest()[:16]}.cubin"
+            identity = {"id": program.hash, "task": program.task, "origin": program.origin, "cubin": member}
+            estimate = {"estimate_s": round(_estimate_s(counts, self._configuration.device), 3)}
+            entries.append(Entry(identity | item | counts | estimate, {member: code}))
         return entries, failures
 
     def about(self, failures: Mapping[str, str], command: str) -> dict[str, Any]:

@@ -18,15 +18,7 @@ import numpy as np
 from cdmpp.data.card import write_card
 from cdmpp.data.folder import RECORDS
 from cdmpp.data.measure.dataset import program_record, utc_text
-from cdmpp.data.measure.kit.parts import (
-    HOME,
-    PEAK_SLACK,
-    ImpossibleTimesError,
-    Results,
-    read_job,
-    read_part,
-    read_results,
-)
+from cdmpp.data.measure.kit.parts import HOME, Results, read_job, read_part, read_results
 from cdmpp.data.measure.runtime.programs import ONCE_S
 from cdmpp.data.measure.runtime.run import FORMAT
 from cdmpp.data.measure.runtime.run import PROGRAMS as KIND
@@ -94,19 +86,22 @@ PROGRAMS_HOW = (
     "a write of twice the L2 cache.",
     f"A program whose run took more than {ONCE_S:g} s was run once (column `timed`).",
 )
+#: Clocks may exceed the nominal boost clock, and with it the peak, by this factor.
+_PEAK_SLACK = 1.1
 #: A flushed run may read only a part of an input (a stride): its bytes at the memory's peak rate, divided by this.
 _BYTES_SLACK = 4.0
 
 
-def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec) -> list[Measurement]:
+def program_rows(
+    folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec, *, drop_impossible: bool
+) -> list[Measurement]:
     """Return the records of a result file of programs.
 
     Raises
     ------
     DataError
-        A program is missing in ``home/``.
-    ImpossibleTimesError
-        Programs are faster than the device's peak.
+        A program is missing in ``home/``, or faster than the device's peak; with ``drop_impossible`` the latter is a
+        failed record.
     """
     facts = about[KIND]
     items = _items(folder, about, file)
@@ -125,16 +120,18 @@ def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
             if not warm or not flushed:
                 raise DataError(f"{file.path}: program {name} has no times and no failure", hint="run the part again")
             warm_s, flushed_s = float(np.median(warm)), float(np.median(flushed))
-            reason = _impossible_program(items[name], device, warm_s, flushed_s)
-            impossible |= {name: reason} if reason else {}
-            measurement = replace(
-                measurement,
-                repeats_s=warm,
-                latency_s=warm_s,
-                spread=relative_spread(warm),
-                once=bool(result.get("once")),
-                measured_at=result["at"],
-            )
+            if reason := _impossible_program(items[name], device, warm_s, flushed_s):
+                impossible[name] = reason
+                measurement, flushed = replace(measurement, failure=f"impossible time: {reason}"), ()
+            else:
+                measurement = replace(
+                    measurement,
+                    repeats_s=warm,
+                    latency_s=warm_s,
+                    spread=relative_spread(warm),
+                    once=bool(result.get("once")),
+                    measured_at=result["at"],
+                )
         machine = file.machine(result)
         conditions = {
             **{"target": facts["target"], "threads": facts["threads"], "affinity": "", "tvm": facts["tvm"]},
@@ -143,8 +140,13 @@ def program_rows(folder: Path, about: Mapping[str, Any], file: Results, device: 
             "driver": str(machine.get("before", {}).get("driver_version", "")),
         }
         rows.append(program_record(programs[name], measurement, conditions, TimingSettings().max_spread))
-    if impossible:
-        raise ImpossibleTimesError(file.path, impossible)
+    if impossible and not drop_impossible:
+        name, reason = next(iter(impossible.items()))
+        others = f", and {len(impossible) - 1} more" if len(impossible) > 1 else ""
+        raise DataError(
+            f"{file.path}: {name} {reason}{others}",
+            hint="run the part again; if the other times are right, --drop-impossible makes these failed records",
+        )
     return rows
 
 
@@ -152,7 +154,7 @@ def _impossible_program(item: Mapping[str, Any], device: DeviceSpec, warm_s: flo
     """Return why the device cannot be so fast, or ""."""
     types = {dtype for _, dtype, _ in item["arguments"] if dtype.startswith(("float", "bfloat"))} or {"float32"}
     peak = max(device.peak(dtype, matrix=True) for dtype in types)
-    least_s = item["flops"] / peak / PEAK_SLACK
+    least_s = item["flops"] / peak / _PEAK_SLACK
     fastest_s = min(warm_s, flushed_s)
     if fastest_s < least_s:
         return (
@@ -197,9 +199,8 @@ def import_results(
     Raises
     ------
     DataError
-        A file is damaged, or belongs to another job, part or unit; an item is not in the part, or is given twice.
-    ImpossibleTimesError
-        Items are faster than the device's peak.
+        A file is damaged, or belongs to another job, part or unit; an item is not in the part, is given twice, or is
+        faster than the device's peak.
     InvalidDeviceError
         The results are of an unknown GPU, or of one that the job is not for.
     """
@@ -211,7 +212,7 @@ def import_results(
     rows: list[Measurement] = []
     devices = []
     seen: set[tuple[str, str]] = set()
-    for index, file in enumerate(results):
+    for file in results:
         with _of_this_job(file):
             _check(file, about)
             device = _device(file, about)
@@ -222,15 +223,8 @@ def import_results(
                     f"{file.path}: item {min(twice)[0]} of {device.name} is given twice", hint="name each result once"
                 )
             seen |= items
-            if file.head["kind"] != KIND:
-                continue
-            try:
-                rows += program_rows(folder, about, file, device)
-            except ImpossibleTimesError as error:
-                if not drop_impossible:
-                    raise
-                results[index] = _without(file, error.reasons)
-                rows += program_rows(folder, about, results[index], device)
+            if file.head["kind"] == KIND:
+                rows += program_rows(folder, about, file, device, drop_impossible=drop_impossible)
     if not rows:
         raise DataError("the result files have no programs", hint="import the host part together with the others")
     make_folder(result)
@@ -254,13 +248,6 @@ def _of_this_job(file: Results) -> Iterator[None]:
         raise DataError(
             f"{file.path} does not fit the job: {error!r}", hint="copy the results and the job again"
         ) from None
-
-
-def _without(file: Results, reasons: Mapping[str, str]) -> Results:
-    """Return the results with the named items as failures."""
-    failed = {name: {"repeats_s": {}, "failure": f"impossible time: {reason}"} for name, reason in reasons.items()}
-    items = [{**item, **failed.get(item["id"], {})} for item in file.items]
-    return replace(file, items=items)
 
 
 def _check(file: Results, about: Mapping[str, Any]) -> None:

@@ -36,8 +36,6 @@ if __name__ == "__main__":
 #: Bytes of the zip format for a member, beside its content, and the share of the limit that estimates may fill.
 _MEMBER_BYTES, _FILL = 300, 0.97
 _DATE = (1980, 1, 1, 0, 0, 0)
-#: Clocks may exceed the nominal boost clock, and with it the peak, by this factor.
-PEAK_SLACK = 1.1
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ class Results:
     machines : list of dict
         Description of the machine, one for each call of ``run.py``.
     items : list of dict
-        Results: "id", "failure", "repeats_s" (protocol to tuple of seconds), "call", and the fields of the kind.
+        Results: "id", "failure", "repeats_s" (protocol to list of seconds), "call", and the fields of the kind.
     """
 
     path: Path
@@ -261,40 +259,10 @@ def read_results(path: Path) -> Results:
     """
     try:
         arrays = read_npz(read_bytes(path, MAX_REQUEST_BYTES))
-        head = parse_json(str(arrays["head"]))
-        machines = parse_json(str(arrays["machine"]))
-        fields = [parse_json(text) for text in arrays["fields"].tolist()]
-        ids, failures = arrays["ids"].tolist(), arrays["failures"].tolist()
-        repeats: list[dict[str, tuple[float, ...]]] = [{} for _ in ids]
-        offsets, values = arrays["offsets"].tolist(), arrays["repeats_s"]
-        for i, owner in enumerate(arrays["owners"].tolist()):
-            protocol = str(arrays["protocols"][i])
-            repeats[owner][protocol] = tuple(values[offsets[i] : offsets[i + 1]].tolist())
-        items = [
-            {**rest, "id": name, "failure": failure, "repeats_s": taken}
-            for name, failure, rest, taken in zip(ids, failures, fields, repeats, strict=True)
-        ]
+        head, machines, lines = (parse_json(str(arrays[name])) for name in ("head", "machines", "items"))
+        items = [{"failure": "", "repeats_s": {}, **line} for line in lines]
     except FileNotFoundError:
         raise DataError(f"{path} does not exist", hint="name the result files: DIR/*.npz") from None
     except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a result file, or is damaged: {error}", hint="copy it again") from None
     return Results(path, head, machines, items)
-
-
-class ImpossibleTimesError(DataError):
-    """Times of a result file that are faster than the device's peak.
-
-    Attributes
-    ----------
-    reasons : dict of str to str
-        By item.
-    """
-
-    def __init__(self, path: Path, reasons: Mapping[str, str]) -> None:
-        self.reasons = dict(reasons)
-        name, reason = next(iter(self.reasons.items()))
-        others = f", and {len(self.reasons) - 1} more" if len(self.reasons) > 1 else ""
-        super().__init__(
-            f"{path}: {name} {reason}{others}",
-            hint="run the part again; if the other times are right, --drop-impossible makes these failed records",
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cdmpp.predict.llm.config import Experts, Latent, LLMConfig
-from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, layer_count, window_of
+from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, experts_of, layer_count, window_of
 
 
 def _llama(f: Fields) -> LLMConfig:
@@ -150,16 +150,7 @@ def read_deepseek(f: Fields) -> LLMConfig:
     experts = None
     if count is not None:
         first, step = f.size("first_k_dense_replace", 0, least=0), f.size("moe_layer_freq", 1)
-        width = f.size("moe_intermediate_size")
-        experts = Experts(
-            f.size("n_routed_experts"),
-            f.size("num_experts_per_tok"),
-            width,
-            f.size("n_shared_experts", 0, least=0) * width,
-            False,
-            sum(1 for layer in range(layers) if layer >= first and layer % step == 0),
-        )
-        experts = checked_experts(f, experts, "n_routed_experts")
+        experts = experts_of(f, sum(1 for layer in range(layers) if layer >= first and layer % step == 0))
     latent = Latent(
         f.size("q_lora_rank", 0, least=0),
         f.size("kv_lora_rank"),

@@ -156,3 +156,23 @@ def checked_experts(f: Fields, experts: Experts, name: str) -> Experts | Any:
     if experts.topk > experts.count:
         raise f.error("num_experts_per_tok", f"{experts.topk} exceeds {name}={experts.count}")
     return experts if experts.layers else None
+
+
+def experts_of(
+    f: Fields,
+    layers: int,
+    *,
+    count: str = "n_routed_experts",
+    width: int | None = None,
+    shared: str = "moe_intermediate_size",
+    latent: int = 0,
+) -> Experts | Any:
+    """The experts of ``layers`` layers, or None where there are none.
+
+    ``count`` and ``shared`` name the fields with the number of routed experts and with the columns of a shared one;
+    ``width``: columns of a routed one, by default those of the field ``moe_intermediate_size``.
+    """
+    width = f.size("moe_intermediate_size") if width is None else width
+    shared_columns = f.size("n_shared_experts", 0, least=0) * f.size(shared, width)
+    experts = Experts(f.size(count), f.size("num_experts_per_tok"), width, shared_columns, False, layers, latent)
+    return checked_experts(f, experts, count)

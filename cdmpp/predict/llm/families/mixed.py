@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from cdmpp.predict.llm.config import Attention, Dense, Experts, LLMConfig
-from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, layer_count, window_of
+from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, experts_of, layer_count, window_of
 
 
 def read_gpt_oss(f: Fields) -> LLMConfig:
@@ -49,34 +49,17 @@ def read_minimax_m2(f: Fields) -> LLMConfig:
 
 def read_glm4_moe(f: Fields) -> LLMConfig:
     """GLM 4.5 to 4.7: the first layers are dense."""
-    width = f.size("moe_intermediate_size")
-    experts = Experts(
-        f.size("n_routed_experts"),
-        f.size("num_experts_per_tok"),
-        width,
-        f.size("n_shared_experts", 0, least=0) * width,
-        False,
-        max(0, layer_count(f) - f.size("first_k_dense_replace", 0, least=0)),
-    )
+    experts = experts_of(f, max(0, layer_count(f) - f.size("first_k_dense_replace", 0, least=0)))
     bias = f.flag("attention_bias", False)
-    checked = checked_experts(f, experts, "n_routed_experts")
-    return common_fields(f, qk_norm=f.flag("use_qk_norm", False), qkv_bias=bias, experts=checked)
+    return common_fields(f, qk_norm=f.flag("use_qk_norm", False), qkv_bias=bias, experts=experts)
 
 
 def read_step3p7(f: Fields) -> LLMConfig:
     """Step 3.7: windows in three of four layers; the first layers are dense."""
     layers = layer_count(f)
-    experts = Experts(
-        f.size("num_experts"),
-        f.size("num_experts_per_tok"),
-        f.size("moe_intermediate_size"),
-        f.size("n_shared_experts", 0, least=0) * f.size("share_expert_dim", f.size("moe_intermediate_size")),
-        False,
-        max(0, layers - f.size("first_k_dense_replace", 0, least=0)),
-    )
-    return common_fields(
-        f, window=window_of(f, layers - layers // 4), experts=checked_experts(f, experts, "num_experts")
-    )
+    moe_layers = max(0, layers - f.size("first_k_dense_replace", 0, least=0))
+    experts = experts_of(f, moe_layers, count="num_experts", shared="share_expert_dim")
+    return common_fields(f, window=window_of(f, layers - layers // 4), experts=experts)
 
 
 def read_mimo_v2(f: Fields) -> LLMConfig:
@@ -86,16 +69,7 @@ def read_mimo_v2(f: Fields) -> LLMConfig:
     if len(pattern) != layers or len(frequency) != layers:
         name = "moe_layer_freq" if len(pattern) == layers else "hybrid_layer_pattern"
         raise f.error(name, "is not a list with one number per layer")
-    width = f.size("moe_intermediate_size")
-    experts = Experts(
-        f.size("n_routed_experts"),
-        f.size("num_experts_per_tok"),
-        width,
-        f.size("n_shared_experts", 0, least=0) * width,
-        False,
-        sum(map(bool, frequency)),
-    )
-    config = common_fields(f, experts=checked_experts(f, experts, "n_routed_experts"))
+    config = common_fields(f, experts=experts_of(f, sum(map(bool, frequency))))
     full = Attention(config.heads, config.kv_heads, config.head_dim, f.size("v_head_dim", config.head_dim))
     windowed = Attention(
         f.size("swa_num_attention_heads", config.heads),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdmpp.predict.llm.config import Attention, Dense, Experts, FeedForward, Latent, LLMConfig, Mixer, Recurrent
-from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, layer_count
+from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, experts_of, layer_count
 
 _SCAN = "the scan of recurrent layers is approximated by reads and writes of its state, and by products of chunks"
 _MLA_RESIDUAL = "residuals between blocks of layers (attn_res_block_size) are left out"
@@ -67,17 +67,8 @@ def read_nemotron_h(f: Fields) -> LLMConfig:
     mamba, attention, dense, moe = (types.count(kind) for kind in _BLOCKS.values())
     experts = None
     if moe:
-        width = f.size("moe_intermediate_size")
-        experts = Experts(
-            f.size("n_routed_experts"),
-            f.size("num_experts_per_tok"),
-            width,
-            f.size("n_shared_experts", 0, least=0) * f.size("moe_shared_expert_intermediate_size", width),
-            False,
-            moe,
-            f.size("moe_latent_size", 0, least=0),
-        )
-        experts = checked_experts(f, experts, "n_routed_experts")
+        latent = f.size("moe_latent_size", 0, least=0)
+        experts = experts_of(f, moe, shared="moe_shared_expert_intermediate_size", latent=latent)
     config = common_fields(
         f.changed(num_hidden_layers=len(types)),
         head_dim=f.size("head_dim", f.size("attention_head_dim", 128)),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdmpp.predict.llm.config import Attention, Compressed, Experts, Indexer, LLMConfig, Mixer
+from cdmpp.predict.llm.config import Attention, Compressed, Indexer, LLMConfig, Mixer
 from cdmpp.predict.llm.families.classic import read_deepseek
-from cdmpp.predict.llm.families.fields import Fields, checked_experts, common_fields, layer_count
+from cdmpp.predict.llm.families.fields import Fields, common_fields, experts_of, layer_count
 
 _INDEXER = "indexers are approximated by a product of all index keys, and a softmax for the choice"
 _COMPRESSED = "compressed attention and mixed residuals are approximated by known operators"
@@ -28,14 +28,7 @@ def read_sparse_latent(f: Fields) -> LLMConfig:
 def read_deepseek_v4(f: Fields) -> LLMConfig:
     """DeepSeek V4: a window and compressed tokens, of which every other layer chooses some by an indexer."""
     layers, width = layer_count(f), f.size("moe_intermediate_size")
-    experts = Experts(
-        f.size("n_routed_experts"),
-        f.size("num_experts_per_tok"),
-        width,
-        f.size("n_shared_experts", 0, least=0) * width,
-        False,
-        layers,
-    )
+    experts = experts_of(f, layers)
     indexer = Indexer(f.size("index_n_heads"), f.size("index_head_dim"), f.size("index_topk"))
     layer = Compressed(
         heads=f.size("num_attention_heads"),
@@ -63,7 +56,7 @@ def read_deepseek_v4(f: Fields) -> LLMConfig:
     )
     return common_fields(
         f.changed(intermediate_size=width),
-        experts=checked_experts(f, experts, "n_routed_experts"),
+        experts=experts,
         streams=f.size("hc_mult", 1),
         mixers=mixers,
         remarks=(_COMPRESSED, _INDEXER),
@@ -76,17 +69,10 @@ def read_minimax_m3(f: Fields) -> LLMConfig:
     pattern = f.sizes("moe_layer_freq")
     moe_layers = sum(map(bool, pattern)) if len(pattern) == layers else layers - f.size("first_k_dense_replace", 0)
     width = f.size("moe_intermediate_size", f.size("intermediate_size"))
-    experts = Experts(
-        f.size("num_local_experts"),
-        f.size("num_experts_per_tok"),
-        width,
-        f.size("n_shared_experts", 0, least=0) * f.size("shared_intermediate_size", width),
-        False,
-        moe_layers,
-    )
+    experts = experts_of(f, moe_layers, count="num_local_experts", width=width, shared="shared_intermediate_size")
     config = common_fields(
         f.changed(intermediate_size=f.size("dense_intermediate_size", width), hidden_act="silu"),
-        experts=checked_experts(f, experts, "num_local_experts"),
+        experts=experts,
         qk_norm=f.flag("use_qk_norm", True),
     )
     full = Attention(config.heads, config.kv_heads, config.head_dim)
