@@ -96,7 +96,7 @@ def llm(
     spread: Annotated[
         float | None,
         typer.Option(
-            help="Lengths vary by this share around --input and --output. Default: 0.02 for --concurrency of engines "
+            help="Lengths vary by this share around --input and --output. Default: 0.05 for --concurrency of engines "
             "that mix prompts and decoding, else 0.",
             show_default=False,
         ),

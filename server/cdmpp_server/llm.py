@@ -206,7 +206,7 @@ class SimulateRequest(_Model):
         Field(
             ge=0,
             lt=1,
-            description="Share by which lengths vary; null: 0.02 for `concurrency` of engines that mix "
+            description="Share by which lengths vary; null: 0.05 for `concurrency` of engines that mix "
             "prompts and decoding, else 0.",
         ),
     ] = None

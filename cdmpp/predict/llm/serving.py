@@ -47,8 +47,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 MAX_REQUESTS = 100_000
 #: Requests per second.
 MIN_RATE, MAX_RATE = 1e-6, 1e6
+#: Runs of the loop: with steps of the predicted, the lower and the upper duration.
+RUNS = 3
 #: Spread of lengths that parts requests which begin together.
-SPREAD = 0.02
+SPREAD = 0.05
 LOCKSTEP = (
     "all prompts and answers have the same length and prompts run alone: requests stay together, in waves; a spread of "
     "lengths parts them, with first tokens several times as early"
@@ -362,7 +364,7 @@ class ServingPlan:
     Parameters
     ----------
     most_work : float
-        Bound on the work of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
+        Bound on the work of all runs of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
 
     Attributes
     ----------
@@ -400,7 +402,7 @@ class ServingPlan:
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
         most_work: float = inf,
     ) -> None:
-        self._most_work = most_work
+        self._most_work = most_work / RUNS
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
         profile, device = load_engine(engine, framework), with_network(device, network)
         self._profile, self._device = profile, device
@@ -427,11 +429,11 @@ class ServingPlan:
         layout = Layout(tp, pp, ep, dp)
         # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
         prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
-        Effort(most_work).spend(prefill)
+        Effort(self._most_work).spend(prefill)
         layout.check(config)
         beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
         #: Predicted seconds of :meth:`run`.
-        self.seconds = 3 * SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
+        self.seconds = RUNS * SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
@@ -715,7 +717,7 @@ def simulate(
     seed : int
         Of arrivals and lengths.
     spread : float, optional
-        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.02 for
+        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.05 for
         ``concurrency`` where prompts and decoding share steps, else 0. Requests of equal length that begin together
         would stay together there; small differences part them on real servers. Where prompts run alone they stay.
     prefix_hit : float

@@ -178,11 +178,11 @@ def test_impossible_loads_are_errors(options: dict[str, Any], message: str, pred
 
 
 def test_first_burst_of_a_closed_loop_is_left_out(predictor: LatencyPredictor) -> None:
-    load: dict[str, Any] = {"concurrency": 32, "input": 1024, "output": 128}
+    load: dict[str, Any] = {"concurrency": 32, "input": 1024, "output": 1024}
     result, whole = (served(predictor, **load, **options) for options in ({}, {"warmup": 0}))
     assert (result.warmup, whole.warmup, len(result.ttft_s)) == (32, 0, 256)
     # Prompts that all begin together wait for each other; later ones come one by one.
-    assert result.percentile("ttft_s", 99) < 0.8 * whole.percentile("ttft_s", 99)
+    assert result.percentile("ttft_s", 99) < 0.5 * whole.percentile("ttft_s", 99)
     value = result.to_dict()
     for name in ("ttft_s", "tpot_s", "latency_s", "queue_s"):
         later = getattr(result, name)[32:]
