@@ -32,7 +32,9 @@ DEVICES = {
     "h100_sxm": "h100-sxm",
     "h200_sxm": "h200",
 }
-ENGINES = {"vLLM": "vllm-2024", "TensorRT-LLM": "trtllm-2024", "vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm"}
+ENGINES = {"vLLM": "vllm-2024", "TensorRT-LLM": "trtllm-2024"} | {
+    name: name for name in ("vllm", "vllm-0.12", "sglang", "trtllm")
+}
 WEIGHTS = {"fp8": "float8_e4m3", "fp8_block": "float8_e4m3", "nvfp4": "float4_e2m1"}
 #: Configurations of PipeWeave's models.
 _PIPEWEAVE = {"Qwen2.5-14B": "qwen2.5-14b", "Llama-3.1-70B": "llama-3.1-70b"}
@@ -87,7 +89,7 @@ class Cell:
 def read_cells(data: Path, configs: Path) -> list[Cell]:
     """Rows that our names cover, one for repeated keys (their median)."""
     alias = configs_by_name(configs)
-    table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
+    table = read_table(data)
     closed = (table.kind == "closed_loop_agg") & (table.quantity == "tpot_ms")
     # Gathered clusters have counts of GPUs that are no layout of one engine.
     closed &= (table.tp * table.dp == table.gpus) & table.tp.isin([1, 2, 4, 8, 16])
@@ -99,6 +101,13 @@ def read_cells(data: Path, configs: Path) -> list[Cell]:
         for key, group in table.groupby(_KEYS, dropna=False)
     ]
     return [*_thinned(cells), *_pipeweave(data)]
+
+
+def read_table(data: Path) -> pd.DataFrame:
+    """Rows of serving systems; the framework of vLLM 0.12 is the name of its profile."""
+    table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
+    old = (table.framework == "vllm") & table.version.fillna("").str.startswith("0.12")
+    return table.assign(framework=table.framework.mask(old, "vllm-0.12"))
 
 
 def _thinned(cells: Sequence[Cell]) -> Iterator[Cell]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from benchmarks.report.markdown import percent, table
-from benchmarks.serving_truth.cells import Cell, configs_by_name, read_cells
+from benchmarks.serving_truth.cells import Cell, configs_by_name, read_cells, read_table
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
 from cdmpp.predict.engines import load_engine
@@ -19,8 +18,8 @@ from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import ServingResult, read_config
 from cdmpp.predict.llm.serving import ServingPlan
 
-#: Requests of a cell: so many for each in flight, at most.
-EACH, MOST = 6, 1500
+#: Requests of each client in the published runs; requests of a simulated one, at most.
+EACH, MOST = 10, 1500
 _OPEN_LOOP = {
     "meta-llama/Llama-3.1-8B": {"tp": 1},
     "Qwen/Qwen3-32B": {"tp": 2},
@@ -31,7 +30,7 @@ _OPEN_LOOP = {
 def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
     """Errors at fixed concurrency by engine, device and model, and of requests with Poisson arrivals."""
     measured = _first_tokens(data)
-    groups: dict[tuple[str, str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[tuple[float, ...]]] = defaultdict(list)
     left_out = Counter[str]()
     for cell in read_cells(data, configs):
         if not cell.closed_loop:
@@ -41,17 +40,21 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
         except CdmppError as error:
             left_out["architecture not known" if "is not known" in error.message else "does not fit"] += 1
             continue
-        ttft_s = measured.get(cell.row)
-        groups[cell.engine, cell.device, cell.model].append(
-            (
-                float(result.tpot_s.mean()) / cell.seconds - 1,
-                np.nan if ttft_s is None else float(result.ttft_s.mean()) / ttft_s - 1,
-                float(result.preemptions),
+        ttft_s = measured.get(cell.row, np.nan)
+        # The published mean: the first requests of all clients, and all later ones.
+        first_s = (float(result.ttft_s[: cell.batch].mean()) + (EACH - 1) * float(result.measured("ttft_s").mean())) / EACH
+        tpot_s = float(result.measured("tpot_s").mean())
+        bounds = [
+            (result.bounds[name][0] <= measured_s / predicted_s * mean_s <= result.bounds[name][1])
+            for name, measured_s, predicted_s, mean_s in (
+                ("tpot_s", cell.seconds, tpot_s, tpot_s),
+                ("ttft_s", ttft_s, first_s, float(result.measured("ttft_s").mean())),
             )
-        )
+        ]
+        groups[cell.engine, cell.device, cell.model].append((tpot_s / cell.seconds - 1, first_s / ttft_s - 1, *bounds))
     rows = []
     for (engine, device, model), errors in sorted(groups.items()):
-        tpot, ttft, _ = np.array(errors).T
+        tpot, ttft, tpot_in, ttft_in = np.array(errors, dtype=np.float64).T
         rows.append(
             {
                 "engine": engine,
@@ -62,15 +65,19 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
                 "tpot_bias": float(np.median(tpot)),
                 "ttft_median": float(np.nanmedian(np.abs(ttft))),
                 "ttft_bias": float(np.nanmedian(ttft)),
+                "tpot_covered": float(tpot_in.mean()),
+                "ttft_covered": float(ttft_in[~np.isnan(ttft)].mean()),
             }
         )
-    every = np.array([error for errors in groups.values() for error in errors])
+    every = np.array([error for errors in groups.values() for error in errors], dtype=np.float64)
     dense = np.array([e for (engine, _, _), errors in groups.items() if engine == "vllm" for e in errors])
     return {
         "groups": rows,
         "tpot": float(np.abs(every[:, 0]).mean()),
         "tpot_vllm": float(np.abs(dense[:, 0]).mean()),
         "ttft_median": float(np.nanmedian(np.abs(every[:, 1]))),
+        "tpot_covered": float(every[:, 2].mean()),
+        "ttft_covered": float(every[~np.isnan(every[:, 1]), 3].mean()),
         "answered": len(every),
         "left_out": dict(left_out),
         "open_loop": list(_open_loop(data, configs, predictor)),
@@ -78,7 +85,6 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
 
 
 def _closed_loop(cell: Cell, predictor: Predictor) -> ServingResult:
-    """All requests count, also the first ones of all clients, as in the published runs."""
     request = {name: value for name, value in cell.request.items() if name != "batch"}
     count = min(EACH * cell.batch, max(3 * cell.batch, MOST))
     plan = ServingPlan(
@@ -94,14 +100,14 @@ def _closed_loop(cell: Cell, predictor: Predictor) -> ServingResult:
 
 def _first_tokens(data: Path) -> dict[tuple[Any, ...], float]:
     """Seconds to the first token by the cell's keys."""
-    table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
+    table = read_table(data)
     table = table[(table.kind == "closed_loop_agg") & (table.quantity == "ttft_ms")]
     keys = ["framework", "device", "model", "tp", "ep", "dp", "dtype", "batch", "input_tokens", "output_tokens"]
     return {key: float(group.value.median()) / 1e3 for key, group in table.groupby(keys)}
 
 
 def _open_loop(data: Path, configs: Path, predictor: Predictor) -> Iterator[dict[str, Any]]:
-    table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
+    table = read_table(data)
     table = table[table.kind == "open_loop_request"]
     alias = configs_by_name(configs)
     for model, layout in _OPEN_LOOP.items():
@@ -143,8 +149,10 @@ def pages(served: dict[str, Any]) -> dict[str, str]:
         "rows",
         "time per token, mean error",
         "bias",
+        "80 % interval covers",
         "time to first token, median error",
         "bias",
+        "80 % interval covers",
     ]
     rows = [
         [
@@ -152,12 +160,15 @@ def pages(served: dict[str, Any]) -> dict[str, str]:
             f"{row['rows']:,}",
             f"**{percent(row['tpot'])}**",
             f"{100 * row['tpot_bias']:+.0f} %",
+            percent(row["tpot_covered"], 0),
             f"**{percent(row['ttft_median'])}**",
             f"{100 * row['ttft_bias']:+.0f} %",
+            percent(row["ttft_covered"], 0),
         ]
         for row in served["groups"]
     ]
-    total = ["all", "", "", f"{served['answered']:,}", percent(served["tpot"]), "", percent(served["ttft_median"]), ""]
+    total = ["all", "", "", f"{served['answered']:,}", percent(served["tpot"]), "", percent(served["tpot_covered"], 0)]
+    total += [percent(served["ttft_median"]), "", percent(served["ttft_covered"], 0)]
     header_open = [
         "model",
         "requests",

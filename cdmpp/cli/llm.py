@@ -103,7 +103,7 @@ def llm(
     spread: Annotated[
         float | None,
         typer.Option(
-            help="Lengths vary by this share around --input and --output. Default: 0.02 for --concurrency of engines "
+            help="Lengths vary by this share around --input and --output. Default: 0.05 for --concurrency of engines "
             "that mix prompts and decoding, else 0.",
             show_default=False,
         ),
@@ -158,7 +158,7 @@ def llm(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="What the serving engine adds to its kernels: vllm (default), vllm-2024, sglang, trtllm, trtllm-2024, "
+            help="What the serving engine adds to its kernels: vllm (default), vllm-0.12, vllm-0.9, vllm-2024, sglang, trtllm, trtllm-2024, "
             "kernels-only, or a file of cdmpp llm calibrate.",
             show_default=False,
         ),

@@ -197,7 +197,7 @@ class SimulateRequest(_Model):
         Field(
             ge=0,
             lt=1,
-            description="Share by which lengths vary; null: 0.02 for `concurrency` of engines that mix "
+            description="Share by which lengths vary; null: 0.05 for `concurrency` of engines that mix "
             "prompts and decoding, else 0.",
         ),
     ] = None
@@ -216,6 +216,13 @@ class Spread(AnswerModel):
     p99: Annotated[float, Field(ge=0)]
 
 
+class BoundedSpread(Spread):
+    """Seconds over the requests, with an 80 % interval of the mean."""
+
+    mean_lower: Annotated[float, Field(ge=0)]
+    mean_upper: Annotated[float, Field(ge=0)]
+
+
 class SimulateAnswer(AnswerModel):
     """Requests that were served."""
 
@@ -226,20 +233,25 @@ class SimulateAnswer(AnswerModel):
     requests: int
     warmup_requests: Annotated[int, Field(description="Of them, those at the beginning that the spreads leave out.")]
     warmup_ttft_s: Annotated[Spread | None, Field(description="First tokens of those; null without a warm-up.")]
-    ttft_s: Annotated[Spread, Field(description="From arrival to the first token.")]
-    tpot_s: Annotated[Spread | None, Field(description="Between tokens; null where all requests have one token.")]
-    latency_s: Annotated[Spread, Field(description="From arrival to the last token.")]
-    queue_s: Annotated[Spread, Field(description="From arrival to the first step of the prompt.")]
+    ttft_s: Annotated[BoundedSpread, Field(description="From arrival to the first token.")]
+    tpot_s: Annotated[BoundedSpread | None, Field(description="Between tokens; null where all requests have one token.")]
+    latency_s: Annotated[BoundedSpread, Field(description="From arrival to the last token.")]
+    queue_s: Annotated[Spread, Field(description="From the front end to the first step of the prompt.")]
     single_token: Annotated[int, Field(description="Requests of one token, left out of tpot_s.")]
     duration_s: float
     requests_per_s: float
     throughput_tokens_per_s: float
+    throughput_lower_tokens_per_s: float
+    throughput_upper_tokens_per_s: float
     throughput_tokens_per_s_per_gpu: float
     steps: int
     preemptions: Annotated[int, Field(description="Requests that gave up their cache and were computed again.")]
     cache_share: Annotated[float, Field(description="Largest share of the cache in use.")]
     relative_lower: Annotated[float, Field(description="80 % interval of a step's duration, as factors of it.")]
     relative_upper: float
+    domain: Literal["in", "near", "out"]
+    domain_reason: Annotated[str, Field(description="The engine, and the largest part that is not `in`.")]
+    domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
     remarks: Annotated[list[str], Field(description="What was assumed.")]
 
 

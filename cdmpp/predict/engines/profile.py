@@ -48,6 +48,8 @@ class Host(BaseModel):
     launch_s, launch_lower_s, launch_upper_s : float
         Of a kernel outside of a graph, with bounds. The host runs ahead of the device: the longer of kernels and
         launches counts.
+    frontend_s : float
+        Of a request, before the engine may schedule it: HTTP, tokenisation, queues between processes.
     overlapped : bool
         The host prepares the next step while the device computes: the longer of both counts, not their sum.
     """
@@ -62,6 +64,7 @@ class Host(BaseModel):
     launch_s: Seconds = 0.0
     launch_lower_s: Seconds = 0.0
     launch_upper_s: Seconds = 0.0
+    frontend_s: Seconds = 0.0
     overlapped: bool = False
 
     def step(self, sequences: int, ranks: int, replicas: int) -> float:
@@ -126,7 +129,7 @@ class EngineProfile(BaseModel):
     framework : str or None
         Framework whose kernels are predicted; None: that of the request.
     also : tuple of str
-        Further frameworks whose kernels the engine has in decode: the fastest of each part counts.
+        Further frameworks whose kernels the engine has: the fastest of each part counts.
     kernel_factor : float
         Measured over predicted time of the kernels.
     fused, fused_ranks : tuple of str
@@ -141,12 +144,16 @@ class EngineProfile(BaseModel):
         Tokens of a prefill step; longer ones are chunks. None: one step.
     prefill_first : bool
         Whether prompts run alone, before the other sequences decode; else both share a step.
+    schedules_ahead : bool
+        Whether the next step is scheduled while the device runs this one: a new request waits one step more.
     max_sequences : int
         Most sequences of a step of one replica.
     cache_share : float
         Part of the device's memory that weights, activations and cache may fill.
     residual : float
         Standard deviation of log(measured / predicted) that the profile leaves, besides the kernels' own interval.
+    first_residual : float
+        The same of a time to first token, in addition.
     training : TrainingLoop or None
         Of a training framework; None: a serving engine.
     source : dict of str to str
@@ -169,9 +176,11 @@ class EngineProfile(BaseModel):
     graph_prefill: bool = False
     token_budget: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
     prefill_first: bool = False
+    schedules_ahead: bool = False
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] = 256
     cache_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.9
     residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
+    first_residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
     training: TrainingLoop | None = None
     source: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=2000)]] = {}
 

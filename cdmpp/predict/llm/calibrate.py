@@ -419,7 +419,15 @@ class CalibrationPlan:
             for name in names:
                 weights = phase_weights(name, plan.settings.batch, plan.settings.output, found["closed_loop"])
                 runs = [weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs]
-                builder.add(number, found[name], [*prefill, *decode], np.concatenate(runs))
+                # The engine has no part in the front end of a first token.
+                engine_s = found[name] - profile.host.frontend_s * (name == "ttft_s")
+                if engine_s <= 0:
+                    raise DataError(
+                        f"row {number}: ttft_s {found[name]:.4g} is below the front end of {profile.name}, "
+                        f"{profile.host.frontend_s:.4g} s",
+                        hint="leave ttft_s out, or start from a profile with a smaller host.frontend_s",
+                    )
+                builder.add(number, engine_s, [*prefill, *decode], np.concatenate(runs))
         return builder.measured()
 
 

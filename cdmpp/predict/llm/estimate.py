@@ -24,7 +24,7 @@ from cdmpp.predict.llm.estimate_result import Bounded, LLMEstimate, Part, Settin
 from cdmpp.predict.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.predict.llm.memory import check_memory
 from cdmpp.predict.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
-from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
+from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined, widened
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction, Query, check_settings
 from cdmpp.programs.collectives import link_remarks
@@ -201,6 +201,7 @@ class EstimatePlan:
             rows += _parts("decode", decode, self.decode_runs)
             kinds = kinds + decode_kinds
         total_s = combined(kinds, residual)
+        first_s = widened(prefill_s, self._engine.first_residual) + self._engine.host.frontend_s
         steps_after = s.output - 1
         return LLMEstimate(
             model_id=model_id,
@@ -209,6 +210,7 @@ class EstimatePlan:
             gpus=self._layout.gpus,
             prefill=Bounded.of(prefill_s),
             decode=None if step_s is None else Bounded.of(step_s),
+            ttft=Bounded.of(first_s),
             total=Bounded.of(total_s),
             tpot=None if decode_s is None else Bounded.of(decode_s / steps_after),
             memory=self.memory,

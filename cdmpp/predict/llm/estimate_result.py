@@ -110,8 +110,10 @@ class LLMEstimate(Rendered):
         The steps over the prompts; they give the first token of each answer.
     decode : Bounded or None
         The median decode step; None for a single output token.
+    ttft : Bounded
+        Prefill and the engine's front end.
     total : Bounded
-        Prefill and all decode steps.
+        Prefill and all decode steps, without the front end.
     tpot : Bounded or None
         Mean time of a token in decode.
     parts : list of Part
@@ -128,6 +130,7 @@ class LLMEstimate(Rendered):
     gpus: int
     prefill: Bounded
     decode: Bounded | None
+    ttft: Bounded
     total: Bounded
     tpot: Bounded | None
     memory: Memory
@@ -184,7 +187,7 @@ class LLMEstimate(Rendered):
             ("prefill", self.prefill),
             ("decode", self.decode),
             ("total", self.total),
-            ("ttft", self.prefill),
+            ("ttft", self.ttft),
             ("tpot", self.tpot),
         )
         for name, value in durations:

@@ -141,18 +141,16 @@ def goodput(
     together = at(inf)
     saturation = count / together.duration_s
     low, high = LOWEST * saturation, saturation
-    best = at(low)
-    if not met(best):
+    if not met(at(low)):
         return Goodput(0.0, saturation, share, plan.slots, ttft_s, tpot_s, None)
-    if met(result := at(high)):
+    if met(at(high)):
+        result = plan.bounded(predictor.model_id, tables, high)
         return Goodput(saturation, saturation, share, plan.slots, ttft_s, tpot_s, result)
     while high > low * (1 + PRECISION):
         middle = float(np.sqrt(low * high))
-        if met(result := at(middle)):
-            low, best = middle, result
-        else:
-            high = middle
-    return Goodput(low, saturation, share, plan.slots, ttft_s, tpot_s, best)
+        low, high = (middle, high) if met(at(middle)) else (low, middle)
+    result = plan.bounded(predictor.model_id, tables, low)
+    return Goodput(low, saturation, share, plan.slots, ttft_s, tpot_s, result)
 
 
 def share_met(result: ServingResult, ttft_s: float | None, tpot_s: float | None) -> float:

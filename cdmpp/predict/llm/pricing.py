@@ -63,6 +63,12 @@ def combined(kinds: Array, residual: float = 0.0) -> Array:
     return np.array([point, point * np.exp(-wide[0]), point * np.exp(wide[1])])
 
 
+def widened(figures: Array, residual: float) -> Array:
+    """Point, lower and upper bound, ``(3,)``, with a further standard deviation of the log."""
+    logs = np.log(figures / figures[0])
+    return np.asarray(figures[0] * np.exp([0.0, *np.hypot(logs[1:], _TO_BOUND * residual) * [-1, 1]]))
+
+
 @dataclass(frozen=True)
 class StepPricing:
     """Programs that price one step.
@@ -106,10 +112,9 @@ class StepPricing:
         """A step as an engine runs it: a graph or launches, without the parts of decode inside of other kernels."""
         captured = (engine.graph_decode and cuda_graph) if decode else engine.graph_prefill
         own = [part for part in parts if not decode or engine.runs(part.name, ranks)]
-        frameworks = engine.frameworks if decode else engine.frameworks[:1]
         layers = 0 if decode or not captured else sum(part.count for part in own if part.name in EAGER_LAYERS)
         eager_s = layers * engine.host.eager_layer_s
-        return cls(own, captured, engine, sequences, ranks, replicas, eager_s, frameworks)
+        return cls(own, captured, engine, sequences, ranks, replicas, eager_s, engine.frameworks)
 
     @classmethod
     def of_step(

@@ -6,7 +6,7 @@ The loop is in :mod:`cdmpp.predict.llm.serving_loop`, a step's duration comes fr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from os import PathLike
@@ -17,6 +17,7 @@ import numpy as np
 from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.model.domain.score import TotalDomain
 from cdmpp.predict import llm_defaults as defaults
 from cdmpp.predict.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.predict.interface import Predictor
@@ -24,7 +25,7 @@ from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS, resolved_device, shipped_predictor, tokens_per_step
 from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import check_cache, part_memory
-from cdmpp.predict.llm.pricing import combined
+from cdmpp.predict.llm.pricing import combined, widened
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.serving_loop import (
     SECONDS_PER_WORK,
@@ -38,7 +39,7 @@ from cdmpp.predict.llm.serving_loop import (
 )
 from cdmpp.predict.llm.step_costs import StepCosts, StepTables
 from cdmpp.predict.prediction import Prediction
-from cdmpp.predict.rendering import Rendered, Table, percent
+from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
 from cdmpp.programs.collectives import link_remarks
 from cdmpp.utils.units import format_latency
 
@@ -46,8 +47,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 MAX_REQUESTS = 100_000
 #: Requests per second.
 MIN_RATE, MAX_RATE = 1e-6, 1e6
+#: Runs of the loop: with steps of the predicted, the lower and the upper duration.
+RUNS = 3
 #: Spread of lengths that parts requests which begin together.
-SPREAD = 0.02
+SPREAD = 0.05
 LOCKSTEP = (
     "all prompts and answers have the same length and prompts run alone: requests stay together, in waves; a spread of "
     "lengths parts them, with first tokens several times as early"
@@ -63,7 +66,7 @@ class ServingResult(Rendered):
     Attributes
     ----------
     ttft_s, latency_s, queue_s : (requests,)
-        From arrival to the first token, to the last one, and to the first step that works on the prompt.
+        From arrival to the first token and to the last one; from the front end to the first step of the prompt.
     tpot_s : (requests with two or more tokens,)
         Mean time between tokens; requests of one token are left out.
     output : (requests,)
@@ -80,6 +83,11 @@ class ServingResult(Rendered):
     gpus : int
     relative_lower, relative_upper : float
         80 % interval of a step's duration, as factors of it.
+    bounds : dict of str to (float, float)
+        80 % intervals of the means of ``ttft_s``, ``tpot_s`` and ``latency_s``, and of ``throughput_tokens_per_s``:
+        those of the same requests with steps of the lower and of the upper duration. Empty without such runs.
+    total_domain : TotalDomain
+        By share of the time of all tokens.
     engine, device, model_id : str
     remarks : tuple of str
         What was assumed.
@@ -100,6 +108,8 @@ class ServingResult(Rendered):
     gpus: int
     relative_lower: float
     relative_upper: float
+    bounds: dict[str, tuple[float, float]]
+    total_domain: TotalDomain
     engine: str
     device: str
     model_id: str
@@ -147,6 +157,7 @@ class ServingResult(Rendered):
 
     def to_dict(self) -> dict[str, Any]:
         """Means and percentiles as JSON values."""
+        lower, upper = self.bounds.get("throughput_tokens_per_s", (None, None))
         return {
             "model_id": self.model_id,
             "device": self.device,
@@ -155,29 +166,37 @@ class ServingResult(Rendered):
             "requests": len(self.ttft_s),
             "warmup_requests": self.warmup,
             "warmup_ttft_s": _spread(self.ttft_s[: self.warmup]),
-            **{name: _spread(self.measured(name)) for name in SEQUENCES},
+            **{name: _spread(self.measured(name), self.bounds.get(name)) for name in SEQUENCES},
             "single_token": self.single_token,
             "duration_s": self.duration_s,
             "requests_per_s": len(self.ttft_s) / self.duration_s,
             "throughput_tokens_per_s": self.throughput_tokens_per_s,
+            "throughput_lower_tokens_per_s": lower,
+            "throughput_upper_tokens_per_s": upper,
             "throughput_tokens_per_s_per_gpu": self.throughput_tokens_per_s / self.gpus,
             "steps": self.steps,
             "preemptions": self.preemptions,
             "cache_share": self.cache_share,
             "relative_lower": self.relative_lower,
             "relative_upper": self.relative_upper,
+            "domain": self.total_domain.label,
+            "domain_reason": f"engine {self.engine}; {self.total_domain.reason or 'all kernels in'}",
+            "domain_shares": self.total_domain.shares,
             "remarks": list(self.remarks),
         }
 
 
-def _spread(values: Array) -> dict[str, float] | None:
-    """Mean and percentiles; None of nothing."""
+def _spread(values: Array, bounds: tuple[float, float] | None = None) -> dict[str, float] | None:
+    """Mean, its bounds and percentiles; None of nothing."""
     if not len(values):
         return None
-    return {"mean": float(values.mean())} | {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
+    known = {} if bounds is None else {"mean_lower": bounds[0], "mean_upper": bounds[1]}
+    return {"mean": float(values.mean())} | known | {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
 
 
 SEQUENCES = ("ttft_s", "tpot_s", "latency_s", "queue_s")
+#: Of them, those with intervals.
+BOUNDED = SEQUENCES[:3]
 
 
 def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
@@ -199,14 +218,22 @@ def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
     ]
     header = ("device", "gpus", "ttft p50", "p99", "tpot p50", "p99", "queue", "tokens/s", "requests/s", "cache")
     title = f"{len(first.ttft_s):,} requests; engine {first.engine}; model {first.model_id}"
-    bounds = ", ".join(f"{r.device} {r.relative_lower:.2f} to {r.relative_upper:.2f}" for r in results)
+    bounds = "; ".join(f"{r.device}: {_bounds_text(r)}" for r in results)
     first_s = ", ".join(f"{r.device} {format_latency(float(r.ttft_s[: r.warmup].max()))}" for r in results if r.warmup)
     notes = [f"warm-up: the first {first.warmup:,} requests, left out; largest ttft: {first_s}"] if first_s else []
     notes += dict.fromkeys(remark for r in results for remark in r.remarks)
     return [
         Table((*header, "preempted"), rows, range(1, len(header) + 1), title),
-        Table.lines(f"80 % interval of a step, as factors: {bounds}", *notes),
+        Table.lines(f"80 % interval of means, and domain: {bounds}", *notes),
     ]
+
+
+def _bounds_text(result: ServingResult) -> str:
+    names = {"ttft_s": "ttft", "tpot_s": "tpot", "latency_s": "latency"}
+    texts = [f"{text} {interval_text(*result.bounds[name])}" for name, text in names.items() if name in result.bounds]
+    if rates := result.bounds.get("throughput_tokens_per_s"):
+        texts.append("tokens/s {:,.0f} – {:,.0f}".format(*rates))
+    return ", ".join([*texts, result.total_domain.label])
 
 
 @dataclass(frozen=True)
@@ -322,9 +349,9 @@ class _Pool:
 
     def replicas(self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: Effort) -> list[Lane]:
         """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
-        first = self.profile.prefill_first
+        first, ahead = self.profile.prefill_first, self.profile.schedules_ahead
         return [
-            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort)
+            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
             for _ in range(min(count, self.layout.dp * self.layout.pp))
         ]
 
@@ -337,7 +364,7 @@ class ServingPlan:
     Parameters
     ----------
     most_work : float
-        Bound on the work of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
+        Bound on the work of all runs of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
 
     Attributes
     ----------
@@ -375,7 +402,7 @@ class ServingPlan:
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
         most_work: float = inf,
     ) -> None:
-        self._most_work = most_work
+        self._most_work = most_work / RUNS
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
         profile, device = load_engine(engine, framework), with_network(device, network)
         self._profile, self._device = profile, device
@@ -402,11 +429,11 @@ class ServingPlan:
         layout = Layout(tp, pp, ep, dp)
         # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
         prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
-        Effort(most_work).spend(prefill)
+        Effort(self._most_work).spend(prefill)
         layout.check(config)
         beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
         #: Predicted seconds of :meth:`run`.
-        self.seconds = SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
+        self.seconds = RUNS * SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
@@ -447,8 +474,24 @@ class ServingPlan:
         return 0
 
     def run(self, model_id: str, predictions: Iterable[Prediction]) -> ServingResult:
-        """Simulate with the predictions of :attr:`queries`."""
-        return self.serve(model_id, self.tables(predictions))
+        """Simulate with the predictions of :attr:`queries`, with intervals."""
+        return self.bounded(model_id, self.tables(predictions))
+
+    def bounded(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
+        """:meth:`serve`, and again with steps of the lower and of the upper duration."""
+        result = self.serve(model_id, tables, rate)
+        factors = (1.0, result.relative_lower, result.relative_upper)
+        runs = [result, *(self.serve(model_id, [one.scaled(f) for one in tables], rate) for f in factors[1:])]
+        bounds: dict[str, tuple[float, float]] = {}
+        for name in BOUNDED:
+            if not len(result.measured(name)):
+                continue
+            means = np.array([float(run.measured(name).mean()) for run in runs])
+            if name == "ttft_s":
+                means = widened(means, self._profile.first_residual)
+            bounds[name] = float(means.min()), float(means.max())
+        rates = [run.throughput_tokens_per_s for run in runs]
+        return replace(result, bounds={**bounds, "throughput_tokens_per_s": (min(rates), max(rates))})
 
     def tables(self, predictions: Iterable[Prediction]) -> list[StepTables]:
         """Step costs of the pools, made of the predictions of :attr:`queries`."""
@@ -470,13 +513,17 @@ class ServingPlan:
         for lane in (lane for own in pools for lane in own if log):
             lane.log = []
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
-        requests = [ServedRequest(i, scale * at, *sizes) for i, (at, *sizes) in enumerate(self._requests)]
+        frontend_s = self._profile.host.frontend_s
+        requests = [
+            ServedRequest(i, scale * at, *sizes, ready_s=scale * at + frontend_s)
+            for i, (at, *sizes) in enumerate(self._requests)
+        ]
         if len(pools) == 2:
-            two_pools(pools[0], pools[1], requests, self._clients, self._token_s)
+            two_pools(pools[0], pools[1], requests, self._clients, self._token_s, frontend_s)
         elif self._clients is None:
             open_loop(pools[0], requests)
         else:
-            closed_loop(pools[0], requests, self._clients)
+            closed_loop(pools[0], requests, self._clients, frontend_s)
         return requests, pools
 
     def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
@@ -493,12 +540,23 @@ class ServingPlan:
         several = np.array([r.output > 1 for r in requests])
         after = np.array([r.output - 1 for r in requests])[several]
         point, lower, upper = combined(tables[-1].kinds, self._profile.residual)
+        # Prompts are computed by the first pool, the other tokens by the last one.
+        tokens = {"prefill": sum(r[1] for r in self._requests), "decode": sum(r[2] for r in self._requests)}
+        domains = [
+            (f"{name} of {phase}", label, tokens[phase] * token_s, reason)
+            for pool, wanted in ((tables[0], "prefill"), (tables[-1], "decode"))
+            for phase, name, label, token_s, reason in pool.domains
+            if phase == wanted
+        ]
+        total_domain = TotalDomain.of(domains)
+        assert total_domain is not None
         lanes = [lane for own in pools for lane in own]
+        frontend_s = self._profile.host.frontend_s
         return ServingResult(
             ttft_s=first,
             tpot_s=(latency - first)[several] / after,
             latency_s=latency,
-            queue_s=np.array([r.scheduled_s - r.arrival_s for r in requests]),
+            queue_s=np.array([r.scheduled_s - r.arrival_s - frontend_s for r in requests]),
             output=np.array([r.output for r in requests], dtype=np.float64),
             warmup=self.warmup,
             single_token=int((~several).sum()),
@@ -510,6 +568,8 @@ class ServingPlan:
             gpus=self.gpus,
             relative_lower=float(lower / point),
             relative_upper=float(upper / point),
+            bounds={},
+            total_domain=total_domain,
             engine=self._profile.name,
             device=self._device.name,
             model_id=model_id,
@@ -657,7 +717,7 @@ def simulate(
     seed : int
         Of arrivals and lengths.
     spread : float, optional
-        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.02 for
+        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.05 for
         ``concurrency`` where prompts and decoding share steps, else 0. Requests of equal length that begin together
         would stay together there; small differences part them on real servers. Where prompts run alone they stay.
     prefix_hit : float

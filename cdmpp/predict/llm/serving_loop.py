@@ -86,9 +86,10 @@ class ServedRequest:
 class Lane:
     """One replica (or one of the batches that pass pipeline stages in turn).
 
-    A decode step makes ``made`` tokens of each sequence on average, of ``tried`` ones. A ``log`` has begin and end in
-    seconds of equal steps, their number, prompts and sequences, the seconds of all their kernels, and those of one's
-    launches and eager layers.
+    A decode step makes ``made`` tokens of each sequence on average, of ``tried`` ones. The next step has the requests
+    that were ready at ``decided_s``: its beginning, or with ``ahead`` that of the step before. A ``log`` has begin and
+    end in seconds of equal steps, their number, prompts and sequences, the seconds of all their kernels, and those of
+    one's launches and eager layers.
     """
 
     tables: StepTables
@@ -100,7 +101,9 @@ class Lane:
     made: float = 1
     tried: int = 1
     effort: Effort = field(default_factory=Effort)
+    ahead: bool = False
     now_s: float = 0.0
+    decided_s: float = 0.0
     waiting: deque[ServedRequest] = field(default_factory=deque)
     filling: list[ServedRequest] = field(default_factory=list)
     running: list[ServedRequest] = field(default_factory=list)
@@ -118,7 +121,7 @@ class Lane:
     def add(self, request: ServedRequest) -> None:
         """A request arrives."""
         if not self.load:
-            self.now_s = max(self.now_s, request.ready_s)
+            self.now_s = self.decided_s = max(self.now_s, request.ready_s)
         request.lane = self
         self.waiting.append(request)
 
@@ -138,6 +141,9 @@ class Lane:
     def _step(self, until_s: float) -> list[ServedRequest]:
         self.effort.spend(len(self.running) + len(self.filling))
         chunks = self._chunks()
+        if not chunks and not self.running:  # all that wait are not ready
+            self.now_s = self.decided_s = max(self.now_s, self.waiting[0].ready_s)
+            return []
         if not chunks:
             return self._decode(until_s)
         decoding = [] if self.prefill_first else self.running
@@ -147,7 +153,7 @@ class Lane:
         kernels_s = self.tables.mixed_kernels_s(sizes, count, mean)
         end_s = self.now_s + self.tables.mixed_s(kernels_s, count + len(chunks))
         self._write(end_s, 1, len(chunks), count + len(chunks), kernels_s)
-        self.now_s = end_s
+        self._pass(end_s, end_s - self.now_s)
         self.steps += 1
         for request in decoding:
             request.made += self.made
@@ -173,6 +179,8 @@ class Lane:
         count, (steps, room) = len(self.running), self._steps_left()
         if room < steps and count > 1:
             steps = max(1, room)
+        if self.waiting and self.waiting[0].ready_s > self.decided_s:
+            until_s = min(until_s, max(self.waiting[0].ready_s, float(np.nextafter(self.now_s, inf))))
         if until_s < inf:
             # Steps do not become faster: after so many the clock has passed ``until_s``.
             steps = min(steps, int((until_s - self.now_s) / self._decode_step_s()) + 3)
@@ -183,7 +191,7 @@ class Lane:
             steps = late + 1
         end_s = self.now_s + float(ends[steps - 1])
         self._write(end_s, steps, 0, count, float(kernels_s[:steps].sum()))
-        self.now_s = end_s
+        self._pass(end_s, float(ends[steps - 1] - (ends[steps - 2] if steps > 1 else 0.0)))
         self.steps += steps
         self.cached += count * steps * self.made
         for request in self.running:
@@ -193,6 +201,11 @@ class Lane:
         ended = self._end(self.running)
         self._evict()
         return ended
+
+    def _pass(self, end_s: float, last_s: float) -> None:
+        """Set the clock to the end of a step, the last one of ``last_s`` seconds."""
+        self.now_s = end_s
+        self.decided_s = end_s - last_s if self.ahead else end_s
 
     def _steps_left(self) -> tuple[int, int]:
         """Decode steps until a sequence ends, and until one ends or the cache is full."""
@@ -232,7 +245,7 @@ class Lane:
         while self.waiting and left > 0 and len(self.running) + len(self.filling) < self.most:
             request = self.waiting[0]
             busy = self.running or self.filling
-            if request.ready_s > self.now_s or (busy and reserved + ahead + request.prompt + 1 > self.capacity):
+            if request.ready_s > self.decided_s or (busy and reserved + ahead + request.prompt + 1 > self.capacity):
                 break
             self.waiting.popleft()
             if request.computed == request.prompt:  # its cache has come from another pool
@@ -319,7 +332,7 @@ def open_loop(lanes: list[Lane], requests: list[ServedRequest]) -> None:
         lane.catch_up(inf)
 
 
-def closed_loop(lanes: list[Lane], requests: list[ServedRequest], clients: int) -> None:
+def closed_loop(lanes: list[Lane], requests: list[ServedRequest], clients: int, frontend_s: float = 0.0) -> None:
     """Each client sends its next request when one ends; clients are spread over the replicas."""
     pending = deque(requests)
     for i in range(min(clients, len(requests))):
@@ -332,14 +345,20 @@ def closed_loop(lanes: list[Lane], requests: list[ServedRequest], clients: int) 
         for ended in lane.advance(inf):
             if pending:
                 request = pending.popleft()
-                request.arrival_s = request.ready_s = ended.done_s
+                request.arrival_s = ended.done_s
+                request.ready_s = ended.done_s + frontend_s
                 lane.add(request)
         if lane.load:
             heapq.heappush(clocks, (lane.now_s, i))
 
 
 def two_pools(
-    first: list[Lane], second: list[Lane], requests: list[ServedRequest], clients: int | None, token_s: float
+    first: list[Lane],
+    second: list[Lane],
+    requests: list[ServedRequest],
+    clients: int | None,
+    token_s: float,
+    frontend_s: float = 0.0,
 ) -> None:
     """Prompts are computed by the first pool; their caches go to the second one, which makes all further tokens.
 
@@ -349,6 +368,8 @@ def two_pools(
         Requests in flight; None: they arrive at their times.
     token_s : float
         Seconds in which the cache of one token is sent.
+    frontend_s : float
+        Seconds from the arrival of a request until the first pool may run it.
     """
     pending = deque(sorted(requests, key=lambda r: (r.arrival_s, r.number)))
     arrivals = [pending.popleft() for _ in range(len(pending) if clients is None else min(clients, len(pending)))]
@@ -365,7 +386,7 @@ def two_pools(
             request.ready_s = now_s
             if pool == 0:
                 request.arrival_s = now_s
-                request = ServedRequest(number, now_s, request.prompt, 1)
+                request = ServedRequest(number, now_s, request.prompt, 1, ready_s=now_s + frontend_s)
             offset, least = pools[pool]
             lane = lanes[i := offset + least.get()]
             idle = not lane.load

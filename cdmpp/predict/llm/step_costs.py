@@ -7,6 +7,7 @@ together; each phase has attention kernels of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.model.domain.score import Label
 from cdmpp.predict.engines.profile import EngineProfile
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types
@@ -31,6 +33,7 @@ from cdmpp.predict.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.prediction import Prediction, Query
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+TokenDomain = tuple[str, str, Label, float, str | None]
 
 
 def _powers(most: int, *, half: bool = False) -> list[int]:
@@ -141,7 +144,11 @@ class StepCosts:
         eager_s = found["prefill"][0].pricing.eager_s
         # Bounds of decode steps stand for those of all durations.
         middle = len(self._batches) // 2
-        kinds = found["rest"][middle].kinds() + found["attention"][middle * len(self._cached)].kinds()
+        steps = found["rest"][middle], found["attention"][middle * len(self._cached)]
+        kinds = steps[0].kinds() + steps[1].kinds()
+        domains = _domains("decode", steps, self._batches[middle])
+        prompt = (found[kind][-1] for kind in ("prefill", "output", "chunk"))
+        domains += _domains("prefill", prompt, self._tokens[-1])
         return StepTables(
             self._engine,
             self._layout,
@@ -160,7 +167,16 @@ class StepCosts:
             decode_launches,
             eager_s,
             kinds,
+            domains,
         )
+
+
+def _domains(phase: str, steps: Iterable[PricedStep], tokens: float) -> list[TokenDomain]:
+    return [
+        (phase, part.name, p.domain, float(seconds) / tokens, p.domain_reason)
+        for step in steps
+        for part, p, seconds in zip(step.parts, step.predictions, step.seconds[0], strict=True)
+    ]
 
 
 def _growing(values: Array) -> Array:
@@ -192,6 +208,7 @@ class StepTables:
         decode_launches: int,
         eager_s: float,
         kinds: Array,
+        domains: list[TokenDomain],
     ) -> None:
         self._engine, self._layout, self._drafted = engine, layout, drafted
         self._batches, self._tokens, self._chunks, self._cached = batches, tokens, chunks, cached
@@ -204,7 +221,16 @@ class StepTables:
         self.decode_launched_s = decode_launches * engine.host.launch_s
         #: Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.predict.llm.pricing.combined`).
         self.kinds = kinds
+        #: Domains of the parts of that step and of a step of prompts: phase, name, domain, seconds a token, reason.
+        self.domains = domains
+        self._scale = 1.0
         self._decode_row = lru_cache(4096)(self._row)
+
+    def scaled(self, factor: float) -> StepTables:
+        """The tables of steps that take ``factor`` times as long."""
+        tables = copy(self)
+        tables._scale = factor
+        return tables
 
     def _row(self, sequences: int) -> tuple[float, Array]:
         """Seconds of a decode step beside its attention, host included, and of the attention by cached tokens."""
@@ -269,4 +295,4 @@ class StepTables:
     def _with_host(self, device_s: Array, sequences: int) -> Array:
         host = self._engine.host
         host_s = host.step(sequences, self._layout.tp, self._layout.dp)
-        return np.asarray(np.maximum(device_s, host_s) if host.overlapped else device_s + host_s)
+        return np.asarray(self._scale * (np.maximum(device_s, host_s) if host.overlapped else device_s + host_s))

@@ -31,10 +31,11 @@ def test_one_request_takes_what_the_estimate_says(predictor: LatencyPredictor) -
     result = served(predictor, requests=[(3.0, 1000, 200)])
     expected = estimate(LLAMA, H100, input=1000, output=200, predictor=predictor)
     assert expected.tpot is not None
-    assert result.ttft_s[0] == pytest.approx(expected.prefill.point, rel=0.03)
+    assert result.ttft_s[0] == pytest.approx(expected.ttft.point, rel=0.03)
     assert result.tpot_s[0] == pytest.approx(expected.tpot.point, rel=0.03)
     assert result.latency_s[0] == pytest.approx(result.ttft_s[0] + 199 * result.tpot_s[0])
-    assert (result.steps, result.queue_s[0], result.preemptions, result.output_tokens) == (200, 0, 0, 200)
+    assert (result.steps, result.preemptions, result.output_tokens) == (200, 0, 200)
+    assert result.queue_s[0] == pytest.approx(0, abs=1e-12)
     assert result.relative_lower < 1 < result.relative_upper
 
 
@@ -42,7 +43,7 @@ def test_requests_that_come_together_share_their_steps(predictor: LatencyPredict
     together = served(predictor, requests=[(0, 256, 100)] * 16)
     expected = estimate(LLAMA, H100, batch=16, input=256, output=100, predictor=predictor)
     assert expected.tpot is not None
-    assert together.ttft_s == pytest.approx(expected.prefill.point, rel=0.05)
+    assert together.ttft_s == pytest.approx(expected.ttft.point, rel=0.05)
     assert together.tpot_s == pytest.approx(expected.tpot.point, rel=0.05)
     apart = served(predictor, requests=[(100.0 * i, 256, 100) for i in range(16)])
     assert apart.steps == 16 * together.steps and apart.tpot_s.max() < together.tpot_s.min()
@@ -177,7 +178,7 @@ def test_impossible_loads_are_errors(options: dict[str, Any], message: str, pred
 
 
 def test_first_burst_of_a_closed_loop_is_left_out(predictor: LatencyPredictor) -> None:
-    load: dict[str, Any] = {"concurrency": 32, "input": 1024, "output": 128}
+    load: dict[str, Any] = {"concurrency": 32, "input": 1024, "output": 1024}
     result, whole = (served(predictor, **load, **options) for options in ({}, {"warmup": 0}))
     assert (result.warmup, whole.warmup, len(result.ttft_s)) == (32, 0, 256)
     # Prompts that all begin together wait for each other; later ones come one by one.
@@ -266,3 +267,33 @@ def test_error_of_a_prefill_pool_names_it(predictor: LatencyPredictor) -> None:
     load: dict[str, Any] = {"rate": 1.0, "count": 4, "output": 4, "predictor": predictor}
     with pytest.raises(InfeasibleError, match="prefill_pool: the cache of a replica"):
         simulate(config, H100, tp=4, prefill_pool={"tp": 1}, **load)
+
+
+def test_new_request_waits_for_front_end_and_steps_in_flight(predictor: LatencyPredictor) -> None:
+    base = load_engine("vllm")
+    none = base.model_copy(
+        update={"schedules_ahead": False, "host": base.host.model_copy(update={"frontend_s": 0.0})}
+    )
+    slow = none.model_copy(update={"host": base.host.model_copy(update={"frontend_s": 0.05})})
+    load: dict[str, Any] = {"requests": [(0.0, 64, 2000), *[(1.0 + 0.0337 * i, 64, 2) for i in range(40)]]}
+    now, ahead, late = (
+        served(predictor, engine=engine, **load)
+        for engine in (none, none.model_copy(update={"schedules_ahead": True}), slow)
+    )
+    step_s = now.tpot_s[0]
+    waits = [result.ttft_s[1:].mean() - now.ttft_s[1:].mean() for result in (ahead, late)]
+    assert waits[0] == pytest.approx(step_s, rel=0.1)
+    assert waits[1] == pytest.approx(0.05, rel=0.1)
+
+
+def test_intervals_hold_the_means_and_grow_with_the_residual(predictor: LatencyPredictor) -> None:
+    sure = load_engine("vllm").model_copy(update={"residual": 0.05, "first_residual": 0.0})
+    unsure = sure.model_copy(update={"residual": 0.3, "first_residual": 0.5})
+    narrow, wide = (served(predictor, engine=e, rate=4.0, count=100, output=64) for e in (sure, unsure))
+    for name, figure in {
+        **{name: narrow.measured(name).mean() for name in ("ttft_s", "tpot_s", "latency_s")},
+        "throughput_tokens_per_s": narrow.throughput_tokens_per_s,
+    }.items():
+        (low, high), (lower, upper) = narrow.bounds[name], wide.bounds[name]
+        assert lower <= low <= figure <= high <= upper and lower < upper
+    assert narrow.to_dict()["domain"] in ("in", "near", "out")
