@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
 
 TABLE, ALIASES = "e2e_llm_training.csv.gz", "aliases.csv"
 #: Names of devices in the table -> names of the registry.
@@ -25,6 +29,19 @@ DEVICES = {
     "h100_80gb": "h100-sxm",
     "h100_80gb_bf16": "h100-sxm",
     "h100_80gb_fp8": "h100-sxm",
+    "A100 80GB": "a100-sxm4-80gb",
+    "H100": "h100-sxm",
+    "H100 96GB HBM2e 500W (Grand Teton)": "h100-sxm",
+}
+#: Figures of boards that the registry does not have.
+BOARDS: dict[str, dict[str, Any]] = {
+    "H100 96GB HBM2e 500W (Grand Teton)": {
+        "name": "h100-500w",
+        "aliases": (),
+        "memory_bytes": 95 * 2**30,
+        "mem_bandwidth_bytes_per_s": 2.4e12,
+        "tdp_w": 500.0,
+    },
 }
 #: Types of the products in the table -> ``products``.
 PRODUCTS = {
@@ -35,6 +52,26 @@ PRODUCTS = {
     "fp8": "float8_e4m3",
     "MXFP8": "mxfp8",
     "FP8-MX": "mxfp8",
+    "bf16+float8": "float8_e4m3",
+}
+#: Models of sources that name no file -> file in the folder of configurations, and figures that differ from it.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama 3.1 8B": ("meta-llama--Meta-Llama-3.1-8B_config.json", {}),
+    "Llama 3.1 70B": ("meta-llama--Meta-Llama-3.1-70B_config.json", {}),
+    "Llama 3.1 405B": ("meta-llama--Meta-Llama-3.1-405B_config.json", {}),
+    "llama-arch 7b": ("more/Llama-2-7b_config.json", {}),
+    "llama-arch 13b": (
+        "more/Llama-2-7b_config.json",
+        {
+            "hidden_size": 5120,
+            "intermediate_size": 13824,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 40,
+        },
+    ),
+    "llama-arch 34b": ("more/Llama-2-70b_config.json", {"num_hidden_layers": 48, "intermediate_size": 22016}),
+    "llama-arch 70b": ("more/Llama-2-70b_config.json", {}),
 }
 
 
@@ -44,28 +81,26 @@ class Row:
 
     Attributes
     ----------
-    source, model, device : str
-    config : Path
+    source, model : str
+    device : DeviceSpec
+    config : dict
         The model's config.json.
     options : dict
-        Keyword arguments of ``training_step``.
+        Keyword arguments of ``training_step``; without ``recompute`` where the table does not say what is recomputed.
     tokens_per_s : float
         Tokens per second and device.
     engine : str
-    recompute_known : bool
-        Whether the table says what is recomputed.
     release : str
         Release of the framework.
     """
 
     source: str
     model: str
-    device: str
-    config: Path
+    device: DeviceSpec
+    config: dict[str, Any]
     options: dict[str, Any]
     tokens_per_s: float
     engine: str
-    recompute_known: bool
     release: str
 
     @property
@@ -78,7 +113,7 @@ class Row:
 def read_rows(public_data: Path, configs: Path) -> tuple[list[Row], Counter[tuple[str, str]]]:
     """Steps, and the number of rows left out by source and reason."""
     with (configs / ALIASES).open(encoding="utf-8") as file:
-        names = {a["name"]: configs / a["config"] for a in csv.DictReader(file) if a["table"] == "training"}
+        names = {a["name"]: a["config"] for a in csv.DictReader(file) if a["table"] == "training"}
     rows, left_out = [], Counter[tuple[str, str]]()
     text = gzip.decompress((public_data / TABLE).read_bytes()).decode()
     for record in csv.DictReader(io.StringIO(text)):
@@ -90,7 +125,7 @@ def read_rows(public_data: Path, configs: Path) -> tuple[list[Row], Counter[tupl
     return rows, left_out
 
 
-def _row(record: dict[str, str], names: dict[str, Path], configs: Path) -> Row | str:
+def _row(record: dict[str, str], names: dict[str, str], configs: Path) -> Row | str:
     """A step, or the reason why the row is left out."""
     if not record["quantity"].startswith("train_tokens_per_s_per_gpu"):
         return "a step of reinforcement learning" if record["source"] == "nemo-rl" else "another quantity"
@@ -106,13 +141,22 @@ def _row(record: dict[str, str], names: dict[str, Path], configs: Path) -> Row |
     if record["device"] not in DEVICES:
         return "device not known"
     model = re.sub(r" \(.*\)$", "", record["model"])
-    config = names.get(model, configs / f"more/{model}_config.json")
-    if not config.is_file():
+    file, changes = MODELS.get(model, (names.get(model, f"more/{model}_config.json"), {}))
+    if not (configs / file).is_file():
         return f"no configuration of {model}"
-    foundry = record["source"] == "llm-foundry"
-    layout = dict(re.findall(r"(\w+)=([^;]+)", record["parallelism"]))
-    note = dict(re.findall(r"(\w+)=([^;\[]+)", record["note"]))
-    number = {k: int(v) if v.isdecimal() else 1 for k, v in layout.items()}
+    config = {**json.loads((configs / file).read_text(encoding="utf-8")), **changes}
+    read = {"llm-foundry": _foundry, "torchtitan": _torchtitan, "fms-fsdp": _fms}.get(record["source"], _bridge)
+    engine, options = read(record)
+    options |= {"sequence": int(record["sequence"]), "products": PRODUCTS[record["dtype"]]}
+    spec = lookup(DEVICES[record["device"]])
+    spec = spec.model_copy(update=BOARDS.get(record["device"], {}))
+    release = re.sub(r"Megatron-Bridge (.*) NeMo Container", r"\1", record["framework"])
+    return Row(record["source"], model, spec, config, options, float(record["value"]), engine, release)
+
+
+def _bridge(record: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """Engine and options of a row of Megatron-Bridge; what is recomputed is not stated."""
+    number = _numbers(record["parallelism"])
     options: dict[str, Any] = {
         "gpus": int(record["gpus"]),
         "tp": number.get("tp", 1),
@@ -121,18 +165,56 @@ def _row(record: dict[str, str], names: dict[str, Path], configs: Path) -> Row |
         "cp": number.get("cp", 1),
         "ep": number.get("ep", 1),
         "sharding": "fsdp" if number.get("fsdp", 0) > 1 else "optimizer",
-        "micro_batch": int(note["micro_batch"] if foundry else note["mbs"]),
+        "micro_batch": _numbers(record["note"])["mbs"],
         "global_batch": int(record["batch"]),
-        "sequence": int(record["sequence"]),
-        "products": PRODUCTS[record["dtype"]],
     }
-    if foundry:
-        options["recompute"] = "full" if layout["act_ckpt"] == "True" else "none"
-    release = re.sub(r"Megatron-Bridge (.*) NeMo Container", r"\1", record["framework"])
-    engine = "llm-foundry" if foundry else "megatron"
-    device = DEVICES[record["device"]]
-    tokens = float(record["value"])
-    return Row(record["source"], model, device, config, options, tokens, engine, foundry, release)
+    return "megatron", options
+
+
+def _foundry(record: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    options = {
+        "gpus": int(record["gpus"]),
+        "sharding": "fsdp",
+        "micro_batch": _numbers(record["note"])["micro_batch"],
+        "global_batch": int(record["batch"]),
+        "recompute": "full" if "act_ckpt=True" in record["parallelism"] else "none",
+    }
+    return "llm-foundry", options
+
+
+def _torchtitan(record: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """Degrees stand in the layout or in the note; with stages each copy passes as many micro-batches as stages."""
+    kind, note, local = record["parallelism"], record["note"], int(record["batch"].removeprefix("local="))
+    degrees = {name: int(n) for text in (note, kind) for name, n in re.findall(r"\b(TP|PP|CP) ?(\d+)", text)}
+    tp, pp, cp = (degrees.get(name, 1) for name in ("TP", "PP", "CP"))
+    gpus = int(record["gpus"])
+    options: dict[str, Any] = {
+        "gpus": gpus,
+        "tp": tp,
+        "pp": pp,
+        "virtual_pp": 2 if "Interleaved" in kind else 1,
+        "cp": cp,
+        "sharding": "fsdp",
+        "micro_batch": local // pp,
+        "global_batch": local * gpus // (tp * pp * cp),
+        "recompute": "full" if "Full activation" in note else "selective",
+        "overlap": "all" if "AsyncTP" in kind + note else "gradients",
+    }
+    return "torchtitan" if "compile" in kind + note else "torchtitan-eager", options
+
+
+def _fms(record: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    """Some blocks are recomputed where the table says selective; how many is not stated."""
+    gpus, local = int(record["gpus"]), int(record["batch"].removeprefix("local="))
+    options: dict[str, Any] = {"gpus": gpus, "sharding": "fsdp", "micro_batch": local, "global_batch": local * gpus}
+    if "No AC" in record["parallelism"]:
+        options["recompute"] = "none"
+    return "torchtitan", options
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """Whole numbers of ``name=value;...``; 1 for a value that is none."""
+    return {name: int(n) if n.isdecimal() else 1 for name, n in re.findall(r"(\w+)=([^;\[]+)", text)}
 
 
 def read_rl_steps(public_data: Path) -> list[dict[str, Any]]:

@@ -20,6 +20,10 @@ ROWS = (
     f"bridge|A|DGX-H100|8|fsdp=8;tp=1;pp=1;cp=1;vp=n/a;ep=1|FP8-CS|x|128|8192||{PRE}|1000|mbs=2;tflops=5[^note]",
     "llm-foundry|small|a100_40gb|8|fsdp=8;FULL_SHARD;act_ckpt=True|bf16|x|32|512||train_tokens_per_s_per_gpu|u|64|"
     "micro_batch=4;grad_accum=1",
+    "torchtitan|Llama 3.1 405B|H100 96GB HBM2e 500W (Grand Teton)|512|FSDP 4, CP 2|bf16+float8|x|local=8|65536||"
+    "train_tokens_per_s_per_gpu|u|47|Table 6 + torch.compile + AsyncTP + 1F1B. 512 GPUs (TP 8, PP8). Full activation",
+    "fms-fsdp|llama-arch 13b|A100 80GB|128|FSDP;ac=Selective AC;compile=Y|bf16|x|local=2|4096||"
+    "train_tokens_per_s_per_gpu|u|2150|",
     f"bridge|A|DGX-H100|8|tp=1 (2);pp=1|FP8|x|8|8||{PRE}|1|mbs=1",
     f"bridge|A|DGX-H100|8|tp=1;pp=1|NVFP4|x|8|8||{PRE}|1|mbs=1",
     f"bridge|A|DGX-H100|8|tp=1;pp=1||x|8|8||{PRE}|1|mbs=1",
@@ -38,14 +42,15 @@ def tables(tmp_path: Path) -> tuple[Path, Path]:
     configs = tmp_path / "configs"
     (configs / "more").mkdir(parents=True)
     (configs / "aliases.csv").write_text("table,name,config\ntraining,A,a.json\n", encoding="utf-8")
-    for name in ("a.json", "more/small_config.json"):
+    files = ("a.json", "more/small_config.json", "meta-llama--Meta-Llama-3.1-405B_config.json")
+    for name in (*files, "more/Llama-2-7b_config.json"):
         (configs / name).write_text("{}", encoding="utf-8")
     return tmp_path, configs
 
 
 def test_rows_become_options(tables: tuple[Path, Path]) -> None:
-    bridge, sharded, foundry = read_rows(*tables)[0]
-    assert (bridge.device, bridge.options["products"], bridge.options["sharding"]) == ("gb200", "mxfp8", "optimizer")
+    bridge, sharded, foundry, titan, fms = read_rows(*tables)[0]
+    assert (bridge.device.name, bridge.options["products"], bridge.options["sharding"]) == ("gb200", "mxfp8", "optimizer")
     assert (bridge.options["tp"], bridge.options["pp"], bridge.options["virtual_pp"], bridge.options["ep"]) == (
         2,
         4,
@@ -55,7 +60,11 @@ def test_rows_become_options(tables: tuple[Path, Path]) -> None:
     assert bridge.seconds == pytest.approx(256 * 8192 / 2048 / 64)
     assert (sharded.options["sharding"], sharded.options["micro_batch"]) == ("fsdp", 2)
     assert sharded.options["products"] == "float8_e4m3"
-    assert foundry.recompute_known and foundry.options["recompute"] == "full" and foundry.options["micro_batch"] == 4
+    assert foundry.options["recompute"] == "full" and foundry.options["micro_batch"] == 4
+    assert (titan.engine, titan.device.tdp_w, titan.options["overlap"]) == ("torchtitan", 500.0, "all")
+    assert (titan.options["tp"], titan.options["pp"], titan.options["cp"]) == (8, 8, 2)
+    assert (titan.options["micro_batch"], titan.options["global_batch"]) == (1, 8 * 4)
+    assert (fms.config["hidden_size"], fms.options["global_batch"]) == (5120, 256) and "recompute" not in fms.options
 
 
 def test_rows_left_out_have_reasons(tables: tuple[Path, Path]) -> None:

@@ -20,6 +20,7 @@ from cdmpp.utils.files import read_toml
 from cdmpp.utils.writing import replacing
 
 Seconds = Annotated[float, Field(strict=True, ge=0, le=10, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
 def _different(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -73,6 +74,10 @@ class Host(BaseModel):
         return self.step_s + self.sequence_s * sequences + together
 
 
+#: Parts that selective recomputation runs again where a profile does not say: attention, norms, activation functions.
+SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "activation", "shared_activation")
+
+
 class TrainingLoop(BaseModel):
     """What a training framework adds to the kernels of a training step.
 
@@ -87,10 +92,23 @@ class TrainingLoop(BaseModel):
     block_scaled_expert_factor : float
         Further factor on the kernels of gated experts whose products have block scales: frameworks fuse their products,
         activation and quantisation.
+    sustained, sustained_attention : dict of str to float
+        Share of the peak that long 16-bit products and attention sustain at the power of the architecture's SXM board,
+        by architecture ("sm_90"): predicted kernels are those of short benchmarks. None: as predicted.
+    ring : float
+        Share by which attention takes longer for each doubling of ``cp``: its pieces are short, and are merged.
+    backward_gathers : int
+        Gathers of a half of a layer in the backward pass with ``tp``: of the gradient, and of the input unless it is
+        kept.
     exposed_tp, exposed_ep : float
         Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
-    gradient_bytes : float
-        Bytes of a gradient where it is accumulated and reduced.
+    gradient_bytes, optimizer_bytes, logit_bytes : float
+        Bytes of a gradient where it is accumulated and reduced; of the master weight and moments of a parameter; that
+        the loss holds for each logit.
+    memory_factor : float
+        Memory that the allocator reserves, over that of the tensors.
+    selective : dict of str to float
+        Shares of the forward passes of parts, by name, that selective recomputation runs again.
     loss_bytes : float
         Bytes that the loss and its gradient read and write for each logit.
     overlap : {"none", "gradients", "all"}
@@ -106,9 +124,17 @@ class TrainingLoop(BaseModel):
     attention_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
     expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
     block_scaled_expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    sustained: dict[Annotated[str, Field(max_length=20)], Share] = {}
+    sustained_attention: dict[Annotated[str, Field(max_length=20)], Share] = {}
+    ring: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
+    backward_gathers: Annotated[int, Field(strict=True, ge=1, le=2)] = 2
     exposed_tp: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.3
     exposed_ep: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
     gradient_bytes: Annotated[float, Field(strict=True, ge=1, le=8)] = 4.0
+    optimizer_bytes: Annotated[float, Field(strict=True, ge=0, le=24)] = 12.0
+    logit_bytes: Annotated[float, Field(strict=True, ge=2, le=40)] = 6.0
+    memory_factor: Annotated[float, Field(strict=True, ge=1, le=2)] = 1.0
+    selective: dict[Annotated[str, Field(max_length=100)], Share] = dict.fromkeys(SELECTIVE, 1.0)
     loss_bytes: Annotated[float, Field(strict=True, ge=2, le=100)] = 12.0
     overlap: Literal["none", "gradients", "all"] = "gradients"
     contention: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1

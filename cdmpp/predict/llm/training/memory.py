@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from cdmpp.predict.engines.profile import TrainingLoop
 from cdmpp.predict.llm.config import Attention, Dense, FeedForward, Latent, LLMConfig, Mixer
 from cdmpp.predict.llm.layout import Types
 from cdmpp.predict.llm.memory import parameter_count
@@ -22,8 +23,6 @@ from cdmpp.predict.llm.training.layout import TrainingLayout
 
 #: Share of the capacity that a recommended layout may need: the rest is left to the driver, buffers and fragmentation.
 RECOMMENDED = 0.94
-#: Bytes of master weight and two moments of Adam.
-OPTIMIZER_BYTES = 12
 
 
 @dataclass(frozen=True)
@@ -121,6 +120,7 @@ class TrainingMemory:
     Attributes
     ----------
     weights, gradients, optimizer, activations : float
+        Activations with what the allocator reserves beyond all tensors.
     device : float or None
         Capacity of the device, where it is published.
     """
@@ -154,42 +154,40 @@ class TrainingMemory:
 
 
 def training_memory(
-    config: LLMConfig, layout: TrainingLayout, types: Types, gradient_bytes: float, device_bytes: float | None = None
+    config: LLMConfig, layout: TrainingLayout, types: Types, loop: TrainingLoop, device_bytes: float | None = None
 ) -> TrainingMemory:
     """Memory of the fullest rank.
 
     Notes
     -----
     The first stages hold the activations of as many micro-batches as are in flight. Activations are the 16-bit inputs
-    of products (8-bit where products are), norms and attention; with recomputation the input of each layer and one
-    whole layer. The logits are in float32.
+    of products (8-bit where products are), norms and attention; with recomputation the input of each layer, and beside
+    them one whole layer or the copies of the logits, which are not held at once. ``fsdp`` with stages gathers the
+    weights of a stage once, and reduces its gradients behind the last micro-batch.
     """
     own = RankParameters.of(config, layout)
     copies, expert_copies = layout.dp * layout.cp, layout.expert_copies
-    weights, found = types.bytes, []
-    logits = layout.tokens * config.vocab / layout.tp * (4.0 + types.bytes)
-    whole, kept = (
-        _layer_activations(config, layout, types, "none"),
-        _layer_activations(config, layout, types, layout.recompute),
-    )
+    found = []
+    logits = layout.tokens * config.vocab / layout.tp * loop.logit_bytes
+    spread = layout.tp if loop.backward_gathers == 1 else 1
+    if spread > 1:  # the gathered input of the output layer, and its gradient
+        logits += 2 * layout.tokens * config.hidden * types.bytes
+    again = {"none": {}, "selective": loop.selective, "full": None}[layout.recompute]
+    kept = _layer_activations(config, layout, types, again, spread)
+    whole = _layer_activations(config, layout, types, {}, spread) if again is None else 0.0
     for stage, count in enumerate(stage_layers(config, layout)):
-        last = stage == layout.pp - 1
-        p = own.stage(count, first=stage == 0, last=last)
+        p = own.stage(count, first=stage == 0, last=stage == layout.pp - 1)
         shared = p.dense / copies + p.experts / expert_copies
-        held = p.total if layout.sharding != "fsdp" else shared + 2 * own.layer.total
-        gradients = p.total if layout.sharding != "fsdp" else shared + own.layer.total
+        held = gradients = p.total
+        if layout.sharding == "fsdp":
+            gathered = p.total if layout.pp > 1 else own.layer.total
+            held, gradients = shared + (gathered if layout.pp > 1 else 2 * gathered), shared + gathered
         state = p.total if layout.sharding == "none" else shared
         chunk, chunks = count / layout.virtual_pp, _chunks_in_flight(layout, stage)
-        activations = chunk * chunks * kept + (whole if layout.recompute == "full" else 0.0)
-        found.append(
-            TrainingMemory(
-                held * weights,
-                gradients * gradient_bytes,
-                state * OPTIMIZER_BYTES,
-                activations + (logits if last else 0.0),
-                device_bytes,
-            )
-        )
+        activations = chunk * chunks * kept + max(whole, logits if stage == layout.pp - 1 else 0.0)
+        lasting = (held * types.bytes, gradients * loop.gradient_bytes, state * loop.optimizer_bytes)
+        activations += (loop.memory_factor - 1) * (sum(lasting) + activations)
+        found.append(TrainingMemory(*lasting, activations, device_bytes))
     return max(found, key=lambda memory: memory.total)
 
 
@@ -202,56 +200,56 @@ def _chunks_in_flight(layout: TrainingLayout, stage: int) -> int:
     return min(most, (layout.virtual_pp - 1) * layout.pp + 2 * after + 1)
 
 
-def _layer_activations(config: LLMConfig, layout: TrainingLayout, types: Types, recompute: str) -> float:
-    """Bytes that a mean layer keeps of one micro-batch."""
-    rows, wide = layout.tokens, types.bytes
+#: Shares of parts that are computed again, by name; None: whole layers.
+Again = Mapping[str, float] | None
+
+
+def _layer_activations(config: LLMConfig, layout: TrainingLayout, types: Types, again: Again, spread: int) -> float:
+    """Bytes that a mean layer keeps of one micro-batch; the results of norms on ``spread`` ranks are gathered."""
+    wide = types.bytes
     narrow = wide if types.weights is None else 1.0
-    stream = rows / layout.tp * config.hidden
-    if recompute == "full":
+    stream = layout.tokens / layout.tp * config.hidden
+    if again is None:
         return stream * wide
     total = 0.0
     for count, mixer in config.first_halves:
-        total += count * _mixer_activations(config, layout, mixer, stream, wide, narrow, recompute)
+        norm = spread * stream * narrow * (1 - again.get("attention_norm", 0.0))
+        total += count * (stream * wide + norm + _mixer_activations(config, layout, mixer, wide, again))
     for count, half in config.second_halves:
-        total += count * _feed_forward_activations(config, layout, half, stream, wide, narrow, recompute)
+        # The input of this half is the result of the projection behind attention.
+        norm = spread * stream * narrow * (1 - again.get("mlp_norm", 0.0))
+        own = _feed_forward_activations(config, layout, half, wide, narrow, again)
+        total += count * (stream * wide * (1 - again.get("o_proj", 0.0)) + norm + own)
     return total / config.layers
 
 
 def _mixer_activations(
-    config: LLMConfig, layout: TrainingLayout, mixer: Mixer, stream: float, wide: float, narrow: float, recompute: str
+    config: LLMConfig, layout: TrainingLayout, mixer: Mixer, wide: float, again: Mapping[str, float]
 ) -> float:
-    rows, tp = layout.tokens, layout.tp
-    heads = config.heads // tp
+    tp, heads = layout.tp, config.heads // layout.tp
     if isinstance(mixer, Latent):
         # The expanded keys and values are computed again, as recipes of latent attention do.
-        columns = mixer.q_rank + mixer.kv_rank + heads * (mixer.nope + mixer.rope + mixer.v_dim)
+        columns: float = mixer.q_rank + mixer.kv_rank + heads * (mixer.nope + mixer.rope + mixer.v_dim)
     elif isinstance(mixer, Attention):
-        keys = max(1, mixer.kv_heads // tp)
-        columns = mixer.heads // tp * (mixer.head_dim + mixer.values) + keys * (mixer.head_dim + mixer.values)
+        keys, queries = max(1, mixer.kv_heads // tp), mixer.heads // tp
+        projected = queries * mixer.head_dim + keys * (mixer.head_dim + mixer.values)
+        columns = projected * (1 - again.get("qkv_proj", 0.0)) + queries * mixer.values
     else:
         columns = activation_columns(config, mixer, tp)
-    norm = stream * narrow if recompute == "none" else 0.0
-    return stream * wide + norm + rows * columns * wide
+    return layout.tokens * columns * wide
 
 
 def _feed_forward_activations(
-    config: LLMConfig,
-    layout: TrainingLayout,
-    half: FeedForward,
-    stream: float,
-    wide: float,
-    narrow: float,
-    recompute: str,
+    config: LLMConfig, layout: TrainingLayout, half: FeedForward, wide: float, narrow: float, again: Mapping[str, float]
 ) -> float:
-    rows, tp, gate = layout.tokens, layout.tp, 1 + config.gated
-    norm = stream * narrow if recompute == "none" else 0.0
-    behind = narrow if recompute == "none" else 0.0
+    rows, tp, gate = layout.tokens, layout.tp, (1 + config.gated) * wide
+    behind = narrow * (1 - again.get("activation", 0.0))
+    columns = gate * (1 - again.get("gate_up_proj", 0.0)) + behind
     if isinstance(half, Dense):
-        return stream * wide + norm + rows * half.columns / tp * (gate * wide + behind)
+        return rows * half.columns / tp * columns
     routed = rows / tp * half.topk
-    shared = rows * half.shared / tp * (gate * wide + behind)
     inputs = routed * (half.latent or config.hidden) * narrow
-    return stream * wide + norm + shared + inputs + routed * half.intermediate * (gate * wide + behind)
+    return rows * half.shared / tp * columns + inputs + routed * half.intermediate * (gate + behind)
 
 
 def active_parameters(config: LLMConfig) -> float:

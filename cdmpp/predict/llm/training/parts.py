@@ -45,8 +45,6 @@ BACKWARD: dict[str, float] = {
 #: 16-bit products of gradients over forward products of the same sizes, which read their operands in another order: the
 #: median of 33 sizes on an H100. Quantised operands are stored in both orders.
 _GRADIENT = 1.06
-#: Forward parts that selective recomputation runs again: attention, norms and activation functions.
-SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "activation", "shared_activation")
 #: Elements that an activation function with clamps moves beyond a fused one, over those of its result.
 UNFUSED_PASSES = 11
 #: Norms that add the residual, as those of twice as many rows.
@@ -118,6 +116,7 @@ class LayerBuilder:
     ) -> None:
         self.config, self.layout, self.types = config, layout, types
         self._gradient_bytes, self._loss_bytes = loop.gradient_bytes, loop.loss_bytes
+        self._gathers = loop.backward_gathers
         self._casts = 2 if block_scaled else 1
         #: Rows that a rank holds between the halves of a layer (sequence parallelism divides them by tp).
         self._rows = -(-layout.tokens // layout.tp)
@@ -266,7 +265,7 @@ class LayerBuilder:
         yield Item(f"{name}_scatter", True, message=scatter)
         if not half:
             yield Item(f"{name}_scatter", message=scatter)
-            yield Item(f"{name}_gather", True, message=gather, runs=2)
+            yield Item(f"{name}_gather", True, message=gather, runs=self._gathers)
 
     def _context_parallel(self, mixer: Mixer) -> Iterator[Item]:
         """Keys and values of the other ranks; behind them their gradients."""
@@ -345,6 +344,19 @@ class LayerBuilder:
         each = self._casts * self.types.bytes + 2 * own
         yield Item("quantisation", traffic=inputs * each, launches=self._casts)
         yield Item("quantisation", True, traffic=results * each, launches=self._casts)
+
+
+def program_flops(program: OperatorSpec) -> float:
+    """Operations of a product or of causal attention, forward or backward; 0 of other programs."""
+    f = program.model_dump(exclude_none=True)
+    if program.operator == "linear":
+        return 2.0 * f["m"] * f["n"] * f["k"]
+    if program.operator not in ("attention_prefill", "mla_prefill", "attention_backward"):
+        return 0.0
+    width = f["head_dim"] if "head_dim" in f else f["nope"] + f["rope"]
+    pairs = f["batch"] * f["heads"] * f["q_len"] * (f["q_len"] / 2 + f.get("past_len", 0))
+    forward = 2.0 * pairs * (width + f.get("v_dim", width))
+    return 2.5 * forward if program.operator == "attention_backward" else forward
 
 
 def merged_items(items: list[Item], times: float = 1.0) -> list[Item]:

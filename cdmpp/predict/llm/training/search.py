@@ -75,10 +75,10 @@ def search_layouts(
         model, batch=False
     )
     types, links = training_types(dtype, products, spec), Links.of(spec, ranks_per_node, network)
-    gradient_bytes = profile.training.gradient_bytes
+    loop = profile.training
     fitting = candidates(
         model,
-        lambda layout: training_memory(model, layout, types, gradient_bytes, spec.memory_bytes).fits_with_margin,
+        lambda layout: training_memory(model, layout, types, loop, spec.memory_bytes).fits_with_margin,
         links.domain_ranks,
         gpus=gpus,
         global_batch=global_batch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
@@ -25,7 +26,7 @@ from cdmpp.predict.llm.training.fitting import smallest_layouts
 from cdmpp.predict.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
 from cdmpp.predict.llm.training.links import BOUNDS, Links
 from cdmpp.predict.llm.training.memory import RankParameters, model_flops, stage_layers, training_memory
-from cdmpp.predict.llm.training.parts import SELECTIVE, Item, LayerBuilder, Message, merged_items
+from cdmpp.predict.llm.training.parts import Item, LayerBuilder, Message, merged_items, program_flops
 from cdmpp.predict.llm.training.result import TrainingStep
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.programs.collectives import link_remarks
@@ -38,9 +39,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 #: Sustained over nominal bandwidth of the memory for large passes, and its bounds over the point.
 _STREAM, _STREAM_BOUNDS = 0.85, (0.9, 1.15)
 _PASS_S = 3e-6
-#: Bytes that a step of Adam reads and writes for each parameter: 30 for gradient, master weight, two moments and the
-#: 16-bit weight, and 12 for the norm of the gradients and their scaling. An H100 takes 30.4 and 13.2 at this rate.
-_ADAM_BYTES = 42
+#: Power of the SXM board of an architecture in watts, and the exponent of the power in the sustained rate below it.
+_BOARD_W, _POWER = {"sm_80": 400.0, "sm_90": 700.0}, 0.5
 #: Largest bound of an operator over its point. Bounds of backward attention outside of its measurements reach 100.
 _WIDEST = 3.0
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
@@ -170,7 +170,7 @@ class TrainingPlan:
         self._units: list[list[Item]] = shared[key]
         self.parameters = RankParameters.of(config, layout)
         self._layers = stage_layers(config, layout)
-        self.memory = training_memory(config, layout, self.types, self.loop.gradient_bytes, device.memory_bytes)
+        self.memory = training_memory(config, layout, self.types, self.loop, device.memory_bytes)
         if check_memory:
             self.check_memory()
         self._query_index: dict[OperatorSpec, int] = {}
@@ -216,8 +216,8 @@ class TrainingPlan:
         )
 
         def fits(layout: TrainingLayout) -> bool:
-            gradient_bytes, device_bytes = self.loop.gradient_bytes, self.device.memory_bytes
-            return training_memory(self.config, layout, self.types, gradient_bytes, device_bytes).fits_with_margin
+            memory = training_memory(self.config, layout, self.types, self.loop, self.device.memory_bytes)
+            return memory.fits_with_margin
 
         fitting = smallest_layouts(self.config, self.layout, fits, self.links.domain_ranks)
         hint = "no layout of up to 1024 devices with this batch was found; use a shorter sequence or another batch"
@@ -367,7 +367,8 @@ class TrainingPlan:
             return layer.compute(False)
         if self.layout.recompute == "none":
             return 0.0
-        return sum(float(v[0]) for (name, back), v in layer.names.items() if name in SELECTIVE and not back)
+        again = self.loop.selective
+        return sum(again.get(name, 0.0) * float(v[0]) for (name, back), v in layer.names.items() if not back)
 
     def _predicted(self, program: OperatorSpec) -> tuple[Array, Domain]:
         """Seconds of a program with bounds, and its domain."""
@@ -403,9 +404,20 @@ class TrainingPlan:
     def _traffic_s(self, size: float) -> Array:
         return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
 
+    def _slowdown(self, program: OperatorSpec, predicted_s: float) -> float:
+        """Sustained over predicted time of a kernel, at least 1."""
+        is_product, arch = program.operator == "linear", self.device.arch.rpartition(" ")[2]
+        share = (self.loop.sustained if is_product else self.loop.sustained_attention).get(arch)
+        flops = program_flops(program)
+        if share is None or not flops or not predicted_s:
+            return 1.0
+        power = min(1.0, (self.device.tdp_w or _BOARD_W[arch]) / _BOARD_W[arch]) ** _POWER
+        rate = share * power * self.device.peak(program.dtype, matrix=True)
+        return max(1.0, flops / rate / predicted_s)
+
     def _factor(self, name: str) -> float:
         if name in ("attention", "window_attention"):
-            return self.loop.attention_factor
+            return self.loop.attention_factor * (1 + self.loop.ring * math.log2(self.layout.cp))
         if not name.startswith("expert"):
             return 1.0
         fused = self.products in BLOCK_SCALED and self.config.gated
@@ -423,7 +435,7 @@ class TrainingPlan:
                 continue
             if item.program is not None:
                 seconds, domain = self._predicted(item.program)
-                seconds = item.runs * seconds
+                seconds = item.runs * self._slowdown(item.program, float(seconds[0])) * seconds
                 kind = operator_family(item.program.operator)
                 domain = ("near", _STATED) if item.stated and domain[0] == "in" else domain
             else:
@@ -547,12 +559,17 @@ class TrainingPlan:
         return (filling + 2 * m * layout.virtual_pp) * float(seconds[0])
 
     def _optimizer_s(self, own: Any) -> Array:
+        """Seconds in which Adam reads and writes its state, the gradient and the weight.
+
+        The norm of the gradients and their scaling pass three times over them. An H100 takes 30.4 and 13.2 bytes at
+        this rate for 30 and 12 by this count.
+        """
         layout = self.layout
+        each = 4 * self.loop.gradient_bytes + 2 * self.loop.optimizer_bytes + self.types.bytes
         if layout.sharding == "none":
-            return self._traffic_s(_ADAM_BYTES * own.total)
-        share = own.dense / (layout.dp * layout.cp) + own.experts / layout.expert_copies
+            return self._traffic_s(each * own.total)
         # The sum and the norm of gradients read those of the rank.
-        return self._traffic_s(_ADAM_BYTES * share)
+        return self._traffic_s(each * (own.dense / (layout.dp * layout.cp) + own.experts / layout.expert_copies))
 
     @property
     def peak_flops(self) -> float | None:
