@@ -54,7 +54,10 @@ def study(results: Results) -> str:
         return [spread(values) if text is percent else number(mean(values)) for text, values in found]
 
     def measured(run: Any, key: str) -> list[float]:
-        return [run["measured"][key][metric] for metric in ("mape", "median_ape")]
+        """Mean and median error; coverage and draws better than random where they were measured."""
+        figures = run["measured"][key]
+        optional = ("covered", "better_than_random") if key.endswith("kmeans") else ("covered",)
+        return [figures["mape"], figures["median_ape"], *(figures[m] for m in optional if m in figures)]
 
     choices, left_out = [], []
     for name, by_seed in sorted(result["variants"].items()):
@@ -71,7 +74,16 @@ def study(results: Results) -> str:
     parts = [f"`{result['command']}`, {result['steps']:,} steps."]
     header = ("variant", "training rows", *(f"{kind}: {name}" for kind in ("GPU", "CPU") for name in names))
     parts += [table(header, choices)] if choices else []
-    header = ("left out", "variant", *names, *(f"{count}: mean / median" for count in counts)) if left_out else ()
+    header = (
+        (
+            "left out",
+            "variant",
+            *names,
+            *(f"{count}: mean / median / covered / draws better than random" for count in counts),
+        )
+        if left_out
+        else ()
+    )
     return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
 
