@@ -90,9 +90,9 @@ class ResidualSettings:
         return cls(**plain)
 
 
-#: Scales of scheduled programs. A slow schedule is several times slower than predicted: larger deviations, and less
-#: weight of outliers.
-SCHEDULED = ResidualSettings(
+#: Scales of scheduled GPU programs. A slow schedule is several times slower than predicted: larger deviations, and less
+#: weight of outliers. CPU programs keep the scales of library kernels, which have a smaller error on held-out CPUs.
+LAUNCHED = ResidualSettings(
     constant=0.35, family=0.35, sizes=0.75, length=10.0, view=0.9, noise=0.053, clip=1.1, outlier=1.5, shift=0.7
 )
 
@@ -125,14 +125,14 @@ class AdapterFeatures:
         return len(self.numeric)
 
     @property
-    def scheduled(self) -> bool:
-        """Whether they are of scheduled programs: sizes are followed by the figures of a launch."""
-        return self.numeric.shape[1] == len(NUMERIC) + KERNEL_WIDTH
+    def launched(self) -> bool:
+        """Whether they are of scheduled GPU programs: figures of a launch follow the sizes, 0 for CPU programs."""
+        return bool(self.numeric[:, len(NUMERIC) :].any())
 
     @property
     def settings(self) -> ResidualSettings:
         """Default scales of the residuals of such queries."""
-        return SCHEDULED if self.scheduled else ResidualSettings()
+        return LAUNCHED if self.launched else ResidualSettings()
 
     def take(self, rows: Array) -> AdapterFeatures:
         """The rows with these positions."""

@@ -178,7 +178,7 @@ def choose_rows(
 
     KMeans uses the features of the residual process: sizes and ratios, and the network's view. With the view, ten
     programs of a held-out device reduced the mean error to 16.7 %, without it to 18.5 %. Features of scheduled
-    programs keep their scales: columns that hardly vary would otherwise weigh as much as the spilled registers.
+    GPU programs keep their scales: columns that hardly vary would otherwise weigh as much as the spilled registers.
     """
     query, scales = known.query[rows], settings or known.features.settings
 
@@ -188,7 +188,7 @@ def choose_rows(
 
     features = known.features.take(query)
     points = np.concatenate([features.numeric, scales.view * features.view], axis=1)
-    return choose(sampler, points, features.family, k, seed, covariance, standardise=not features.scheduled)
+    return choose(sampler, points, features.family, k, seed, covariance, standardise=not features.launched)
 
 
 def measuring_s(latency_s: Array, settings: TimingSettings | None = None) -> Array:

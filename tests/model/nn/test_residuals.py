@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cdmpp.model.adapter import (
+    LAUNCHED,
     NUMERIC,
-    SCHEDULED,
     AdapterFeatures,
     ResidualProcess,
     ResidualSettings,
@@ -123,13 +123,14 @@ def test_slow_outlier_loses_weight_and_fast_one_keeps_it() -> None:
     assert means[-1.0, 1.5] == pytest.approx(means[-1.0, 0.0], rel=0.05)
 
 
-def test_scheduled_programs_have_their_own_scales() -> None:
+def test_scheduled_gpu_programs_have_their_own_scales() -> None:
     few = features(3)
-    columns = len(NUMERIC) + KERNEL_WIDTH
-    wide = replace(few, numeric=np.zeros((3, columns), np.float32))
-    assert few.settings == ResidualSettings() and wide.settings == SCHEDULED
-    process = ResidualProcess.fit(wide, np.array([0.1, 0.2, 2.0]))
-    assert process.settings.outlier == SCHEDULED.outlier > 0
+    cpu = replace(few, numeric=np.ones((3, len(NUMERIC) + KERNEL_WIDTH), np.float32))
+    cpu.numeric[:, len(NUMERIC) :] = 0  # no launch
+    gpu = replace(few, numeric=1 - cpu.numeric)
+    assert few.settings == cpu.settings == ResidualSettings() and gpu.settings == LAUNCHED
+    process = ResidualProcess.fit(gpu, np.array([0.1, 0.2, 2.0]))
+    assert process.settings.outlier == LAUNCHED.outlier > 0
 
 
 def test_likelihood_chooses_small_scales_for_noise_and_large_ones_for_structure() -> None:
