@@ -33,6 +33,7 @@ from cdmpp.features.schedule import LAUNCH_FROM
 from cdmpp.features.schema import WIDTH
 from cdmpp.model.adapter import FeatureMaker, centre_and_spread
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.domain.calibration import DEFAULT_INTERVAL, read_quantiles
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.config import NetworkConfig
@@ -58,7 +59,8 @@ PLAIN = {"hide_device": 0.1, "virtual_hidden": 0.0, "virtual_known": 0.0}
 LAUNCH_INPUTS = slice(NetworkConfig(schedule=True).stored_width, None)
 LAUNCH_COLUMNS = slice(WIDTH + LAUNCH_FROM, WIDTH + LAUNCH_FROM + GPU_WIDTH)
 #: Rows of a device that measured programs are chosen from, numbers of measurements, and draws of each.
-SAMPLE, MEASURED, DRAWS = 3000, (20, 40, 100), 3
+SAMPLE, MEASURED, DRAWS = 3000, (20, 40, 100), 10
+SAMPLERS = ("kmeans", "random")
 METRICS = ("n", "mape", "median_ape", "task_kendall_tau", "top1_score")
 
 
@@ -228,7 +230,11 @@ def run(everything: Dataset, config: TrainConfig, name: str, runs: Path) -> dict
 
 
 def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, Any]:
-    """Figures of devices that are left out, by number of measurements, chosen and used as by ``cdmpp adapt``."""
+    """Figures of devices that are left out, by number of measurements, chosen and used as by ``cdmpp adapt``.
+
+    ``covered`` is the share of programs inside their 80 % interval, ``better_than_random`` the share of draws in which
+    a sampler has a smaller mean error than random.
+    """
     pipeline, found = InferencePipeline(artifact), {}
     place = np.random.default_rng(0).permutation(dataset.task.max() + 1)[dataset.task]
     for code in np.unique(dataset.rows.device[rows]):
@@ -241,15 +247,31 @@ def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, Any
         columns = base.point, base.levels, base.factor, base.coverage, base.point
         known = Survey(number, number, *columns, features, maker.names, 0)
         queries = MeasuredQueries(own.log_latency, base.point, base.levels, features)
-        found.setdefault("0", []).append(figures_of(dataset, own, base.point))
-        for k, sampler, draw in itertools.product(MEASURED, ("kmeans", "random"), range(DRAWS)):
-            chosen = choose_rows(known, number, k, sampler, draw)
-            fitted, rest = fit_process(queries.take(chosen)), np.delete(number, chosen)
-            error = fitted.process.mean_and_variance(features)
-            point = centre_and_spread(fitted.process, base.point, base.levels, *error, fitted.weight)[0]
-            after = (point if fitted.weight else base.point)[rest]
-            found.setdefault(f"{k} {sampler}", []).append(figures_of(dataset, own.take(rest), after))
-    return {key: {m: float(np.mean([run[m] for run in runs])) for m in METRICS} for key, runs in found.items()}
+        before = figures_of(dataset, own, base.point) | {"covered": covered(own, base.levels, base.factor)}
+        found.setdefault("0", []).append(before)
+        for k, draw in itertools.product(MEASURED, range(DRAWS)):
+            runs = {}
+            for sampler in SAMPLERS:
+                chosen = choose_rows(known, number, k, sampler, draw)
+                fitted, rest = fit_process(queries.take(chosen)), np.delete(number, chosen)
+                point, levels, width = base.point, base.levels, base.factor
+                if fitted.weight:
+                    error = fitted.process.mean_and_variance(features)
+                    point, levels = centre_and_spread(fitted.process, point, levels, *error, fitted.weight)
+                    width = np.full(len(own), fitted.width)
+                left = own.take(rest)
+                after = figures_of(dataset, left, point[rest]) | {"covered": covered(left, levels[rest], width[rest])}
+                runs[sampler] = after
+            for sampler, run in runs.items():
+                run["better_than_random"] = float(run["mape"] < runs["random"]["mape"])
+                found.setdefault(f"{k} {sampler}", []).append(run)
+    return {key: {m: float(np.mean([run[m] for run in runs])) for m in runs[0]} for key, runs in found.items()}
+
+
+def covered(rows: MeasuredRows, levels: Array, factor: Array) -> float:
+    """Share of measured latencies inside the interval from the 10 % to the 90 % quantile."""
+    low, high = read_quantiles(levels, factor, DEFAULT_INTERVAL).T
+    return float(((rows.log_latency >= low) & (rows.log_latency <= high)).mean())
 
 
 def figures_of(dataset: Dataset, rows: MeasuredRows, log_predicted: Array) -> dict[str, Any]:

@@ -57,6 +57,10 @@ class ResidualSettings:
     clip : float
         Residuals are clipped to this distance from their median before the fit, so that a few outliers (a slow
         algorithm chosen by a library) do not affect all predictions.
+    outlier : float
+        A measurement that is slower than the others predict by more than this number of standard deviations has its
+        noise increased by the excess; 0 for none. A faster one keeps its weight: the relative error of a prediction
+        that is too long has no bound.
     shift : float
         Share of the variance that is subtracted from the expected log: for a log-normal distribution, the value
         one variance below the median has the smallest mean relative error.
@@ -74,6 +78,7 @@ class ResidualSettings:
     peers: float = 0.15
     noise: float = 0.07
     clip: float = 0.6
+    outlier: float = 0.0
     shift: float = 1.0
     amplitudes: tuple[float, ...] = (0.15, 0.35, 0.7, 1.0, 1.5, 2.2)
     noises: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
@@ -83,6 +88,13 @@ class ResidualSettings:
         """Inverse of :func:`dataclasses.asdict`, also after JSON."""
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**plain)
+
+
+#: Scales of scheduled GPU programs. A slow schedule is several times slower than predicted: larger deviations, and less
+#: weight of outliers. CPU programs keep the scales of library kernels, which have a smaller error on held-out CPUs.
+LAUNCHED = ResidualSettings(
+    constant=0.35, family=0.35, sizes=0.75, length=10.0, view=0.9, noise=0.053, clip=1.1, outlier=1.5, shift=0.7
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,16 @@ class AdapterFeatures:
 
     def __len__(self) -> int:
         return len(self.numeric)
+
+    @property
+    def launched(self) -> bool:
+        """Whether they are of scheduled GPU programs: figures of a launch follow the sizes, 0 for CPU programs."""
+        return bool(self.numeric[:, len(NUMERIC) :].any())
+
+    @property
+    def settings(self) -> ResidualSettings:
+        """Default scales of the residuals of such queries."""
+        return LAUNCHED if self.launched else ResidualSettings()
 
     def take(self, rows: Array) -> AdapterFeatures:
         """The rows with these positions."""
@@ -197,8 +219,15 @@ class ResidualProcess:
         self._used = _clipped(self.residual, settings)
         covariance = kernel(features, features, settings)
         covariance[np.diag_indices(len(features))] += settings.noise**2
-        factor = np.linalg.cholesky(covariance)
-        half = np.linalg.inv(factor)
+        self._solve(covariance)
+        if settings.outlier:
+            mean, variance = self.leave_one_out()
+            slower = np.maximum(self._used - mean, 0.0) / np.sqrt(variance)
+            covariance[np.diag_indices(len(features))] += variance * np.maximum((slower / settings.outlier) ** 2 - 1, 0)
+            self._solve(covariance)
+
+    def _solve(self, covariance: Array) -> None:
+        half = np.linalg.inv(np.linalg.cholesky(covariance))
         self._inverse = half.T @ half
         self._weight = self._inverse @ self._used
 
@@ -210,7 +239,7 @@ class ResidualProcess:
 
         The factors scale the whole kernel and the noise, so one eigendecomposition gives the likelihood of every pair.
         """
-        base = settings or ResidualSettings()
+        base = settings or features.settings
         eigenvalues, vectors = np.linalg.eigh(kernel(features, features, base))
         squares = (vectors.T @ _clipped(np.asarray(residual, float), base)) ** 2
 

@@ -35,7 +35,16 @@ _COMMON, _FAMILY, _SHAPE, NOISE = 0.15, 0.2, 0.2, 0.1
 _LENGTH = 3.0
 
 
-def choose(sampler: str, features: Array, families: Array, k: int, seed: int, kernel: Kernel | None = None) -> Array:
+def choose(
+    sampler: str,
+    features: Array,
+    families: Array,
+    k: int,
+    seed: int,
+    kernel: Kernel | None = None,
+    *,
+    standardise: bool = True,
+) -> Array:
     """Choose rows to measure from features that are known before measuring.
 
     Rows with equal features and family are one program; all distinct programs are chosen before any is repeated.
@@ -47,7 +56,7 @@ def choose(sampler: str, features: Array, families: Array, k: int, seed: int, ke
         ``variance``: greedily the row that most reduces the posterior variance summed over all rows.
         ``random``: without replacement, with equal probability.
     features : float, (rows, columns)
-        Finite; standardised here.
+        Finite.
     families : int, (rows,)
         Code of each row's operator family.
     k : int
@@ -58,6 +67,8 @@ def choose(sampler: str, features: Array, families: Array, k: int, seed: int, ke
     kernel : callable, optional
         Prior covariance for ``variance``; by default what docs/accuracy.md calls the constant, the family and
         the shapes within a family.
+    standardise : bool
+        Scale each feature to unit variance.
 
     Returns
     -------
@@ -89,7 +100,7 @@ def choose(sampler: str, features: Array, families: Array, k: int, seed: int, ke
     if k >= len(first):
         rest = np.setdiff1d(np.arange(rows), first)
         return np.concatenate([first, rng.permutation(rest)[: k - len(first)]]).astype(np.int64)
-    points = _standardised(features[first], counts)
+    points = _standardised(features[first], counts) if standardise else features[first]
     if sampler == "kmeans":
         return first[_kmeans(points, families[first], counts, k, rng)].astype(np.int64)
     return first[_variance(points, families[first], counts, first, k, rng, kernel)].astype(np.int64)

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdmpp.model.adapter import AdapterFeatures, ResidualProcess, ResidualSettings, centred, kernel, prior_variance
+from cdmpp.model.adapter import (
+    LAUNCHED,
+    NUMERIC,
+    AdapterFeatures,
+    ResidualProcess,
+    ResidualSettings,
+    centred,
+    kernel,
+    prior_variance,
+)
+from cdmpp.model.nn.launch_inputs import KERNEL_WIDTH
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIXED = ResidualSettings(amplitudes=(1.0,), noises=(1.0,))
@@ -98,6 +108,29 @@ def test_an_outlier_is_clipped_and_a_constant_is_learned() -> None:
     assert np.abs(mean - 0.3).max() < 0.15 and np.abs(mean - 0.3).mean() < 0.05
     assert np.abs(mean - 0.3).mean() < 0.5 * np.abs(open_.mean_and_variance(features(30, 8))[0] - 0.3).mean()
     assert (variance >= 0).all()
+
+
+def test_slow_outlier_loses_weight_and_fast_one_keeps_it() -> None:
+    known, residual = features(40), np.zeros(40)
+    at = known.take(np.array([7]))
+    means = {}
+    for value in (1.0, -1.0):
+        residual[7] = value
+        for limit in (0.0, 1.5):
+            process = ResidualProcess(known, residual, replace(FIXED, clip=10.0, outlier=limit))
+            means[value, limit] = process.mean_and_variance(at)[0][0]
+    assert means[1.0, 1.5] < 0.5 * means[1.0, 0.0]
+    assert means[-1.0, 1.5] == pytest.approx(means[-1.0, 0.0], rel=0.05)
+
+
+def test_scheduled_gpu_programs_have_their_own_scales() -> None:
+    few = features(3)
+    cpu = replace(few, numeric=np.ones((3, len(NUMERIC) + KERNEL_WIDTH), np.float32))
+    cpu.numeric[:, len(NUMERIC) :] = 0  # no launch
+    gpu = replace(few, numeric=1 - cpu.numeric)
+    assert few.settings == cpu.settings == ResidualSettings() and gpu.settings == LAUNCHED
+    process = ResidualProcess.fit(gpu, np.array([0.1, 0.2, 2.0]))
+    assert process.settings.outlier == LAUNCHED.outlier > 0
 
 
 def test_likelihood_chooses_small_scales_for_noise_and_large_ones_for_structure() -> None:

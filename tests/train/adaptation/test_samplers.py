@@ -64,6 +64,16 @@ def test_kmeans_takes_one_row_of_each_clump() -> None:
     assert sum(f == set(range(6)) for f in chosen_clumps) >= 5
 
 
+def test_kmeans_keeps_the_scales_of_features_on_request() -> None:
+    rng = np.random.default_rng(0)
+    features = np.stack([np.repeat([-5.0, 5.0], 50), 1e-3 * rng.normal(size=100)], axis=1)
+    sides = [features[choose("kmeans", features, np.zeros(100, int), 2, s, standardise=False), 0] for s in range(5)]
+    assert all(sorted(side) == [-5.0, 5.0] for side in sides)
+    small = features * [1e-3, 1.0]  # columns of about one scale: both count
+    chosen = choose("kmeans", small * [1e-4, 1.0], np.zeros(100, int), 2, 0, standardise=False)
+    assert np.ptp(features[chosen, 1]) > 1e-3
+
+
 @pytest.mark.parametrize("sampler", ["kmeans", "variance"])
 def test_equal_programs_are_taken_once_before_any_is_taken_twice(sampler: str) -> None:
     features = np.repeat(np.arange(6.0)[:, None] ** 2, 10, axis=0)
