@@ -143,6 +143,7 @@ class Variant:
     """
 
     optimiser: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of the network
     domain: Mapping[str, Any] = field(default_factory=dict)
     held_out: str = ""
     network: type[LatencyNetwork] | None = LatencyNetwork  # none: XGBoost on sums over leaves
@@ -166,6 +167,7 @@ VARIANTS = {
     "base": Variant(),
     "leaves: sum": Variant(network=SumOfLeaves),
     "leaves: booster": Variant(network=None),
+    "leaves: no hidden layer": Variant(sizes={"leaf_hidden": 0}),
     "positions: none": Variant(positions=np.zeros_like),
     "positions: row order": Variant(positions=lambda p: np.zeros_like(p) + np.arange(p.shape[1], dtype=p.dtype)),
     "columns: no launch inputs": Variant(network=blind(LAUNCH_INPUTS)),
@@ -200,6 +202,7 @@ def run(everything: Dataset, config: TrainConfig, name: str, runs: Path) -> dict
     devices = tuple(d.nominal() if d.name in held else d for d in everything.devices)
     dataset = replace(everything, store=store, devices=devices, rows=replace(rows, part=part))
     update: dict[str, Any] = {"optimiser": replace(config.optimiser, **variant.optimiser)}
+    update["network"] = replace(config.network, **variant.sizes)
     update["data"] = config.data.model_copy(update={"holdout_devices": held})
     if variant.domain:
         update["domain"] = replace(config.domain, **variant.domain, target_devices=held)
