@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.schedules.configuration import after_measurements
 from benchmarks.schedules.document import add, check_unread, read
+from benchmarks.schedules.methods import Contest
 from benchmarks.schedules.parts import Scheduled, cpu_of
 from cdmpp.errors import DataError
 from cdmpp.train.config import TrainConfig
@@ -75,3 +78,18 @@ def test_sealed_networks_are_evaluated_once_per_label(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="on 2026-11-23T04:00:00Z, with model abc"):
         check_unread(out, "issue 17")
     check_unread(out, "issue 18")
+
+
+def test_baselines_are_corrected_by_the_process_of_the_network(
+    scheduled: Scheduled, scheduled_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.schedules.configuration.MEASURED", 8)
+    optimiser = replace(scheduled_config.optimiser, steps=5)
+    config = scheduled_config.model_copy(update={"optimiser": optimiser})
+    contest = Contest(scheduled, scheduled.split("cpu:one", config), config)
+    network = contest.network(tmp_path / "run")
+    doubled = {"doubled": lambda rows: rows.log_latency + np.log(2.0)}
+    for figures in after_measurements(scheduled, contest, network, doubled, tmp_path / "model").values():
+        # A constant factor of two is an error of 100 % before, and mostly corrected after.
+        assert figures["doubled"]["before"]["mape"] == pytest.approx(1.0)
+        assert figures["doubled"]["after"]["mape"] < 0.2
