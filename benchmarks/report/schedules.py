@@ -62,14 +62,15 @@ def study(results: Results) -> str:
         optional = ("covered", "better_than_random") if key.endswith("kmeans") else ("covered",)
         return [figures["mape"], figures["median_ape"], *(figures[m] for m in optional if m in figures)]
 
+    everything = [run for by_seed in result["variants"].values() for run in by_seed.values()]
+    counts = list(dict.fromkeys(key for run in everything for key in run.get("measured", ())))
     choices, left_out = [], []
     for name, by_seed in sorted(result["variants"].items()):
         runs, (kind, _, device) = list(by_seed.values()), name.partition(":")[0].partition("without ")
         if not kind:
-            errors = [[measured(run, key) for run in runs] for key in runs[0]["measured"]]
-            pairs = [" / ".join(percent(mean(e)) for e in zip(*pair, strict=True)) for pair in errors]
+            errors = [[measured(run, key) for run in runs if key in run["measured"]] for key in counts]
+            pairs = [" / ".join(percent(mean(e)) for e in zip(*pair, strict=True)) or "-" for pair in errors]
             left_out.append([device, name.partition(": ")[2], *cells(runs, "held_out"), *pairs])
-            counts = [key.replace(" ", " by ") for key in runs[0]["measured"]]
         else:
             rows = f"{mean(run['train_rows'] for run in runs):,.0f}"
             choices.append([name, rows, *cells(runs, "gpu"), *cells(runs, "cpu")])
@@ -77,7 +78,8 @@ def study(results: Results) -> str:
     parts = [f"`{result['command']}`, {result['steps']:,} steps."]
     header = ("variant", "training rows", *(f"{kind}: {name}" for kind in ("GPU", "CPU") for name in names))
     parts += [table(header, choices)] if choices else []
-    header = ("left out", "variant", *names, *(f"{count}: mean / median" for count in counts)) if left_out else ()
+    columns = [f"{key.replace(' ', ' by ')}: mean / median" for key in counts]
+    header = ("left out", "variant", *names, *columns) if left_out else ()
     return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
 

@@ -58,9 +58,10 @@ PLAIN = {"hide_device": 0.1, "virtual_hidden": 0.0, "virtual_known": 0.0}
 #: Columns of a leaf: where its launch meets the device, and the launch itself.
 LAUNCH_INPUTS = slice(NetworkConfig(schedule=True).stored_width, None)
 LAUNCH_COLUMNS = slice(WIDTH + LAUNCH_FROM, WIDTH + LAUNCH_FROM + GPU_WIDTH)
-#: Rows of a device that measured programs are chosen from, numbers of measurements, and draws of each.
-SAMPLE, MEASURED, DRAWS = 3000, (20, 40, 100), 10
-SAMPLERS = ("kmeans", "random")
+#: Rows of a device that measured programs are chosen from, numbers of measurements, and draws of each sampler. Variance
+#: reduction draws only the candidates.
+SAMPLE, MEASURED = 3000, (20, 40, 100)
+DRAWS = {"kmeans": 10, "variance": 1, "random": 10}
 METRICS = ("n", "mape", "median_ape", "task_kendall_tau", "top1_score")
 
 
@@ -252,9 +253,9 @@ def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, Any
         queries = MeasuredQueries(own.log_latency, base.point, base.levels, features)
         before = figures_of(dataset, own, base.point) | {"covered": covered(own, base.levels, base.factor)}
         found.setdefault("0", []).append(before)
-        for k, draw in itertools.product(MEASURED, range(DRAWS)):
+        for k, draw in itertools.product(MEASURED, range(max(DRAWS.values()))):
             runs = {}
-            for sampler in SAMPLERS:
+            for sampler in (name for name, draws in DRAWS.items() if draw < draws):
                 chosen = choose_rows(known, number, k, sampler, draw)
                 fitted, rest = fit_process(queries.take(chosen)), np.delete(number, chosen)
                 point, levels, width = base.point, base.levels, base.factor
