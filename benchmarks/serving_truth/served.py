@@ -67,11 +67,9 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
             }
         )
     every = np.array([error for errors in groups.values() for error in errors], dtype=np.float64)
-    dense = np.array([e for (engine, _, _), errors in groups.items() if engine == "vllm" for e in errors])
     return {
         "groups": rows,
         "tpot": float(np.abs(every[:, 0]).mean()),
-        "tpot_vllm": float(np.abs(dense[:, 0]).mean()),
         "ttft_median": float(np.nanmedian(np.abs(every[:, 1]))),
         "tpot_covered": float(every[:, 2].mean()),
         "ttft_covered": float(every[~np.isnan(every[:, 1]), 3].mean()),
