@@ -166,9 +166,14 @@ def errors(cells: Sequence[PricedCell], figures: Array) -> dict[str, float]:
 
 
 def even(cells: Sequence[PricedCell]) -> list[PricedCell]:
-    """As many cells of each (source, device, model), repeated or drawn."""
+    """As many cells of each (source, device, model), repeated or drawn.
+
+    Cells that the shipped profile misses by more than a factor of two are left out: no host time explains them.
+    """
     groups: dict[tuple[str, str, str], list[PricedCell]] = defaultdict(list)
     for one in cells:
+        if not 0.5 < one.figures(load_engine(one.cell.engine))[0] / one.cell.seconds < 2:
+            continue
         groups[one.cell.source, one.cell.device, one.cell.model].append(one)
     rng = np.random.default_rng(0)
     return [own[i] for _, own in sorted(groups.items()) for i in rng.choice(len(own), 60, replace=len(own) < 60)]

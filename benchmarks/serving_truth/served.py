@@ -42,16 +42,13 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
             continue
         ttft_s = measured.get(cell.row, np.nan)
         # The published mean: the first requests of all clients, and all later ones.
-        first_s = (float(result.ttft_s[: cell.batch].mean()) + (EACH - 1) * float(result.measured("ttft_s").mean())) / EACH
-        tpot_s = float(result.measured("tpot_s").mean())
-        bounds = [
-            (result.bounds[name][0] <= measured_s / predicted_s * mean_s <= result.bounds[name][1])
-            for name, measured_s, predicted_s, mean_s in (
-                ("tpot_s", cell.seconds, tpot_s, tpot_s),
-                ("ttft_s", ttft_s, first_s, float(result.measured("ttft_s").mean())),
-            )
+        later_s, tpot_s = (float(result.measured(name).mean()) for name in ("ttft_s", "tpot_s"))
+        first_s = (float(result.ttft_s[: cell.batch].mean()) + (EACH - 1) * later_s) / EACH
+        inside = [
+            result.bounds[name][0] <= mean_s <= result.bounds[name][1]
+            for name, mean_s in (("tpot_s", cell.seconds), ("ttft_s", later_s * ttft_s / first_s))
         ]
-        groups[cell.engine, cell.device, cell.model].append((tpot_s / cell.seconds - 1, first_s / ttft_s - 1, *bounds))
+        groups[cell.engine, cell.device, cell.model].append((tpot_s / cell.seconds - 1, first_s / ttft_s - 1, *inside))
     rows = []
     for (engine, device, model), errors in sorted(groups.items()):
         tpot, ttft, tpot_in, ttft_in = np.array(errors, dtype=np.float64).T
@@ -70,11 +67,9 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
             }
         )
     every = np.array([error for errors in groups.values() for error in errors], dtype=np.float64)
-    dense = np.array([e for (engine, _, _), errors in groups.items() if engine == "vllm" for e in errors])
     return {
         "groups": rows,
         "tpot": float(np.abs(every[:, 0]).mean()),
-        "tpot_vllm": float(np.abs(dense[:, 0]).mean()),
         "ttft_median": float(np.nanmedian(np.abs(every[:, 1]))),
         "tpot_covered": float(every[:, 2].mean()),
         "ttft_covered": float(every[~np.isnan(every[:, 1]), 3].mean()),

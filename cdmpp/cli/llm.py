@@ -158,8 +158,8 @@ def llm(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="What the serving engine adds to its kernels: vllm (default), vllm-0.12, vllm-0.9, vllm-2024, sglang, trtllm, trtllm-2024, "
-            "kernels-only, or a file of cdmpp llm calibrate.",
+            help="What the serving engine adds to its kernels: vllm (default), vllm-0.12, vllm-0.9, vllm-2024, "
+            "sglang, trtllm, trtllm-2024, kernels-only, or a file of cdmpp llm calibrate.",
             show_default=False,
         ),
     ] = None,

@@ -234,7 +234,7 @@ class SimulateAnswer(AnswerModel):
     warmup_requests: Annotated[int, Field(description="Of them, those at the beginning that the spreads leave out.")]
     warmup_ttft_s: Annotated[Spread | None, Field(description="First tokens of those; null without a warm-up.")]
     ttft_s: Annotated[BoundedSpread, Field(description="From arrival to the first token.")]
-    tpot_s: Annotated[BoundedSpread | None, Field(description="Between tokens; null where all requests have one token.")]
+    tpot_s: Annotated[BoundedSpread | None, Field(description="Between tokens; null where all have one token.")]
     latency_s: Annotated[BoundedSpread, Field(description="From arrival to the last token.")]
     queue_s: Annotated[Spread, Field(description="From the front end to the first step of the prompt.")]
     single_token: Annotated[int, Field(description="Requests of one token, left out of tpot_s.")]

@@ -154,8 +154,9 @@ class EngineProfile(BaseModel):
         Versions of the software that it stands for.
     framework : str or None
         Framework whose kernels are predicted; None: that of the request.
-    also : tuple of str
-        Further frameworks whose kernels the engine has: the fastest of each part counts.
+    also, also_prefill : tuple of str
+        Further frameworks whose kernels the engine has in decode, and in steps with prompts: the fastest of each part
+        counts.
     kernel_factor : float
         Measured over predicted time of the kernels.
     fused, fused_ranks : tuple of str
@@ -193,6 +194,7 @@ class EngineProfile(BaseModel):
     versions: Annotated[str, Field(max_length=200)] = ""
     framework: ProgramFramework | None = None
     also: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
+    also_prefill: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
     kernel_factor: Annotated[float, Field(strict=True, ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     fused: _Names = ()
     fused_ranks: _Names = ()
@@ -212,7 +214,7 @@ class EngineProfile(BaseModel):
 
     @property
     def frameworks(self) -> tuple[ProgramFramework, ...]:
-        """Frameworks whose kernels are predicted."""
+        """Frameworks whose kernels are predicted in decode; the first one is the engine's."""
         return (self.framework or DEFAULT_FRAMEWORK, *self.also)
 
     def runs(self, part: str, ranks: int) -> bool:

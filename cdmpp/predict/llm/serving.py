@@ -515,8 +515,8 @@ class ServingPlan:
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
         frontend_s = self._profile.host.frontend_s
         requests = [
-            ServedRequest(i, scale * at, *sizes, ready_s=scale * at + frontend_s)
-            for i, (at, *sizes) in enumerate(self._requests)
+            ServedRequest(i, scale * at, prompt, answer, ready_s=scale * at + frontend_s)
+            for i, (at, prompt, answer) in enumerate(self._requests)
         ]
         if len(pools) == 2:
             two_pools(pools[0], pools[1], requests, self._clients, self._token_s, frontend_s)
@@ -546,7 +546,7 @@ class ServingPlan:
             (f"{name} of {phase}", label, tokens[phase] * token_s, reason)
             for pool, wanted in ((tables[0], "prefill"), (tables[-1], "decode"))
             for phase, name, label, token_s, reason in pool.domains
-            if phase == wanted
+            if phase == wanted and label
         ]
         total_domain = TotalDomain.of(domains)
         assert total_domain is not None

@@ -33,7 +33,7 @@ from cdmpp.predict.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.prediction import Prediction, Query
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-TokenDomain = tuple[str, str, Label, float, str | None]
+TokenDomain = tuple[str, str, Label | None, float, str | None]
 
 
 def _powers(most: int, *, half: bool = False) -> list[int]:
@@ -144,9 +144,9 @@ class StepCosts:
         eager_s = found["prefill"][0].pricing.eager_s
         # Bounds of decode steps stand for those of all durations.
         middle = len(self._batches) // 2
-        steps = found["rest"][middle], found["attention"][middle * len(self._cached)]
-        kinds = steps[0].kinds() + steps[1].kinds()
-        domains = _domains("decode", steps, self._batches[middle])
+        decode = found["rest"][middle], found["attention"][middle * len(self._cached)]
+        kinds = decode[0].kinds() + decode[1].kinds()
+        domains = _domains("decode", decode, self._batches[middle])
         prompt = (found[kind][-1] for kind in ("prefill", "output", "chunk"))
         domains += _domains("prefill", prompt, self._tokens[-1])
         return StepTables(

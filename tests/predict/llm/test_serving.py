@@ -271,9 +271,7 @@ def test_error_of_a_prefill_pool_names_it(predictor: LatencyPredictor) -> None:
 
 def test_new_request_waits_for_front_end_and_steps_in_flight(predictor: LatencyPredictor) -> None:
     base = load_engine("vllm")
-    none = base.model_copy(
-        update={"schedules_ahead": False, "host": base.host.model_copy(update={"frontend_s": 0.0})}
-    )
+    none = base.model_copy(update={"schedules_ahead": False, "host": base.host.model_copy(update={"frontend_s": 0.0})})
     slow = none.model_copy(update={"host": base.host.model_copy(update={"frontend_s": 0.05})})
     load: dict[str, Any] = {"requests": [(0.0, 64, 2000), *[(1.0 + 0.0337 * i, 64, 2) for i in range(40)]]}
     now, ahead, late = (
