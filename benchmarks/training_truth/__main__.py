@@ -5,6 +5,9 @@ models' config.json with ``aliases.csv``), and writes ``benchmarks/results/train
 docs/training-steps.md. Beside it: six operations per parameter and token at the device's peak, and
 ``cdmpp plan simulate --from megatron`` where it reads the model.
 
+Source left out: the figures that a source can tell are chosen on the other sources of its kind
+(:mod:`.left_out`).
+
 Calibrated: each layout in turn is the one measured step of its source and device (the median of its releases); the
 error is that of all other rows.
 """
@@ -23,11 +26,11 @@ import numpy as np
 
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
+from benchmarks.training_truth.left_out import kind_of, left_out_profiles
 from benchmarks.training_truth.reinforcement import predict_steps
 from benchmarks.training_truth.rows import Row, read_rl_steps, read_rows
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.data.load import public_data_dir
-from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
 from cdmpp.plan.formats import import_request
 from cdmpp.predict.engines.profile import EngineProfile, load_training_engine
@@ -51,35 +54,39 @@ class Step:
     rows: list[Row]
     plan: TrainingPlan
     predictions: Any
-    recompute: str
 
-    def figures(self, engine: EngineProfile) -> Array:
-        """Point, lower and upper bound in seconds."""
+    def figures(self, engine: EngineProfile | None = None) -> Array:
+        """Point, lower and upper bound in seconds; default: with the profile of its rows."""
         step = self.plan.result("", self.predictions, engine)
         return np.array([step.step_s, step.lower_s, step.upper_s])
 
+    @property
+    def seconds(self) -> float:
+        """The median of its rows."""
+        return float(np.median([row.seconds for row in self.rows]))
+
     def measurement(self) -> dict[str, Any]:
-        """The median of its rows, for a calibration."""
-        first = self.rows[0]
-        seconds = float(np.median([row.seconds for row in self.rows]))
-        options = {name: value for name, value in first.options.items() if value is not None}
-        return {**options, "recompute": self.recompute, "config": str(first.config), "step_s": seconds}
+        """The step for a calibration."""
+        options = {name: value for name, value in self.rows[0].options.items() if value is not None}
+        return {**options, "recompute": self.plan.layout.recompute, "step_s": self.seconds}
 
 
-def price(rows: Sequence[Row], predictor: LatencyPredictor) -> Step:
+def price(rows: Sequence[Row], predictor: LatencyPredictor, engine: EngineProfile | None = None) -> Step:
     """A layout with its predictions; recomputation that no row states is the least that fits.
 
     Raises
     ------
     CdmppError
     """
-    first, engine = rows[0], load_training_engine(rows[0].engine)
-    choices = [first.options["recompute"]] if first.recompute_known else ["none", "selective", "full"]
-    config, device = read_config(first.config), lookup(first.device)
+    first = rows[0]
+    engine = engine or load_training_engine(first.engine)
+    choices = [first.options["recompute"]] if "recompute" in first.options else ["none", "selective", "full"]
+    config = read_config(first.config)
     for recompute in choices:
-        plan = TrainingPlan.of(config, device, engine, {**first.options, "recompute": recompute}, check_memory=False)
-        if plan.memory.fits:
-            return Step(list(rows), plan, predictor.predict_queries(plan.queries), recompute)
+        options = {**first.options, "recompute": recompute}
+        plan = TrainingPlan.of(config, first.device, engine, options, check_memory=False)
+        if plan.memory.fits or "recompute" in first.options:
+            return Step(list(rows), plan, predictor.predict_queries(plan.queries))
     plan.check_memory()
     raise AssertionError
 
@@ -142,39 +149,51 @@ def profile_of(row: Row) -> str:
     return "megatron-26.06" if row.engine == "megatron" and row.release.startswith(NEW) else row.engine
 
 
+def expanded(steps: Sequence[Step], values: Sequence[Array]) -> Array:
+    """Figures of steps, once for each of their rows."""
+    return np.stack([value for step, value in zip(steps, values, strict=True) for _ in step.rows])
+
+
+def rows_of(steps: Sequence[Step]) -> list[Row]:
+    """Rows of steps."""
+    return [row for step in steps for row in step.rows]
+
+
+def kind_profile(engine: EngineProfile, source: str) -> EngineProfile:
+    """The profile of a source's kind in place of one that was fitted to it alone."""
+    kind = load_training_engine(kind_of(source))
+    return engine if engine.framework != kind.framework else kind
+
+
 def group_result(steps: list[Step], predictor: LatencyPredictor) -> dict[str, Any]:
     """Errors of the steps of one source and device."""
-    rows = [row for step in steps for row in step.rows]
-    shipped = load_training_engine(rows[0].engine)
-
-    def expanded(values: Sequence[Array]) -> Array:
-        return np.stack([value for step, value in zip(steps, values, strict=True) for _ in step.rows])
-
-    figures = expanded([step.figures(shipped) for step in steps])
-    result: dict[str, Any] = {"layouts": len(steps), "shipped": errors(rows, figures)}
+    rows = rows_of(steps)
+    shipped = [step.figures() for step in steps]
+    result: dict[str, Any] = {"layouts": len(steps), "shipped": errors(rows, expanded(steps, shipped))}
     release = [step.figures(load_training_engine(profile_of(row))) for step in steps for row in step.rows]
     result["by_release"] = errors(rows, np.stack(release))
-    result["six_nd"] = errors(rows, expanded([np.full(3, six_nd(step)) for step in steps]))
-    imported = [from_megatron(step, predictor) for step in steps]
-    answered = [(step, value) for step, value in zip(steps, imported, strict=True) if value is not None]
-    if answered:
-        result["from_megatron"] = errors(
-            [row for step, _ in answered for row in step.rows],
-            np.stack([np.full(3, value) for step, value in answered for _ in step.rows]),
-        )
+    result["six_nd"] = errors(rows, expanded(steps, [np.full(3, six_nd(step)) for step in steps]))
+    imported = [(step, value) for step in steps if (value := from_megatron(step, predictor)) is not None]
+    if imported:
+        answered = [step for step, _ in imported]
+        figures = expanded(answered, [np.full(3, value) for _, value in imported])
+        result["from_megatron"] = errors(rows_of(answered), figures)
     if len(steps) > 2:
-        left_out = []
-        for own in steps:
-            calibration = TrainingCalibrationPlan(own.plan.config, own.plan.device, [own.measurement()], shipped)
-            fitted = calibration.calibration(predictor.predict_queries(calibration.queries)).profile
-            others = [step for step in steps if step is not own]
-            left_out.append(
-                errors(
-                    [row for step in others for row in step.rows],
-                    np.stack([f for step in others for f in [step.figures(fitted)] * len(step.rows)]),
-                )
-            )
-        result["calibrated"] = {name: float(np.mean([e[name] for e in left_out])) for name in ("mean", "covered")}
+        found: dict[str, list[dict[str, float]]] = {"calibrated": [], "rescaled": []}
+        for i, own in enumerate(steps):
+            plan = TrainingCalibrationPlan(own.plan.config, own.plan.device, [own.measurement()], own.plan.engine)
+            fitted = plan.calibration(predictor.predict_queries(plan.queries)).profile
+            others = steps[:i] + steps[i + 1 :]
+            figures = {
+                "calibrated": [step.figures(fitted) for step in others],
+                "rescaled": [v * own.seconds / shipped[i][0] for v in shipped[:i] + shipped[i + 1 :]],
+            }
+            for name, values in figures.items():
+                found[name].append(errors(rows_of(others), expanded(others, values)))
+        result |= {
+            name: {n: float(np.mean([e[n] for e in values])) for n in ("mean", "covered")}
+            for name, values in found.items()
+        }
     return result
 
 
@@ -183,24 +202,30 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
     rows, left_out = read_rows(public_data, configs)
     layouts: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        layouts[row.source, row.device, row.model, str(row.options)].append(row)
+        layouts[row.source, row.device.name, row.model, row.engine + str(row.options)].append(row)
     groups: dict[tuple[str, str], list[Step]] = defaultdict(list)
     refused = Counter[tuple[str, str, str]]()
-    for (source, device, _, _), own in sorted(layouts.items()):
+    for (source, device, _, _), same in sorted(layouts.items()):
         try:
-            groups[source, device].append(price(own, predictor))
+            groups[source, device].append(price(same, predictor))
         except CdmppError as error:
-            refused[source, device, error.message[:160]] += len(own)
+            refused[source, device, error.message[:160]] += len(same)
     found, by_model = [], []
+    by_kind = {
+        key: [price(step.rows, predictor, kind_profile(step.plan.engine, key[0])) for step in steps]
+        for key, steps in groups.items()
+    }
+    profiles = left_out_profiles(by_kind)
     for (source, device), steps in sorted(groups.items()):
-        found.append({"source": source, "device": device, **group_result(steps, predictor)})
+        figures = [step.figures(profiles[source, device]) for step in by_kind[source, device]]
+        held_out = errors(rows_of(steps), expanded(steps, figures))
+        own = {**group_result(steps, predictor), "left_out": held_out}
+        found.append({"source": source, "device": device, **own})
         models: dict[tuple[str, str], list[Step]] = defaultdict(list)
         for step in steps:
             models[step.rows[0].model, step.plan.products or "bfloat16"].append(step)
         for (model, products), own_steps in sorted(models.items()):
-            own_rows = [row for step in own_steps for row in step.rows]
-            shipped = load_training_engine(own_rows[0].engine)
-            figures = np.stack([f for step in own_steps for f in [step.figures(shipped)] * len(step.rows)])
+            own_rows, figures = rows_of(own_steps), expanded(own_steps, [step.figures() for step in own_steps])
             named = {"source": source, "device": device, "model": model, "products": products}
             by_model.append({**named, **errors(own_rows, figures)})
     return {
@@ -219,10 +244,11 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
     """Parts of the page."""
     header = ["source", "device", "rows", "layouts", "6 N D at peak", "`--from megatron` (rows)"]
     header += ["`training-step`", "predicted over measured, median", "80 % interval covers", "profile by release"]
-    header += ["one measured step", "80 % interval covers"]
+    header += ["source left out", "80 % interval covers"]
+    header += ["one measured step", "80 % interval covers", "one measured step, plain rescaling"]
     rows = []
     for g in result["groups"]:
-        own, imported, calibrated = g["shipped"], g.get("from_megatron"), g.get("calibrated")
+        own, imported, calibrated, held_out = (g.get(n) for n in ("shipped", "from_megatron", "calibrated", "left_out"))
         rows.append(
             [
                 g["source"],
@@ -235,8 +261,11 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
                 f"{own['bias']:.2f}",
                 percent(own["covered"], 0),
                 percent(g["by_release"]["mean"]),
+                percent(held_out["mean"]),
+                percent(held_out["covered"], 0),
                 "-" if calibrated is None else percent(calibrated["mean"]),
                 "-" if calibrated is None else percent(calibrated["covered"], 0),
+                "-" if calibrated is None else percent(g["rescaled"]["mean"]),
             ]
         )
     header_model = ["device", "model", "products", "rows", "error", "predicted over measured, median", "covered"]

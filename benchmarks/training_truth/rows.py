@@ -41,7 +41,7 @@ BOARDS: dict[str, dict[str, Any]] = {
         "memory_bytes": 95 * 2**30,
         "mem_bandwidth_bytes_per_s": 2.4e12,
         "tdp_w": 500.0,
-    },
+    }
 }
 #: Types of the products in the table -> ``products``.
 PRODUCTS = {

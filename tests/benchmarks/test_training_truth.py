@@ -50,7 +50,11 @@ def tables(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_rows_become_options(tables: tuple[Path, Path]) -> None:
     bridge, sharded, foundry, titan, fms = read_rows(*tables)[0]
-    assert (bridge.device.name, bridge.options["products"], bridge.options["sharding"]) == ("gb200", "mxfp8", "optimizer")
+    assert (bridge.device.name, bridge.options["products"], bridge.options["sharding"]) == (
+        "gb200",
+        "mxfp8",
+        "optimizer",
+    )
     assert (bridge.options["tp"], bridge.options["pp"], bridge.options["virtual_pp"], bridge.options["ep"]) == (
         2,
         4,

@@ -74,6 +74,47 @@ class Host(BaseModel):
         return self.step_s + self.sequence_s * sequences + together
 
 
+class Measured(BaseModel):
+    """Training steps that a profile was fitted to.
+
+    Attributes
+    ----------
+    devices, products : tuple of str
+        Names of devices, and types of the products.
+    ranges : dict of str to (float, float)
+        Least and most of gpus, tp, pp, cp, ep, sequence, tokens (of a micro-batch on a rank), parameters and experts.
+    """
+
+    model_config = _CLOSED
+
+    devices: _Names = ()
+    products: _Names = ()
+    ranges: dict[Annotated[str, Field(max_length=20)], tuple[float, float]] = {}
+
+    def departures(self, device: str, products: str, values: Mapping[str, float]) -> list[str]:
+        """How a step differs from all measured ones: device, products, and values beyond twice the range."""
+        found = [f"{name} {own}" for name, own, known in self._named(device, products) if own not in known]
+        for name, value in values.items():
+            least, most = self.ranges.get(name, (0.0, 0.0))
+            if not least / 2 <= value <= most * 2:
+                found.append(f"{name} {value:.3g}")
+        return found
+
+    def widened(self, device: str, products: str, values: Mapping[str, float]) -> Measured:
+        """With one more step."""
+        known = {
+            name: (own, *(other for other in old if other != own)) for name, own, old in self._named(device, products)
+        }
+        ranges = {
+            name: (min(value, self.ranges.get(name, (value,))[0]), max(value, self.ranges.get(name, (value,))[-1]))
+            for name, value in values.items()
+        }
+        return Measured(devices=known["device"], products=known["products"], ranges=ranges)
+
+    def _named(self, device: str, products: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        return (("device", device, self.devices), ("products", products, self.products))
+
+
 #: Parts that selective recomputation runs again where a profile does not say: attention, norms, activation functions.
 SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "activation", "shared_activation")
 
@@ -107,6 +148,8 @@ class TrainingLoop(BaseModel):
         the loss holds for each logit.
     memory_factor : float
         Memory that the allocator reserves, over that of the tensors.
+    measured : Measured
+        Steps that the profile was fitted to.
     selective : dict of str to float
         Shares of the forward passes of parts, by name, that selective recomputation runs again.
     loss_bytes : float
@@ -134,6 +177,7 @@ class TrainingLoop(BaseModel):
     optimizer_bytes: Annotated[float, Field(strict=True, ge=0, le=24)] = 12.0
     logit_bytes: Annotated[float, Field(strict=True, ge=2, le=40)] = 6.0
     memory_factor: Annotated[float, Field(strict=True, ge=1, le=2)] = 1.0
+    measured: Measured = Measured()
     selective: dict[Annotated[str, Field(max_length=100)], Share] = dict.fromkeys(SELECTIVE, 1.0)
     loss_bytes: Annotated[float, Field(strict=True, ge=2, le=100)] = 12.0
     overlap: Literal["none", "gradients", "all"] = "gradients"

@@ -11,7 +11,7 @@ import pytest
 import cdmpp
 from cdmpp.errors import CdmppError, FieldError, InfeasibleError
 from cdmpp.predict.engines import EngineProfile, load_engine
-from cdmpp.predict.engines.profile import load_training_engine
+from cdmpp.predict.engines.profile import Measured, load_training_engine
 from cdmpp.predict.llm import TrainingStep, calibrate_training, read_config, search_layouts, training_step
 from cdmpp.predict.llm.training.calibrate import fit_training
 from cdmpp.predict.llm.training.export import export_layout
@@ -70,9 +70,42 @@ def test_breakdown_adds_up_to_the_step(
     assert json.loads(json.dumps(found.to_dict())) == found.to_dict()
 
 
-def test_result_is_near_at_best_and_says_what_is_assumed(predictor: LatencyPredictor) -> None:
+def test_domain_and_interval_follow_the_measured_steps(predictor: LatencyPredictor) -> None:
+    changes: tuple[dict[str, Any], ...] = ({}, {"device": "h200"}, {"device": "h200", "dtype": "float16"})
+    found = [step(predictor, **change) for change in changes]
+    assert [one.domain for one in found] == ["in", "near", "out"]
+    assert "device h200, products float16" in found[2].domain_reason
+    widths = [one.upper_s / one.lower_s for one in found]
+    assert widths == sorted(widths) and widths[2] > 1.2 * widths[0]
+
+
+def test_measured_steps_widen_a_profile() -> None:
+    first = Measured().widened("a", "bfloat16", {"gpus": 8.0})
+    assert first.departures("a", "bfloat16", {"gpus": 16.0}) == []
+    assert first.departures("b", "mxfp8", {"gpus": 32.0}) == ["device b", "products mxfp8", "gpus 32"]
+    assert first.widened("b", "mxfp8", {"gpus": 32.0}).departures("b", "mxfp8", {"gpus": 64.0}) == []
+
+
+def test_sustained_rates_follow_power(predictor: LatencyPredictor) -> None:
+    own = cdmpp.devices.lookup("h100-sxm")
+    limited = own.model_copy(update={"name": "h100-500w", "aliases": (), "tdp_w": 500.0})
+    full, slow = (step(predictor, device=device, engine="torchtitan") for device in (own, limited))
+    assert 1.1 < sum(slow.breakdown["compute"].values()) / sum(full.breakdown["compute"].values()) < 1.25
+    assert full.step_s > 1.15 * step(predictor, engine="megatron").step_s
+    eager = step(predictor, engine="torchtitan-eager")
+    assert eager.step_s > 1.1 * full.step_s
+
+
+def test_ring_of_context_parallelism_slows_attention(predictor: LatencyPredictor) -> None:
+    layout = {"sequence": 32768, "global_batch": 8, "recompute": "full", "engine": "torchtitan"}
+    one, four = (step(predictor, cp=cp, **{**layout, "sequence": cp * 32768}, device="h200") for cp in (1, 4))
+    # Each of twice two doublings has 17 % more of 4 times the pairs of tokens.
+    attention = four.breakdown["compute"]["attention"] / one.breakdown["compute"]["attention"]
+    assert attention == pytest.approx(4 * 4 * 1.34, rel=0.03)
+
+
+def test_result_says_what_is_assumed(predictor: LatencyPredictor) -> None:
     found = step(predictor, LLAMA_70B, **LARGE)
-    assert found.domain in ("near", "out")
     assert any("400 Gbit/s for each GPU assumed" in remark for remark in found.remarks)
     stated = step(predictor, LLAMA_70B, **LARGE, network="roce-200")
     assert stated.network_bytes_per_s == 25e9
@@ -201,6 +234,22 @@ def test_memory_follows_sharding_and_recomputation(predictor: LatencyPredictor) 
     assert memory["none"].total - memory["none"].activations == pytest.approx(16 * 8.03e9, rel=0.01)
 
 
+def test_memory_of_torchtitan(predictor: LatencyPredictor) -> None:
+    """Published: 84 GiB with full recomputation of 32,768 tokens on 8 GPUs, of which copies of the logits are 55."""
+    layout = {"recompute": "full", "sequence": 32768, "global_batch": 8, "engine": "torchtitan"}
+    memory = step(predictor, device="h200", **layout).memory
+    assert memory.total == pytest.approx(84 * 2**30, rel=0.1)
+    stages: dict[str, Any] = {"pp": 4, "gpus": 32, "sequence": 4096, "device": "h200", "engine": "torchtitan"}
+    # Stages gather their weights once, and keep whole gradients.
+    assert step(predictor, **stages).memory.gradients > 4 * 8e9 / 4
+    narrow = load_training_engine("torchtitan")
+    assert narrow.training is not None
+    loop = narrow.training.model_copy(update={"gradient_bytes": 2.0, "optimizer_bytes": 4.0})
+    half = step(predictor, device="h200", **{**layout, "engine": narrow.model_copy(update={"training": loop})}).memory
+    assert half.optimizer == pytest.approx(memory.optimizer / 3)
+    assert half.gradients == pytest.approx(memory.gradients / 2)
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -314,6 +363,16 @@ def test_calibration_moves_the_factors_towards_measured_steps(predictor: Latency
     assert profile == found.profile
     assert step(predictor, engine=profile).step_s > 1.1 * step(predictor).step_s
     assert EngineProfile.of(json.loads(profile.model_dump_json()), "file") == profile
+
+
+@pytest.mark.parametrize(("slower", "least", "most"), [(1.05, 0.0, 0.6), (1.5, 0.7, 1.0)])
+def test_one_step_moves_as_far_as_it_is_surprising(
+    predictor: LatencyPredictor, slower: float, least: float, most: float
+) -> None:
+    measured = {**SMALL, "step_s": slower * step(predictor).step_s}
+    profile = calibrate_training(LLAMA_8B, "h100-sxm", [measured], predictor=predictor)
+    moved = step(predictor, sequence=8192, engine=profile).step_s / step(predictor, sequence=8192).step_s
+    assert least < (moved - 1) / (slower - 1) < most
 
 
 def test_calibration_reads_a_file_and_one_step(predictor: LatencyPredictor, tmp_path: Any) -> None:

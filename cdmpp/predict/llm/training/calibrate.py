@@ -1,4 +1,4 @@
-"""A training profile from measured steps: factors on all kernels, on those of experts, and on the communication."""
+"""A training profile from measured steps: factors on kernels, attention, experts, communication and launches."""
 
 from __future__ import annotations
 
@@ -21,22 +21,33 @@ from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.utils.files import parse_file, parse_json, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-Indices = np.ndarray[Any, np.dtype[Any]]
 
 #: Columns of a measurement: whole numbers, text, and the duration.
 COUNTS = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence", "ranks_per_node")
 TEXTS = ("sharding", "dtype", "products", "recompute", "overlap", "network", "config", "device")
 DURATIONS = ("step_s", "tokens_per_s_per_gpu")
-#: Standard deviations in logs of the factors on kernels, experts and communication around those of the profile.
-SPREAD = np.array([0.05, 0.05, 0.1])
+#: Scale of the Cauchy prior of the log of a factor that is common to all: sources differ by so much, and some by more.
+COMMON = 0.1
+#: Standard deviations in logs of the factors on kernels, attention, experts, communication and launches around it.
+SPREAD = np.array([0.07, 0.14, 0.14, 0.2, 0.35])
 #: Figures of a profile that a calibration replaces.
-FITTED = {"kernel_factor", "expert_factor", "communication_factor", "residual"}
-#: Smallest standard deviation of a measured step around the fit; otherwise the residual of the profile.
-NOISE = 0.03
+FITTED = {
+    "kernel_factor",
+    "attention_factor",
+    "expert_factor",
+    "communication_factor",
+    "launch_s",
+    "residual",
+    "measured",
+}
+#: Standard deviation in logs of a measured step around the fit: that of layouts within one source.
+NOISE = 0.1
 #: Standard deviations beyond which a measured step weighs less (Huber).
-TRUSTED = 1.5
-#: Steps that the residual of the starting profile counts for.
+TRUSTED = 2.0
+#: Steps that it, or the residual of the starting profile, counts for in the residual of the fitted profile.
 SURE = 4.0
+#: Rounds of the fit around the last factors, and of the weights within one.
+ROUNDS, REWEIGHTINGS = 3, 8
 MAX_ROWS = 500
 
 
@@ -101,66 +112,74 @@ class TrainingCalibrationPlan:
         for plan in self._plans:
             self._predictions.append(predictions[start : start + len(plan.queries)])
             start += len(plan.queries)
-        everything = np.arange(len(self._plans))
-        own = self._factors(self._engine)
-        before = self._errors(own, everything)
-        fitted = self._fit(everything)
-        after = self._errors(fitted, everything)
-        left_out = None
-        if len(self._plans) > 1:
-            left_out = np.array(
-                [float(self._errors(self._fit(everything[everything != i]), np.array([i]))[0]) for i in everything]
+        factors = np.zeros(len(SPREAD))
+        before = self._errors(factors)
+        for _ in range(ROUNDS):
+            errors = self._errors(factors)
+            slopes = np.stack(
+                [(self._errors(factors + step) - errors) / 0.01 for step in 0.01 * np.eye(len(SPREAD))], 1
             )
-        seen = after if left_out is None else left_out
-        profile = self._with(fitted, self._residual(seen))
-        source = {name: text for name, text in profile.source.items() if not FITTED & set(name.split(", "))}
+            wanted = slopes @ factors - errors
+            factors = fitted_factors(slopes, wanted)
+        after, left_out = self._errors(factors), None
+        if len(self._plans) > 1:
+            others = [np.arange(len(wanted)) != i for i in range(len(wanted))]
+            fits = [fitted_factors(slopes[rows], wanted[rows]) for rows in others]
+            left_out = np.array([slopes[i] @ fit - wanted[i] for i, fit in enumerate(fits)])
+        # The fitted factors are themselves as uncertain as the mean of the steps.
+        count, squares = (0, 0.0) if left_out is None else (len(left_out), float((left_out**2).sum()))
+        squares += SURE * max(NOISE, self._engine.residual) ** 2 * (1 + 1 / len(wanted))
+        residual = min((squares / (SURE + count)) ** 0.5, 2.0)
+        source = {name: text for name, text in self._engine.source.items() if not FITTED & set(name.split(", "))}
         source[", ".join(sorted(FITTED))] = f"measured steps: {len(self._plans)}; prior: {self._engine.name}"
+        update = {"name": f"{self._engine.name}-calibrated", "source": source, "residual": residual}
         mean = [None if e is None else float(np.abs(np.expm1(e)).mean()) for e in (before, after, left_out)]
         return TrainingCalibration(
-            profile.model_copy(update={"name": f"{self._engine.name}-calibrated", "source": source}),
+            self._with(factors, measured=True).model_copy(update=update),
             len(self._plans),
             mean[0] or 0.0,
             mean[1] or 0.0,
             mean[2],
         )
 
-    @staticmethod
-    def _factors(engine: EngineProfile) -> Array:
-        loop = engine.training
+    def _with(self, logs: Array, *, measured: bool = False) -> EngineProfile:
+        """The profile with its factors times the exponentials of ``logs``; ``measured``: which covers the steps."""
+        engine, loop = self._engine, self._engine.training
         assert loop is not None
-        return np.asarray(np.log(np.array([engine.kernel_factor, loop.expert_factor, loop.communication_factor])))
+        kernel, attention, expert, communication, launch = (float(f) for f in np.exp(np.clip(logs, -2.2, 2.2)))
+        update: dict[str, Any] = {
+            "attention_factor": loop.attention_factor * attention,
+            "expert_factor": loop.expert_factor * expert,
+            "communication_factor": loop.communication_factor * communication,
+        }
+        if measured:
+            for plan in self._plans:
+                update["measured"] = update.get("measured", loop.measured).widened(*plan.place)
+        host = engine.host.model_copy(update={"launch_s": engine.host.launch_s * launch})
+        more = {"kernel_factor": engine.kernel_factor * kernel, "host": host}
+        return engine.model_copy(update={**more, "training": loop.model_copy(update=update)})
 
-    def _with(self, factors: Array, residual: float | None = None) -> EngineProfile:
-        assert self._engine.training is not None
-        kernel, expert, communication = (float(f) for f in np.exp(np.clip(factors, -2.2, 2.2)))
-        update = {"expert_factor": expert, "communication_factor": communication}
-        loop = self._engine.training.model_copy(update=update)
-        more = {} if residual is None else {"residual": residual}
-        return self._engine.model_copy(update={"kernel_factor": kernel, "training": loop, **more})
+    def _errors(self, logs: Array) -> Array:
+        """Log of predicted over measured of all steps."""
+        engine = self._with(logs)
+        steps = [plan.result("", own, engine).step_s for plan, own in zip(self._plans, self._predictions, strict=True)]
+        return np.asarray(np.log(np.array(steps)) - self._log_s)
 
-    def _errors(self, factors: Array, rows: Indices) -> Array:
-        """Log of predicted over measured."""
-        engine = self._with(factors)
-        steps = [self._plans[i].result("", self._predictions[i], engine).step_s for i in rows]
-        return np.asarray(np.log(np.array(steps)) - self._log_s[rows])
 
-    def _residual(self, errors: Array) -> float:
-        """Standard deviation of the errors, with that of the first profile as :data:`SURE` of them."""
-        squares = SURE * self._engine.residual**2 + float((errors**2).sum())
-        return float(np.clip((squares / (SURE + len(errors))) ** 0.5, NOISE, 2.0))
+def fitted_factors(slopes: Array, wanted: Array) -> Array:
+    """Logs of the factors whose sum over ``slopes`` (rows, factors) is near the wanted change of each log step.
 
-    def _fit(self, rows: Indices) -> Array:
-        """Logs of the factors that explain steps best, with the profile as prior; three Gauss-Newton steps."""
-        prior = factors = self._factors(self._engine)
-        for _ in range(3):
-            errors = self._errors(factors, rows)
-            slopes = np.stack([(self._errors(factors + step, rows) - errors) / 0.01 for step in 0.01 * np.eye(3)], 1)
-            noise = self._residual(errors - errors.mean())
-            weights = np.minimum(1.0, TRUSTED * noise / np.maximum(np.abs(errors), 1e-9)) / noise**2
-            left = slopes.T @ (weights[:, None] * slopes) + np.diag(SPREAD**-2.0)
-            right = -slopes.T @ (weights * errors) + (prior - factors) / SPREAD**2
-            factors = factors + np.linalg.solve(left, right)
-        return np.asarray(factors)
+    The prior is a common change of all factors, which is small or as large as the steps say, and small differences:
+    one step tells the sum only.
+    """
+    rows = np.concatenate([slopes.sum(1, keepdims=True), slopes], 1)
+    variance, weights = np.array([0.09, *SPREAD**2]), np.ones(len(rows))
+    for _ in range(REWEIGHTINGS):
+        inverse = weights[:, None] * rows / NOISE**2
+        logs = np.linalg.solve(rows.T @ inverse + np.diag(1 / variance), inverse.T @ wanted)
+        variance[0] = (COMMON**2 + logs[0] ** 2) / 2
+        weights = np.minimum(1.0, TRUSTED * NOISE / np.maximum(np.abs(rows @ logs - wanted), 1e-9))
+    return np.asarray(logs[0] + logs[1:])
 
 
 def _plan(
@@ -267,8 +286,7 @@ def calibrate_training(
     Returns
     -------
     EngineProfile
-        With ``kernel_factor``, ``expert_factor`` and ``communication_factor`` fitted, for ``engine`` of
-        :func:`cdmpp.llm.training_step`.
+        With factors fitted and the steps added to ``measured``, for ``engine`` of :func:`cdmpp.llm.training_step`.
 
     Raises
     ------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdmpp.model.domain.score import Label, label_of_total, worst
+from cdmpp.model.domain.score import Label
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.training.layout import TrainingLayout
@@ -31,9 +31,12 @@ class TrainingStep(Rendered):
         Seconds of ``compute`` (by operator), ``exposed`` communication (tp, cp, ep, dp, pp), ``bubble``, ``optimizer``
         and ``host`` on the slowest rank; they add up to ``step_s``.
     domain_shares : dict
-        Share of the predicted time by domain.
+        Share of the predicted time by domain of the kernels.
+    domain : {"in", "near", "out"}
+        Of the step among those that the engine's profile was fitted to: in none, one, or more of device, products,
+        model and layout beyond them.
     domain_reason : str
-        The part with the largest share that is not ``in``.
+        What is beyond them, and the part with the largest share whose kernel is not ``in``.
     """
 
     model_id: str
@@ -52,6 +55,7 @@ class TrainingStep(Rendered):
     memory: TrainingMemory
     breakdown: dict[str, Any]
     domain_shares: dict[Label, float]
+    domain: Label
     domain_reason: str
     remarks: tuple[str, ...] = ()
 
@@ -73,11 +77,6 @@ class TrainingStep(Rendered):
     def tokens_per_s_per_gpu(self) -> float:
         """Throughput of one device."""
         return self.tokens / self.step_s / self.layout.gpus
-
-    @property
-    def domain(self) -> Label:
-        """Domain by share of the time; at most ``near``, because backward passes are partly stated ratios."""
-        return worst(("near", label_of_total(self.domain_shares))) or "out"
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values."""

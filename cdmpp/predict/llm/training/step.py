@@ -20,6 +20,7 @@ from cdmpp.predict.engines.profile import Engine, EngineProfile, load_training_e
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.pricing import KINDS, combined
 from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.llm.training.fitting import smallest_layouts
@@ -40,7 +41,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 _STREAM, _STREAM_BOUNDS = 0.85, (0.9, 1.15)
 _PASS_S = 3e-6
 #: Power of the SXM board of an architecture in watts, and the exponent of the power in the sustained rate below it.
-_BOARD_W, _POWER = {"sm_80": 400.0, "sm_90": 700.0}, 0.5
+_BOARD_W, _POWER = {"sm_80": 400.0, "sm_90": 700.0, "sm_100": 1000.0, "sm_103": 1100.0}, 0.5
 #: Largest bound of an operator over its point. Bounds of backward attention outside of its measurements reach 100.
 _WIDEST = 3.0
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
@@ -53,6 +54,11 @@ Domain = tuple[Label, str | None]
 _NETWORK: Domain = ("near", "the network between nodes has a stated rate")
 _MEMORY: Domain = ("near", "a pass over memory has a stated rate")
 _STATED = "backward passes are partly stated ratios of forward passes"
+#: Standard deviation of log(measured / predicted) of steps that no source of the profile covers: of six sources that
+#: were predicted without their rows, and of sources whose kind (device, attention, network) no profile knew.
+_NEAR_RESIDUAL, _OUT_RESIDUAL = 0.13, 0.22
+#: Standard deviations of a normal distribution from its median to its 90 % quantile.
+_TO_BOUND = 1.2816
 
 
 class _Unit:
@@ -359,7 +365,30 @@ class TrainingPlan:
                 own = self._exposed(layer, group) * layer.message(group, backward)[0] / both[0]
                 kinds[:, KINDS.index("collective")] += own
                 names[f"{group} communication"] = float(own[0])
-        return combined(kinds, self.engine.residual), names
+        return self._interval(kinds), names
+
+    @property
+    def place(self) -> tuple[str, str, dict[str, float]]:
+        """Device, products and values by which :class:`~cdmpp.predict.engines.profile.Measured` knows a step."""
+        names = ("gpus", "tp", "pp", "cp", "ep", "sequence", "tokens")
+        values = {name: float(getattr(self.layout, name)) for name in names}
+        experts = 1 if self.config.experts is None else self.config.experts.count
+        values |= {"parameters": float(parameter_count(self.config)), "experts": float(experts)}
+        return self.device.name, self.products or self.types.dtype, values
+
+    def _domain(self) -> tuple[Label, str]:
+        """Domain by the steps that the profile was fitted to, and its reason."""
+        departures = self.loop.measured.departures(*self.place)
+        labels: tuple[Label, ...] = ("in", "near", "out")
+        reason = f"no such step was measured with {self.engine.name}: " + ", ".join(departures)
+        return labels[min(2, len(departures))], reason if departures else ""
+
+    def _interval(self, kinds: Array) -> Array:
+        """Point, lower and upper bound: of the kernels, or of steps of this domain where those are wider."""
+        least = {"in": 0.0, "near": _NEAR_RESIDUAL, "out": _OUT_RESIDUAL}[self._domain()[0]]
+        wide = math.exp(_TO_BOUND * max(least, self.engine.residual))
+        point, lower, upper = combined(kinds)
+        return np.array([point, min(lower, point / wide), max(upper, point * wide)])
 
     def _recompute_s(self, layer: _Unit) -> float:
         """Seconds of a layer's forward pass that the backward pass computes again."""
@@ -404,16 +433,15 @@ class TrainingPlan:
     def _traffic_s(self, size: float) -> Array:
         return np.array([1.0, *_STREAM_BOUNDS]) * size / (_STREAM * self.device.mem_bandwidth_bytes_per_s)
 
-    def _slowdown(self, program: OperatorSpec, predicted_s: float) -> float:
-        """Sustained over predicted time of a kernel, at least 1."""
-        is_product, arch = program.operator == "linear", self.device.arch.rpartition(" ")[2]
-        share = (self.loop.sustained if is_product else self.loop.sustained_attention).get(arch)
-        flops = program_flops(program)
-        if share is None or not flops or not predicted_s:
-            return 1.0
-        power = min(1.0, (self.device.tdp_w or _BOARD_W[arch]) / _BOARD_W[arch]) ** _POWER
-        rate = share * power * self.device.peak(program.dtype, matrix=True)
-        return max(1.0, flops / rate / predicted_s)
+    def _sustained_s(self, program: OperatorSpec) -> float:
+        """Least seconds of a kernel at the rate that the device sustains; 0 where the profile has none."""
+        arch = self.device.arch.rpartition(" ")[2]
+        shares = self.loop.sustained if program.operator == "linear" else self.loop.sustained_attention
+        if arch not in shares:
+            return 0.0
+        board_w = _BOARD_W[arch]
+        power = min(1.0, (self.device.tdp_w or board_w) / board_w) ** _POWER
+        return program_flops(program) / (shares[arch] * power * self.device.peak(program.dtype, matrix=True))
 
     def _factor(self, name: str) -> float:
         if name in ("attention", "window_attention"):
@@ -435,7 +463,7 @@ class TrainingPlan:
                 continue
             if item.program is not None:
                 seconds, domain = self._predicted(item.program)
-                seconds = item.runs * self._slowdown(item.program, float(seconds[0])) * seconds
+                seconds = item.runs * np.maximum(seconds, self._sustained_s(item.program))
                 kind = operator_family(item.program.operator)
                 domain = ("near", _STATED) if item.stated and domain[0] == "in" else domain
             else:
@@ -484,9 +512,10 @@ class TrainingPlan:
         kinds[:, KINDS.index("collective")] += wide
         kinds[:, KINDS.index("vector")] += optimizer
         kinds[:, -1] += np.array([host_s, 0.5 * host_s, 2.0 * host_s])
-        point, lower, upper = (float(v) for v in combined(kinds, self.engine.residual))
+        point, lower, upper = (float(v) for v in self._interval(kinds))
         domain = TotalDomain.of((name, d[0], seconds, d[1]) for (name, d), seconds in stage.unit.domains.items())
         assert domain is not None
+        label, reason = self._domain()
         flops = model_flops(self.config, layout.sequence) * layout.global_batch * layout.sequence
         peak = self.peak_flops
         return TrainingStep(
@@ -512,7 +541,8 @@ class TrainingPlan:
                 "host": host_s,
             },
             domain_shares=domain.shares,
-            domain_reason=domain.reason or _STATED,
+            domain=label,
+            domain_reason="; ".join(filter(None, (reason, domain.reason))) or _STATED,
             remarks=tuple(self._remarks()),
         )
 
