@@ -14,7 +14,7 @@ from cdmpp.predict.engines.profile import EngineProfile
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.layout import Layout, Types
 from cdmpp.predict.llm.memory import cache_tokens
-from cdmpp.predict.llm.serving import MAX_REQUESTS, RUNS, ServingPlan
+from cdmpp.predict.llm.serving import MAX_REQUESTS, ServingPlan
 from cdmpp.predict.llm.serving_loop import ServedRequest
 from cdmpp.predict.prediction import Prediction
 
@@ -63,7 +63,7 @@ class LoadRow:
         load: dict[str, Any] = {"rate": rate, "concurrency": batch if closed_loop else None, "count": count}
         if self._together:
             load = {"requests": [(0.0, request["input"], request["output"])] * count}
-        self._options = (config, device, {**request, **load, "most_work": RUNS * most_work})
+        self._options = (config, device, {**request, **load, "most_work": most_work})
         self.queries = ServingPlan(config, device, engine=profile, **self._options[2]).queries
 
     def steps(

@@ -364,7 +364,7 @@ class ServingPlan:
     Parameters
     ----------
     most_work : float
-        Bound on the work of all runs of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
+        Bound on the work of each run of the loop (:class:`cdmpp.predict.llm.serving_loop.Effort`).
 
     Attributes
     ----------
@@ -402,7 +402,7 @@ class ServingPlan:
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
         most_work: float = inf,
     ) -> None:
-        self._most_work = most_work / RUNS
+        self._most_work = most_work
         self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
         profile, device = load_engine(engine, framework), with_network(device, network)
         self._profile, self._device = profile, device
@@ -429,7 +429,7 @@ class ServingPlan:
         layout = Layout(tp, pp, ep, dp)
         # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
         prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
-        Effort(self._most_work).spend(prefill)
+        Effort(most_work).spend(prefill)
         layout.check(config)
         beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
         #: Predicted seconds of :meth:`run`.

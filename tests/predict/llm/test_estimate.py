@@ -439,3 +439,26 @@ def test_assumed_link_is_said_by_estimates_and_simulations(predictor: LatencyPre
     assert says in estimate(LLAMA_8B, "mi210", **options).remarks
     assert says in simulate(LLAMA_8B, "mi210", concurrency=2, count=4, **options).remarks
     assert says not in estimate(LLAMA_8B, "mi210", **{**options, "tp": 1}).remarks
+
+
+def test_kernels_of_other_engines_count_in_steps_with_prompts_where_the_profile_says_so(
+    predictor: LatencyPredictor,
+) -> None:
+    own = load_engine("vllm").model_copy(update={"also_prefill": ()})
+    both = own.model_copy(update={"also_prefill": ("trtllm",)})
+    alone, fastest = (
+        estimate(LLAMA_8B, "h100-sxm", weights="float8_e4m3", engine=e, output=8, predictor=predictor)
+        for e in (own, both)
+    )
+    assert fastest.prefill.point < alone.prefill.point
+    assert fastest.decode == alone.decode
+
+
+def test_first_token_is_behind_the_front_end(predictor: LatencyPredictor) -> None:
+    base = load_engine("vllm").model_copy(update={"first_residual": 0.0})
+    slow = base.model_copy(update={"host": base.host.model_copy(update={"frontend_s": 0.25}), "first_residual": 0.5})
+    quick, late = (estimate(LLAMA_8B, "h100-sxm", engine=e, output=8, predictor=predictor) for e in (base, slow))
+    assert quick.ttft.point == pytest.approx(quick.prefill.point + base.host.frontend_s)
+    assert late.ttft.point == pytest.approx(late.prefill.point + 0.25)
+    assert late.ttft.upper - late.ttft.lower > 1.5 * (quick.ttft.upper - quick.ttft.lower)
+    assert late.prefill == quick.prefill and late.total == quick.total
