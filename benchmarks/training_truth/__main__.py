@@ -233,7 +233,7 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
         {
             "model": row.model,
             "engine": row.engine,
-            "layout": f"{step.plan.layout.gpus} GPUs, {step.plan.layout.named()}, cp={step.plan.layout.cp}",
+            "layout": f"{step.plan.layout.gpus} GPUs, {step.plan.layout.named()}",
             "measured": row.memory_bytes,
             "predicted": step.plan.memory.total,
         }
