@@ -184,11 +184,11 @@ def group_result(steps: list[Step], predictor: LatencyPredictor) -> dict[str, An
             plan = TrainingCalibrationPlan(own.plan.config, own.plan.device, [own.measurement()], own.plan.engine)
             fitted = plan.calibration(predictor.predict_queries(plan.queries)).profile
             others = steps[:i] + steps[i + 1 :]
-            figures = {
+            by_method = {
                 "calibrated": [step.figures(fitted) for step in others],
                 "rescaled": [v * own.seconds / shipped[i][0] for v in shipped[:i] + shipped[i + 1 :]],
             }
-            for name, values in figures.items():
+            for name, values in by_method.items():
                 found[name].append(errors(rows_of(others), expanded(others, values)))
         result |= {
             name: {n: float(np.mean([e[n] for e in values])) for n in ("mean", "covered")}
@@ -217,8 +217,8 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
     }
     profiles = left_out_profiles(by_kind)
     for (source, device), steps in sorted(groups.items()):
-        figures = [step.figures(profiles[source, device]) for step in by_kind[source, device]]
-        held_out = errors(rows_of(steps), expanded(steps, figures))
+        without = [step.figures(profiles[source, device]) for step in by_kind[source, device]]
+        held_out = errors(rows_of(steps), expanded(steps, without))
         own = {**group_result(steps, predictor), "left_out": held_out}
         found.append({"source": source, "device": device, **own})
         models: dict[tuple[str, str], list[Step]] = defaultdict(list)
@@ -228,12 +228,24 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
             own_rows, figures = rows_of(own_steps), expanded(own_steps, [step.figures() for step in own_steps])
             named = {"source": source, "device": device, "model": model, "products": products}
             by_model.append({**named, **errors(own_rows, figures)})
+    every = [(step, row) for steps in groups.values() for step in steps for row in step.rows if row.memory_bytes]
+    memory = [
+        {
+            "model": row.model,
+            "engine": row.engine,
+            "layout": f"{step.plan.layout.gpus} GPUs, {step.plan.layout.named()}",
+            "measured": row.memory_bytes,
+            "predicted": step.plan.memory.total,
+        }
+        for step, row in every
+    ]
     return {
         "command": COMMAND,
         "model_id": predictor.model_id,
         "answerable": len(rows),
         "groups": found,
         "by_model": by_model,
+        "memory": memory,
         "left_out": [{"source": s, "reason": reason, "rows": n} for (s, reason), n in sorted(left_out.items())],
         "refused": [{"source": s, "device": d, "reason": r, "rows": n} for (s, d, r), n in sorted(refused.items())],
         "reinforcement": predict_steps(read_rl_steps(public_data), configs, predictor),
@@ -293,12 +305,23 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
         ]
         for r in result["reinforcement"]
     ]
+    memory = [
+        [
+            m["model"],
+            m["engine"],
+            m["layout"],
+            *(f"{m[name] / 2**30:.1f}" for name in ("measured", "predicted")),
+            f"{m['predicted'] / m['measured']:.2f}",
+        ]
+        for m in result["memory"]
+    ]
     answered = sum(g["shipped"]["rows"] for g in result["groups"])
     return {
         "groups": table(header, rows, left=2)
         + f"\n\nAnswered: {answered} of {result['answerable']} rows. Model {result['model_id']}.",
         "models": table(header_model, models, left=3),
         "left-out": table(["source", "reason", "rows"], left, left=2),
+        "memory": table(["model", "engine", "layout", "measured GiB", "predicted GiB", "ratio"], memory, left=3),
         "reinforcement": table(["model", "layout", "GPUs", "measured", "planned", "note"], steps, left=2),
     }
 

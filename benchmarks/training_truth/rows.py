@@ -92,6 +92,8 @@ class Row:
     engine : str
     release : str
         Release of the framework.
+    memory_bytes : float or None
+        Of the fullest device, where the table has it.
     """
 
     source: str
@@ -102,6 +104,7 @@ class Row:
     tokens_per_s: float
     engine: str
     release: str
+    memory_bytes: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -151,7 +154,9 @@ def _row(record: dict[str, str], names: dict[str, str], configs: Path) -> Row | 
     spec = lookup(DEVICES[record["device"]])
     spec = spec.model_copy(update=BOARDS.get(record["device"], {}))
     release = re.sub(r"Megatron-Bridge (.*) NeMo Container", r"\1", record["framework"])
-    return Row(record["source"], model, spec, config, options, float(record["value"]), engine, release)
+    memory = re.search(r"memory_gib=([\d.]+)", record["note"])
+    memory_bytes = float(memory[1]) * 2**30 if memory else None
+    return Row(record["source"], model, spec, config, options, float(record["value"]), engine, release, memory_bytes)
 
 
 def _bridge(record: dict[str, str]) -> tuple[str, dict[str, Any]]:

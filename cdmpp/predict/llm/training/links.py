@@ -14,8 +14,8 @@ from cdmpp.programs.operators import OperatorSpec, make_operator
 
 #: Bandwidth of large messages over that of the adapter. The measured nodes of H100 and A100 reach 0.72 and 0.7.
 _EFFICIENCY = 0.72
-#: Seconds of a message's start between nodes, and of each doubling of the nodes.
-_START_S, _HOP_S = 25e-6, 8e-6
+#: Seconds of a message's start between nodes, and of each hop: a node of a ring, a doubling of the nodes of a tree.
+_START_S, _HOP_S = 25e-6, 20e-6
 #: Lower and upper bound over the point, between nodes: few systems were measured.
 BOUNDS = (0.7, 1.6)
 
@@ -86,7 +86,9 @@ class Links:
         inside = link_of_device(self.device).bandwidth_bytes_per_s
         per_node = max(1, ranks * self.domain_ranks // max(span, ranks))
         nodes = -(-ranks // per_node)
-        start = _START_S + _HOP_S * math.log2(max(2, nodes))
+        # Gathers and scatters pass all nodes one after the other; sums go up and down a tree.
+        hops = nodes - 1 if operator in ("all_gather", "reduce_scatter") else math.log2(max(2, nodes))
+        start = _START_S + _HOP_S * hops
         if operator == "send_recv":
             return start + size / (_EFFICIENCY * self.network)
         if operator == "all_to_all":

@@ -350,13 +350,13 @@ def program_flops(program: OperatorSpec) -> float:
     """Operations of a product or of causal attention, forward or backward; 0 of other programs."""
     f = program.model_dump(exclude_none=True)
     if program.operator == "linear":
-        return 2.0 * f["m"] * f["n"] * f["k"]
+        return float(2.0 * f["m"] * f["n"] * f["k"])
     if program.operator not in ("attention_prefill", "mla_prefill", "attention_backward"):
         return 0.0
     width = f["head_dim"] if "head_dim" in f else f["nope"] + f["rope"]
     pairs = f["batch"] * f["heads"] * f["q_len"] * (f["q_len"] / 2 + f.get("past_len", 0))
     forward = 2.0 * pairs * (width + f.get("v_dim", width))
-    return 2.5 * forward if program.operator == "attention_backward" else forward
+    return float(2.5 * forward if program.operator == "attention_backward" else forward)
 
 
 def merged_items(items: list[Item], times: float = 1.0) -> list[Item]:

@@ -40,8 +40,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 #: Sustained over nominal bandwidth of the memory for large passes, and its bounds over the point.
 _STREAM, _STREAM_BOUNDS = 0.85, (0.9, 1.15)
 _PASS_S = 3e-6
-#: Power of the SXM board of an architecture in watts, and the exponent of the power in the sustained rate below it.
-_BOARD_W, _POWER = {"sm_80": 400.0, "sm_90": 700.0, "sm_100": 1000.0, "sm_103": 1100.0}, 0.5
+#: Power of the SXM board of an architecture in watts; below it the sustained rate falls with the root of the power.
+_BOARD_W = {"sm_80": 400.0, "sm_90": 700.0}
 #: Largest bound of an operator over its point. Bounds of backward attention outside of its measurements reach 100.
 _WIDEST = 3.0
 #: Share of hidden communication of gradients and weights that stays exposed: the first or last piece.
@@ -439,8 +439,8 @@ class TrainingPlan:
         shares = self.loop.sustained if program.operator == "linear" else self.loop.sustained_attention
         if arch not in shares:
             return 0.0
-        board_w = _BOARD_W[arch]
-        power = min(1.0, (self.device.tdp_w or board_w) / board_w) ** _POWER
+        board_w = _BOARD_W.get(arch, 1.0)
+        power = math.sqrt(min(1.0, (self.device.tdp_w or board_w) / board_w))
         return program_flops(program) / (shares[arch] * power * self.device.peak(program.dtype, matrix=True))
 
     def _factor(self, name: str) -> float:
