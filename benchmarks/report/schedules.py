@@ -57,9 +57,9 @@ def study(results: Results) -> str:
         return [spread(values) if text is percent else number(mean(values)) for text, values in found]
 
     def measured(run: Any, key: str) -> list[float]:
-        """Mean and median error; what the interval covers and KMeans' draws better than random, if measured."""
+        """Mean and median error; what the interval covers, and draws of a sampler that are better than random."""
         figures = run["measured"][key]
-        optional = ("covered", "better_than_random") if key.endswith("kmeans") else ("covered",)
+        optional = ("covered",) if key.endswith("random") else ("covered", "better_than_random")
         return [figures["mape"], figures["median_ape"], *(figures[m] for m in optional if m in figures)]
 
     everything = [run for by_seed in result["variants"].values() for run in by_seed.values()]
@@ -78,7 +78,11 @@ def study(results: Results) -> str:
     parts = [f"`{result['command']}`, {result['steps']:,} steps."]
     header = ("variant", "training rows", *(f"{kind}: {name}" for kind in ("GPU", "CPU") for name in names))
     parts += [table(header, choices)] if choices else []
-    columns = [f"{key.replace(' ', ' by ')}: mean / median" for key in counts]
+    columns = [
+        f"{key.replace(' ', ' by ')}: mean / median / inside"
+        + (" / wins" if " " in key and "random" not in key else "")
+        for key in counts
+    ]
     header = ("left out", "variant", *names, *columns) if left_out else ()
     return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
