@@ -278,7 +278,7 @@ def test_invalid_address_is_refused(text: str) -> None:
 
 def test_valid_addresses_are_parsed() -> None:
     assert parse_tracker("board-farm:9190", KEY) == Tracker("board-farm", 9190, KEY)
-    assert parse_tracker("[::1]:9190", KEY, 3) == Tracker("::1", 9190, KEY, 3)
+    assert parse_tracker("[::1]:9190", KEY) == Tracker("::1", 9190, KEY)
 
 
 class _Session:
