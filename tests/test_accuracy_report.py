@@ -70,7 +70,9 @@ def schedules_study(m: dict[str, Any]) -> dict[str, Any]:
     """Two seeds of one choice and of one device that is left out, the second two points worse."""
     worse = m | {"mape": m["mape"] + 0.02}
     choice = {str(i): {"train_rows": 1000, "gpu": of, "cpu": of} for i, of in enumerate((m, worse))}
-    left = {seed: run | {"held_out": run["gpu"], "measured": {"0": m, "40 variance": m}} for seed, run in choice.items()}
+    left = {
+        seed: run | {"held_out": run["gpu"], "measured": {"0": m, "40 variance": m}} for seed, run in choice.items()
+    }
     return {"command": "run me", "steps": 1000, "variants": {"base": choice, "without k80: plain": left}}
 
 

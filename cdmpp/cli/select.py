@@ -87,7 +87,7 @@ def select(
     folder = model or default_model()
     artifact = load_artifact(folder)
     spec = device_of(artifact, device)
-    # On GPUs left out, 40 schedules chosen by variance reduction leave an error of 21 %, by KMeans 24 % (docs/accuracy.md).
+    # With a GPU left out, 40 schedules chosen by variance reduction leave an error of 21 %, by KMeans 24 %.
     sampler = sampler or ("variance" if backend == "tvm" and spec.kind == "gpu" else "kmeans")
     about: dict[str, Any] = {
         "model": str(folder),
