@@ -85,7 +85,7 @@ def test_job_past_its_deadline_ends_and_its_process_stays(
 
     monkeypatch.setattr(SupervisedWorker, "run", recorded)
     # Listing the queries takes a part of this time, and serving the requests ten times as much.
-    slow = post(client, "/llm/simulate", SLOW, **{"x-request-timeout-s": "0.6"})
+    slow = post(client, "/llm/simulate", SLOW, **{"x-request-timeout-s": "2"})
     assert problem(slow, 504, "deadline_exceeded")
     wait_until(lambda: app.state.planners.busy == 0, "the end of the job")
     assert replies[-1] == {"given_up": True}
