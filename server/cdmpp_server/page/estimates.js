@@ -11,17 +11,12 @@ export const DURATIONS = {
   total: ["Time for all tokens", " for all tokens"],
 };
 
-/** Requests at a time: one simulation is over a thousand predictions, and the service bounds what waits. */
-const PARALLEL = 1;
 /** Seconds that the page waits for one device. */
 const DEADLINE_S = 120;
 
-/** Call `work(item)` for all items, PARALLEL at a time. */
-export async function inParallel(items, work) {
-  const rest = [...items];
-  await Promise.all(Array.from({ length: PARALLEL }, async () => {
-    while (rest.length) await work(rest.shift());
-  }));
+/** Call `work(item)` for one item after the other: a simulation is over a thousand predictions, and the service bounds what waits. */
+export async function inTurn(items, work) {
+  for (const item of items) await work(item);
 }
 
 /** The answer for one device, or {error} where the service refuses the device or the load, or does not answer in time. */
@@ -74,7 +69,7 @@ export async function askEstimates(query, devices, signal, arrived) {
     const some = devices.map((device) => rows.get(device)).filter(Boolean);
     return { rows: some, goals, workload: workload(query, some) };
   };
-  await inParallel(devices, async (device) => {
+  await inTurn(devices, async (device) => {
     let answer = await estimate(device, batch);
     if (answer.error && serving && batch > 1) answer = await estimate(device, 1);
     const served = serving && !answer.error ? await simulate(query, device, size, signal) : null;

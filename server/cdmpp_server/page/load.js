@@ -1,7 +1,7 @@
 // Serving under load: time between tokens against throughput, one line per device and one mark per concurrency.
 
 import { chartFrame, endLabels, intervalBand, readoutTable, seriesLine } from "./curve.js";
-import { inParallel, rate, simulate } from "./estimates.js";
+import { inTurn, rate, simulate } from "./estimates.js";
 import { log, tick } from "./scale.js";
 import { interval, latency, percent } from "./units.js";
 
@@ -38,7 +38,7 @@ export async function askLoad(query, rows, signal, arrived) {
   };
   for (const size of smallerLoads(query)) {
     arrived(curve(), size);
-    await inParallel(devices, async ({ device, estimate }) =>
+    await inTurn(devices, async ({ device, estimate }) =>
       points.push(point(device, size, await simulate(query, device, size, signal), estimate.domain)));
   }
   return curve();
