@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from cdmpp.model.domain.calibration import fit_factor, read_quantiles
-from cdmpp.model.domain.peers import Peers, ask_peers, corrects, weights
+from cdmpp.model.domain.peers import Peers, as_peers, carried_reference, corrects, rule_of, shift, weights
 from cdmpp.model.domain.score import Context, Domain
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
+from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.network import LatencyNetwork
-from cdmpp.model.nn.rows import QueryRows, distinct_rows
+from cdmpp.model.nn.rows import RowInputs, distinct_rows
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS, framework_name, implementation_of
 from cdmpp.train.baselines import Baseline
 from cdmpp.train.config import TrainConfig
@@ -260,29 +261,23 @@ def _with_peers(
     codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
     distinct, inverse = np.unique(codes, axis=0, return_inverse=True)
     embedding = np.arange(1, len(dataset.devices) + 1)
-
-    def efficiency(queries: QueryRows) -> Array:
-        point: Array = predict_rows(network, inputs, queries, embedding=embedding)[0]
-        return point - inputs.reference(queries)
-
+    sheets = RowInputs(dataset.store, stack_devices([device.nominal() for device in dataset.devices]))
     for i, (device, kind, protocol, backend, framework) in enumerate(distinct.tolist()):
         members = np.flatnonzero(inverse.ravel() == i)
         operator, dtype = dataset.kinds[kind]
-        spec = dataset.devices[device]
+        spec, rule = dataset.devices[device], rule_of(operator)
         meant = implementation_of(operator, framework_name(framework))
         known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], meant)
         if not known or not corrects(spec.kind, operator):
             continue
-        part = rows.take(members)
-        point[members], levels[members] = ask_peers(
-            part,
-            point[members],
-            levels[members],
-            [index - 1 for index, _ in known],
-            weights(spec, dtype, [peer for _, peer in known]),
-            efficiency,
-            point[members] - inputs.reference(part),
-        )
+        part, sheet = rows.take(members), sheets if spec.sustained is None else inputs
+        on_peers = as_peers(part, [index - 1 for index, _ in known])
+        own = point[members] - carried_reference(inputs, sheet, part, rule)
+        carried = carried_reference(inputs, sheet, on_peers, rule)
+        of_peers = predict_rows(network, inputs, on_peers, embedding=embedding)[0] - carried
+        weight = weights(spec, operator, dtype, [peer for _, peer in known])
+        by = shift(own, of_peers.reshape(len(members), len(known)), weight, rule)
+        point[members], levels[members] = point[members] + by, levels[members] + by[:, None]
     return point, levels
 
 

@@ -175,11 +175,14 @@ class Evidence:
         return kind in self._types_on
 
     def was_trained_as(self, kind: QueryKind, protocol: str, framework: str) -> bool:
-        """Whether training had this type on this device with the protocol and the framework ("": not stated)."""
+        """Whether training had this type on this device with the protocol and the framework ("": not stated).
+
+        On a device that training did not have, the rows of any device with a framework count: the kernel is the same.
+        """
         if not self._frameworks:
             return self.was_trained(kind)
         context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
-        return bool(kind.device) and framework in self._frameworks.get(context, ())
+        return bool(kind.device or framework) and framework in self._frameworks.get(context, ())
 
     def several_frameworks(
         self, names: Sequence[str], kinds: Sequence[tuple[str, str]], columns: Sequence[Array]

@@ -18,7 +18,17 @@ from cdmpp.features.encode import TIR, EncodedProgram, element_types, operator_n
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
-from cdmpp.model.domain.peers import Peers, Trained, as_peers, corrects, shift, weights
+from cdmpp.model.domain.peers import (
+    Peers,
+    Trained,
+    as_peers,
+    carried_reference,
+    corrects,
+    interval_factor,
+    rule_of,
+    shift,
+    weights,
+)
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, limited_step
 from cdmpp.model.inference.alike import Alike
 from cdmpp.model.inference.consistency import ADJUSTMENTS, ISSUE_REASON, NO_UNITS, REASONS, REPLACED, Rules
@@ -75,6 +85,7 @@ class InferencePipeline:
         self._devices = artifact.trained_devices
         self._trained = known_devices(self._devices)
         self._trained_matrix = stack_devices([spec for _, spec in self._devices])
+        self._nominal_matrix = stack_devices([spec.nominal() for _, spec in self._devices])
         self._peers = Peers(self._devices, artifact.domain)
         adapter = artifact.adapter
         self._features = FeatureMaker(artifact.weights, adapter.names) if adapter is not None else None
@@ -295,40 +306,51 @@ class InferencePipeline:
         specs = [spec for _, spec in trained]
         # The trained devices follow the query's devices in the matrix: they are peers of unseen ones.
         inputs = RowInputs(batch.store, np.concatenate([stack_devices(specs), self._trained_matrix]))
+        nominal = RowInputs(batch.store, np.concatenate([stack_devices(specs), self._nominal_matrix]))
         embedding = np.array([index for index, _ in (*trained, *self._devices)])
         column_of = {index: position for position, (index, _) in enumerate(self._devices)}
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
-        groups: list[tuple[Array, Array, Array, Array]] = []
+        groups: list[tuple[Array, DeviceSpec, str, Array, Array, Array]] = []
+        moved: list[tuple[DeviceSpec, str, Array, Array]] = []
         step = self._steps(batch, names)
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
                 continue
-            weight = weights(spec, kind[1], [peer for _, peer in peers])
+            weight = weights(spec, *kind[:2], [peer for _, peer in peers])
             counts = (weight > 0) & corrects(spec.kind, kind[0])
             computed = np.ones(len(peers), dtype=bool) if details else counts
             columns = np.array([column_of[index] for index, _ in peers])[computed]
-            groups.append((members, weight[counts], columns, counts[computed]))
+            groups.append((members, spec, kind[0], weight[counts], columns, counts[computed]))
             parts.append(as_peers(rows.take(members), len(specs) + columns))
             step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
-        output, efficiency = self._run(inputs, concatenate(parts), len(rows), embedding, details)
+        output, every_point, efficiency = self._run(inputs, concatenate(parts), len(rows), embedding, details)
         point, levels = output.point, output.levels
         opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if details else None
         start = len(rows)
-        for members, weight, columns, counts in groups:
-            stop = start + len(members) * len(columns)
-            of_peers = efficiency[start:stop].reshape(len(members), len(columns))
-            start = stop
+        for members, spec, operator, weight, columns, counts in groups:
+            shape = (len(members), len(columns))
+            span = slice(start, start + len(members) * len(columns))
+            start = span.stop
             if len(weight):
-                by = shift(efficiency[members], np.ascontiguousarray(of_peers[:, counts]), weight)
+                part, rule = rows.take(members), rule_of(operator)
+                # A device with measured rates is compared with the peers' measured ones.
+                sheet = nominal if spec.sustained is None else inputs
+                own = every_point[members] - carried_reference(inputs, sheet, part, rule)
+                carried = carried_reference(inputs, sheet, as_peers(part, len(specs) + columns[counts]), rule)
+                of_peers = every_point[span].reshape(shape)[:, counts] - carried.reshape(len(members), -1)
+                by = shift(own, of_peers, weight, rule)
                 point[members] += by
                 levels[members] += by[:, None]
+                moved.append((spec, operator, members, by))
             if opinions is not None:
-                opinions[members[:, None], columns[None, :]] = of_peers
+                opinions[members[:, None], columns[None, :]] = efficiency[span].reshape(shape)
         distance = self.distance(batch)
         step = limited_step(distance, step, _status_codes(batch) > 0)
         factor = self.factor(distance + step) * self._open_factor(batch, names)
+        for spec, operator, members, by in moved:
+            factor[members] = interval_factor(spec, operator, levels[members], by, factor[members])
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
     def _add_devices_without_embedding(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:
@@ -356,8 +378,8 @@ class InferencePipeline:
 
     def _run(
         self, inputs: RowInputs, rows: QueryRows, queries: int, embedding: Array, view: bool
-    ) -> tuple[RawPredictions, Array]:
-        """Network output of the first ``queries`` rows, and log(latency / reference) of all rows."""
+    ) -> tuple[RawPredictions, Array, Array]:
+        """Network output of the first ``queries`` rows; log latency and log(latency / reference) of all rows."""
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
@@ -371,8 +393,9 @@ class InferencePipeline:
                     parallel_chunks=self._parallel_chunks,
                 )
             )
+        point = np.concatenate([block.point for block in blocks])
         efficiency = np.concatenate([block.point - block.reference for block in blocks])
-        return RawPredictions.join(blocks, queries), efficiency
+        return RawPredictions.join(blocks, queries), point, efficiency
 
     def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
         """:func:`as_trained`; the adapted device has the figures that it was adapted with."""
