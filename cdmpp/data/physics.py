@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cdmpp.data.contradictions import contradicting_rows
 from cdmpp.data.host_bound import host_bound_rows
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.errors import UnknownDeviceError
@@ -45,6 +46,8 @@ EXCLUDED = {
     "delivers them (power-law routing: than twice its bandwidth): probably not all experts ran",
     "host_bound": "host time: it does not grow with the work, and other frameworks are several times faster on the "
     "device (cdmpp.data.host_bound)",
+    "contradicts_sibling": "slower than on a device of the same chip, and than its own 16-bit form, by more than half: "
+    "not the kernel that the framework runs (cdmpp.data.contradictions)",
     "slower_kernel": "an expert layer of aiconfigurator_moe that its framework also ran faster, with another kernel",
 }
 #: The measurer's reason for a record whose repeats disagree by more than the stated spread.
@@ -336,6 +339,7 @@ def flag_rows(table: MeasurementTable) -> Labels:
     latency, bound = table.latency_s, table_roofline_s(table)
     with np.errstate(invalid="ignore"):  # NaN compares false: no bound, no rule
         flags[host_bound_rows(table, bound)] = code["host_bound"]
+        flags[contradicting_rows(table)] = code["contradicts_sibling"]
         flags[slower_kernels(table)] = code["slower_kernel"]
         flags[latency < experts_read_s(table)] = code["weights_not_read"]
         flags[latency < FAST_FACTOR * bound] = code["too_fast"]

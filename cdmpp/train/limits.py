@@ -77,7 +77,7 @@ def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, 
 
 
 def host_bound(table: MeasurementTable) -> frozenset[str]:
-    """Operators of a framework that are host time on half of its devices or more.
+    """Operators of a framework that are host time on half of its devices or more, or contradict a sibling on one.
 
     Returns
     -------
@@ -85,19 +85,23 @@ def host_bound(table: MeasurementTable) -> frozenset[str]:
         As :attr:`cdmpp.model.domain.score.Domain.host_bound`.
     """
     host, devices = table.excluded.is_("host_bound"), dict[str, list[bool]]()
+    doubtful, on_device = table.excluded.is_("contradicts_sibling"), set[str]()
     for block in table.specs:
         index = block.row_index
-        if not host[index].any():
+        if not (host | doubtful)[index].any():
             continue
         # Devices without such a row count, too: a block has all devices of the operator.
         form = "|module" if block.flags.get("module") else ""
         places = np.stack([table.device.codes[index], table.framework.codes[index]], axis=1)
         distinct, inverse = np.unique(places, axis=0, return_inverse=True)
-        for group, (_, framework) in enumerate(distinct.tolist()):
+        for group, (device, framework) in enumerate(distinct.tolist()):
             name = f"{block.operator}|{types_label(block.dtype, block.flags)}|{table.framework.names[framework]}{form}"
-            share = host[index[inverse.reshape(-1) == group]].mean()
-            devices.setdefault(name, []).append(bool(share > HOST_BOUND_SHARE))
-    return frozenset(name for name, found in devices.items() if 2 * sum(found) >= len(found))
+            of_group = index[inverse.reshape(-1) == group]
+            devices.setdefault(name, []).append(bool(host[of_group].mean() > HOST_BOUND_SHARE))
+            if doubtful[of_group].mean() > HOST_BOUND_SHARE:
+                on_device.add(f"{table.device.names[device]}|{name}")
+    host_names = (name for name, is_host in devices.items() if 2 * sum(is_host) >= len(is_host))
+    return frozenset({*host_names, *on_device})
 
 
 def with_limits(domain: Domain, table: MeasurementTable) -> Domain:

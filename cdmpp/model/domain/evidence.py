@@ -100,7 +100,7 @@ class Evidence:
     def __init__(
         self, contexts: Iterable[str], adapted: Iterable[Context] = (), host_bound: Collection[str] = ()
     ) -> None:
-        self._host_bound = host_bound
+        self._host_bound = frozenset(host_bound)
         self._exact: set[tuple[str, ...]] = set()
         self._on_any_device: set[tuple[str, ...]] = set()
         self._protocols: set[tuple[str, str, str]] = set()
@@ -177,12 +177,16 @@ class Evidence:
     def was_trained_as(self, kind: QueryKind, protocol: str, framework: str) -> bool:
         """Whether training had this type on this device with the protocol and the framework ("": not stated).
 
-        On a device that training did not have, the rows of any device with a framework count: the kernel is the same.
+        On a device that training did not have, products of 8-bit floats count as trained under a framework whose
+        kernel was measured on any device: it has one tile everywhere (:func:`cdmpp.model.nn.inputs.one_tile_s`).
         """
         if not self._frameworks:
             return self.was_trained(kind)
         context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
-        return bool(kind.device or framework) and framework in self._frameworks.get(context, ())
+        if not kind.device and kind.dtype == "float8_e4m3" and operator_family(kind.operator) == "gemm":
+            devices = self._devices.get((kind.operator, kind.dtype, kind.backend), {})
+            return bool(framework) and framework in devices
+        return bool(kind.device) and framework in self._frameworks.get(context, ())
 
     def several_frameworks(
         self, names: Sequence[str], kinds: Sequence[tuple[str, str]], columns: Sequence[Array]
@@ -239,7 +243,8 @@ class Evidence:
         """Serving engines with training rows of the operator and type on any device."""
         devices = self._devices.get((kind.operator, kind.dtype, kind.backend), {})
         what, form = f"{kind.operator}|{kind.dtype}|", "|module" if kind.module else ""
-        return tuple(e for e in SERVING_ENGINES if e in devices and f"{what}{e}{form}" not in self._host_bound)
+        names = {e: (f"{what}{e}{form}", f"{kind.device}|{what}{e}{form}") for e in SERVING_ENGINES if e in devices}
+        return tuple(e for e, of_engine in names.items() if self._host_bound.isdisjoint(of_engine))
 
     def was_adapted(self, kind: QueryKind) -> bool:
         """Whether the records of an adaptation had the operator and type on the device."""

@@ -4,7 +4,7 @@ The network extrapolates along device ratios from some fifty devices. On devices
 its error is one bias per device and operator. For a known device that was trained on the same kind of query, the
 network predicts a latency. It is carried over to the unseen device by the ratio of the two devices' references
 (:func:`carried_reference`). The mean over all peers, mixed with the network's own prediction, has a lower error on
-left-out devices than either alone (docs/decisions/unseen-devices.md).
+left-out devices than either alone (docs/decisions/peers.md).
 """
 
 from __future__ import annotations

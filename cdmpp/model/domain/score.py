@@ -170,7 +170,8 @@ class Domain:
         share of the bound that they reach.
     host_bound : frozenset of str
         Engines' operators whose rows are host time, as ``operator|types|framework``, with ``|module`` for a layer with
-        its projections. They count as not measured.
+        its projections. With ``device|`` in front: on this device, where they contradict a sibling
+        (:mod:`cdmpp.data.contradictions`). They count as not measured.
     """
 
     centres: Array

@@ -255,7 +255,10 @@ def test_only_the_measured_framework_exempts_a_narrow_type() -> None:
     assert not evidence.was_trained_as(kind, "kernel", "")
     assert not evidence.was_trained_as(kind, "eager", "vendor")
     assert not evidence.was_trained_as(kind._replace(device="l4"), "kernel", "vendor")
-    assert not evidence.was_trained_as(kind._replace(device=""), "kernel", "vendor")
+    # A device that training did not have runs the same kernel.
+    assert evidence.was_trained_as(kind._replace(device=""), "kernel", "vendor")
+    assert not evidence.was_trained_as(kind._replace(device=""), "kernel", "vllm")
+    assert not evidence.was_trained_as(kind._replace(device="", dtype="int8"), "kernel", "vendor")
 
 
 def test_a_chain_is_ordered_and_keeps_what_comes_first() -> None:

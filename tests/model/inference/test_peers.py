@@ -9,7 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdmpp.devices import lookup
+from cdmpp.model.domain.calibration import scale_quantiles
+from cdmpp.model.domain.peers import LIBRARY_RULE, interval_factor, shift, weights
 from cdmpp.model.inference import pipeline
+from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
 
@@ -21,7 +24,7 @@ def corrected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of rows of every correction by peers."""
     counts: list[int] = []
 
-    def counted(own: np.ndarray, peers: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    def counted(own: np.ndarray, peers: np.ndarray, weight: np.ndarray, rule: object) -> np.ndarray:
         counts.append(len(own))
         return np.zeros(len(own))
 
@@ -42,3 +45,36 @@ def test_scheduled_programs_on_an_unseen_cpu_are_the_networks_own(
     gpu = lookup("t4").model_copy(update={"name": "my-gpu", "clock_hz": 2.1e9})
     predictor.predict(["linear:m=512,n=1024,k=1024"], gpu)
     assert corrected == [1]
+
+
+def test_bare_fp8_products_on_an_unseen_board_keep_the_kernel_of_their_framework(predictor: LatencyPredictor) -> None:
+    """Few tiles wait for operands: the one kernel of the framework is slower than the best 16-bit product."""
+    board = lookup("h20")
+    sizes = "m=64,n=4096,k=7168"
+    (narrow,) = predictor.predict([f"linear:{sizes},dtype=float8_e4m3"], board, framework="vendor")
+    (half,) = predictor.predict([f"linear:{sizes},dtype=bfloat16"], board, framework="vendor")
+    assert narrow.latency_s > half.latency_s
+    (open_,) = predictor.predict([f"linear:{sizes},dtype=float8_e4m3"], board)
+    assert open_.latency_s < narrow.latency_s
+
+
+def test_weights_prefer_the_architecture_and_the_figures_of_the_device() -> None:
+    names = ("rtx-3090", "rtx-a6000", "l20", "l40", "a100-sxm4-80gb", "h100-sxm", "h200", "t4")
+    for name, alike in (("rtx-4090", {"l20", "l40"}), ("h20", {"h100-sxm", "h200"})):
+        weight = weights(lookup(name), "linear", "float32", [lookup(n) for n in names])
+        assert weight.sum() == pytest.approx(1.0)
+        assert sum(w for n, w in zip(names, weight, strict=True) if n in alike) > 0.8
+
+
+def test_own_prediction_moves_the_mean_of_the_peers_by_a_bounded_ratio() -> None:
+    peers, weight = np.array([[0.0, 0.2], [0.0, 0.2]]), np.array([0.5, 0.5])
+    by = shift(np.array([0.1, 3.0]), peers, weight, LIBRARY_RULE)
+    assert np.array([0.1, 3.0]) + by == pytest.approx([0.1, 0.1 + LIBRARY_RULE.own_reach])
+
+
+def test_interval_of_an_unseen_device_has_the_networks_own_prediction_and_that_of_the_peers() -> None:
+    levels = np.tile(np.linspace(-0.2, 0.2, len(LEVELS)), (2, 1))
+    by = np.array([0.8, 0.1])
+    factor = interval_factor(lookup("rtx-4090"), "linear", levels, by, np.ones(2))
+    low = scale_quantiles(levels, factor)[:, LEVELS.index(0.1)]
+    assert low[0] == pytest.approx(-0.8) and factor[1] == 1.0
