@@ -74,7 +74,7 @@ class LeftOut:
         self.pipeline = InferencePipeline(load_artifact(model))
         self.devices = {spec.name: spec for _, spec in self.pipeline._devices}
         self._all_peers, self.left_out = self.pipeline._peers.of, frozenset[str]()
-        self.pipeline._peers.of = self._peers  # type: ignore[method-assign]
+        self.pipeline._peers.of = self._peers  # type: ignore[method-assign, assignment]
 
     def _peers(self, *kind: str) -> tuple[peers.Trained, ...]:
         return tuple(peer for peer in self._all_peers(*kind) if peer[1].name not in self.left_out)

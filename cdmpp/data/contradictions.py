@@ -8,7 +8,7 @@ siblings, and narrow kernels may be slower than wide ones (`docs/data.md`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,8 @@ class Contradiction:
 def contradictions(table: MeasurementTable) -> list[Contradiction]:
     """The doubtful groups of a table."""
     narrow = [block for block in table.specs if DTYPE_BYTES[block.dtype] < 2]
-    wide = {(block.operator, _structure(block)): block for block in table.specs if _is_half(block)} if narrow else {}
+    halves = [block for block in table.specs if _is_half(block)] if narrow else []
+    wide: dict[tuple[str, object], OperatorBlock] = {(half.operator, _structure(half)): half for half in halves}
     return [doubtful for block in narrow for doubtful in _of_block(table, block, wide)]
 
 
@@ -67,11 +68,11 @@ def _structure(block: OperatorBlock) -> tuple[tuple[str, object], ...]:
 
 
 def _of_block(
-    table: MeasurementTable, block: OperatorBlock, wide: dict[tuple[str, object], OperatorBlock]
+    table: MeasurementTable, block: OperatorBlock, wide: Mapping[tuple[str, object], OperatorBlock]
 ) -> Iterator[Contradiction]:
     labels = (table.source, table.framework, table.protocol, table.device)
     places = np.stack([label.codes[block.row_index] for label in labels])
-    groups = _split(np.ravel_multi_index(places, [len(label.names) for label in labels]))
+    groups = _split(np.asarray(np.ravel_multi_index(list(places), [len(label.names) for label in labels])))
     for members in groups:
         place, half = places[:, members[0]], wide.get((block.operator, _structure(block)))
         for others in groups:
@@ -98,7 +99,7 @@ def _of_block(
             keys = np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1)
             over_wide = _median_ratio(table, rows, half.row_index[at], keys[: len(rows)], keys[len(rows) :])
             if over_wide > RATIO:
-                yield Contradiction(rows, *names, over_sibling, over_wide)
+                yield Contradiction(rows, names[0], names[1], over_sibling, over_wide)
                 break
 
 
