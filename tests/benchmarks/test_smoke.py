@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NEED_PUBLIC_DATA = [
     "accuracy",
     "leave_one_device_out",
+    "peers",
     "serving_truth.__main__",
     "training_truth.__main__",
     "quick.__main__",
