@@ -21,14 +21,14 @@ from cdmpp.cli.output import (
 )
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.predict import llm_defaults as defaults
+from cdmpp.llm import defaults
 from cdmpp.predict.rendering import render
 from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.utils.files import parse_file, parse_table
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
-    from cdmpp.predict.llm import Goodput, LLMConfig, LLMEstimate, ServingResult
+    from cdmpp.llm import Goodput, LLMConfig, LLMEstimate, ServingResult
     from cdmpp.predict.predictor import LatencyPredictor
 
 MAX_TRACE_BYTES = 64 * 2**20
@@ -199,9 +199,9 @@ def llm(
     device on which the model does not fit stops no others. The exit code is 1 if a device is unknown, or if nothing can
     be estimated. cdmpp llm calibrate fits an engine profile to your own server.
     """
-    from cdmpp.predict.engines import load_engine
-    from cdmpp.predict.llm import estimate, read_config
-    from cdmpp.predict.llm.estimate_result import SHOWN_PARTS, estimate_tables
+    from cdmpp.llm import estimate, read_config
+    from cdmpp.llm.engines import load_engine
+    from cdmpp.llm.estimate_result import SHOWN_PARTS, estimate_tables
     from cdmpp.predict.predictor import LatencyPredictor
 
     dimensions = read_config(config, family=family)
@@ -303,8 +303,8 @@ def calibrate(
     From two rows on; four bring most servers near 10 %. The kernels come from the model, so what is fitted is the
     engine: one factor on its kernels, and host time of a step, a sequence and tensor parallelism.
     """
-    from cdmpp.predict.llm.calibrate import fit_engine, read_measurements
-    from cdmpp.predict.llm.read import read_config
+    from cdmpp.llm.read import read_config
+    from cdmpp.llm.serving.calibrate import fit_engine, read_measurements
     from cdmpp.predict.predictor import LatencyPredictor
 
     if out.suffix.lower() != ".toml":
@@ -343,7 +343,7 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
     DataError
         The file cannot be read, or a row is no request.
     """
-    from cdmpp.predict.llm.serving import MAX_REQUESTS
+    from cdmpp.llm.serving.simulate import MAX_REQUESTS
 
     hint = "a CSV file with arrival_s, input, output"
     rows = parse_file(path, lambda text: parse_table(text, MAX_REQUESTS), "CSV", hint, max_bytes=MAX_TRACE_BYTES)
@@ -385,9 +385,9 @@ def _serve(
     json: bool,
 ) -> None:
     """Simulate each device under the load, and find the largest rate that keeps the goals."""
-    from cdmpp.predict.llm import goodput, load_curve, simulate
-    from cdmpp.predict.llm.load import goodput_table, powers_to
-    from cdmpp.predict.llm.serving import serving_tables
+    from cdmpp.llm import goodput, load_curve, simulate
+    from cdmpp.llm.serving.load import goodput_table, powers_to
+    from cdmpp.llm.serving.simulate import serving_tables
     from cdmpp.predict.prediction import ErrorInfo
 
     if plot is not None:
@@ -423,7 +423,7 @@ def _serve(
         values.append(value)
     answered = bool(results or limits)
     if plot is not None and curves:
-        from cdmpp.predict.requests.load_plot import draw_load
+        from cdmpp.llm.serving.load_plot import draw_load
 
         save_figure(draw_load(curves, goals), plot)
     if json and (answered or len(values) > 1):

@@ -10,7 +10,7 @@ import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, only_device, percent, print_json
 from cdmpp.errors import DataError
-from cdmpp.predict import llm_defaults as defaults
+from cdmpp.llm import defaults
 
 
 def training_step(
@@ -92,11 +92,11 @@ def training_step(
 
     Prints duration, throughput, memory and a breakdown that adds up to the step. --search ranks layouts.
     """
-    from cdmpp.predict.engines.profile import load_training_engine
-    from cdmpp.predict.llm import read_config, search_layouts
-    from cdmpp.predict.llm import training_step as predict_step
-    from cdmpp.predict.llm.training.calibrate import fit_training, read_training_measurements
-    from cdmpp.predict.llm.training.export import export_layout
+    from cdmpp.llm import read_config, search_layouts
+    from cdmpp.llm import training_step as predict_step
+    from cdmpp.llm.engines.profile import load_training_engine
+    from cdmpp.llm.training.calibrate import fit_training, read_training_measurements
+    from cdmpp.llm.training.export import export_layout
     from cdmpp.predict.predictor import LatencyPredictor
 
     if out is not None and measured is None:

@@ -12,13 +12,12 @@ from pydantic import BeforeValidator, Field
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.predict import llm_defaults as defaults
-from cdmpp.predict.engines.profile import load_engine
-from cdmpp.predict.llm import EstimatePlan, LLMEstimate, read_config
-from cdmpp.predict.llm.calibrate import MIN_ROWS, CalibrationPlan
-from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_MTP, MAX_TOKENS
-from cdmpp.predict.llm.layout import MAX_DEGREE
-from cdmpp.predict.llm.serving import MAX_RATE, MIN_RATE, NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
+from cdmpp.llm import EstimatePlan, LLMEstimate, defaults, read_config
+from cdmpp.llm.engines.profile import load_engine
+from cdmpp.llm.estimate_plan import MAX_BATCH, MAX_MTP, MAX_TOKENS
+from cdmpp.llm.layout import MAX_DEGREE
+from cdmpp.llm.serving.calibrate import MIN_ROWS, CalibrationPlan
+from cdmpp.llm.serving.simulate import MAX_RATE, MIN_RATE, NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber

@@ -9,10 +9,9 @@ from pydantic import BeforeValidator, Field
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import DataError
-from cdmpp.predict import llm_defaults as defaults
-from cdmpp.predict.engines.profile import load_training_engine
-from cdmpp.predict.llm import TrainingPlan, read_config
-from cdmpp.predict.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
+from cdmpp.llm import TrainingPlan, defaults, read_config
+from cdmpp.llm.engines.profile import load_training_engine
+from cdmpp.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
 from cdmpp.predict.prediction import Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
