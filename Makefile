@@ -1,7 +1,8 @@
 # Set-up, checks and demonstrations. Needs GNU make, pip and Python 3.11 or newer.
 #   make demo    a server, and its predictions on one screen
 #   make test    the whole suite
-# Every target makes .venv from the pinned versions on first use.
+# Every target makes .venv from the pinned versions on first use: `make demo` and `make serve` install what they need,
+# the others everything.
 
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -11,6 +12,8 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Stamps of an environment that serves and predicts, and of the complete one.
+SERVES := $(VENV)/.serves
 READY := $(VENV)/.ready
 # More options for pip. On Linux the package index serves torch with 2 GB of CUDA libraries, which nothing
 # here needs: to save them name an index of CPU wheels, PIP_OPTIONS='--extra-index-url https://...'.
@@ -62,23 +65,34 @@ help:
 setup: $(READY)
 
 # A broken download leaves no stamp behind, so the next call goes on where this one stopped.
-$(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo 'error: no python3 found; install Python 3.11 or name one: make setup PYTHON=...' >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and f"error: Python 3.11 or newer is needed, $(PYTHON) is {v}; name another: make setup PYTHON=...")'
-	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo 'error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)' >&2; rm -rf $(VENV); exit 1; }
-	@echo 'setting up $(VENV): about 180 packages, once ...'
-	@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check $(PIP_OPTIONS) --constraint constraints.txt --editable '.[all]' 2>&1 | "$(PYTHON)" .ci/pip_progress.py
-	@touch $@
+# Arguments: number of packages, extra, more options of pip.
+define make_venv
+@test -n "$(PYTHON)" || { echo 'error: no python3 found; install Python 3.11 or name one: make setup PYTHON=...' >&2; exit 1; }
+@"$(PYTHON)" -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and f"error: Python 3.11 or newer is needed, $(PYTHON) is {v}; name another: make setup PYTHON=...")'
+@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { echo 'error: $(PYTHON) cannot make a virtual environment (on Debian: apt install python3-venv)' >&2; rm -rf $(VENV); exit 1; }
+@echo 'setting up $(VENV): about $(1) packages, once ...'
+@PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check $(PIP_OPTIONS) $(3) --constraint constraints.txt --editable '.[$(2)]' 2>&1 | "$(PYTHON)" .ci/pip_progress.py
+@touch $@
+endef
 
-demo: $(READY)
+$(READY): pyproject.toml constraints.txt
+	$(call make_venv,180,all)
+	@touch $(SERVES)
+
+# Without --no-compile pip would compile ten times the files that the demonstration imports.
+$(SERVES): pyproject.toml constraints.txt
+	$(call make_venv,50,demo,--no-compile)
+
+# Their processes would compile the package anew where the caller forbids files of bytecode.
+demo serve test test-fast test-nightly test-stress: export PYTHONDONTWRITEBYTECODE :=
+
+demo: $(SERVES)
 	@echo 'starting a server on this machine (some seconds) ...'
 	@$(BIN)/python -m cdmpp.cli.demo $(if $(VERBOSE),--verbose)
 
 # The tests of a file run in one process because they share servers and trained models; tests/conftest.py puts files
 # with slow tests first. Tests marked native, browser, gpu or load are skipped where their tool is missing.
 # After a crash of one of its processes xdist may wait for ever, so a crash ends the run.
-# Some 150 processes of the tests would compile the package anew where the caller forbids files of bytecode.
-test test-fast test-nightly test-stress: export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 test: $(READY)
 	@echo 'all tests but the nightly ones, and the notebooks: about 7 minutes on two idle cores'
@@ -100,7 +114,7 @@ test-native test-browser: test-%: $(READY)
 	@status=0; $(BIN)/python -m pytest $(PYTEST_OPTIONS) -m $* tests || status=$$?; \
 	if [ $$status -eq 5 ]; then echo 'make $@: no test carries the marker $*, nothing to run'; status=0; fi; exit $$status
 
-serve: $(READY)
+serve: $(SERVES)
 	$(BIN)/cdmpp serve --host $(HOST) --port $(PORT)
 
 check: $(READY)

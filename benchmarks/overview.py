@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
 
-from cdmpp.predict.llm import LLMEstimate, estimate
+from cdmpp.llm import LLMEstimate, estimate
 
 ROOT = Path(__file__).parents[1]
 SERVING = ROOT / "benchmarks" / "results" / "serving_truth.json"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cdmpp import llm as llm
+    from cdmpp.client import AsyncPredictorClient as AsyncPredictorClient
+    from cdmpp.client import PredictorClient as PredictorClient
     from cdmpp.devices import DeviceSpec as DeviceSpec
     from cdmpp.errors import ArtifactError as ArtifactError
     from cdmpp.errors import CdmppError as CdmppError
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from cdmpp.errors import UnknownDeviceError as UnknownDeviceError
     from cdmpp.errors import UnsupportedOperatorError as UnsupportedOperatorError
     from cdmpp.plan.registry import make_plan as make_plan
-    from cdmpp.predict.client import AsyncPredictorClient as AsyncPredictorClient
-    from cdmpp.predict.client import PredictorClient as PredictorClient
     from cdmpp.predict.curves import predict_curve as predict_curve
     from cdmpp.predict.interface import Predictor as Predictor
     from cdmpp.predict.prediction import Predictions as Predictions
@@ -50,8 +50,8 @@ _HOMES = {
     "predict_curve": "cdmpp.predict.curves",
     "load_programs": "cdmpp.programs.frontends.load",
     "make_plan": "cdmpp.plan.registry",
-    "PredictorClient": "cdmpp.predict.client",
-    "AsyncPredictorClient": "cdmpp.predict.client",
+    "PredictorClient": "cdmpp.client",
+    "AsyncPredictorClient": "cdmpp.client",
     "DeviceSpec": "cdmpp.devices",
     "OperatorSpec": "cdmpp.programs.operators",
     "TensorProgram": "cdmpp.programs.program",

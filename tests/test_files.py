@@ -14,8 +14,8 @@ from cdmpp.cli.reading import read_json
 from cdmpp.data.raw import read_columns, read_raw
 from cdmpp.devices import load_device
 from cdmpp.errors import CdmppError, DataError
+from cdmpp.llm import read_config
 from cdmpp.plan.sweep import read_sweep
-from cdmpp.predict.llm import read_config
 from cdmpp.predict.tables.sources import open_table
 from cdmpp.programs.frontends.load import load_programs
 from cdmpp.train.config import load_config

@@ -26,14 +26,14 @@ from cdmpp.data.pool import read_pool
 from cdmpp.data.split_file import read_splits
 from cdmpp.devices import load_device
 from cdmpp.errors import CdmppError, DataError, FieldError
+from cdmpp.llm import read_config
+from cdmpp.llm.engines.profile import EngineProfile, load_engine
+from cdmpp.llm.serving.calibrate import fit_engine, read_measurements
+from cdmpp.llm.training.calibrate import fit_training
 from cdmpp.model.artifact.folder import read_manifest
 from cdmpp.plan.formats import FORMATS, import_request
 from cdmpp.plan.rl.from_config import read_lengths
 from cdmpp.plan.sweep import read_sweep
-from cdmpp.predict.engines.profile import EngineProfile, load_engine
-from cdmpp.predict.llm import read_config
-from cdmpp.predict.llm.calibrate import fit_engine, read_measurements
-from cdmpp.predict.llm.training.calibrate import fit_training
 from cdmpp.predict.modules.execution import HostProfile, host_profile
 from cdmpp.predict.tables.sources import open_table
 from cdmpp.programs.frontends.load import load_programs

@@ -15,16 +15,29 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(not (shutil.which("make") and shutil.which("bash")), reason="no make or bash")
 
 
-def make(target: str, status: int, venv: Path, *variables: str) -> subprocess.CompletedProcess[str]:
+def make(
+    target: str, status: int, venv: Path, *variables: str, stamp: str = ".ready"
+) -> subprocess.CompletedProcess[str]:
     """Run a target with an interpreter that prints its arguments and ends with ``status``."""
     python = venv / "bin" / "python"
     python.parent.mkdir(parents=True, exist_ok=True)
     python.write_text(f'#!/bin/sh\necho "$@"\nexit {status}\n')
     python.chmod(0o755)
-    (venv / ".ready").touch()
+    if stamp:
+        (venv / stamp).touch()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "PYTEST_"))}
     command = ["make", target, f"VENV={venv}", *variables]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_demonstration_installs_what_it_needs_and_the_tests_the_rest(tmp_path: Path) -> None:
+    demo = make("demo", 0, tmp_path, stamp="").stdout
+    assert "about 50 packages" in demo and ".[demo]" in demo and demo.endswith("-m cdmpp.cli.demo\n")
+    assert ".[all]" in make("test-nightly", 0, tmp_path, stamp="").stdout
+    assert "pip install" not in make("demo", 0, tmp_path, stamp="").stdout
+    (tmp_path / ".serves").unlink()
+    assert make("demo", 1, tmp_path, stamp="").returncode != 0
+    assert not (tmp_path / ".serves").exists()
 
 
 @pytest.mark.parametrize("kind", ["native", "browser"])

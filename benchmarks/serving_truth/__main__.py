@@ -29,13 +29,13 @@ from cdmpp import LatencyPredictor
 from cdmpp.data.load import public_data_dir
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
-from cdmpp.predict.engines import EngineProfile, load_engine
-from cdmpp.predict.engines.profile import KERNELS_ONLY
-from cdmpp.predict.llm import Decode, EstimatePlan, Layout, LLMConfig, read_config, step_operators
-from cdmpp.predict.llm.calibrate import MeasuredBuilder, fit_profile, phase_weights
-from cdmpp.predict.llm.layout import Types
-from cdmpp.predict.llm.memory import weights_read
-from cdmpp.predict.llm.pricing import PricedStep, StepPricing, combined
+from cdmpp.llm import Decode, EstimatePlan, Layout, LLMConfig, read_config, step_operators
+from cdmpp.llm.engines import EngineProfile, load_engine
+from cdmpp.llm.engines.profile import KERNELS_ONLY
+from cdmpp.llm.layout import Types
+from cdmpp.llm.memory import weights_read
+from cdmpp.llm.pricing import PricedStep, StepPricing, combined
+from cdmpp.llm.serving.calibrate import MeasuredBuilder, fit_profile, phase_weights
 
 OUT, DOCUMENT = ROOT / "benchmarks/results/serving_truth.json", ROOT / "docs/serving-accuracy.md"
 COMMAND = "python -m benchmarks.serving_truth --public-data DIR"

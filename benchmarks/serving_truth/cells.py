@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from cdmpp.predict.llm import Decode, Prefill
-from cdmpp.predict.llm.operators import Step
+from cdmpp.llm import Decode, Prefill
+from cdmpp.llm.operators import Step
 
 #: Single steps of one model and layout: compositions differ by a token, and neighbours say the same.
 MAX_STEPS = 100
@@ -56,7 +56,7 @@ class Cell:
     config : str
         Path of the model's configuration.
     request : dict
-        Arguments of :func:`cdmpp.predict.llm.estimate`; of a single step only those of layout and types.
+        Arguments of :func:`cdmpp.llm.estimate`; of a single step only those of layout and types.
     name : {"total_s", "ttft_s", "tpot_s", "step_s"}
     seconds : float
     row : tuple

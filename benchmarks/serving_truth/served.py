@@ -13,10 +13,10 @@ from benchmarks.report.markdown import percent, table
 from benchmarks.serving_truth.cells import Cell, configs_by_name, read_cells, read_table
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
-from cdmpp.predict.engines import load_engine
+from cdmpp.llm import ServingResult, read_config
+from cdmpp.llm.engines import load_engine
+from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import ServingResult, read_config
-from cdmpp.predict.llm.serving import ServingPlan
 
 #: Requests of each client in the published runs; requests of a simulated one, at most.
 EACH, MOST = 10, 1500

@@ -32,11 +32,11 @@ from benchmarks.training_truth.rows import Row, read_rl_steps, read_rows
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.data.load import public_data_dir
 from cdmpp.errors import CdmppError
+from cdmpp.llm import TrainingPlan, read_config
+from cdmpp.llm.engines.profile import EngineProfile, load_training_engine
+from cdmpp.llm.training.calibrate import TrainingCalibrationPlan
+from cdmpp.llm.training.memory import active_parameters
 from cdmpp.plan.formats import import_request
-from cdmpp.predict.engines.profile import EngineProfile, load_training_engine
-from cdmpp.predict.llm import TrainingPlan, read_config
-from cdmpp.predict.llm.training.calibrate import TrainingCalibrationPlan
-from cdmpp.predict.llm.training.memory import active_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT, DOCUMENT = ROOT / "benchmarks/results/training_truth.json", ROOT / "docs/training-steps.md"

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cdmpp.predict.engines.profile import EngineProfile, Measured, load_training_engine
-from cdmpp.predict.llm import TrainingPlan
+from cdmpp.llm import TrainingPlan
+from cdmpp.llm.engines.profile import EngineProfile, Measured, load_training_engine
 
 #: Profiles by kind of source, and choices: factors on kernels, sustained shares of products and attention (H100),
 #: factor on experts.

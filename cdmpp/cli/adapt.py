@@ -131,7 +131,7 @@ def _observed(
     url: str, api_key: str | None, device: str | None, last: int, artifact: Artifact
 ) -> tuple[DeviceSpec, ObservedRecords]:
     """The device, and what the service has collected of it."""
-    from cdmpp.predict.client import PredictorClient
+    from cdmpp.client import PredictorClient
     from cdmpp.train.adaptation.observed import observed_records
 
     if device is None:

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cdmpp.client import PredictorClient
 from cdmpp.devices.loading import load_device
 from cdmpp.errors import CdmppError
-from cdmpp.predict.client import PredictorClient
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Table, render
 from cdmpp.programs.frontends.load import load_programs

@@ -86,8 +86,8 @@ def solve(
     request : Request
     plan : Answer
     """
+    from cdmpp.llm.read import with_configs
     from cdmpp.plan.base.solve import solve_priced
-    from cdmpp.predict.llm.read import with_configs
     from cdmpp.predict.requests.budget import SearchControl
 
     if remote and url is None:
@@ -126,7 +126,7 @@ def predict(request: Any, model: Path | None, url: str | None) -> list[Predictio
         from cdmpp.predict.predictor import LatencyPredictor
 
         return predict_prices(programs, LatencyPredictor.load(model))
-    from cdmpp.predict.client import PredictorClient
+    from cdmpp.client import PredictorClient
 
     with PredictorClient(url) as client:
         return predict_prices(programs, client)

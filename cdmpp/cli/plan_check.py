@@ -30,7 +30,7 @@ def check(
     url: UrlOption = None,
 ) -> None:
     """Simulate a pipeline schedule or an RL step again and list the plan's faults. Exit code 1: there are some."""
-    from cdmpp.predict.llm.read import with_configs
+    from cdmpp.llm.read import with_configs
 
     value = read_json(request)
     form = next((name for name in CHECKS if isinstance(value, Mapping) and name in value), None)

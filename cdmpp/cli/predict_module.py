@@ -148,7 +148,7 @@ def predict_module(source: str, given: ModuleArguments) -> None:
         )
     wrong: list[CdmppError] = []
     if given.url is not None:
-        from cdmpp.predict.client import PredictorClient
+        from cdmpp.client import PredictorClient
 
         with PredictorClient(given.url, api_key=os.environ.get("CDMPP_API_KEY"), timeout_s=600) as client:
             answers = _predict(client, module, inputs, given, levels, list(dict.fromkeys(given.devices)))

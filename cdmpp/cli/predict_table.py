@@ -110,7 +110,7 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
         return TableTask(path.absolute(), options, levels, kind)
 
     if given.url is not None:
-        from cdmpp.predict.client import PredictorClient
+        from cdmpp.client import PredictorClient
 
         chosen = task([_specification(name) or name for name in given.devices])
         key = os.environ.get("CDMPP_API_KEY")

@@ -30,8 +30,8 @@ def solve_remotely(
     typer.Abort
         The job was cancelled before it had a plan.
     """
-    from cdmpp.predict.client import PredictorClient
-    from cdmpp.predict.client.operations import FINAL, answer_of
+    from cdmpp.client import PredictorClient
+    from cdmpp.client.operations import FINAL, answer_of
     from cdmpp.predict.requests.budget import Progress
 
     with PredictorClient(url) as client:

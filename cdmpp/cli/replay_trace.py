@@ -81,7 +81,7 @@ def replay_traces(
         "remove": list(remove),
     }
     if url is not None:
-        from cdmpp.predict.client import PredictorClient
+        from cdmpp.client import PredictorClient
 
         with PredictorClient(url) as client:
             answer = replay_trace(*files, predictor=client, **wanted)

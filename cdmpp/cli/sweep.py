@@ -34,10 +34,10 @@ def sweep(
     Prints the Pareto front of the points that meet the goals, and the infeasible points with their reasons. The exit
     code is 1 if no point meets the goals.
     """
+    from cdmpp.llm import read_config
     from cdmpp.plan.sweep import SweepResult, evaluate_point, read_sweep, sweep_points
     from cdmpp.plan.sweep.points import with_front
     from cdmpp.plan.sweep.report import check_out, draw, tables, to_json, write_results
-    from cdmpp.predict.llm import read_config
     from cdmpp.predict.predictor import LatencyPredictor
 
     check_figure(plot)

@@ -160,7 +160,7 @@ def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
     if model is None:
         return LatencyPredictor.load()
     if isinstance(model, str) and model.startswith(("http://", "https://")):
-        from cdmpp.predict.client import PredictorClient
+        from cdmpp.client import PredictorClient
 
         return cast(BulkPredictor, PredictorClient(model, api_key=api_key))
     if isinstance(model, str | PathLike):

@@ -19,8 +19,8 @@ from cdmpp import __version__
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, FieldError
 from cdmpp.integrations.serving_batch import EngineBatch, StepPricer
+from cdmpp.llm import Layout, LLMConfig, read_config
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import Layout, LLMConfig, read_config
 
 #: Layers of ``dense.csv``, by number of tokens -> parts of a step.
 DENSE = {

@@ -10,12 +10,12 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
-from cdmpp.predict.engines.profile import KERNELS_ONLY, Engine, load_engine
+from cdmpp.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
+from cdmpp.llm.engines.profile import KERNELS_ONLY, Engine, load_engine
+from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
+from cdmpp.llm.operators import DECODE_PARTS, PREFILL_PARTS, padded_sizes, with_padding
+from cdmpp.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import Decode, Layout, LLMConfig, Prefill, StepPart, step_operators
-from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
-from cdmpp.predict.llm.operators import DECODE_PARTS, PREFILL_PARTS, padded_sizes, with_padding
-from cdmpp.predict.llm.pricing import PricedStep, StepPricing
 from cdmpp.predict.prediction import check_settings
 from cdmpp.programs.operators import OperatorSpec
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
@@ -59,7 +59,7 @@ class StepPricer:
     layout : Layout
     device : DeviceSpec or str
     dtype, weights : str, str or None
-        As in :func:`cdmpp.predict.llm.step_operators`.
+        As in :func:`cdmpp.llm.step_operators`.
     kv_dtype : str, optional
         Element type of the cache, where it differs from ``dtype``.
     engine : str, path, mapping or EngineProfile
@@ -74,7 +74,7 @@ class StepPricer:
     Attributes
     ----------
     price : callable
-        From an :class:`EngineBatch` to its :class:`cdmpp.predict.llm.pricing.PricedStep`; the last results are kept.
+        From an :class:`EngineBatch` to its :class:`cdmpp.llm.pricing.PricedStep`; the last results are kept.
         Parts of the attention have names that end in ``_prefill`` or ``_decode``.
     """
 

@@ -13,9 +13,9 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.integrations.serving_batch import EngineBatch, StepPricer, attribute, whole
-from cdmpp.predict.engines.profile import Engine
+from cdmpp.llm import Layout, LLMConfig, read_config
+from cdmpp.llm.engines.profile import Engine
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import Layout, LLMConfig, read_config
 
 #: The simulator's names of accelerators that are not ours.
 DEVICES = {

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from cdmpp.errors import DataError, InvalidProgramError, MissingDependencyError, install_hint
+from cdmpp.llm.estimate_plan import shipped_predictor
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm.estimate import shipped_predictor
 from cdmpp.programs.query_options import Protocol
 
 try:
@@ -190,7 +190,7 @@ def _filled(text: str, row: Mapping[str | int, float]) -> str:
 def _loaded(model: str | None) -> Predictor:
     """Predictor of a folder or URL."""
     if model is not None and str(model).startswith(("http://", "https://")):
-        from cdmpp.predict.client import PredictorClient
+        from cdmpp.client import PredictorClient
 
         return PredictorClient(str(model))
     if model is None:

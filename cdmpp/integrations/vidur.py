@@ -14,8 +14,8 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.integrations.serving_batch import EngineBatch, StepPricer, attribute, per_request, whole
+from cdmpp.llm import Layout, LLMConfig
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import Layout, LLMConfig
 
 #: Vidur's names of devices, which stand for boards of 80 GB in a DGX.
 DEVICES = {"a100": "a100-sxm4-80gb", "h100": "h100-sxm"}

@@ -178,8 +178,8 @@ def make_plan(
     FieldError, InfeasibleError
         ``path`` names the wrong field.
     """
+    from cdmpp.llm.read import with_configs
     from cdmpp.plan.base.solve import solve_request
-    from cdmpp.predict.llm.read import with_configs
 
     if kind not in PLANNERS:
         raise FieldError(f"no plan is called {kind!r}", hint="one of: " + ", ".join(PLANNERS))

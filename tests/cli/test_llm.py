@@ -1,11 +1,11 @@
-"""``cdmpp llm``: the estimates of :func:`cdmpp.predict.llm.estimate` as JSON and as tables."""
+"""``cdmpp llm``: the estimates of :func:`cdmpp.llm.estimate` as JSON and as tables."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from cdmpp.predict.llm import estimate, goodput, simulate
+from cdmpp.llm import estimate, goodput, simulate
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import ROOT, Run
 

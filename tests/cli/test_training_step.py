@@ -1,11 +1,11 @@
-"""``cdmpp training-step``: the steps of :func:`cdmpp.predict.llm.training_step` as JSON and tables."""
+"""``cdmpp training-step``: the steps of :func:`cdmpp.llm.training_step` as JSON and tables."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from cdmpp.predict.llm import training_step
+from cdmpp.llm import training_step
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import ROOT, Run
 

@@ -13,8 +13,8 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import ArtifactError, DataError, InvalidDeviceError
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.program import TensorProgram
+from tests.client.conftest import Serve, serve
 from tests.integrations.conftest import Draw, Simple
-from tests.predict.client.conftest import Serve, serve
 
 pytest.importorskip("tvm")
 

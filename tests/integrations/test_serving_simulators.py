@@ -19,7 +19,7 @@ from cdmpp.errors import FieldError, UnknownDeviceError
 from cdmpp.integrations.serving_batch import EngineBatch, StepPricer
 from cdmpp.integrations.sglang_simulator import CdmppTimePredictor
 from cdmpp.integrations.vidur import CdmppExecutionTimePredictor, ExecutionTime, llm_config
-from cdmpp.predict.llm import Decode, Layout, Prefill, estimate, read_config, step_operators
+from cdmpp.llm import Decode, Layout, Prefill, estimate, read_config, step_operators
 from cdmpp.predict.predictor import LatencyPredictor
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"

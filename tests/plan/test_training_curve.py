@@ -9,8 +9,8 @@ import pytest
 
 from cdmpp import make_plan
 from cdmpp.errors import CdmppError, FieldError, InfeasibleError
+from cdmpp.llm import training_step
 from cdmpp.plan.rl.from_config import read_lengths, request_from_config
-from cdmpp.predict.llm import training_step
 from cdmpp.predict.predictor import LatencyPredictor
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"

@@ -1,4 +1,4 @@
-"""POST /llm: the estimates of :func:`cdmpp.predict.llm.estimate`, errors by device, and an exact schema."""
+"""POST /llm: the estimates of :func:`cdmpp.llm.estimate`, errors by device, and an exact schema."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
 from cdmpp.errors import DataError
-from cdmpp.predict.llm import estimate, simulate
-from cdmpp.predict.llm.calibrate import fit_engine
+from cdmpp.llm import estimate, simulate
+from cdmpp.llm.serving.calibrate import fit_engine
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.llm import CalibrateAnswer, Estimates, LlmAnswer, LlmAnswers, LlmDevicesRequest, SimulateAnswer
 from tests.server.conftest import JSON, problem

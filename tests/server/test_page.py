@@ -15,8 +15,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.cli.demo import Server, running_server
+from cdmpp.llm.engines.profile import engine_names
 from cdmpp.predict.curves.template import Expression, exact
-from cdmpp.predict.engines.profile import engine_names
 from cdmpp.programs.operators import operator_types, parse_operator
 from cdmpp.utils.units import format_latency
 from cdmpp_server.llm import LlmRequest

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
 from cdmpp.errors import FieldError
-from cdmpp.predict.llm import EstimatePlan, read_config, serving
-from cdmpp.predict.llm.serving import ServingPlan
+from cdmpp.llm import EstimatePlan, read_config, serving
+from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.load import FIRST_S, SHARE, Load
 from cdmpp_server.operate.access import current_sender

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cdmpp.cli.demo import running_server
-from cdmpp.predict.client.messages import program_fields
+from cdmpp.client.messages import program_fields
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.frontends.load import load_programs
 from tests.waiting import PATIENCE_S

@@ -1,4 +1,4 @@
-"""POST /training-step: the steps of :func:`cdmpp.predict.llm.training_step`, its errors, and the client's method."""
+"""POST /training-step: the steps of :func:`cdmpp.llm.training_step`, its errors, and the client's method."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from cdmpp.predict.client.operations import Operations
-from cdmpp.predict.engines.profile import load_training_engine
-from cdmpp.predict.llm import training_step
+from cdmpp.client.operations import Operations
+from cdmpp.llm import training_step
+from cdmpp.llm.engines.profile import load_training_engine
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.training import TrainingStepAnswer
 from tests.server.conftest import JSON, problem

@@ -12,17 +12,19 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
+from cdmpp.llm.engines.profile import DEFAULT_ENGINE, EngineProfile, load_engine
+from cdmpp.llm.estimate_plan import prefill_steps
+from cdmpp.llm.layout import Layout, Types
+from cdmpp.llm.memory import TRAINING_BYTES, parameter_count, part_memory
+from cdmpp.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
+from cdmpp.llm.options import MAX_BATCH, MAX_DEGREE, MAX_TOKENS
+from cdmpp.llm.pricing import StepPricing, cost_of_steps
+from cdmpp.llm.read import read_config
+from cdmpp.llm.training import TrainingPlan
 from cdmpp.plan.base.training_curve import TrainForm, needs_device, training_cost, training_plan, training_requests
 from cdmpp.predict.curves.template import Grid, Template
-from cdmpp.predict.engines.profile import DEFAULT_ENGINE, EngineProfile, Host, load_engine
-from cdmpp.predict.llm.estimate import MAX_BATCH, MAX_TOKENS, prefill_steps
-from cdmpp.predict.llm.layout import MAX_DEGREE, Layout, Types
-from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count, part_memory
-from cdmpp.predict.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
-from cdmpp.predict.llm.pricing import StepPricing
-from cdmpp.predict.llm.read import read_config
-from cdmpp.predict.llm.training import TrainingPlan
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.profiles import Host
 from cdmpp.predict.requests.collective_forms import CollectiveTemplate
 from cdmpp.predict.requests.fields import (
     MAX_COUNT,
@@ -217,7 +219,7 @@ class LanguageModelForm(Closed):
             return [training_cost(self.training_plan(batch, "llm", device), self.train, prices) for batch in batches]
         divisor = 1.0 if self.part == "step" else float(read_config(self.config).layers)
         return [
-            Cost.of_steps(
+            cost_of_steps(
                 [(step.priced([next(prices) for _ in step.programs]), often) for step, often in runs], divisor
             )
             for runs in self.steps(batches, "llm", framework, device)

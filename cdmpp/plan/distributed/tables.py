@@ -8,10 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from cdmpp.llm import LLMConfig
 from cdmpp.plan.distributed.cluster import map_on_ray
 from cdmpp.plan.sweep import Sweep, SweepPoint, SweepResult, evaluate_point
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import LLMConfig
 from cdmpp.predict.tables.predict import AnsweredSlice, SlicePredictor, TableTask
 from cdmpp.predict.tables.sources import SLICE_ROWS, open_table
 

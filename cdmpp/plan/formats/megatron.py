@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cdmpp.errors import FieldError
+from cdmpp.llm.config import LLMConfig
 from cdmpp.plan.formats.layers import Symbol, layout_text, parse_layout, symbol, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
 from cdmpp.plan.formats.transformer import Training, TrainingJob, micro_batch_count
 from cdmpp.plan.multimodal.schema import MultimodalPlan
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
-from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 
 #: Parts of Megatron that change the costs and that no request of these planners has.

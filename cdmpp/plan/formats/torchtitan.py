@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from cdmpp.errors import FieldError
+from cdmpp.llm import read_config
+from cdmpp.llm.config import LLMConfig
 from cdmpp.plan.formats.layers import Symbol, symbol, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter, at, leaves
 from cdmpp.plan.formats.transformer import Training, TrainingJob, ended, micro_batch_count
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
-from cdmpp.predict.llm import read_config
-from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 from cdmpp.utils.files import parse_toml
 

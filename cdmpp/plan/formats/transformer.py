@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdmpp.errors import FieldError
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.memory import TRAINING_BYTES
 from cdmpp.plan.formats.registry import Imported
-from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.memory import TRAINING_BYTES
 from cdmpp.predict.requests.memory import devices_on_node
 
 WEIGHT_BYTES = TRAINING_BYTES

@@ -8,12 +8,12 @@ from os import PathLike, fspath
 from typing import Any
 
 from cdmpp.errors import DataError, FieldError, InfeasibleError
+from cdmpp.llm import Layout, read_config, search_layouts
+from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
+from cdmpp.llm.layout import Types, allowed_tp, expert_fits
+from cdmpp.llm.memory import cache_tokens, parameter_count, part_memory
+from cdmpp.llm.read import config_fields
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import Layout, read_config, search_layouts
-from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
-from cdmpp.predict.llm.layout import Types, allowed_tp, expert_fits
-from cdmpp.predict.llm.memory import cache_tokens, parameter_count, part_memory
-from cdmpp.predict.llm.read import config_fields
 from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
 
 #: Samples of mean length that the cache of a generation instance holds at least.

@@ -11,12 +11,12 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.llm.memory import TRAINING_BYTES, parameter_count
+from cdmpp.llm.read import read_config
 from cdmpp.plan.base.batch_curve import BatchCurve, LanguageModelForm
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.generation import UNLIMITED
 from cdmpp.plan.rl.sizes import Stage
-from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count
-from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.requests.memory import does_not_fit, memory_limit
 from cdmpp.predict.requests.pricing import Cost, CostField, PredictedCost
 from cdmpp.predict.requests.request import (

@@ -9,12 +9,11 @@ from typing import Any, Literal
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError
+from cdmpp.llm import Goodput, LLMConfig, defaults, estimate, goodput
+from cdmpp.llm.engines import load_engine
 from cdmpp.model.domain.score import Label
 from cdmpp.plan.sweep.request import Goals, Sweep
-from cdmpp.predict import llm_defaults as defaults
-from cdmpp.predict.engines import load_engine
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import Goodput, LLMConfig, estimate, goodput
 from cdmpp.utils.units import format_latency
 
 

@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from cdmpp.errors import FieldError
+from cdmpp.llm import defaults
+from cdmpp.llm.engines import load_engine
+from cdmpp.llm.layout import DTYPES, WEIGHTS
 from cdmpp.plan.base.solve import read_request
-from cdmpp.predict import llm_defaults as defaults
-from cdmpp.predict.engines import load_engine
-from cdmpp.predict.llm.layout import DTYPES, WEIGHTS
 from cdmpp.predict.requests.fields import Closed, Count, Name, PositiveSeconds
 from cdmpp.utils.files import read_toml
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
-from cdmpp.predict.engines.profile import EngineProfile, Host, Seconds
+from cdmpp.predict.profiles import Host, Profile, Seconds
 from cdmpp.programs.frontends.torch_module import ListedCall
 from cdmpp.utils.files import read_toml
 
@@ -71,8 +71,8 @@ class ModuleHost(Host):
         return self.factor * seconds
 
 
-class HostProfile(EngineProfile):
-    """Profile of a host that runs PyTorch; its file has the fields of an engine's.
+class HostProfile(Profile):
+    """Profile of a host that runs PyTorch.
 
     Attributes
     ----------

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Self, TypeVar, get_args
 
-import numpy as np
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from cdmpp.predict.llm.pricing import PricedStep, combined
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.collective_forms import CollectiveForm
 from cdmpp.predict.requests.fields import MAX_SECONDS, Closed, DeviceForm, PriceRequest, Work, exactly_one
@@ -63,24 +61,6 @@ class Cost:
             PricedProgram(price.name, n, n * (price.latency_s or 0.0)) for n, price in zip(counts, prices, strict=True)
         )
         return cls(total("latency_s"), total("lower_s"), total("upper_s"), parts)
-
-    @classmethod
-    def of_steps(cls, runs: Sequence[tuple[PricedStep, float]], divisor: float) -> Cost:
-        """The duration of a language model's steps with their host time, divided by ``divisor``.
-
-        Parameters
-        ----------
-        runs : sequence of (PricedStep, float)
-            Steps of one engine, and how often each counts.
-        """
-        parts = tuple(
-            PricedProgram(part.name, part.count, often * float(seconds) / divisor)
-            for step, often in runs
-            for part, seconds in zip(step.parts, step.seconds[0], strict=True)
-        )
-        kinds = np.sum([often * step.kinds() for step, often in runs], axis=0)
-        latency_s, lower_s, upper_s = (float(t) / divisor for t in combined(kinds, runs[0][0].pricing.engine.residual))
-        return cls(latency_s, lower_s, upper_s, parts)
 
     def largest(self, most: int = 2) -> str:
         """The programs with the largest shares, as text: "linear:m=512,... 61 %, softmax:... 20 %"."""

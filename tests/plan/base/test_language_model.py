@@ -1,4 +1,4 @@
-"""Curves of language models in requests: the steps of cdmpp.predict.llm as costs of planners."""
+"""Curves of language models in requests: the steps of cdmpp.llm as costs of planners."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import cdmpp
 from cdmpp.cli.plan import solve as solve_request
 from cdmpp.errors import DataError, FieldError
+from cdmpp.llm import Decode, Layout, estimate, read_config, step_operators
+from cdmpp.llm.engines import load_engine
+from cdmpp.llm.read import with_configs
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.solve import predict_prices
 from cdmpp.plan.registry import PLANNERS
-from cdmpp.predict.engines import load_engine
-from cdmpp.predict.llm import Decode, Layout, estimate, read_config, step_operators
-from cdmpp.predict.llm.read import with_configs
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.pricing import Cost
 

@@ -10,11 +10,11 @@ import pytest
 
 from cdmpp import make_plan
 from cdmpp.errors import FieldError
+from cdmpp.llm.read import with_configs
 from cdmpp.plan.formats import export_plan, import_request
 from cdmpp.plan.formats.layers import tensor_parallel
 from cdmpp.plan.formats.text import options, read_yaml
 from cdmpp.plan.registry import PLANNERS
-from cdmpp.predict.llm.read import with_configs
 
 #: Fields that no framework's configuration has.
 COSTS: dict[str, Any] = {

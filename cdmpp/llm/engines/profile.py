@@ -1,0 +1,312 @@
+"""An engine profile and its file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from cdmpp.errors import DataError, FieldError
+from cdmpp.llm import defaults
+from cdmpp.predict.profiles import CLOSED, Profile
+from cdmpp.programs.query_options import ProgramFramework
+from cdmpp.utils.files import read_toml
+
+Share = Annotated[float, Field(strict=True, gt=0, le=1)]
+
+
+def _different(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("each name once")
+    return names
+
+
+_Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], AfterValidator(_different)]
+
+
+class Measured(BaseModel):
+    """Training steps that a profile was fitted to.
+
+    Attributes
+    ----------
+    devices, products : tuple of str
+        Names of devices, and types of the products.
+    ranges : dict of str to (float, float)
+        Least and most of gpus, tp, pp, cp, ep, sequence, tokens (of a micro-batch on a rank), parameters and experts.
+    """
+
+    model_config = CLOSED
+
+    devices: _Names = ()
+    products: _Names = ()
+    ranges: dict[Annotated[str, Field(max_length=20)], tuple[float, float]] = {}
+
+    def departures(self, device: str, products: str, values: Mapping[str, float]) -> list[str]:
+        """How a step differs from all measured ones: device, products, and values beyond twice the range."""
+        found = [f"{name} {own}" for name, own, known in self._named(device, products) if own not in known]
+        for name, value in values.items():
+            least, most = self.ranges.get(name, (0.0, 0.0))
+            if not least / 2 <= value <= most * 2:
+                found.append(f"{name} {value:.3g}")
+        return found
+
+    def widened(self, device: str, products: str, values: Mapping[str, float]) -> Measured:
+        """With one more step."""
+        known = {
+            name: (own, *(other for other in old if other != own)) for name, own, old in self._named(device, products)
+        }
+        ranges = {
+            name: (min(value, self.ranges.get(name, (value,))[0]), max(value, self.ranges.get(name, (value,))[-1]))
+            for name, value in values.items()
+        }
+        return Measured(devices=known["device"], products=known["products"], ranges=ranges)
+
+    def _named(self, device: str, products: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        return (("device", device, self.devices), ("products", products, self.products))
+
+
+#: Parts that selective recomputation runs again where a profile does not say: attention, norms, activation functions.
+SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "activation", "shared_activation")
+
+
+class TrainingLoop(BaseModel):
+    """What a training framework adds to the kernels of a training step.
+
+    Attributes
+    ----------
+    communication_factor : float
+        Measured over predicted time of collectives.
+    products : str
+        Framework whose matrix products are predicted; the profile's framework is that of all other kernels.
+    attention_factor, expert_factor : float
+        Time of the attention, and of the kernels of experts, over that of the predicted kernels.
+    block_scaled_expert_factor : float
+        Further factor on the kernels of gated experts whose products have block scales: frameworks fuse their products,
+        activation and quantisation.
+    sustained, sustained_attention : dict of str to float
+        Share of the peak that long 16-bit products and attention sustain at the power of the architecture's SXM board,
+        by architecture ("sm_90"): predicted kernels are those of short benchmarks. None: as predicted.
+    ring : float
+        Share by which attention takes longer for each doubling of ``cp``: its pieces are short, and are merged.
+    backward_gathers : int
+        Gathers of a half of a layer in the backward pass with ``tp``: of the gradient, and of the input unless it is
+        kept.
+    exposed_tp, exposed_ep : float
+        Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
+    gradient_bytes, optimizer_bytes, logit_bytes : float
+        Bytes of a gradient where it is accumulated and reduced; of the master weight and moments of a parameter; that
+        the loss holds for each logit.
+    memory_factor : float
+        Memory that the allocator reserves, over that of the tensors.
+    measured : Measured
+        Steps that the profile was fitted to.
+    selective : dict of str to float
+        Shares of the forward passes of parts, by name, that selective recomputation runs again.
+    loss_bytes : float
+        Bytes that the loss and its gradient read and write for each logit.
+    overlap : {"none", "gradients", "all"}
+        Communication that runs beside computation where the request does not say.
+    contention : float
+        Share of hidden communication by which the computation beside it takes longer.
+    """
+
+    model_config = CLOSED
+
+    communication_factor: Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    products: ProgramFramework = "trtllm"
+    attention_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    block_scaled_expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    sustained: dict[Annotated[str, Field(max_length=20)], Share] = {}
+    sustained_attention: dict[Annotated[str, Field(max_length=20)], Share] = {}
+    ring: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
+    backward_gathers: Annotated[int, Field(strict=True, ge=1, le=2)] = 2
+    exposed_tp: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.3
+    exposed_ep: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    gradient_bytes: Annotated[float, Field(strict=True, ge=1, le=8)] = 4.0
+    optimizer_bytes: Annotated[float, Field(strict=True, ge=0, le=24)] = 12.0
+    logit_bytes: Annotated[float, Field(strict=True, ge=2, le=40)] = 6.0
+    memory_factor: Annotated[float, Field(strict=True, ge=1, le=2)] = 1.0
+    measured: Measured = Measured()
+    selective: dict[Annotated[str, Field(max_length=100)], Share] = dict.fromkeys(SELECTIVE, 1.0)
+    loss_bytes: Annotated[float, Field(strict=True, ge=2, le=100)] = 12.0
+    overlap: Literal["none", "gradients", "all"] = "gradients"
+    contention: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1
+
+
+#: Framework of a profile that names none.
+DEFAULT_FRAMEWORK: ProgramFramework = "vllm"
+
+
+class EngineProfile(Profile):
+    """What an engine adds to its kernels, beside the fields of :class:`cdmpp.predict.profiles.Profile`.
+
+    Attributes
+    ----------
+    framework : str or None
+        Framework whose kernels are predicted; None: that of the request.
+    also, also_prefill : tuple of str
+        Further frameworks whose kernels the engine has in decode, and in steps with prompts: the fastest of each part
+        counts.
+    fused, fused_ranks : tuple of str
+        Parts of a decode step, by name, that run inside of another kernel or beside it, and so take no time of their
+        own: always, and where several ranks share a layer.
+    kv_dtype : str or None
+        Type of the cache of a model with 8- or 4-bit weights, where neither its file nor the request states one.
+    graph_decode, graph_prefill : bool
+        Whether decode and prefill steps are captured graphs (or compiled without launches by the host).
+    token_budget : int or None
+        Tokens of a prefill step; longer ones are chunks. None: one step.
+    prefill_first : bool
+        Whether prompts run alone, before the other sequences decode; else both share a step.
+    schedules_ahead : bool
+        Whether the next step is scheduled while the device runs this one: a new request waits one step more.
+    max_sequences : int
+        Most sequences of a step of one replica.
+    cache_share : float
+        Part of the device's memory that weights, activations and cache may fill.
+    first_residual : float
+        The same as ``residual`` of a time to first token, in addition.
+    training : TrainingLoop or None
+        Of a training framework; None: a serving engine.
+    """
+
+    DOCUMENT: ClassVar[str] = "docs/llm.md"
+
+    framework: ProgramFramework | None = None
+    also: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
+    also_prefill: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
+    fused: _Names = ()
+    fused_ranks: _Names = ()
+    kv_dtype: Literal["float8_e4m3", "int8"] | None = None
+    graph_decode: bool = True
+    graph_prefill: bool = False
+    token_budget: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
+    prefill_first: bool = False
+    schedules_ahead: bool = False
+    max_sequences: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] = 256
+    cache_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.9
+    first_residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
+    training: TrainingLoop | None = None
+
+    @property
+    def frameworks(self) -> tuple[ProgramFramework, ...]:
+        """Frameworks whose kernels are predicted in decode; the first one is the engine's."""
+        return (self.framework or DEFAULT_FRAMEWORK, *self.also)
+
+    def runs(self, part: str, ranks: int) -> bool:
+        """Whether a part of a decode step takes time of its own."""
+        return part not in self.fused and (ranks == 1 or part not in self.fused_ranks)
+
+
+_SHIPPED = resources.files(__package__)
+
+
+@cache
+def engine_names(*, training: bool = False) -> tuple[str, ...]:
+    """Names of the shipped profiles of serving engines, or of training frameworks."""
+    names = sorted(f.name.removesuffix(".toml") for f in _SHIPPED.iterdir() if f.name.endswith(".toml"))
+    return tuple(name for name in names if (_shipped(name).training is not None) == training)
+
+
+@cache
+def _shipped(name: str) -> EngineProfile:
+    text = (_SHIPPED / f"{name}.toml").read_text(encoding="utf-8")
+    return EngineProfile.of(tomllib.loads(text), name)
+
+
+#: Profile of a request that names neither engine nor framework.
+DEFAULT_ENGINE = defaults.ENGINE
+#: Profile that adds nothing but the launches of a prefill.
+KERNELS_ONLY = "kernels-only"
+
+Engine = EngineProfile | Mapping[str, Any] | str | PathLike[str]
+
+
+def load_engine(engine: Engine | None = None, framework: str | None = None, *, files: bool = True) -> EngineProfile:
+    """The profile of a request.
+
+    Parameters
+    ----------
+    engine : str, path, mapping or EngineProfile, optional
+        Name of a shipped profile, a TOML file, or its fields.
+    framework : str, optional
+        Alone it means the current profile of the engine of that name, or :data:`KERNELS_ONLY` with its kernels.
+    files : bool
+        Whether text may be the path of a file; not for text of a client.
+
+    Returns
+    -------
+    EngineProfile
+        With a framework.
+
+    Raises
+    ------
+    DataError
+        The profile is not known, or its file cannot be read.
+    FieldError
+        A field is wrong, or engine and framework contradict.
+    """
+    if engine is None:
+        engine = DEFAULT_ENGINE if framework is None else framework if framework in engine_names() else KERNELS_ONLY
+    profile = _profile(engine, files)
+    if profile.training is not None:
+        raise FieldError(
+            f"engine: {profile.name} is a training framework",
+            path="engine",
+            hint="use training_step, or one of " + ", ".join(engine_names()),
+        )
+    if framework is not None and profile.framework not in (None, framework):
+        raise FieldError(
+            f"framework: {framework}, but the engine {profile.name} has the kernels of {profile.framework}",
+            path="framework",
+            hint="give one of the two",
+        )
+    return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_FRAMEWORK})
+
+
+def load_training_engine(engine: Engine, *, files: bool = True) -> EngineProfile:
+    """The profile of a training framework; parameters and errors are those of :func:`load_engine`."""
+    profile = _profile(engine, files, training=True)
+    if profile.training is None:
+        raise FieldError(
+            f"engine: {profile.name} is a serving engine",
+            path="engine",
+            hint="one of " + ", ".join(engine_names(training=True)) + ", or a profile with a table [training]",
+        )
+    return profile
+
+
+def engine_fields(engine: Engine | None) -> str | dict[str, Any] | None:
+    """A profile for JSON: the name of a shipped one, or its fields."""
+    if engine is None or (isinstance(engine, str) and engine in _all_names()):
+        return engine
+    return _profile(engine, True).model_dump(mode="json", exclude_unset=True)
+
+
+def _all_names() -> tuple[str, ...]:
+    return engine_names() + engine_names(training=True)
+
+
+def _profile(engine: Engine, files: bool, *, training: bool = False) -> EngineProfile:
+    if isinstance(engine, EngineProfile):
+        return engine
+    if isinstance(engine, Mapping):
+        return EngineProfile.of(engine, "engine")
+    if isinstance(engine, str) and engine in _all_names():
+        return _shipped(engine)
+    if not isinstance(engine, str | PathLike):
+        raise DataError(f"engine: {str(engine)[:80]!r} is no profile", hint="a name, a path or fields")
+    if not files or (isinstance(engine, str) and not engine.endswith(".toml") and not Path(engine).is_file()):
+        raise DataError(
+            f"no engine profile named {str(engine)[:100]!r}",
+            hint=f"one of {', '.join(engine_names(training=training))}"
+            + (", or a .toml file of a calibration" if files else ""),
+        )
+    return EngineProfile.of(read_toml(engine, "cdmpp llm calibrate writes profiles"), str(engine))

@@ -1,0 +1,462 @@
+"""Estimates of language models with any predictor: their queries, and the estimate made of the predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.loading import load_device, resolve_device
+from cdmpp.devices.paths import with_network
+from cdmpp.devices.registry import lookup
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import FieldError
+from cdmpp.llm import defaults
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.engines.profile import Engine, load_engine
+from cdmpp.llm.estimate_result import Bounded, LLMEstimate, Part, Settings
+from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
+from cdmpp.llm.memory import check_memory
+from cdmpp.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
+from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS
+from cdmpp.llm.pricing import PricedStep, StepPricing, combined, widened
+from cdmpp.llm.read import read_config
+from cdmpp.model.domain.score import LABELS
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Prediction, Query, check_settings
+from cdmpp.programs.collectives import link_remarks
+from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL
+
+#: Decode steps, and chunks of a prompt, that are priced; the others are interpolated over the length of the cache.
+PRICED_POINTS = 5
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class EstimatePlan:
+    """Queries of an estimate, and the estimate made of their predictions.
+
+    Parameters and errors are those of :func:`cdmpp.llm.estimate`; ``config`` and ``device`` are read already.
+
+    Parameters
+    ----------
+    lengths : sequence of int, optional
+        Tokens of each prompt; replaces ``batch`` and ``input``, which are then their number and their mean.
+
+    Attributes
+    ----------
+    queries : list of Query
+        Queries for a predictor; pass their predictions to :meth:`estimate`.
+    prefill_runs, decode_runs : (priced steps,)
+        How often each priced step runs.
+    """
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        device: DeviceSpec,
+        *,
+        tp: int = defaults.DEGREE,
+        pp: int = defaults.DEGREE,
+        ep: int = defaults.DEGREE,
+        dp: int | None = None,
+        batch: int = defaults.BATCH,
+        input: int = defaults.INPUT,
+        output: int = defaults.OUTPUT,
+        dtype: str = defaults.DTYPE,
+        weights: str | None = None,
+        kv_dtype: str | None = None,
+        engine: Engine | None = None,
+        framework: str | None = None,
+        cuda_graph: bool = defaults.CUDA_GRAPH,
+        mtp: int = defaults.MTP,
+        acceptance: float = defaults.ACCEPTANCE,
+        network: float | str | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        if lengths is not None:
+            batch, input = len(lengths), max(1, round(sum(lengths) / max(1, len(lengths))))
+        for name, value, most in (
+            ("batch", batch, MAX_BATCH),
+            ("input", input, MAX_TOKENS),
+            ("output", output, MAX_TOKENS),
+        ):
+            if type(value) is not int or not 1 <= value <= most:
+                raise FieldError(
+                    f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
+                )
+        if config.prompt_only is not None:
+            output = 1  # the step of the prompt, whose result is the embedding or the score
+        made = tokens_per_step(mtp, acceptance)
+        lengths = [input] * batch if lengths is None else lengths
+        longest = max(lengths)
+        if config.positions and longest + output > config.positions:
+            raise FieldError(
+                f"input: {longest} and {output} output tokens exceed the model's {config.positions} positions",
+                path="input",
+                hint=f"input + output is at most {config.positions}",
+            )
+        device = with_network(device, network)
+        profile = load_engine(engine, framework)
+        assert profile.framework is not None
+        check_settings(DEFAULT_PROTOCOL, profile.framework)
+        layout = Layout(tp, pp, ep, dp)
+        types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
+        layout.check(config)
+        self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
+        self.settings = Settings(
+            device.name,
+            tp,
+            pp,
+            ep,
+            layout.dp,
+            batch,
+            input,
+            output,
+            types.dtype,
+            types.weights,
+            types.kv_dtype or types.dtype,
+            profile.name,
+            profile.framework,
+            cuda_graph and profile.graph_decode,
+            mtp,
+            float(acceptance),
+        )
+        self._config, self._layout, self._engine = config, layout, profile
+        self._remarks = tuple(_remarks(config, device, types, longest + output, kv_dtype is None, mtp))
+
+        def parts_of(step: Step) -> list[StepPart]:
+            return step_operators(config, layout, step, **types.stated(), device=device)
+
+        def pricing(step: Step) -> StepPricing:
+            # The products of later decode steps are those of the first.
+            first = isinstance(step, Decode) and step.past_total == sum(lengths)
+            parts = padded_decode(step, parts_of) if first else parts_of(step)  # type: ignore[arg-type]
+            return StepPricing.of_step(profile, step, layout, parts, cuda_graph)
+
+        budget = None if profile.token_budget is None else profile.token_budget * layout.dp
+        chunks = prefill_steps(lengths, budget)
+        self._prefill = [pricing(step) for step in chunks]
+        self.prefill_runs = np.array(list(chunks.values()))
+        #: Decode steps, and those of them that are priced.
+        self._steps = np.arange(-(-(output - 1) // made), dtype=np.float64)
+        self._points = _points(self._steps)
+        self.decode_runs = _weights(self._steps, self._points) if output > 1 else np.zeros(0)
+        cached = sum(lengths)
+        self._decode = [
+            pricing(Decode(batch, past_total=cached + batch * int(step * made), drafted=mtp)) for step in self._points
+        ]
+        # Decode steps differ in their attention alone: the rest is asked once.
+        self._decode = [_shared(self._decode[0], step) for step in self._decode]
+        asked: dict[Any, int] = {}
+        self.queries: list[Query] = []
+        self._place: list[int] = []
+        for step in (*self._prefill, *self._decode):
+            for program, protocol, framework in step.programs:
+                key = (id(program), protocol, framework)
+                if key not in asked:
+                    asked[key] = len(self.queries)
+                    self.queries.append(Query(TensorProgram.from_operator(program), device, protocol, framework))
+                self._place.append(asked[key])
+        self._remarks += tuple(link_remarks((query.program.operator for query in self.queries), device))
+
+    def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
+        """The priced steps of prefill and decode, made of the predictions of :attr:`queries`.
+
+        Raises
+        ------
+        FieldError
+            An operator of the model has no prediction.
+        """
+        remaining = iter([predictions[place] for place in self._place])
+        prefill, decode = (
+            [step.priced([next(remaining) for _ in step.programs]) for step in steps]
+            for steps in (self._prefill, self._decode)
+        )
+        return prefill, decode
+
+    def estimate(self, model_id: str, predictions: Sequence[Prediction]) -> LLMEstimate:
+        """The estimate made of the predictions of :attr:`queries`.
+
+        Raises
+        ------
+        FieldError
+            An operator of the model has no prediction.
+        """
+        prefill, decode = self.priced(predictions)
+        s, residual = self.settings, self._engine.residual
+        rows = _parts("prefill", prefill, self.prefill_runs)
+        kinds = _summed(prefill, self.prefill_runs)
+        prefill_s, decode_s, step_s = combined(kinds, residual), None, None
+        if decode:
+            durations = np.stack([step.totals() for step in decode])
+            decode_kinds = _summed(decode, self.decode_runs)
+            decode_s = combined(decode_kinds, residual)
+            step_s = np.array([np.median(np.interp(self._steps, self._points, column)) for column in durations.T])
+            rows += _parts("decode", decode, self.decode_runs)
+            kinds = kinds + decode_kinds
+        total_s = combined(kinds, residual)
+        first_s = widened(prefill_s, self._engine.first_residual) + self._engine.host.frontend_s
+        steps_after = s.output - 1
+        return LLMEstimate(
+            model_id=model_id,
+            settings=s,
+            config=self._config,
+            gpus=self._layout.gpus,
+            prefill=Bounded.of(prefill_s),
+            decode=None if step_s is None else Bounded.of(step_s),
+            ttft=Bounded.of(first_s),
+            total=Bounded.of(total_s),
+            tpot=None if decode_s is None else Bounded.of(decode_s / steps_after),
+            memory=self.memory,
+            parts=rows,
+            remarks=self._remarks,
+        )
+
+
+def tokens_per_step(mtp: int, acceptance: float) -> float:
+    """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one.
+
+    Raises
+    ------
+    FieldError
+        ``mtp`` or ``acceptance`` is not allowed.
+    """
+    if type(mtp) is not int or not 0 <= mtp <= MAX_MTP:
+        raise FieldError(f"mtp: {str(mtp)[:40]!r} is not allowed", path="mtp", hint=f"0 to {MAX_MTP} drafted tokens")
+    if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or not 0 <= acceptance <= 1:
+        raise FieldError(
+            f"acceptance: {str(acceptance)[:40]!r} is not allowed", path="acceptance", hint="a share from 0 to 1"
+        )
+    return float(sum(acceptance**i for i in range(mtp + 1)))
+
+
+def _remarks(
+    config: LLMConfig, device: DeviceSpec, types: Types, tokens: int, usual_cache: bool, mtp: int
+) -> Iterator[str]:
+    yield from config.remarks
+    if config.prompt_only is not None:
+        yield f"{config.prompt_only} makes no output tokens: the step of the prompt alone, without output layer"
+    if types.weight_only and types.weights not in WEIGHT_ONLY and not config.packed:
+        yield f"{device.name} has no units for {types.weights}: weights are read packed, products are in {types.dtype}"
+    if types.dtype == "bfloat16" and 2 * device.peak("bfloat16", True) < device.peak("float16", True):
+        yield f"{device.name} has no matrix units for bfloat16; float16 is faster"
+    if usual_cache and types.kv_dtype not in (None, config.kv_dtype):
+        yield f"the cache is in {types.kv_dtype}, as the engine profile says; kv_dtype changes it"
+    if mtp:
+        yield "layers for the prediction of several tokens: like the last layer, and not part of the memory"
+    if config.context is not None and tokens > config.context:
+        yield f"input + output of {tokens:,} tokens exceed max_position_embeddings, {config.context:,}"
+
+
+def _shared(first: StepPricing, step: StepPricing) -> StepPricing:
+    """A step with the parts of another one where their programs are equal."""
+    parts = [one if one.program == part.program else part for one, part in zip(first.parts, step.parts, strict=True)]
+    return replace(step, parts=parts)
+
+
+def _points(steps: Array) -> Array:
+    """Steps that are priced: evenly spaced, first and last included."""
+    if not len(steps):
+        return steps
+    return np.unique(np.round(np.linspace(steps[0], steps[-1], PRICED_POINTS)))
+
+
+def _weights(steps: Array, points: Array) -> Array:
+    """Sum over the steps of each point's weight in the linear interpolation; ``(points,)``, adds up to the steps."""
+    return np.array([np.interp(steps, points, unit).sum() for unit in np.eye(len(points))])
+
+
+def prefill_steps(lengths: Sequence[int], budget: int | None) -> dict[Prefill, float]:
+    """Steps of a prefill that are priced, and how often each counts.
+
+    Whole prompts share a step up to ``budget`` tokens. A longer prompt is divided into chunks of it; of many chunks
+    some are priced and the others interpolated.
+    """
+    if budget is None or sum(lengths) <= budget:
+        return {Prefill(lengths): 1.0}
+    steps: dict[Prefill, float] = {}
+
+    def add(step: Prefill, runs: float) -> None:
+        steps[step] = steps.get(step, 0.0) + runs
+
+    @cache
+    def chunked(length: int) -> list[tuple[Prefill, float]]:
+        whole, rest = divmod(length, budget)
+        chunks = np.arange(whole, dtype=np.float64)
+        points = _points(chunks)
+        priced = zip(points, _weights(chunks, points), strict=True)
+        found = [(Prefill([budget], int(chunk) * budget), float(weight)) for chunk, weight in priced]
+        return found + [(Prefill([rest], whole * budget), 1.0)] * (rest > 0)
+
+    together: list[int] = []
+    tokens = 0
+    for length in lengths:
+        if length > budget:
+            for step, runs in chunked(length):
+                add(step, runs)
+            continue
+        if tokens + length > budget:
+            add(Prefill(together), 1.0)
+            together, tokens = [], 0
+        together.append(length)
+        tokens += length
+    if together:
+        add(Prefill(together), 1.0)
+    return steps
+
+
+def _summed(steps: Sequence[PricedStep], runs: Array) -> Array:
+    """Seconds by kind of all runs, (4, kinds)."""
+    return np.asarray(np.einsum("s,sfk->fk", runs, np.stack([step.kinds() for step in steps])))
+
+
+def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Part]:
+    """Parts of a phase, and the time beyond its kernels as another one."""
+    found: dict[tuple[str, str, int], list[Any]] = {}
+    for step, often in zip(steps, runs.tolist(), strict=True):
+        for part, own, prediction in zip(step.parts, step.seconds[0], step.predictions, strict=True):
+            place = found.setdefault((part.name, part.program.operator, step.pricing.parts.index(part)), [0.0, 0.0, []])
+            place[0] += often * part.count
+            place[1] += often * float(own)
+            place[2].append(prediction)
+    rows = [
+        Part(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
+        for (name, operator, _), (count, seconds, predictions) in found.items()
+        for least in [max(predictions, key=lambda p: LABELS.index(p.domain))]
+    ]
+    host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))
+    if host > 1e-9 * sum(row.seconds for row in rows):
+        rows.append(Part(phase, "host", "host", round(float(runs.sum())), host, None))
+    return rows
+
+
+def estimate(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    *,
+    tp: int = defaults.DEGREE,
+    pp: int = defaults.DEGREE,
+    ep: int = defaults.DEGREE,
+    dp: int | None = None,
+    batch: int = defaults.BATCH,
+    input: int = defaults.INPUT,
+    output: int = defaults.OUTPUT,
+    dtype: str = defaults.DTYPE,
+    weights: str | None = None,
+    kv_dtype: str | None = None,
+    engine: Engine | None = None,
+    framework: str | None = None,
+    cuda_graph: bool = defaults.CUDA_GRAPH,
+    mtp: int = defaults.MTP,
+    acceptance: float = defaults.ACCEPTANCE,
+    network: float | str | None = None,
+    predictor: Predictor | None = None,
+) -> LLMEstimate:
+    """Estimate latency, throughput and memory of a batch of requests to a language model.
+
+    Parameters
+    ----------
+    config : path, mapping or LLMConfig
+        A ``config.json`` of Hugging Face.
+    device : str, DeviceSpec or mapping
+        A known device, the path of a specification (.toml, .json), or a specification.
+    tp, pp, ep, dp : int
+        Degrees of tensor, pipeline and expert parallelism, and replicas of the attention, by default
+        ``max(1, ep // tp)``: ``tp * pp * dp`` devices, ``ep <= tp * dp`` (:class:`cdmpp.llm.Layout`).
+    batch, input, output : int
+        Sequences of all replicas, and tokens of each prompt and each answer. ``output`` is 1 for models published for
+        embeddings, classification or rewards.
+    dtype : {"bfloat16", "float16", "float32"}
+        Type of activations, and of weights that are not quantised.
+    weights : str, optional
+        Type of quantised weights: "float8_e4m3", "int8" and "float4_e2m1" quantise the activations too, "int4" does
+        not. Default: as ``quantization_config`` states, else ``dtype``.
+    kv_dtype : {"float8_e4m3", "int8"}, optional
+        Type of the cache. Default: as ``quantization_config`` states, else ``dtype``.
+    engine : str, path, mapping or EngineProfile, optional
+        What the serving engine adds to its kernels: a shipped profile, a file of :func:`cdmpp.llm.calibrate`, or its
+        fields (:class:`cdmpp.llm.engines.EngineProfile`). Default: vllm.
+    framework : str, optional
+        Alone: the current profile of this engine. With ``engine``: the kernels of a profile that names none.
+    cuda_graph : bool
+        False: decode steps are no captured graphs, whatever the profile says.
+    mtp : int
+        Tokens that each decode step drafts by layers for the prediction of several tokens (DeepSeek V3); 0: none.
+    acceptance : float
+        Share of drafted tokens that is right, where those before are.
+    network : float or str, optional
+        Bytes per second of one device between nodes, or a name such as "infiniband-ndr" or "roce-200". Default: as
+        nodes of the device commonly have it, with a remark where it counts.
+    predictor : Predictor, optional
+        Default: the shipped model, loaded once.
+
+    Returns
+    -------
+    LLMEstimate
+
+    Raises
+    ------
+    DataError, UnknownDeviceError
+        A file cannot be read, or the framework or device is not known.
+    FieldError
+        The architecture is not known, a field is missing or impossible, or the layout does not divide the model.
+    InfeasibleError
+        The model does not fit; the message has the smallest number of devices that hold it.
+
+    Notes
+    -----
+    ``prefill_s`` is the time of all prompts, in steps of the engine's token budget. Decode step i runs behind
+    ``input + i`` cached tokens; five steps are priced and the others interpolated. With ``pp`` stages a batch passes
+    them one after the other, so a step takes the sum of all stages and of ``pp - 1`` transfers; several batches in
+    flight raise the throughput beyond ``throughput_tokens_per_s``, which is that of one batch.
+
+    Examples
+    --------
+    >>> estimate("examples/llm/llama-3.1-8b.json", "h100-sxm", batch=8).decode.point       # doctest: +SKIP
+    0.0063
+    """
+    predictor = shipped_predictor() if predictor is None else predictor
+    plan = EstimatePlan(
+        read_config(config),
+        resolved_device(device, predictor),
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        dp=dp,
+        batch=batch,
+        input=input,
+        output=output,
+        dtype=dtype,
+        weights=weights,
+        kv_dtype=kv_dtype,
+        engine=engine,
+        framework=framework,
+        cuda_graph=cuda_graph,
+        mtp=mtp,
+        acceptance=acceptance,
+        network=network,
+    )
+    return plan.estimate(predictor.model_id, predictor.predict_queries(plan.queries))
+
+
+@cache
+def shipped_predictor() -> Predictor:
+    """The model that ships with the package, loaded once."""
+    from cdmpp.predict.predictor import LatencyPredictor
+
+    return LatencyPredictor.load()
+
+
+def resolved_device(device: DeviceSpec | Mapping[str, Any] | str, predictor: Predictor) -> DeviceSpec:
+    """The specification of a device: a name that the predictor knows, a file, or fields."""
+    if isinstance(device, str) and device.lower().endswith((".toml", ".json")):
+        return load_device(device)
+    # A model may know further devices: those of its records, and one that it was adapted to.
+    artifact = getattr(predictor, "artifact", None)
+    return resolve_device(device, lookup if artifact is None else artifact.device)

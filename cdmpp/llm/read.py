@@ -1,0 +1,171 @@
+"""Reading of Hugging Face's ``config.json``: the file, the architecture, and what all architectures share.
+
+:mod:`cdmpp.llm.families` has the architectures.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from cdmpp.errors import DataError, FieldError
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.engines.profile import engine_fields
+from cdmpp.llm.families import FAMILIES, architecture_family, default_fields
+from cdmpp.llm.families.contradictions import contradictions
+from cdmpp.llm.families.fields import Fields
+from cdmpp.llm.language_part import language_part
+from cdmpp.llm.quantisation import quantised, with_separate_file
+from cdmpp.utils.files import read_json
+
+
+def read_config(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str], path: str = "config", *, family: str | None = None
+) -> LLMConfig:
+    """Dimensions of a language model.
+
+    Parameters
+    ----------
+    config : LLMConfig, mapping or path
+        The content of a ``config.json`` of Hugging Face, or the path of the file. Of a configuration of several inputs
+        the language part is read (:mod:`cdmpp.llm.language_part`); the others are listed in ``left_out``.
+    path : str
+        Name of the configuration in error messages.
+    family : str, optional
+        Architecture in place of the configuration's ``model_type``, such as "llama". Fields of layers that it lacks are
+        an error.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, or is not a JSON object.
+    FieldError
+        The architecture is not known, or a field is missing or impossible.
+
+    Examples
+    --------
+    >>> read_config("examples/llm/llama-3.1-8b.json").layers
+    32
+    """
+    if isinstance(config, LLMConfig):
+        return config
+    fields = config_fields(config) if isinstance(config, str | PathLike) else config
+    if not isinstance(fields, Mapping):
+        raise FieldError(f"{path}: {str(fields)[:80]!r} is not a configuration", path=path, hint="pass a JSON object")
+    return _read(fields, path, family)
+
+
+def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
+    """Fields of a ``config.json``; ``path`` may be the folder of the file.
+
+    ModelOpt states the types of weights in ``hf_quant_config.json`` beside it. The two files may have a prefix:
+    ``X_config.json`` and ``X_hf_quant_config.json``.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read, or is not a JSON object.
+    """
+    file = Path(path)
+    file = file / "config.json" if os.path.isdir(path) else file
+    fields = _json_object(file)
+    separate = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
+    if file.name.endswith("config.json") and os.path.lexists(separate):
+        fields = with_separate_file(fields, _json_object(separate), str(separate))
+    return fields
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    hint = "pass the config.json of a model"
+    value = read_json(file, hint)
+    if not isinstance(value, dict):
+        raise DataError(f"{str(file)[:200]} is not a JSON object", hint=hint)
+    return value
+
+
+def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LLMConfig:
+    part = language_part(config, path)
+    own, path, classes = part.fields, part.path, part.fields.get("architectures")
+    name = _model_type(own if family is None else {"model_type": family}, path)
+    # transformers writes a nested part without the fields that have their default.
+    defaults = default_fields(str(own.get("model_type"))) if part.nested else {}
+    fields = Fields({**defaults, **own, "model_type": name}, path)
+    read = FAMILIES[name](fields)
+    stated = str(own.get("model_type") or (classes[0] if isinstance(classes, list) and classes else ""))
+    as_another = FAMILIES[name] is not FAMILIES.get(stated)
+    if family is not None and as_another and (problems := contradictions(read, fields, stated)):
+        raise FieldError(
+            f"{path}: fields contradict {family}: " + "; ".join(problems),
+            path=path,
+            hint="name a family that has such layers, or take the fields out if the model does not use them",
+        )
+    read = quantised(read, part.quantisation, f"{path}.quantization_config", own.get("expert_dtype"))
+    if part.prompt_only is not None:
+        read = replace(read, prompt_only=part.prompt_only, tied=True)
+    positions = fields.values.get("max_position_embeddings")
+    context = positions if type(positions) is int and positions > 0 else None
+    return replace(read, left_out=part.left_out, context=context)
+
+
+def with_configs(request: Any) -> Any:
+    """A request in which every ``{"llm": {"config": path, "engine": path}}`` has the contents of the files.
+
+    Parts of the request without a path are the same objects. A service is never sent paths, and reads none.
+
+    Raises
+    ------
+    DataError
+        A file cannot be read, or is not a JSON object.
+    """
+    try:
+        return _replaced(request)
+    except RecursionError:
+        return request  # no valid request is nested so deeply
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        changed = {key: _with_config(key, part) for key, part in value.items()}
+        return changed if any(changed[key] is not part for key, part in value.items()) else value
+    if isinstance(value, list):
+        items = [_replaced(item) for item in value]
+        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+    return value
+
+
+def _with_config(key: Any, value: Any) -> Any:
+    if key != "llm" or not isinstance(value, Mapping):
+        return _replaced(value)
+    read: dict[str, Any] = {}
+    if isinstance(value.get("config"), str | PathLike):
+        read["config"] = config_fields(value["config"])
+    if isinstance(engine := value.get("engine"), PathLike) or (isinstance(engine, str) and engine.endswith(".toml")):
+        read["engine"] = engine_fields(engine)
+    return {**value, **read} if read else value
+
+
+def _model_type(config: Mapping[str, Any], path: str) -> str:
+    name = config.get("model_type")
+    if name is None:
+        classes = config.get("architectures")
+        first = classes[0] if isinstance(classes, list) and classes else None
+        name = (architecture_family(first) or first) if isinstance(first, str) else None
+    known = ", ".join(FAMILIES)
+    if not isinstance(name, str):
+        raise FieldError(
+            f"{path}.model_type: missing, and architectures names no known class",
+            path=f"{path}.model_type",
+            hint=f"this is no config.json of Hugging Face, or one without an architecture; known: {known}",
+        )
+    if name not in FAMILIES:
+        near = difflib.get_close_matches(name.casefold(), FAMILIES, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise FieldError(
+            f"{path}.model_type: {name[:80]!r} is not known{meant}", path=f"{path}.model_type", hint=f"known: {known}"
+        )
+    return name

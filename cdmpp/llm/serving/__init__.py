@@ -1,0 +1,1 @@
+"""Serving: simulated engines, loads and goals, and profiles fitted to measured servers."""

@@ -1,0 +1,790 @@
+"""Requests to a language model that is served.
+
+The loop is in :mod:`cdmpp.llm.serving.loop`, a step's duration comes from :mod:`cdmpp.llm.serving.step_costs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.paths import with_network
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.llm import defaults
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
+from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor, tokens_per_step
+from cdmpp.llm.layout import Layout, Types
+from cdmpp.llm.memory import check_cache, part_memory
+from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE
+from cdmpp.llm.pricing import combined, widened
+from cdmpp.llm.read import read_config
+from cdmpp.llm.serving.loop import (
+    SECONDS_PER_WORK,
+    STEP_WORK,
+    Effort,
+    Lane,
+    ServedRequest,
+    closed_loop,
+    open_loop,
+    two_pools,
+)
+from cdmpp.llm.serving.step_costs import StepCosts, StepTables
+from cdmpp.model.domain.score import TotalDomain
+from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
+from cdmpp.programs.collectives import link_remarks
+from cdmpp.utils.units import format_latency
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+#: Runs of the loop: with steps of the predicted, the lower and the upper duration.
+RUNS = 3
+#: Spread of lengths that parts requests which begin together.
+SPREAD = 0.05
+LOCKSTEP = (
+    "all prompts and answers have the same length and prompts run alone: requests stay together, in waves; a spread of "
+    "lengths parts them, with first tokens several times as early"
+)
+#: Bytes per second and device between two pools, where nothing is stated: 400 Gbit/s.
+NETWORK_BYTES_PER_S = 50e9
+
+
+@dataclass(frozen=True)
+class ServingResult(Rendered):
+    """Requests that were served, in their order.
+
+    Attributes
+    ----------
+    ttft_s, latency_s, queue_s : (requests,)
+        From arrival to the first token and to the last one; from the front end to the first step of the prompt.
+    tpot_s : (requests with two or more tokens,)
+        Mean time between tokens; requests of one token are left out.
+    output : (requests,)
+        Tokens of each answer.
+    warmup : int
+        Requests at the beginning that means and percentiles leave out.
+    single_token : int
+        Number of requests of one token.
+    duration_s : float
+        From the first arrival to the last token.
+    output_tokens, steps, preemptions : int
+    cache_share : float
+        Largest share of the cache in use.
+    gpus : int
+    relative_lower, relative_upper : float
+        80 % interval of a step's duration, as factors of it.
+    bounds : dict of str to (float, float)
+        80 % intervals of the means of ``ttft_s``, ``tpot_s`` and ``latency_s``, and of ``throughput_tokens_per_s``:
+        those of the same requests with steps of the lower and of the upper duration. Empty without such runs.
+    total_domain : TotalDomain
+        By share of the time of all tokens.
+    engine, device, model_id : str
+    remarks : tuple of str
+        What was assumed.
+    """
+
+    ttft_s: Array
+    tpot_s: Array
+    latency_s: Array
+    queue_s: Array
+    output: Array
+    warmup: int
+    single_token: int
+    duration_s: float
+    output_tokens: int
+    steps: int
+    preemptions: int
+    cache_share: float
+    gpus: int
+    relative_lower: float
+    relative_upper: float
+    bounds: dict[str, tuple[float, float]]
+    total_domain: TotalDomain
+    engine: str
+    device: str
+    model_id: str
+    remarks: tuple[str, ...] = ()
+
+    def tables(self) -> list[Table]:
+        """Percentiles and rates as a row."""
+        return serving_tables([self])
+
+    def measured(self, name: str) -> Array:
+        """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up.
+
+        Raises
+        ------
+        FieldError
+            The name is not known.
+        """
+        if name not in SEQUENCES:
+            raise FieldError(
+                f"name: {str(name)[:40]!r} is not known", path="name", hint="one of " + ", ".join(SEQUENCES)
+            )
+        values: Array = getattr(self, name)
+        several = self.output[: self.warmup] > 1
+        return values[int(several.sum()) if name == "tpot_s" else self.warmup :]
+
+    def percentile(self, name: str, q: float) -> float:
+        """Percentile ``q``, from 0 to 100, of :meth:`measured`.
+
+        Raises
+        ------
+        FieldError
+            The name is not known, ``q`` is not allowed, or all requests have one token.
+        """
+        values = self.measured(name)
+        if not 0 <= q <= 100:
+            raise FieldError(f"q: {q} is not a percentage", path="q", hint="from 0 to 100")
+        if not len(values):
+            raise FieldError("tpot_s: all requests have one token", path="name", hint="ask for another sequence")
+        return float(np.percentile(values, q))
+
+    @property
+    def throughput_tokens_per_s(self) -> float:
+        """Output tokens of all requests over :attr:`duration_s`."""
+        return self.output_tokens / self.duration_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Means and percentiles as JSON values."""
+        lower, upper = self.bounds.get("throughput_tokens_per_s", (None, None))
+        return {
+            "model_id": self.model_id,
+            "device": self.device,
+            "engine": self.engine,
+            "gpus": self.gpus,
+            "requests": len(self.ttft_s),
+            "warmup_requests": self.warmup,
+            "warmup_ttft_s": _spread(self.ttft_s[: self.warmup]),
+            **{name: _spread(self.measured(name), self.bounds.get(name)) for name in SEQUENCES},
+            "single_token": self.single_token,
+            "duration_s": self.duration_s,
+            "requests_per_s": len(self.ttft_s) / self.duration_s,
+            "throughput_tokens_per_s": self.throughput_tokens_per_s,
+            "throughput_lower_tokens_per_s": lower,
+            "throughput_upper_tokens_per_s": upper,
+            "throughput_tokens_per_s_per_gpu": self.throughput_tokens_per_s / self.gpus,
+            "steps": self.steps,
+            "preemptions": self.preemptions,
+            "cache_share": self.cache_share,
+            "relative_lower": self.relative_lower,
+            "relative_upper": self.relative_upper,
+            "domain": self.total_domain.label,
+            "domain_reason": f"engine {self.engine}; {self.total_domain.reason or 'all kernels in'}",
+            "domain_shares": self.total_domain.shares,
+            "remarks": list(self.remarks),
+        }
+
+
+def _spread(values: Array, bounds: tuple[float, float] | None = None) -> dict[str, float] | None:
+    """Mean, its bounds and percentiles; None of nothing."""
+    if not len(values):
+        return None
+    known = {} if bounds is None else {"mean_lower": bounds[0], "mean_upper": bounds[1]}
+    return {"mean": float(values.mean())} | known | {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}
+
+
+SEQUENCES = ("ttft_s", "tpot_s", "latency_s", "queue_s")
+#: Of them, those with intervals.
+BOUNDED = SEQUENCES[:3]
+
+
+def serving_tables(results: Sequence[ServingResult]) -> list[Table]:
+    """Requests that were served on devices, a row each."""
+    first = results[0]
+    rows = [
+        (
+            r.device,
+            str(r.gpus),
+            *(format_latency(r.percentile("ttft_s", q)) for q in (50, 99)),
+            *((format_latency(r.percentile("tpot_s", q)) if len(r.measured("tpot_s")) else "-") for q in (50, 99)),
+            format_latency(float(r.measured("queue_s").mean())),
+            f"{r.throughput_tokens_per_s:,.0f}",
+            f"{len(r.ttft_s) / r.duration_s:.3g}",
+            percent(r.cache_share),
+            str(r.preemptions),
+        )
+        for r in results
+    ]
+    header = ("device", "gpus", "ttft p50", "p99", "tpot p50", "p99", "queue", "tokens/s", "requests/s", "cache")
+    title = f"{len(first.ttft_s):,} requests; engine {first.engine}; model {first.model_id}"
+    bounds = "; ".join(f"{r.device}: {_bounds_text(r)}" for r in results)
+    first_s = ", ".join(f"{r.device} {format_latency(float(r.ttft_s[: r.warmup].max()))}" for r in results if r.warmup)
+    notes = [f"warm-up: the first {first.warmup:,} requests, left out; largest ttft: {first_s}"] if first_s else []
+    notes += dict.fromkeys(remark for r in results for remark in r.remarks)
+    return [
+        Table((*header, "preempted"), rows, range(1, len(header) + 1), title),
+        Table.lines(f"80 % interval of means, and domain: {bounds}", *notes),
+    ]
+
+
+def _bounds_text(result: ServingResult) -> str:
+    names = {"ttft_s": "ttft", "tpot_s": "tpot", "latency_s": "latency"}
+    texts = [f"{text} {interval_text(*result.bounds[name])}" for name, text in names.items() if name in result.bounds]
+    if rates := result.bounds.get("throughput_tokens_per_s"):
+        texts.append("tokens/s {:,.0f} – {:,.0f}".format(*rates))
+    return ", ".join([*texts, result.total_domain.label])
+
+
+@dataclass(frozen=True)
+class PrefillPool:
+    """Devices that compute the prompts, beside those that decode (disaggregated serving).
+
+    Attributes
+    ----------
+    layout : Layout
+    device : DeviceSpec or None
+        None: the device that decodes.
+    bytes_per_s : float
+        Rate at which a device sends its part of a cache.
+    """
+
+    layout: Layout
+    device: DeviceSpec | None = None
+    bytes_per_s: float = NETWORK_BYTES_PER_S
+
+    @classmethod
+    def of(cls, value: PrefillPool | Mapping[str, Any]) -> PrefillPool:
+        """From the fields ``tp``, ``pp``, ``ep``, ``dp``, ``device`` (a specification) and ``bytes_per_s``.
+
+        Raises
+        ------
+        FieldError
+        """
+        if isinstance(value, PrefillPool):
+            return value
+        known = ("tp", "pp", "ep", "dp", "device", "bytes_per_s")
+        unknown = sorted(set(value) - set(known)) if isinstance(value, Mapping) else [str(value)[:40]]
+        if unknown:
+            raise FieldError(
+                f"prefill_pool: {unknown[0]!r} is not known", path="prefill_pool", hint="fields: " + ", ".join(known)
+            )
+        speed = value.get("bytes_per_s", NETWORK_BYTES_PER_S)
+        if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e6 <= speed <= 1e14:
+            raise FieldError(
+                f"prefill_pool.bytes_per_s: {str(speed)[:40]!r} is not allowed",
+                path="prefill_pool.bytes_per_s",
+                hint="bytes per second of each device, such as 50e9",
+            )
+        degrees = {name: value.get(name, 1) for name in ("tp", "pp", "ep")}
+        return cls(Layout(**degrees, dp=value.get("dp")), value.get("device"), float(speed))
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Replicas of one layout that share the requests.
+
+    Attributes
+    ----------
+    most, budget : int
+        Sequences and new tokens of a step of a replica.
+    capacity : float
+        Tokens of the cache of a replica.
+    cache_bytes : float
+        Of a token, on the fullest device.
+    """
+
+    layout: Layout
+    profile: EngineProfile
+    costs: StepCosts
+    most: int
+    budget: int
+    capacity: float
+    cache_bytes: float
+
+    @classmethod
+    def of(
+        cls,
+        config: LLMConfig,
+        layout: Layout,
+        types: Types,
+        device: DeviceSpec,
+        profile: EngineProfile,
+        in_flight: int,
+        prompts: int,
+        tokens: int,
+        mtp: int,
+        cuda_graph: bool,
+    ) -> _Pool:
+        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all.
+
+        Raises
+        ------
+        InfeasibleError
+        """
+        layout.check(config)
+        capacity = check_cache(config, layout, types, device, profile.cache_share, tokens)
+        most = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
+        budget = profile.token_budget or prompts
+        widest = max(budget, most * (1 + mtp) + 1)
+        costs = StepCosts(
+            config,
+            layout,
+            types,
+            device,
+            profile,
+            sequences=most,
+            tokens=widest,
+            cached=tokens,
+            drafted=mtp,
+            cuda_graph=cuda_graph,
+        )
+        cache_bytes = part_memory(config, layout, types, None, tokens)[1] / tokens
+        return cls(layout, profile, costs, most, budget, capacity, cache_bytes)
+
+    def slots(self, tokens: int) -> int:
+        """Requests of ``tokens`` that run at once."""
+        most = min(float(self.profile.max_sequences), self.capacity // tokens)
+        return int(most) * self.layout.dp * self.layout.pp
+
+    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: Effort) -> list[Lane]:
+        """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
+        first, ahead = self.profile.prefill_first, self.profile.schedules_ahead
+        return [
+            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
+            for _ in range(min(count, self.layout.dp * self.layout.pp))
+        ]
+
+
+class ServingPlan:
+    """Queries of a simulation, and the simulation made of their predictions.
+
+    Parameters and errors are those of :func:`simulate`; ``config`` and ``device`` are read already.
+
+    Parameters
+    ----------
+    most_work : float
+        Bound on the work of each run of the loop (:class:`cdmpp.llm.serving.loop.Effort`).
+
+    Attributes
+    ----------
+    queries : list of Query
+    """
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        device: DeviceSpec,
+        *,
+        engine: Engine | None = None,
+        tp: int = defaults.DEGREE,
+        pp: int = defaults.DEGREE,
+        ep: int = defaults.DEGREE,
+        dp: int | None = None,
+        dtype: str = defaults.DTYPE,
+        weights: str | None = None,
+        kv_dtype: str | None = None,
+        framework: str | None = None,
+        cuda_graph: bool = defaults.CUDA_GRAPH,
+        requests: Iterable[Sequence[float]] | None = None,
+        concurrency: int | None = None,
+        rate: float | None = None,
+        input: int = defaults.INPUT,
+        output: int = defaults.SERVED_OUTPUT,
+        count: int | None = None,
+        warmup: int | None = None,
+        seed: int = defaults.SEED,
+        spread: float | None = None,
+        prefix_hit: float = defaults.PREFIX_HIT,
+        mtp: int = defaults.MTP,
+        acceptance: float = defaults.ACCEPTANCE,
+        network: float | str | None = None,
+        prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
+        most_work: float = inf,
+    ) -> None:
+        self._most_work = most_work
+        self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
+        profile, device = load_engine(engine, framework), with_network(device, network)
+        self._profile, self._device = profile, device
+        self._remarks: list[str] = []
+        if spread is None:
+            spread = 0.0 if concurrency is None or profile.prefill_first else SPREAD
+        if profile.prefill_first and spread == 0 and (concurrency or 0) > 1:
+            self._remarks.append(LOCKSTEP)
+        for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+                raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
+        self._hit, self._clients, self._rate = prefix_hit, concurrency, rate
+        self._requests = _requests(requests, concurrency, rate, input, output, count, seed, spread)
+        if config.prompt_only is not None:  # as in an estimate: no output tokens
+            self._requests = [(arrival, prompt, 1) for arrival, prompt, _ in self._requests]
+        #: Requests at the beginning that means and percentiles leave out.
+        self.warmup = self._checked_warmup(warmup)
+        #: Tokens of all prompts and answers.
+        self.tokens = sum(prompt + answer for _, prompt, answer in self._requests)
+        prompts = max(prompt for _, prompt, _ in self._requests)
+        longest = max(prompt + answer for _, prompt, answer in self._requests)
+        self.longest_output = max(answer for *_, answer in self._requests)
+        in_flight = len(self._requests) if concurrency is None else concurrency
+        layout = Layout(tp, pp, ep, dp)
+        # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
+        prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
+        Effort(most_work).spend(prefill)
+        layout.check(config)
+        beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
+        #: Predicted seconds of :meth:`run`.
+        self.seconds = RUNS * SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
+
+        def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
+            types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
+            made = _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, cuda_graph)
+            self._remarks += link_remarks((query.program.operator for query in made.costs.queries), device)
+            return made
+
+        self.layout = layout
+        self._pools = [pool(layout, device, longest, mtp)]
+        self._token_s = 0.0
+        if prefill_pool is not None:
+            other = PrefillPool.of(prefill_pool)
+            try:
+                self._pools.insert(0, pool(other.layout, with_network(other.device or device, network), prompts + 1, 0))
+            except InfeasibleError as error:
+                raise InfeasibleError(f"prefill_pool: {error.message}", hint=error.hint) from None
+            # Each rank of the fuller side sends or receives its part.
+            self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
+        #: Requests that decode at once, at most.
+        self.slots = self._pools[-1].slots(longest)
+        self.gpus = sum(one.layout.gpus for one in self._pools)
+        self.queries = [query for one in self._pools for query in one.costs.queries]
+
+    def _checked_warmup(self, warmup: int | None) -> int:
+        """The number of requests at the beginning that are left out."""
+        count = len(self._requests)
+        if warmup is not None:
+            if type(warmup) is not int or not 0 <= warmup < count:
+                raise FieldError(
+                    f"warmup: {str(warmup)[:40]!r} is not allowed",
+                    path="warmup",
+                    hint=f"a whole number below the {count:,} requests, such as 0",
+                )
+            return warmup
+        if self._clients is None or self._clients < count:
+            return self._clients or 0
+        self._remarks.append(f"no warm-up is left out: {count:,} requests, {self._clients:,} in flight")
+        return 0
+
+    def run(self, model_id: str, predictions: Iterable[Prediction]) -> ServingResult:
+        """Simulate with the predictions of :attr:`queries`, with intervals."""
+        return self.bounded(model_id, self.tables(predictions))
+
+    def bounded(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
+        """:meth:`serve`, and again with steps of the lower and of the upper duration."""
+        result = self.serve(model_id, tables, rate)
+        factors = (1.0, result.relative_lower, result.relative_upper)
+        runs = [result, *(self.serve(model_id, [one.scaled(f) for one in tables], rate) for f in factors[1:])]
+        bounds: dict[str, tuple[float, float]] = {}
+        for name in BOUNDED:
+            if not len(result.measured(name)):
+                continue
+            means = np.array([float(run.measured(name).mean()) for run in runs])
+            if name == "ttft_s":
+                means = widened(means, self._profile.first_residual)
+            bounds[name] = float(means.min()), float(means.max())
+        rates = [run.throughput_tokens_per_s for run in runs]
+        return replace(result, bounds={**bounds, "throughput_tokens_per_s": (min(rates), max(rates))})
+
+    def tables(self, predictions: Iterable[Prediction]) -> list[StepTables]:
+        """Step costs of the pools, made of the predictions of :attr:`queries`."""
+        remaining = iter(predictions)
+        return [one.costs.tables(islice(remaining, len(one.costs.queries))) for one in self._pools]
+
+    def serve_requests(
+        self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
+    ) -> tuple[list[ServedRequest], list[list[Lane]]]:
+        """Requests with their times, and the replicas of each pool; parameters are those of :meth:`serve`.
+
+        Parameters
+        ----------
+        log : bool
+            Whether replicas log their steps.
+        """
+        loop = self._hit, self._made, self._mtp, len(self._requests), Effort(self._most_work)
+        pools = [one.replicas(own, *loop) for one, own in zip(self._pools, tables, strict=True)]
+        for lane in (lane for own in pools for lane in own if log):
+            lane.log = []
+        scale = 1.0 if rate is None or self._rate is None else self._rate / rate
+        frontend_s = self._profile.host.frontend_s
+        requests = [
+            ServedRequest(i, scale * at, prompt, answer, ready_s=scale * at + frontend_s)
+            for i, (at, prompt, answer) in enumerate(self._requests)
+        ]
+        if len(pools) == 2:
+            two_pools(pools[0], pools[1], requests, self._clients, self._token_s, frontend_s)
+        elif self._clients is None:
+            open_loop(pools[0], requests)
+        else:
+            closed_loop(pools[0], requests, self._clients, frontend_s)
+        return requests, pools
+
+    def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
+        """Simulate with step costs.
+
+        Parameters
+        ----------
+        rate : float, optional
+            Requests per second, in place of the plan's; infinite: all arrive together.
+        """
+        requests, pools = self.serve_requests(tables, rate)
+        first = np.array([r.first_s - r.arrival_s for r in requests])
+        latency = np.array([r.done_s - r.arrival_s for r in requests])
+        several = np.array([r.output > 1 for r in requests])
+        after = np.array([r.output - 1 for r in requests])[several]
+        point, lower, upper = combined(tables[-1].kinds, self._profile.residual)
+        # Prompts are computed by the first pool, the other tokens by the last one.
+        tokens = {"prefill": sum(r[1] for r in self._requests), "decode": sum(r[2] for r in self._requests)}
+        domains = [
+            (f"{name} of {phase}", label, tokens[phase] * token_s, reason)
+            for pool, wanted in ((tables[0], "prefill"), (tables[-1], "decode"))
+            for phase, name, label, token_s, reason in pool.domains
+            if phase == wanted and label
+        ]
+        total_domain = TotalDomain.of(domains)
+        assert total_domain is not None
+        lanes = [lane for own in pools for lane in own]
+        frontend_s = self._profile.host.frontend_s
+        return ServingResult(
+            ttft_s=first,
+            tpot_s=(latency - first)[several] / after,
+            latency_s=latency,
+            queue_s=np.array([r.scheduled_s - r.arrival_s - frontend_s for r in requests]),
+            output=np.array([r.output for r in requests], dtype=np.float64),
+            warmup=self.warmup,
+            single_token=int((~several).sum()),
+            duration_s=max(r.done_s for r in requests) - min(r.arrival_s for r in requests),
+            output_tokens=sum(r.output for r in requests),
+            steps=sum(lane.steps for lane in lanes),
+            preemptions=sum(lane.preemptions for lane in lanes),
+            cache_share=max(lane.peak for lane in pools[-1]),
+            gpus=self.gpus,
+            relative_lower=float(lower / point),
+            relative_upper=float(upper / point),
+            bounds={},
+            total_domain=total_domain,
+            engine=self._profile.name,
+            device=self._device.name,
+            model_id=model_id,
+            remarks=tuple(dict.fromkeys(self._remarks)),
+        )
+
+
+def resolved_pool(
+    value: PrefillPool | Mapping[str, Any] | None, resolve: Callable[[Any], DeviceSpec]
+) -> PrefillPool | Mapping[str, Any] | None:
+    """The fields of a pool with the specification of its device."""
+    if isinstance(value, Mapping) and value.get("device") is not None:
+        return {**value, "device": resolve(value["device"])}
+    return value
+
+
+def _requests(
+    requests: Iterable[Sequence[float]] | None,
+    concurrency: int | None,
+    rate: float | None,
+    input: int,
+    output: int,
+    count: int | None,
+    seed: int,
+    spread: float,
+) -> list[tuple[float, int, int]]:
+    """Arrival, prompt and answer of each request."""
+    given = [
+        name
+        for name, value in (("requests", requests), ("concurrency", concurrency), ("rate", rate))
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise FieldError(
+            f"{' and '.join(given) or 'none'} of requests, concurrency and rate",
+            path=given[0] if given else "requests",
+            hint="give exactly one of the three",
+        )
+    if requests is not None:
+        listed = [_request(row, i) for i, row in enumerate(requests)]
+        if not 1 <= len(listed) <= MAX_REQUESTS:
+            raise FieldError(f"requests: {len(listed):,}", path="requests", hint=f"1 to {MAX_REQUESTS:,} requests")
+        return listed
+    if concurrency is not None:
+        _check_whole("concurrency", concurrency, MAX_BATCH)
+        count = max(8 * concurrency, 32) if count is None else count
+    else:
+        assert rate is not None
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
+            raise FieldError(
+                f"rate: {str(rate)[:40]!r} is not allowed",
+                path="rate",
+                hint=f"requests per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}",
+            )
+        count = 1000 if count is None else count
+    for name, value, most in (
+        ("input", input, MAX_TOKENS),
+        ("output", output, MAX_TOKENS),
+        ("count", count, MAX_REQUESTS),
+    ):
+        _check_whole(name, value, most)
+    arrivals = np.zeros(count)
+    if rate is not None:
+        arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+    rng = np.random.default_rng([seed, 1])
+    sizes = (
+        np.maximum(1, np.rint(n * rng.uniform(1 - spread, 1 + spread, count))).astype(int) for n in (input, output)
+    )
+    return list(zip(arrivals.tolist(), *(size.tolist() for size in sizes), strict=True))
+
+
+def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
+    try:
+        arrival, prompt, answer = row
+        arrival = float(arrival)
+        whole = [int(prompt), int(answer)]
+        if not (0 <= arrival < 1e9 and whole == [prompt, answer] and all(1 <= n <= MAX_TOKENS for n in whole)):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise FieldError(
+            f"requests.{index}: {str(row)[:80]} is no request",
+            path=f"requests.{index}",
+            hint="(arrival in seconds, tokens of the prompt, tokens of the answer)",
+        ) from None
+    return arrival, whole[0], whole[1]
+
+
+def _check_whole(name: str, value: Any, most: int) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise FieldError(
+            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most:,}"
+        )
+
+
+def simulate(
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+    *,
+    engine: Engine | None = None,
+    tp: int = defaults.DEGREE,
+    pp: int = defaults.DEGREE,
+    ep: int = defaults.DEGREE,
+    dp: int | None = None,
+    dtype: str = defaults.DTYPE,
+    weights: str | None = None,
+    kv_dtype: str | None = None,
+    framework: str | None = None,
+    cuda_graph: bool = defaults.CUDA_GRAPH,
+    requests: Iterable[Sequence[float]] | None = None,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    input: int = defaults.INPUT,
+    output: int = defaults.SERVED_OUTPUT,
+    count: int | None = None,
+    warmup: int | None = None,
+    seed: int = defaults.SEED,
+    spread: float | None = None,
+    prefix_hit: float = defaults.PREFIX_HIT,
+    mtp: int = defaults.MTP,
+    acceptance: float = defaults.ACCEPTANCE,
+    network: float | str | None = None,
+    prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
+    predictor: Predictor | None = None,
+) -> ServingResult:
+    """Serve requests in a simulation of an engine, over predicted steps.
+
+    Give one of ``requests``, ``concurrency`` and ``rate``.
+
+    Parameters
+    ----------
+    config, device, engine, tp, pp, ep, dp, dtype, weights, kv_dtype, framework, cuda_graph :
+        As of :func:`cdmpp.llm.estimate`.
+    requests : sequence of (arrival_s, input, output), optional
+        Arrival in seconds, tokens of the prompt and of the answer.
+    concurrency : int, optional
+        Requests in flight: a client sends the next one when one ends.
+    rate : float, optional
+        Requests per second, with Poisson arrivals.
+    input, output, count : int
+        Tokens of each prompt and answer, and number of requests. Default of ``count``: eight for each client, at least
+        32; 1,000 for a rate.
+    warmup : int, optional
+        Requests at the beginning that means, percentiles and goals leave out. Default: ``concurrency``, whose requests
+        begin together as no later ones do (none where there are no more requests than that), else 0.
+    seed : int
+        Of arrivals and lengths.
+    spread : float, optional
+        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.05 for
+        ``concurrency`` where prompts and decoding share steps, else 0. Requests of equal length that begin together
+        would stay together there; small differences part them on real servers. Where prompts run alone they stay.
+    prefix_hit : float
+        Share of each prompt that is in the cache already.
+    mtp, acceptance, network :
+        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, the share that is right, and the network
+        between nodes.
+    prefill_pool : mapping, optional
+        Devices that compute the prompts, while those of the layout above decode: ``tp``, ``pp``, ``ep``, ``dp``,
+        ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device sends its part
+        of the cache.
+    predictor : Predictor, optional
+        Default: the shipped model, loaded once.
+
+    Returns
+    -------
+    ServingResult
+
+    Raises
+    ------
+    DataError, UnknownDeviceError
+        A file cannot be read, or the device is not known.
+    FieldError
+        A value is wrong, or not exactly one of the three kinds of arrivals is given.
+    InfeasibleError
+        The weights, or the longest request, do not fit.
+
+    Notes
+    -----
+    Sequences that decode come first in a step; prompts fill the rest of the token budget in order of arrival (SGLang:
+    prompts run alone, before the others decode). A request is admitted where its prompt fits into the cache beside a
+    tenth of what the others will still make; where the cache is full, the sequence that came last is computed again
+    later. Each replica (``dp``) has its own requests, a new one goes to the replica with fewest. With ``pp`` stages, as
+    many batches are in flight. With ``prefill_pool`` the first token comes from there, and the cache is sent whole
+    behind it, before the second token.
+
+    Examples
+    --------
+    >>> simulate("examples/llm/llama-3.1-8b.json", "h100-sxm", concurrency=64).percentile("tpot_s", 50)
+    ... # doctest: +SKIP
+    0.0149
+    """
+    predictor = shipped_predictor() if predictor is None else predictor
+    plan = ServingPlan(
+        read_config(config),
+        resolved_device(device, predictor),
+        engine=engine,
+        tp=tp,
+        pp=pp,
+        ep=ep,
+        dp=dp,
+        dtype=dtype,
+        weights=weights,
+        kv_dtype=kv_dtype,
+        framework=framework,
+        cuda_graph=cuda_graph,
+        requests=requests,
+        concurrency=concurrency,
+        rate=rate,
+        input=input,
+        output=output,
+        count=count,
+        warmup=warmup,
+        seed=seed,
+        spread=spread,
+        prefix_hit=prefix_hit,
+        mtp=mtp,
+        acceptance=acceptance,
+        network=network,
+        prefill_pool=resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor)),
+    )
+    return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))

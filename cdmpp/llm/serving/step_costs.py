@@ -1,0 +1,289 @@
+"""Duration of any step of an engine, interpolated from a few hundred predictions.
+
+A step has prefill chunks and decoding sequences. All its tokens pass projections, norms and feed-forward layers
+together; each phase has attention kernels of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cdmpp.devices.spec import DeviceSpec
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.engines.profile import EngineProfile
+from cdmpp.llm.layout import Layout, Types
+from cdmpp.llm.operators import DECODE_PARTS, OUTPUT_PARTS, PREFILL_PARTS, Decode, Only, Prefill, Step, step_operators
+from cdmpp.llm.pricing import PricedStep, StepPricing
+from cdmpp.model.domain.score import Label
+from cdmpp.predict.prediction import Prediction, Query
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+TokenDomain = tuple[str, str, Label | None, float, str | None]
+
+
+def _powers(most: int, *, half: bool = False) -> list[int]:
+    """1, 2, 4, ... up to ``most``, which is the last; ``half``: with the values between."""
+    grid = {1, most}
+    size = 2
+    while size < most:
+        grid |= {size, size * 3 // 2} if half and size * 3 // 2 < most else {size}
+        size *= 2
+    return sorted(grid)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A step that is priced, and the parts of it that count: attention, output, or the others."""
+
+    pricing: StepPricing
+    kind: str
+
+
+class StepCosts:
+    """Queries for the tables of an engine's steps, and the tables made of their predictions.
+
+    Parameters
+    ----------
+    sequences, tokens, cached : int
+        Most sequences of a step of one replica, new tokens of a step, and cached tokens of a sequence.
+    drafted : int
+        Further tokens of each decoding sequence, which were drafted and are checked.
+    cuda_graph : bool
+        Whether decode steps may be captured graphs.
+
+    Attributes
+    ----------
+    queries : list of Query
+    """
+
+    def __init__(
+        self,
+        config: LLMConfig,
+        layout: Layout,
+        types: Types,
+        device: DeviceSpec,
+        engine: EngineProfile,
+        *,
+        sequences: int,
+        tokens: int,
+        cached: int,
+        drafted: int = 0,
+        cuda_graph: bool = True,
+    ) -> None:
+        self._engine, self._layout, self._drafted = engine, layout, drafted
+
+        def pricing(step: Step, only: Only | None = None) -> StepPricing:
+            parts = step_operators(config, layout, step, **types.stated(), device=device, only=only)
+            return StepPricing.of_step(engine, step, layout, parts, cuda_graph)
+
+        dp = layout.dp
+        self._batches = np.array(_powers(sequences, half=True), dtype=np.float64)
+        self._tokens = np.array(_powers(tokens, half=True), dtype=np.float64)
+        self._chunks = np.array([n for n in _powers(tokens) if n == 1 or n >= 16 or n == tokens], dtype=np.float64)
+        self._cached = np.array(
+            [0, *(n for n in _powers(max(cached, 2)) if n >= 256 or n == max(cached, 2))], dtype=np.float64
+        )
+        half = int(self._cached[-1]) // 2
+
+        def decode(batch: float, past: float) -> Decode:
+            return Decode(int(batch) * dp, int(past), drafted=drafted)
+
+        self._points = [
+            *(_Point(pricing(decode(n, half)), "rest") for n in self._batches),
+            *(_Point(pricing(decode(n, k)), "attention") for n in self._batches for k in self._cached),
+            *(_Point(pricing(Prefill([int(t)] * dp)), "prefill") for t in self._tokens),
+            *(_Point(pricing(Prefill([1] * (int(n) * (1 + drafted) * dp))), "output") for n in self._batches),
+            *(_Point(pricing(Prefill([int(p)] * dp, int(k))), "chunk") for p in self._chunks for k in self._cached),
+            *(_Point(pricing(decode(n, half), "drafts"), "drafts") for n in self._batches if drafted),
+        ]
+        self._own = [self._kept(point) for point in self._points]
+        self.queries: list[Query] = [query for own in self._own for query in own.queries(device)]
+
+    def _kept(self, point: _Point) -> StepPricing:
+        """The part of a step that a table needs."""
+        attention = {*PREFILL_PARTS, *DECODE_PARTS}
+        chosen, excluded = {
+            "rest": (None, attention),
+            "attention": (DECODE_PARTS, ()),
+            "prefill": (None, {*attention, *OUTPUT_PARTS}),
+            "output": (OUTPUT_PARTS, ()),
+            "chunk": (PREFILL_PARTS, ()),
+            "drafts": (None, ()),
+        }[point.kind]
+
+        def wanted(name: str) -> bool:
+            return name not in excluded and (chosen is None or name in chosen)
+
+        return replace(point.pricing, parts=[part for part in point.pricing.parts if wanted(part.name)])
+
+    def tables(self, predictions: Iterable[Prediction]) -> StepTables:
+        """The tables made of the predictions of :attr:`queries`."""
+        remaining = iter(predictions)
+        steps = [own.priced([next(remaining) for _ in own.programs]) for own in self._own]
+        found: dict[str, list[PricedStep]] = {}
+        for point, step in zip(self._points, steps, strict=True):
+            found.setdefault(point.kind, []).append(step)
+        seconds = {kind: np.array([step.seconds[0].sum() for step in kept]) for kind, kept in found.items()}
+        launches = max(step.pricing.launches for step in found["prefill"])
+        decode_launches = found["rest"][0].pricing.launches + found["attention"][0].pricing.launches
+        eager_s = found["prefill"][0].pricing.eager_s
+        # Bounds of decode steps stand for those of all durations.
+        middle = len(self._batches) // 2
+        decode = found["rest"][middle], found["attention"][middle * len(self._cached)]
+        kinds = decode[0].kinds() + decode[1].kinds()
+        domains = _domains("decode", decode, self._batches[middle])
+        prompt = (found[kind][-1] for kind in ("prefill", "output", "chunk"))
+        domains += _domains("prefill", prompt, self._tokens[-1])
+        return StepTables(
+            self._engine,
+            self._layout,
+            self._drafted,
+            self._batches,
+            self._tokens,
+            self._chunks,
+            self._cached,
+            seconds["rest"],
+            seconds["attention"].reshape(len(self._batches), len(self._cached)),
+            seconds["prefill"],
+            seconds["output"],
+            seconds["chunk"].reshape(len(self._chunks), len(self._cached)),
+            seconds.get("drafts", np.zeros(len(self._batches))),
+            launches,
+            decode_launches,
+            eager_s,
+            kinds,
+            domains,
+        )
+
+
+def _domains(phase: str, steps: Iterable[PricedStep], tokens: float) -> list[TokenDomain]:
+    return [
+        (phase, part.name, p.domain, float(seconds) / tokens, p.domain_reason)
+        for step in steps
+        for part, p, seconds in zip(step.parts, step.predictions, step.seconds[0], strict=True)
+    ]
+
+
+def _growing(values: Array) -> Array:
+    """No value above one that follows on any axis."""
+    for axis in range(values.ndim):
+        values = np.flip(np.minimum.accumulate(np.flip(values, axis), axis), axis)
+    return values
+
+
+class StepTables:
+    """Seconds of steps by their composition; all but the host's time is interpolated linearly."""
+
+    def __init__(
+        self,
+        engine: EngineProfile,
+        layout: Layout,
+        drafted: int,
+        batches: Array,
+        tokens: Array,
+        chunks: Array,
+        cached: Array,
+        rest: Array,
+        attention: Array,
+        prefill: Array,
+        output: Array,
+        chunk: Array,
+        drafts: Array,
+        launches: int,
+        decode_launches: int,
+        eager_s: float,
+        kinds: Array,
+        domains: list[TokenDomain],
+    ) -> None:
+        self._engine, self._layout, self._drafted = engine, layout, drafted
+        self._batches, self._tokens, self._chunks, self._cached = batches, tokens, chunks, cached
+        # A small step takes no longer than a larger one, to whose size an engine could pad it.
+        self._rest, self._prefill, self._output, self._attention, self._chunk, self._drafts = map(
+            _growing, (rest, prefill, output, attention, chunk, drafts)
+        )
+        self.eager_s = eager_s
+        self.launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
+        self.decode_launched_s = decode_launches * engine.host.launch_s
+        #: Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.llm.pricing.combined`).
+        self.kinds = kinds
+        #: Domains of the parts of that step and of a step of prompts: phase, name, domain, seconds a token, reason.
+        self.domains = domains
+        self._scale = 1.0
+        self._decode_row = lru_cache(4096)(self._row)
+
+    def scaled(self, factor: float) -> StepTables:
+        """The tables of steps that take ``factor`` times as long."""
+        tables = copy(self)
+        tables._scale = factor
+        return tables
+
+    def _row(self, sequences: int) -> tuple[float, Array]:
+        """Seconds of a decode step beside its attention, host included, and of the attention by cached tokens."""
+        at = float(min(max(sequences, self._batches[0]), self._batches[-1]))
+        high = int(np.searchsorted(self._batches, at))
+        if high == 0:
+            attention = self._attention[0]
+        else:
+            low = high - 1
+            share = (at - self._batches[low]) / (self._batches[high] - self._batches[low])
+            attention = (1 - share) * self._attention[low] + share * self._attention[high]
+        return float(np.interp(at, self._batches, self._rest)), attention
+
+    def decode_kernels_s(self, sequences: int, cached: Array) -> Array:
+        """Kernels of decode steps of ``sequences`` behind ``cached`` tokens each, on average; (steps,)."""
+        rest, attention = self._decode_row(sequences)
+        return np.asarray(rest + np.interp(cached, self._cached, attention))
+
+    def decode_s(self, kernels_s: Array, sequences: int) -> Array:
+        """Seconds of decode steps of ``sequences`` with such kernels; (steps,)."""
+        return self._with_host(np.maximum(kernels_s, self.decode_launched_s), sequences)
+
+    def mixed_s(self, kernels_s: float, sequences: int) -> float:
+        """Seconds of a step with prompts, of ``sequences`` with them, with such kernels."""
+        seconds = np.array(max(kernels_s, self.launched_s) + self.eager_s)
+        return float(self._with_host(seconds, sequences))
+
+    def mixed_kernels_s(self, chunks: Sequence[tuple[int, int]], sequences: int, cached: float) -> float:
+        """Kernels of a step with prompts, in seconds.
+
+        Parameters
+        ----------
+        chunks : sequence of (int, int)
+            New and cached tokens of each prompt.
+        sequences : int
+            Decoding sequences.
+        cached : float
+            Their cached tokens, on average.
+        """
+        each = 1 + self._drafted
+        tokens = sequences * each + sum(new for new, _ in chunks)
+        seconds = float(np.interp(tokens, self._tokens, self._prefill))
+        seconds += float(np.interp(sequences * each + len(chunks), self._batches * each, self._output))
+        # One call takes all chunks: its fixed cost counts once.
+        fixed = float(self._chunk[0, 0])
+        seconds += fixed + sum(self._chunk_s(new, past) - fixed for new, past in chunks)
+        if sequences:
+            seconds += float(np.interp(cached, self._cached, self._decode_row(sequences)[1]))
+            seconds += float(np.interp(sequences, self._batches, self._drafts))
+        return seconds
+
+    def _chunk_s(self, new: int, past: int) -> float:
+        at = int(np.searchsorted(self._chunks, new))
+        if at == 0 or at == len(self._chunks):
+            row = self._chunk[min(at, len(self._chunks) - 1)]
+            return float(np.interp(past, self._cached, row))
+        low, high = self._chunks[at - 1], self._chunks[at]
+        share = (new - low) / (high - low)
+        below, above = (float(np.interp(past, self._cached, self._chunk[i])) for i in (at - 1, at))
+        return float((1 - share) * below + share * above)
+
+    def _with_host(self, device_s: Array, sequences: int) -> Array:
+        host = self._engine.host
+        host_s = host.step(sequences, self._layout.tp, self._layout.dp)
+        return np.asarray(self._scale * (np.maximum(device_s, host_s) if host.overlapped else device_s + host_s))

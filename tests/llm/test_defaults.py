@@ -1,0 +1,104 @@
+"""Options of language models have one default: in Python, at the command line, over HTTP and in TOML."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from cdmpp.cli.main import app
+from cdmpp.client.operations import Operations
+from cdmpp.llm import calibrate, estimate, goodput, search_layouts, simulate, training_step
+from cdmpp.llm.serving.simulate import ServingPlan
+from cdmpp.plan.sweep.request import Load, Sweep
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp_server.llm import CalibrateRequest, LlmDevicesRequest, LlmRequest, SimulateRequest
+from cdmpp_server.training import TrainingStepRequest
+
+LLAMA = Path(__file__).parents[2] / "examples" / "llm" / "llama-3.1-8b.json"
+REQUIRED = "required"
+
+
+def of_python(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: REQUIRED if p.default is p.empty else p.default for p in parameters}
+
+
+def of_schema(model: type[BaseModel]) -> dict[str, Any]:
+    fields = {name: REQUIRED if f.is_required() else f.get_default() for name, f in model.model_fields.items()}
+    # A sweep has a list of each setting; an empty one is the usual value.
+    return {name: (value or [None])[0] if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def of_command(*names: str) -> dict[str, Any]:
+    command: Any = get_command(app)
+    for name in names:
+        command = command.commands[name]
+    return {p.name: REQUIRED if p.required else p.default for p in command.params}
+
+
+#: Options whose default depends on others at an interface, and which the tests below ask for.
+DEPENDS = {"config", "device", "predictor", "model", "output"}
+
+
+def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], least: int) -> dict[str, Any]:
+    shared = (set(expected) & set(found)) - DEPENDS
+    assert len(shared) >= least, shared
+    return {name: (expected[name], found[name]) for name in shared if expected[name] != found[name]}
+
+
+@pytest.mark.parametrize(
+    ("function", "found", "least"),
+    [
+        (estimate, of_schema(LlmRequest), 14),
+        (estimate, of_schema(LlmDevicesRequest), 14),
+        (estimate, of_schema(Sweep), 8),
+        (simulate, of_schema(SimulateRequest), 20),
+        (simulate, of_python(ServingPlan), 20),
+        (goodput, of_schema(Load), 1),
+        (training_step, of_schema(TrainingStepRequest), 15),
+        # Without a stated sharding, a search tries several.
+        (training_step, {**of_python(search_layouts), "sharding": "none"}, 8),
+        (training_step, of_python(Operations.training_step), 1),
+        (calibrate, of_schema(CalibrateRequest), 1),
+        (calibrate, of_python(Operations.llm_calibrate), 1),
+    ],
+)
+def test_defaults_are_those_of_the_python_function(
+    function: Callable[..., Any], found: dict[str, Any], least: int
+) -> None:
+    assert _differences(of_python(function), found, least) == {}
+
+
+def test_defaults_of_the_command_line_are_those_of_python() -> None:
+    options = of_command("llm")
+    assert _differences(of_python(estimate), options, 14) == {}
+    assert _differences(of_python(simulate), options, 18) == {}
+    options = of_command("training-step")
+    # --search chooses another one.
+    assert options.pop("sharding") is None
+    assert _differences(of_python(training_step), options, 14) == {}
+
+
+def test_answers_have_the_length_of_the_interface_that_is_asked(predictor: LatencyPredictor) -> None:
+    assert of_python(estimate)["output"] == of_schema(LlmRequest)["output"] == of_schema(Sweep)["output"]
+    assert of_python(simulate)["output"] == of_schema(SimulateRequest)["output"] == 1024
+
+    def asked(*options: str) -> Any:
+        result = CliRunner().invoke(app, ["llm", str(LLAMA), "-d", "h100-sxm", "--json", *options])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    assert asked() == estimate(LLAMA, "h100-sxm", predictor=predictor).to_dict()
+    load: dict[str, Any] = {"concurrency": 2, "count": 6, "predictor": predictor}
+    assert asked("--concurrency", "2", "--count", "6") == simulate(LLAMA, "h100-sxm", **load).to_dict()
+    common = {"config": "x.json", "devices": ["t4"], "price_per_gpu_hour": {"t4": 1.0}, "goals": {"ttft_s": 1.0}}
+    assert Sweep.model_validate({**common, "load": {}}).output == 1024
+    assert Sweep.model_validate({**common, "load": {}, "output": 7}).output == 7
