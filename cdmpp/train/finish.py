@@ -272,8 +272,8 @@ def _with_peers(
             continue
         part, sheet = rows.take(members), sheets if spec.sustained is None else inputs
         on_peers = as_peers(part, [index - 1 for index, _ in known])
-        own = point[members] - carried_reference(inputs, sheet, part, rule)
-        carried = carried_reference(inputs, sheet, on_peers, rule)
+        own = point[members] - carried_reference(inputs.reference(part), sheet, part, rule)
+        carried = carried_reference(inputs.reference(on_peers), sheet, on_peers, rule)
         of_peers = predict_rows(network, inputs, on_peers, embedding=embedding)[0] - carried
         weight = weights(spec, operator, dtype, [peer for _, peer in known])
         by = shift(own, of_peers.reshape(len(members), len(known)), weight, rule)

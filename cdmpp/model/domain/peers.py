@@ -20,7 +20,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Domain, parse_contexts
 from cdmpp.model.nn.config import LEVELS
-from cdmpp.model.nn.inputs import BANDWIDTH, CLOCK, QUERY_COLUMNS, SUMMARY_COLUMNS, UNITS
+from cdmpp.model.nn.inputs import BANDWIDTH, CACHE, CLOCK, SUMMARY_COLUMNS, UNITS, reference_terms
 from cdmpp.model.nn.rows import QueryRows, RowInputs
 from cdmpp.programs.elements import base_type
 from cdmpp.programs.operators import operator_family
@@ -73,7 +73,7 @@ UNUSED = {"attention": 0.25, "moe": 0.1}
 _UNUSED = {SUMMARY_COLUMNS.index(f"family_{family}"): share for family, share in UNUSED.items()}
 _LOW, _MEDIAN, _HIGH = (LEVELS.index(level) for level in (0.1, 0.5, 0.9))
 _VECTOR = SUMMARY_COLUMNS.index("family_vector")
-_MEMORY, _REFERENCE, _CACHE_RATIO = map(QUERY_COLUMNS.index, ("log_memory_us", "log_reference_us", "cache_ratio"))
+_BYTES = SUMMARY_COLUMNS.index("bytes")
 
 #: Factor on the intervals of library kernels on an unseen device, by vendor and family of the operator ("" for any
 #: other family), and of another vendor. 80 % intervals of devices left out covered 62 % (passes over memory) to 95 %.
@@ -174,7 +174,7 @@ def _likeness_figures(device: DeviceSpec, dtype: str) -> Array:
     return np.asarray(np.log2(np.array((*figures, device.l2_bytes or UNSTATED_CACHE))))
 
 
-def carried_reference(inputs: RowInputs, nominal: RowInputs, rows: QueryRows, rule: PeerRule) -> Array:
+def carried_reference(reference: Array, sheets: RowInputs, rows: QueryRows, rule: PeerRule) -> Array:
     """log seconds that a latency is relative to when it is carried from one device to another, (rows,).
 
     It is a mean of the references with measured and with nominal rates, with two terms for programs of library
@@ -183,22 +183,22 @@ def carried_reference(inputs: RowInputs, nominal: RowInputs, rows: QueryRows, ru
 
     Parameters
     ----------
-    inputs, nominal : RowInputs
-        Of the same devices, with measured rates where known, and with those of the data sheets.
+    reference : (rows,)
+        log(reference seconds) with measured rates where known.
+    sheets : RowInputs
+        Of the same devices with the rates of their data sheets, or with measured ones to compare those alone.
     rows : QueryRows
     """
     if not rule.nominal:
-        return inputs.reference(rows)
-    columns, _, reference = nominal.queries(rows)
-    query, summary = columns[:, len(SUMMARY_COLUMNS) :], columns[:, : len(SUMMARY_COLUMNS)]
-    memory = np.minimum(np.exp2(query[:, _MEMORY] - query[:, _REFERENCE]), 1.0)
-    fits = np.clip(-query[:, _CACHE_RATIO], 0.0, FITS_REACH)
-    device = nominal.device_matrix[rows.device]
+        return reference
+    summary, device = sheets.store.summary[rows.program], sheets.device_matrix[rows.device]
+    terms = reference_terms(summary, device, rows.protocol)
+    cache = np.where(np.isfinite(device[:, CACHE]), device[:, CACHE], UNSTATED_CACHE)
+    fits = np.clip(np.log2(cache) - summary[:, _BYTES], 0.0, FITS_REACH)
     per_unit = np.log2(device[:, BANDWIDTH] / (device[:, UNITS] * device[:, CLOCK]))
     unused = sum(summary[:, column] * share for column, share in _UNUSED.items())
-    moved = memory * (unused * per_unit - FITS * fits * summary[:, _VECTOR])
-    mean = rule.nominal * reference + (1.0 - rule.nominal) * inputs.reference(rows)
-    return np.asarray(mean + moved)
+    moved = np.minimum(terms.memory / terms.reference, 1.0) * (unused * per_unit - FITS * fits * summary[:, _VECTOR])
+    return np.asarray(rule.nominal * np.log(terms.reference) + (1.0 - rule.nominal) * reference + moved)
 
 
 def shift(unseen: Array, peers: Array, weight: Array, rule: PeerRule) -> Array:

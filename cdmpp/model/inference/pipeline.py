@@ -336,10 +336,15 @@ class InferencePipeline:
             if len(weight):
                 part, rule = rows.take(members), rule_of(operator)
                 # A device with measured rates is compared with the peers' measured ones.
-                sheet = nominal if spec.sustained is None else inputs
-                own = every_point[members] - carried_reference(inputs, sheet, part, rule)
-                carried = carried_reference(inputs, sheet, as_peers(part, len(specs) + columns[counts]), rule)
-                of_peers = every_point[span].reshape(shape)[:, counts] - carried.reshape(len(members), -1)
+                sheets = nominal if spec.sustained is None else inputs
+                on_peers = as_peers(part, len(specs) + columns[counts])
+                used = np.arange(span.start, span.stop).reshape(shape)[:, counts].reshape(-1)
+                both = np.concatenate([members, used])
+                carried = carried_reference(
+                    every_point[both] - efficiency[both], sheets, concatenate([part, on_peers]), rule
+                )
+                relative = every_point[both] - carried
+                own, of_peers = relative[: len(members)], relative[len(members) :].reshape(len(members), -1)
                 by = shift(own, of_peers, weight, rule)
                 point[members] += by
                 levels[members] += by[:, None]

@@ -9,7 +9,7 @@ absolute figures do not (docs/accuracy.md).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -213,6 +213,38 @@ def one_tile_s(summary: Array, device: Array, batch: Array, m: Array, n: Array, 
     )
 
 
+class ReferenceTerms(NamedTuple):
+    """Seconds of arithmetic, traffic and launch of rows, and of all; and their contraction (batch, m, n, k)."""
+
+    compute: Array
+    memory: Array
+    floor: Array
+    reference: Array
+    contraction: tuple[Array, Array, Array, Array]
+
+
+def reference_terms(summary: Array, device: Array, protocol: Array) -> ReferenceTerms:
+    """The reference of rows: arithmetic + traffic + the protocol's floor, or that of a kernel of one tile; (rows,) each."""
+    compute, memory = roofline_s(summary, device)
+    peak, bandwidth = sustained_rates(summary, device)
+    compute, memory = compute * peaks(summary, device) / peak, memory * device[:, BANDWIDTH] / bandwidth
+    floor = floor_s(device, protocol)
+    # Whole numbers, of which the logarithm in float32 loses the last digits: 4,096 rows are 32 tiles of 128, not 33.
+    batch, m, n, k = (np.rint(np.exp2(summary[:, _S[c]].astype(np.float64)) - 1) for c in ("batch", "m", "n", "k"))
+    contracts = m > 0.5
+    # Without a contraction, tiles are rows of the output.
+    m = np.where(contracts, np.maximum(m, 1), np.exp2(summary[:, _S["output_elements"]].astype(np.float64)))
+    n, batch = np.where(contracts, np.maximum(n, 1), 1), np.where(contracts, np.maximum(batch, 1), 1)
+    reference = compute + memory + floor
+    tiled = np.flatnonzero(_has_one_tile(summary, device))
+    if len(tiled):
+        compute[tiled], memory[tiled], floor[tiled] = one_tile_s(
+            summary[tiled], device[tiled], batch[tiled], m[tiled], n[tiled], k[tiled]
+        )
+        reference[tiled] = np.maximum(compute[tiled], memory[tiled]) + floor[tiled]
+    return ReferenceTerms(compute, memory, floor, reference, (batch, m, n, k))
+
+
 def query_inputs(
     summary: Array, device: Array, backend: Array, protocol: Array, framework: Array
 ) -> tuple[Array, Array, Array]:
@@ -232,23 +264,8 @@ def query_inputs(
     log_reference : float64, (rows,)
         Natural log of the reference in seconds: arithmetic + traffic + the protocol's floor.
     """
-    compute, memory = roofline_s(summary, device)
+    compute, memory, floor, reference, (batch, m, n, k) = reference_terms(summary, device, protocol)
     peak, bandwidth = sustained_rates(summary, device)
-    compute, memory = compute * peaks(summary, device) / peak, memory * device[:, BANDWIDTH] / bandwidth
-    floor = floor_s(device, protocol)
-    # Whole numbers, of which the logarithm in float32 loses the last digits: 4,096 rows are 32 tiles of 128, not 33.
-    batch, m, n, k = (np.rint(np.exp2(summary[:, _S[c]].astype(np.float64)) - 1) for c in ("batch", "m", "n", "k"))
-    contracts = m > 0.5
-    # Without a contraction, tiles are rows of the output.
-    m = np.where(contracts, np.maximum(m, 1), np.exp2(summary[:, _S["output_elements"]].astype(np.float64)))
-    n, batch = np.where(contracts, np.maximum(n, 1), 1), np.where(contracts, np.maximum(batch, 1), 1)
-    reference = compute + memory + floor
-    tiled = np.flatnonzero(_has_one_tile(summary, device))
-    if len(tiled):
-        compute[tiled], memory[tiled], floor[tiled] = one_tile_s(
-            summary[tiled], device[tiled], batch[tiled], m[tiled], n[tiled], k[tiled]
-        )
-        reference[tiled] = np.maximum(compute[tiled], memory[tiled]) + floor[tiled]
     cache, units = device[:, CACHE], device[:, UNITS]
     known = np.isfinite(cache)
     cache = np.where(known, cache, 4e6)
