@@ -224,7 +224,7 @@ class ReferenceTerms(NamedTuple):
 
 
 def reference_terms(summary: Array, device: Array, protocol: Array) -> ReferenceTerms:
-    """The reference of rows: arithmetic + traffic + the protocol's floor, or that of a kernel of one tile; (rows,) each."""
+    """The reference of rows, (rows,) each: arithmetic + traffic + the floor, or that of a kernel of one tile."""
     compute, memory = roofline_s(summary, device)
     peak, bandwidth = sustained_rates(summary, device)
     compute, memory = compute * peaks(summary, device) / peak, memory * device[:, BANDWIDTH] / bandwidth
