@@ -229,6 +229,22 @@ class InferencePipeline:
             yield "training had it with other schedules or sizes only"
         if is_far:
             yield "its sizes are outside those of training"
+        if names := self._relatives(kind, where):
+            yield f"carried over from {names}"
+
+    def _relatives(self, kind: QueryKind, where: Where) -> str:
+        """The peers of most weight of an unseen device, at most three, as "t4 (60 %), p4 (40 %)"; "" without peers."""
+        device, protocol, framework = where
+        [(index, spec)] = self._figures([device])
+        if index or not corrects(spec.kind, kind.operator):
+            return ""
+        meant = implementation_of(kind.operator, "pytorch" if framework == "pytorch" else None)
+        peers = self._peers.of(spec.kind, spec.vendor, kind.operator, kind.dtype, protocol, kind.backend, meant)
+        if not peers:
+            return ""
+        weight = weights(spec, kind.operator, kind.dtype or "float32", [peer for _, peer in peers])
+        largest = [i for i in np.argsort(-weight, kind="stable")[:3].tolist() if weight[i]]
+        return ", ".join(f"{peers[i][1].name} ({100 * weight[i]:.0f} %)" for i in largest)
 
     def _predict_independently(self, batch: QueryBatch) -> RawPredictions:
         adapter = self.artifact.adapter

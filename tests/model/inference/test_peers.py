@@ -78,3 +78,10 @@ def test_interval_of_an_unseen_device_has_the_networks_own_prediction_and_that_o
     factor = interval_factor(lookup("rtx-4090"), "linear", levels, by, np.ones(2))
     low = scale_quantiles(levels, factor)[:, LEVELS.index(0.1)]
     assert low[0] == pytest.approx(-0.8) and factor[1] == 1.0
+
+
+def test_reason_names_the_relatives_of_an_unseen_device(predictor: LatencyPredictor) -> None:
+    (unseen,) = predictor.predict(["linear:m=512,n=1024,k=1024,dtype=bfloat16"], "rtx-4090", framework="vllm")
+    (known,) = predictor.predict(["linear:m=512,n=1024,k=1024,dtype=bfloat16"], "h100-sxm", framework="vllm")
+    assert unseen.domain_reason is not None and "carried over from" in unseen.domain_reason
+    assert "carried over" not in (known.domain_reason or "")
