@@ -142,7 +142,8 @@ def main() -> None:
     parser.add_argument("--model", default="models/base")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    peers.LIBRARY_RULE = peers.LIBRARY_RULE._replace(share=1.0)
+    for rule in ("LIBRARY_RULE", "EXPERTS_RULE"):
+        setattr(peers, rule, getattr(peers, rule)._replace(share=1.0))
     config = load_config("configs/base.toml")
     config = config.model_copy(update={"data": config.data.model_copy(update={"records": ()})})
     table = load_training_table(config, options.public_data, ())

@@ -57,6 +57,8 @@ class PeerRule(NamedTuple):
 
 #: Chosen on 14,000 rows of 17 tables of library kernels, each device left out, alone and with its architecture.
 LIBRARY_RULE = PeerRule((0.7, 0.5, 0.8, 0.6, 0.8, 0.5), 5.0, 0.8, 0.15, 0.5)
+#: Layers of experts: the data sheet alone, chosen on either half of the architectures.
+EXPERTS_RULE = LIBRARY_RULE._replace(nominal=1.0)
 #: Programs given as TIR: each GPU of five left out.
 TVM_RULE = PeerRule((1.0, 1.0, 0.0, 0.0, 0.0, 0.0), 1.0, 0.7, np.inf, 0.0)
 
@@ -143,7 +145,9 @@ def corrects(kind: str, operator: str) -> bool:
 
 def rule_of(operator: str) -> PeerRule:
     """The rule for an operator ("tir" for a program given as TIR)."""
-    return TVM_RULE if operator == TIR else LIBRARY_RULE
+    if operator == TIR:
+        return TVM_RULE
+    return EXPERTS_RULE if operator_family(operator) == "moe" else LIBRARY_RULE
 
 
 def weights(device: DeviceSpec, operator: str, dtype: str, peers: Sequence[DeviceSpec]) -> Array:
