@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdmpp.cli.errors import FAILED, report
+from cdmpp.cli.options import with_options
 from cdmpp.cli.output import (
     DevicesOption,
     JsonOption,
@@ -22,8 +23,8 @@ from cdmpp.cli.output import (
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.llm import defaults
+from cdmpp.llm.options import BATCH, LAYOUT, MAX_REQUESTS, MODEL, OUTPUT, SERVING
 from cdmpp.predict.rendering import render
-from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.utils.files import parse_file, parse_table
 from cdmpp.utils.units import format_latency
 
@@ -40,6 +41,12 @@ GoalOption = Annotated[
 ]
 
 
+_OUTPUT = replace(
+    OUTPUT, default=None, unset=f"{defaults.OUTPUT:,}, or {defaults.SERVED_OUTPUT:,} of simulated serving"
+)
+
+
+@with_options(MODEL | BATCH | SERVING | {"output": _OUTPUT})
 def llm(
     config: Annotated[
         Path,
@@ -60,57 +67,12 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    tp: Annotated[int, typer.Option(help="Ranks that share each layer (tensor parallelism).")] = defaults.DEGREE,
-    pp: Annotated[int, typer.Option(help="Stages that share the layers (pipeline parallelism).")] = defaults.DEGREE,
-    ep: Annotated[int, typer.Option(help="Groups that share the experts (expert parallelism).")] = defaults.DEGREE,
-    dp: Annotated[
-        int | None,
-        typer.Option(
-            help="Replicas of the attention, which divide the batch: tp * pp * dp devices. Default: ep // tp, but 1.",
-            show_default=False,
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences of all replicas.")] = defaults.BATCH,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            help="Simulate serving with this many requests in flight, in place of a batch.", show_default=False
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Simulate serving with this many requests per second (Poisson).", show_default=False),
-    ] = None,
     requests: Annotated[
         Path | None,
         typer.Option(
             metavar="TRACE.csv", help="Simulate serving these: columns arrival_s, input, output.", show_default=False
         ),
     ] = None,
-    count: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests of --concurrency and --rate. Default: 8 for each in flight; 1,000.", show_default=False
-        ),
-    ] = None,
-    warmup: Annotated[
-        int | None,
-        typer.Option(
-            help="Requests at the beginning that percentiles leave out. Default: those of --concurrency, else 0.",
-            show_default=False,
-        ),
-    ] = None,
-    spread: Annotated[
-        float | None,
-        typer.Option(
-            help="Lengths vary by this share around --input and --output. Default: 0.05 for --concurrency of engines "
-            "that mix prompts and decoding, else 0.",
-            show_default=False,
-        ),
-    ] = None,
-    prefix_hit: Annotated[
-        float, typer.Option(help="Share of each prompt that is in the cache already.")
-    ] = defaults.PREFIX_HIT,
     prefill_pool: Annotated[
         str | None,
         typer.Option(
@@ -129,31 +91,6 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = defaults.SEED,
-    input: Annotated[int, typer.Option(help="Tokens of each prompt.")] = defaults.INPUT,
-    output: Annotated[
-        int | None,
-        typer.Option(
-            help=f"Tokens of each answer. Default: {defaults.OUTPUT:,}, or {defaults.SERVED_OUTPUT:,} simulated.",
-            show_default=False,
-        ),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="Type of activations: bfloat16, float16, float32.")] = defaults.DTYPE,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Type of quantised weights: float8_e4m3, int8, float4_e2m1 (activations are quantised too) or int4 "
-            "(weights only). Default: as the configuration says, else --dtype.",
-            show_default=False,
-        ),
-    ] = None,
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Type of the cache: float8_e4m3 or int8. Default: as the configuration says, else --dtype.",
-            show_default=False,
-        ),
-    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -163,22 +100,6 @@ def llm(
             show_default=False,
         ),
     ] = None,
-    framework: Annotated[
-        ProgramFramework | None,
-        typer.Option(
-            help="Alone: the current profile of this engine. With --engine kernels-only: whose kernels.",
-            show_default=False,
-        ),
-    ] = None,
-    cuda_graph: Annotated[
-        bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Decode steps may be captured graphs.")
-    ] = defaults.CUDA_GRAPH,
-    mtp: Annotated[
-        int, typer.Option(help="Tokens that a decode step drafts (prediction of several tokens).")
-    ] = defaults.MTP,
-    acceptance: Annotated[
-        float, typer.Option(help="Share of drafted tokens that is right, where those before are.")
-    ] = defaults.ACCEPTANCE,
     network: NetworkOption = None,
     parts: Annotated[
         int | None,
@@ -191,6 +112,7 @@ def llm(
     ] = None,
     model: ModelOption = None,
     json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Estimate latency, throughput and memory of a language model on devices.
 
@@ -205,57 +127,38 @@ def llm(
     from cdmpp.predict.predictor import LatencyPredictor
 
     dimensions = read_config(config, family=family)
-    profile = load_engine(engine, framework)
+    profile = load_engine(engine, options["framework"])
     predictor = LatencyPredictor.load(model)
-    common: dict[str, Any] = {
-        "engine": profile,
-        "tp": tp,
-        "pp": pp,
-        "ep": ep,
-        "dp": dp,
-        "dtype": dtype,
-        "weights": weights,
-        "kv_dtype": kv_dtype,
-        "cuda_graph": cuda_graph,
-        "input": input,
-        "mtp": mtp,
-        "acceptance": acceptance,
-        "network": network,
-        "predictor": predictor,
-    }
+    common: dict[str, Any] = {name: options[name] for name in MODEL if name != "framework"}
+    common |= {"engine": profile, "network": network, "predictor": predictor}
     goals: dict[str, Any] = {
         name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None
     }
-    if plot is not None and concurrency is None:
+    if plot is not None and options["concurrency"] is None:
         raise DataError("--plot draws curves up to a concurrency", hint="add --concurrency 64")
-    is_load = (concurrency, rate, requests, prefill_pool) != (None,) * 4 or bool(goals)
-    if is_load and batch != defaults.BATCH:
-        raise DataError("--batch beside a load", hint="leave it out: the engine decides its batches")
-    if not is_load and (count, warmup, spread, seed, prefix_hit) != (*(None,) * 3, defaults.SEED, defaults.PREFIX_HIT):
+    output = options["output"]
+    load = {name: options[name] for name in ("concurrency", "rate") if options[name] is not None}
+    if requests is not None:
+        load["requests"] = _trace(requests)
+    of_load = {name: options[name] for name in ("count", "warmup", "spread", "seed", "prefix_hit")}
+    if load or goals or prefill_pool is not None:
+        if options["batch"] != defaults.BATCH:
+            raise DataError("--batch beside a load", hint="leave it out: the engine decides its batches")
+        settings = common | of_load | {"output": defaults.SERVED_OUTPUT if output is None else output}
+        settings["prefill_pool"] = None if prefill_pool is None else _pool(prefill_pool)
+        _serve(dimensions, device, predictor, settings, load, goals, plot, json)
+        return
+    if any(value != SERVING[name].default for name, value in of_load.items()):
         raise DataError(
             "--count, --warmup, --spread, --seed and --prefix-hit are of a load",
             hint="add --concurrency, --rate, --requests, --ttft-goal or --tpot-goal",
         )
-    if is_load:
-        settings = common | {
-            "output": defaults.SERVED_OUTPUT if output is None else output,
-            "count": count,
-            "warmup": warmup,
-            "seed": seed,
-            "spread": spread,
-            "prefix_hit": prefix_hit,
-            "prefill_pool": None if prefill_pool is None else _pool(prefill_pool),
-        }
-        load = {"concurrency": concurrency, "rate": rate, "requests": None if requests is None else _trace(requests)}
-        load = {name: value for name, value in load.items() if value is not None}
-        _serve(dimensions, device, predictor, settings, load, goals, plot, json)
-        return
     results: list[LLMEstimate | tuple[str, CdmppError]] = []
     for name in dict.fromkeys(device):
         try:
             spec = device_of(predictor.artifact, name)
             tokens = defaults.OUTPUT if output is None else output
-            results.append(estimate(dimensions, spec, batch=batch, output=tokens, **common))
+            results.append(estimate(dimensions, spec, batch=options["batch"], output=tokens, **common))
         except CdmppError as error:
             results.append((name, error))
     estimates = [result for result in results if not isinstance(result, tuple)]
@@ -271,6 +174,14 @@ def llm(
         raise typer.Exit(FAILED)
 
 
+#: Settings of a server, of rows that do not state them.
+_OF_ROWS = {
+    name: replace(MODEL[name], help="Of rows that do not say.", default=None, unset="", choices=())
+    for name in (*LAYOUT, "dtype", "weights", "kv_dtype")
+}
+
+
+@with_options(_OF_ROWS)
 def calibrate(
     measured: Annotated[
         Path,
@@ -288,15 +199,9 @@ def calibrate(
     ],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.", show_default=False)],
     engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = defaults.ENGINE,
-    tp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
-    pp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
-    ep: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
-    dp: Annotated[int | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
-    weights: Annotated[str | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="Of rows that do not say.", show_default=False)] = None,
     model: ModelOption = None,
     json: JsonOption = False,
+    **settings: Any,
 ) -> None:
     """Fit an engine profile to a few timings of your own server, for --engine of cdmpp llm.
 
@@ -309,9 +214,8 @@ def calibrate(
 
     if out.suffix.lower() != ".toml":
         raise DataError(f"{out}: a profile is a .toml file", hint=f"--out {out.with_suffix('.toml')}")
-    given = {"tp": tp, "pp": pp, "ep": ep, "dp": dp, "dtype": dtype, "weights": weights, "kv_dtype": kv_dtype}
     rows = [
-        {**row, **{name: value for name, value in given.items() if row.get(name) in (None, "")}}
+        {**row, **{name: value for name, value in settings.items() if row.get(name) in (None, "")}}
         for row in read_measurements(measured)
     ]
     dimensions = read_config(config)
@@ -343,8 +247,6 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
     DataError
         The file cannot be read, or a row is no request.
     """
-    from cdmpp.llm.serving.simulate import MAX_REQUESTS
-
     hint = "a CSV file with arrival_s, input, output"
     rows = parse_file(path, lambda text: parse_table(text, MAX_REQUESTS), "CSV", hint, max_bytes=MAX_TRACE_BYTES)
     requests = []

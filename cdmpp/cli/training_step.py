@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from cdmpp.cli.options import with_options
 from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, only_device, percent, print_json
 from cdmpp.errors import DataError
 from cdmpp.llm import defaults
+from cdmpp.llm.options import TRAINING
+
+_SHARDING = replace(TRAINING["sharding"], default=None, unset="none; with --search: optimizer, and fsdp without stages")
 
 
+@with_options(TRAINING | {"sharding": _SHARDING})
 def training_step(
     ctx: typer.Context,
     config: Annotated[
@@ -27,39 +33,6 @@ def training_step(
         list[str],
         typer.Option("--device", "-d", help="A known device, or a .json/.toml specification.", show_default=False),
     ],
-    gpus: Annotated[int, typer.Option(help="Devices of the job.", show_default=False)],
-    global_batch: Annotated[int, typer.Option(help="Sequences of a step.", show_default=False)],
-    sequence: Annotated[int, typer.Option(help="Tokens of a sequence.", show_default=False)],
-    tp: Annotated[int, typer.Option(help="Ranks that share each layer.")] = defaults.DEGREE,
-    pp: Annotated[int, typer.Option(help="Stages that share the layers.")] = defaults.DEGREE,
-    virtual_pp: Annotated[int, typer.Option(help="Parts of the model on each stage (interleaving).")] = defaults.DEGREE,
-    cp: Annotated[int, typer.Option(help="Ranks that share each sequence.")] = defaults.DEGREE,
-    ep: Annotated[int, typer.Option(help="Ranks that share the experts.")] = defaults.DEGREE,
-    sharding: Annotated[
-        Literal["none", "optimizer", "fsdp"] | None,
-        typer.Option(
-            help="What data-parallel copies divide. Default: none; with --search: optimizer, and fsdp without stages.",
-            show_default=False,
-        ),
-    ] = None,
-    micro_batch: Annotated[int, typer.Option(help="Sequences of one pass of a copy.")] = defaults.MICRO_BATCH,
-    dtype: Annotated[str, typer.Option(help="Type of weights and activations: bfloat16, float16, float32.")] = (
-        defaults.DTYPE
-    ),
-    products: Annotated[
-        Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
-        typer.Option(help="Type of the layers' products. Default: --dtype.", show_default=False),
-    ] = None,
-    recompute: Annotated[
-        Literal["none", "selective", "full"], typer.Option(help="Activations that the backward pass computes again.")
-    ] = defaults.RECOMPUTE,
-    overlap: Annotated[
-        Literal["none", "gradients", "all"] | None,
-        typer.Option(help="Communication beside computation. Default: as the engine does.", show_default=False),
-    ] = None,
-    ranks_per_node: Annotated[
-        int | None, typer.Option(help="Devices of a node. Default: the device's.", show_default=False)
-    ] = None,
     network: NetworkOption = None,
     engine: Annotated[
         str,
@@ -87,6 +60,7 @@ def training_step(
     ] = None,
     model: ModelOption = None,
     json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Predict how long one training step of a language model takes on a cluster.
 
@@ -104,29 +78,21 @@ def training_step(
     dimensions, predictor = read_config(config), LatencyPredictor.load(model)
     spec, profile = device_of(predictor.artifact, only_device(device)), load_training_engine(engine)
     names = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "recompute")
-    layout = {name: ctx.params[name] for name in names}
-    options: dict[str, Any] = {
-        "gpus": gpus,
-        "global_batch": global_batch,
-        "sequence": sequence,
-        "dtype": dtype,
-        "products": products,
-        "overlap": overlap,
-        "ranks_per_node": ranks_per_node,
-        "network": network,
-    }
+    layout = {name: options.pop(name) for name in names}
+    sharding = options.pop("sharding")
+    options["network"] = network
     if measured is not None:
         common = options | layout | {"sharding": sharding}
         rows = [
             common | {name: value for name, value in row.items() if value not in (None, "")}
             for row in read_training_measurements(measured)
         ]
-        found = fit_training(dimensions, spec, rows, profile, predictor)
-        profile = found.profile
-        left_out = "" if found.left_out is None else f", {percent(found.left_out)} for steps left out of the fit"
+        fit = fit_training(dimensions, spec, rows, profile, predictor)
+        profile = fit.profile
+        left_out = "" if fit.left_out is None else f", {percent(fit.left_out)} for steps left out of the fit"
         print(
-            f"measured steps: {found.rows}; error {percent(found.before)} before calibration, "
-            f"{percent(found.after)} after{left_out}",
+            f"measured steps: {fit.rows}; error {percent(fit.before)} before calibration, "
+            f"{percent(fit.after)} after{left_out}",
             file=sys.stderr,
         )
         if out is not None:

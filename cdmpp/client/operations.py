@@ -246,51 +246,21 @@ class Operations:
 
     def llm(
         self,
+        /,
         config: Mapping[str, Any] | str | PathLike[str],
         device: Device | Sequence[Device],
         *,
-        tp: int = defaults.DEGREE,
-        pp: int = defaults.DEGREE,
-        ep: int = defaults.DEGREE,
-        dp: int | None = None,
-        batch: int = defaults.BATCH,
-        input: int = defaults.INPUT,
-        output: int = defaults.OUTPUT,
-        dtype: str = defaults.DTYPE,
-        weights: str | None = None,
-        kv_dtype: str | None = None,
         engine: Engine | None = None,
-        framework: str | None = None,
-        cuda_graph: bool = defaults.CUDA_GRAPH,
-        mtp: int = defaults.MTP,
-        acceptance: float = defaults.ACCEPTANCE,
-        network: float | str | None = None,
+        **options: Any,
     ) -> Steps[Any]:
-        """Estimate a language model on a device, or on a list of devices; see :func:`cdmpp.llm.estimate`.
+        """Estimate a language model on a device, or on a list of devices.
 
         The result is the answer of ``POST /llm``: the dictionary of an estimate, or a list of them. In a list, a
-        device without an estimate has an ``error``.
+        device without an estimate has an ``error``. ``options`` are those of :func:`cdmpp.llm.estimate`.
         """
         several = isinstance(device, Sequence) and not isinstance(device, str)
         devices = [device_fields(item) for item in device_list(device)]
-        fields: dict[str, Any] = {
-            **({"devices": devices} if several else {"device": devices[0]}),
-            "tp": tp,
-            "pp": pp,
-            "ep": ep,
-            "dp": dp,
-            "batch": batch,
-            "input": input,
-            "output": output,
-            "dtype": dtype,
-            "weights": weights,
-            "kv_dtype": kv_dtype,
-            "framework": framework,
-            "cuda_graph": cuda_graph,
-            "mtp": mtp,
-            "acceptance": acceptance,
-            "network": network,
-        }
+        fields = {**({"devices": devices} if several else {"device": devices[0]}), **options}
         answer = yield from self._language_model("/llm", config, fields, engine)
         with understood():
             answers = listed(answer, "answers", len(devices)) if several else [answer]

@@ -22,6 +22,7 @@ from cdmpp.llm.estimate_result import Bounded, LLMEstimate, Part, Settings
 from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.llm.memory import check_memory
 from cdmpp.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
+from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS
 from cdmpp.llm.pricing import PricedStep, StepPricing, combined, widened
 from cdmpp.llm.read import read_config
 from cdmpp.model.domain.score import LABELS
@@ -33,7 +34,6 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 
 #: Decode steps, and chunks of a prompt, that are priced; the others are interpolated over the length of the cache.
 PRICED_POINTS = 5
-MAX_BATCH, MAX_TOKENS, MAX_MTP = 65_536, 1_048_576, 16
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -8,10 +8,10 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig, PartWeights
+from cdmpp.llm.options import MAX_DEGREE
 from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
 
 #: Largest degree of each kind of parallelism.
-MAX_DEGREE = 1024
 
 #: Element types of activations and of the cache.
 DTYPES = ("bfloat16", "float16", "float32")

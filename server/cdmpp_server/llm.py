@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.llm import EstimatePlan, LLMEstimate, defaults, read_config
 from cdmpp.llm.engines.profile import load_engine
-from cdmpp.llm.estimate_plan import MAX_BATCH, MAX_MTP, MAX_TOKENS
-from cdmpp.llm.layout import MAX_DEGREE
+from cdmpp.llm.options import BATCH, LAYOUT, MODEL, SERVING
 from cdmpp.llm.serving.calibrate import MIN_ROWS, CalibrationPlan
-from cdmpp.llm.serving.simulate import MAX_RATE, MIN_RATE, NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
+from cdmpp.llm.serving.simulate import NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed
-from cdmpp.predict.requests.request import WholeNumber
-from cdmpp.programs.elements import canonical_dtype
-from cdmpp.programs.query_options import ProgramFramework
 from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
+from cdmpp_server.llm_options import with_options
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
@@ -40,8 +37,6 @@ MAX_SIMULATED, MAX_SIMULATED_TOKENS = 20_000, 50_000_000
 #: Sequences of steps of one simulation: some six seconds of one core.
 MAX_SIMULATED_WORK = 20_000_000
 
-Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
-Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), WholeNumber]
 Network = Annotated[
     float | Annotated[str, Field(max_length=64)] | None,
     Field(description="Bytes per second of one device between nodes, or a name such as roce-200; null: assumed."),
@@ -52,31 +47,6 @@ class _Model(RequestModel):
     config: Annotated[
         dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
     ]
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = defaults.DEGREE
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = defaults.DEGREE
-    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = defaults.DEGREE
-    dp: Annotated[
-        Degree | None,
-        Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp). ep <= tp * dp."),
-    ] = None
-    dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"],
-        BeforeValidator(canonical_dtype),
-        Field(description="Type of activations."),
-    ] = defaults.DTYPE
-    weights: Annotated[
-        Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
-        BeforeValidator(canonical_dtype),
-        Field(
-            description="Type of quantised weights. int4 quantises the weights alone, the others the activations too. "
-            "null: as the configuration says, else `dtype`."
-        ),
-    ] = None
-    kv_dtype: Annotated[
-        Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
-        BeforeValidator(canonical_dtype),
-        Field(description="Type of the cache; null: as the configuration says, else `dtype`."),
-    ] = None
     engine: Annotated[
         str | dict[str, Any] | None,
         Field(
@@ -85,37 +55,19 @@ class _Model(RequestModel):
             f"(docs/llm.md). null: the current profile of `framework`, else {defaults.ENGINE}.",
         ),
     ] = None
-    framework: Annotated[ProgramFramework | None, Field(description="Alone: the current profile of this engine.")] = (
-        None
-    )
-    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = defaults.CUDA_GRAPH
-    input: Annotated[Tokens, Field(description="Tokens of each prompt.")] = defaults.INPUT
-    mtp: Annotated[
-        int,
-        Field(ge=0, le=MAX_MTP, description="Tokens that a decode step drafts (prediction of several tokens)."),
-        WholeNumber,
-    ] = defaults.MTP
-    acceptance: Annotated[
-        float, Field(ge=0, le=1, description="Share of drafted tokens that is right, where those before are.")
-    ] = defaults.ACCEPTANCE
     network: Network = None
     model: ModelName = None
 
 
-class _Request(_Model):
-    batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of all replicas."), WholeNumber] = (
-        defaults.BATCH
-    )
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = defaults.OUTPUT
-
-
-class LlmRequest(_Request):
+@with_options(MODEL | BATCH)
+class LlmRequest(_Model):
     """A language model on one device."""
 
     device: Device
 
 
-class LlmDevicesRequest(_Request):
+@with_options(MODEL | BATCH)
+class LlmDevicesRequest(_Model):
     """A language model on several devices."""
 
     devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
@@ -152,19 +104,24 @@ class CalibrateAnswer(AnswerModel):
     undetermined: Annotated[list[str], Field(description="What the measurements say little about.")]
 
 
+@with_options(LAYOUT)
 class PrefillPoolFields(RequestModel):
     """Devices that compute the prompts, while those of the request decode."""
 
-    tp: Degree = defaults.DEGREE
-    pp: Degree = defaults.DEGREE
-    ep: Degree = defaults.DEGREE
-    dp: Degree | None = None
     device: Annotated[Device | None, Field(description="null: the same.")] = None
     bytes_per_s: Annotated[
         float, Field(ge=1e6, le=1e14, description="At which each device sends its part of the cache; default assumed.")
     ] = NETWORK_BYTES_PER_S
 
 
+@with_options(
+    MODEL
+    | SERVING
+    | {
+        "count": replace(SERVING["count"], maximum=MAX_SIMULATED),
+        "warmup": replace(SERVING["warmup"], below=MAX_SIMULATED),
+    }
+)
 class SimulateRequest(_Model):
     """Requests to a language model that is served: one of requests, concurrency and rate."""
 
@@ -173,36 +130,6 @@ class SimulateRequest(_Model):
         list[Annotated[list[float], Field(min_length=3, max_length=3)]] | None,
         Field(min_length=1, max_length=MAX_SIMULATED, description="Arrival in seconds, tokens of prompt and answer."),
     ] = None
-    concurrency: Annotated[int | None, Field(ge=1, le=MAX_BATCH, description="Requests in flight."), WholeNumber] = None
-    rate: Annotated[float | None, Field(ge=MIN_RATE, le=MAX_RATE, description="Requests per second (Poisson).")] = None
-    output: Annotated[Tokens, Field(description="Tokens of each answer.")] = defaults.SERVED_OUTPUT
-    count: Annotated[
-        int | None,
-        Field(ge=1, le=MAX_SIMULATED, description="Requests; null: 8 for each in flight, 1,000 for a rate."),
-        WholeNumber,
-    ] = None
-    warmup: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            lt=MAX_SIMULATED,
-            description="Requests at the beginning that percentiles leave out; null: those in flight of `concurrency`.",
-        ),
-        WholeNumber,
-    ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**32, description="Of arrivals and lengths."), WholeNumber] = defaults.SEED
-    spread: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            lt=1,
-            description="Share by which lengths vary; null: 0.05 for `concurrency` of engines that mix "
-            "prompts and decoding, else 0.",
-        ),
-    ] = None
-    prefix_hit: Annotated[float, Field(ge=0, lt=1, description="Share of each prompt in the cache.")] = (
-        defaults.PREFIX_HIT
-    )
     prefill_pool: PrefillPoolFields | None = None
 
 
@@ -422,8 +349,8 @@ async def calibrate(request: Request) -> Response:
 
 
 def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
-    options = request.model_dump(exclude={"config", "device", "model", "framework"})
-    options["engine"] = load_engine(request.engine, request.framework, files=False)
+    options = request.model_dump(exclude={"config", "device", "model"})
+    options["engine"] = load_engine(request.engine, options.pop("framework"), files=False)
     options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: resolve_device(device, find))
     device = resolve_device(request.device, find)
     plan = ServingPlan(read_config(request.config), device, most_work=MAX_SIMULATED_WORK, **options)
@@ -464,7 +391,7 @@ class Estimates:
         self.queries: list[Query] = []
         config = read_config(request.config)
         # By name or fields, never a file: a client's text must not be used as a path on this machine.
-        options["engine"] = load_engine(request.engine, request.framework, files=False)
+        options["engine"] = load_engine(request.engine, options["framework"], files=False)
         for device in sent:
             try:
                 plan = EstimatePlan(config, resolve_device(device, find), **options)

@@ -5,28 +5,26 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import DataError
 from cdmpp.llm import TrainingPlan, defaults, read_config
 from cdmpp.llm.engines.profile import load_training_engine
-from cdmpp.llm.training.layout import MAX_BATCH, MAX_RANKS, MAX_SEQUENCE
+from cdmpp.llm.options import TRAINING
 from cdmpp.predict.prediction import Seconds
-from cdmpp.predict.requests.request import WholeNumber
-from cdmpp.programs.elements import canonical_dtype
 from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.fields import Device
 from cdmpp_server.llm import MAX_CONFIG_FIELDS
+from cdmpp_server.llm_options import with_options
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
 
-Degree = Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
 
-
+@with_options(TRAINING)
 class TrainingStepRequest(RequestModel):
     """A training step of a language model."""
 
@@ -34,38 +32,6 @@ class TrainingStepRequest(RequestModel):
         dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
     ]
     device: Device
-    gpus: Annotated[Degree, Field(description="Devices of the job.")]
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = defaults.DEGREE
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = defaults.DEGREE
-    virtual_pp: Annotated[Degree, Field(description="Parts of the model on each stage.")] = defaults.DEGREE
-    cp: Annotated[Degree, Field(description="Ranks that share each sequence.")] = defaults.DEGREE
-    ep: Annotated[Degree, Field(description="Ranks that share the experts.")] = defaults.DEGREE
-    sharding: Annotated[
-        Literal["none", "optimizer", "fsdp"], Field(description="What data-parallel copies divide.")
-    ] = defaults.SHARDING
-    micro_batch: Annotated[
-        int, Field(ge=1, le=MAX_BATCH, description="Sequences of one pass of a copy."), WholeNumber
-    ] = defaults.MICRO_BATCH
-    global_batch: Annotated[int, Field(ge=1, le=MAX_BATCH, description="Sequences of the step."), WholeNumber]
-    sequence: Annotated[int, Field(ge=1, le=MAX_SEQUENCE, description="Tokens of a sequence."), WholeNumber]
-    dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"],
-        BeforeValidator(canonical_dtype),
-        Field(description="Type of weights and activations."),
-    ] = defaults.DTYPE
-    products: Annotated[
-        Literal["float8_e4m3", "mxfp8", "nvfp4"] | None, Field(description="Type of the products; null: `dtype`.")
-    ] = None
-    recompute: Annotated[
-        Literal["none", "selective", "full"], Field(description="Activations that are computed again.")
-    ] = defaults.RECOMPUTE
-    overlap: Annotated[
-        Literal["none", "gradients", "all"] | None,
-        Field(description="Communication beside computation; null: as the engine does."),
-    ] = None
-    ranks_per_node: Annotated[
-        int | None, Field(ge=1, le=1024, description="Devices of a node; null: the device's."), WholeNumber
-    ] = None
     network: Annotated[
         float | Annotated[str, Field(max_length=64)] | None,
         Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s, assumed."),

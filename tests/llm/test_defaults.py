@@ -57,7 +57,6 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], least: i
 @pytest.mark.parametrize(
     ("function", "found", "least"),
     [
-        (estimate, of_python(Operations.llm), 14),
         (estimate, of_schema(LlmRequest), 14),
         (estimate, of_schema(LlmDevicesRequest), 14),
         (estimate, of_schema(Sweep), 8),

@@ -14,8 +14,9 @@ from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import EngineProfile
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import cache_tokens
+from cdmpp.llm.options import MAX_REQUESTS
 from cdmpp.llm.serving.loop import ServedRequest
-from cdmpp.llm.serving.simulate import MAX_REQUESTS, ServingPlan
+from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.predict.prediction import Prediction
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -20,9 +20,10 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
-from cdmpp.llm.estimate_plan import MAX_BATCH, MAX_TOKENS, resolved_device, shipped_predictor, tokens_per_step
+from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor, tokens_per_step
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import check_cache, part_memory
+from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE
 from cdmpp.llm.pricing import combined, widened
 from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.loop import (
@@ -44,9 +45,6 @@ from cdmpp.programs.collectives import link_remarks
 from cdmpp.utils.units import format_latency
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-MAX_REQUESTS = 100_000
-#: Requests per second.
-MIN_RATE, MAX_RATE = 1e-6, 1e6
 #: Runs of the loop: with steps of the predicted, the lower and the upper duration.
 RUNS = 3
 #: Spread of lengths that parts requests which begin together.

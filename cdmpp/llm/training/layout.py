@@ -10,6 +10,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.layout import Layout, Types, allowed_tp
+from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_RANKS, MAX_SEQUENCE
 
 Sharding = Literal["none", "optimizer", "fsdp"]
 Recompute = Literal["none", "selective", "full"]
@@ -24,8 +25,6 @@ PRODUCTS: dict[str, tuple[str, str]] = {
 BLOCK_SCALED = ("mxfp8", "nvfp4")
 #: Figure of a device that says whether it has units for a type. Scales of blocks came with the units for four bits.
 _UNITS = {"float8_e4m3": "peak_flops_fp8_matrix", "mxfp8": "peak_flops_fp4_matrix", "nvfp4": "peak_flops_fp4_matrix"}
-MAX_RANKS = 65_536
-MAX_SEQUENCE, MAX_BATCH = 1 << 20, 1 << 24
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,12 @@ class TrainingLayout:
 
     def check(self, config: LLMConfig, *, batch: bool = True) -> None:
         """Raise :class:`FieldError` where the model or, with ``batch``, the batch cannot be split so."""
-        limits = {"gpus": MAX_RANKS, "sequence": MAX_SEQUENCE, "global_batch": MAX_BATCH, "micro_batch": MAX_BATCH}
+        limits = {
+            "gpus": MAX_RANKS,
+            "sequence": MAX_SEQUENCE,
+            "global_batch": MAX_GLOBAL_BATCH,
+            "micro_batch": MAX_GLOBAL_BATCH,
+        }
         for name in ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "global_batch", "sequence"):
             check_whole(name, getattr(self, name), limits.get(name, MAX_RANKS))
         for name, kind in (("sharding", Sharding), ("recompute", Recompute), ("overlap", Overlap)):

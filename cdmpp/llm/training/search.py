@@ -12,9 +12,10 @@ from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, load_training_engine
 from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
+from cdmpp.llm.options import MAX_GLOBAL_BATCH
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training.fitting import candidates, rough_cost
-from cdmpp.llm.training.layout import MAX_BATCH, Overlap, Sharding, TrainingLayout, check_whole, training_types
+from cdmpp.llm.training.layout import Overlap, Sharding, TrainingLayout, check_whole, training_types
 from cdmpp.llm.training.links import Links
 from cdmpp.llm.training.memory import training_memory
 from cdmpp.llm.training.result import SearchResult
@@ -69,7 +70,7 @@ def search_layouts(
     if unknown := sorted(given.keys() - set(KEPT)):
         raise FieldError(f"{unknown[0]}: not known", path=unknown[0], hint="kept values: " + ", ".join(KEPT))
     given = {name: value for name, value in {**given, "sharding": sharding}.items() if value is not None}
-    check_whole("global_batch", global_batch, MAX_BATCH)
+    check_whole("global_batch", global_batch, MAX_GLOBAL_BATCH)
     alone = {"micro_batch": 1, **given, **({} if "pp" in given else {"virtual_pp": 1})}
     TrainingLayout(gpus=gpus, global_batch=global_batch, sequence=sequence, overlap=overlap, **alone).check(
         model, batch=False

@@ -13,10 +13,11 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.llm.engines.profile import DEFAULT_ENGINE, EngineProfile, load_engine
-from cdmpp.llm.estimate_plan import MAX_BATCH, MAX_TOKENS, prefill_steps
-from cdmpp.llm.layout import MAX_DEGREE, Layout, Types
+from cdmpp.llm.estimate_plan import prefill_steps
+from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import TRAINING_BYTES, parameter_count, part_memory
 from cdmpp.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
+from cdmpp.llm.options import MAX_BATCH, MAX_DEGREE, MAX_TOKENS
 from cdmpp.llm.pricing import StepPricing, cost_of_steps
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training import TrainingPlan

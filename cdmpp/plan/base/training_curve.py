@@ -11,9 +11,9 @@ from pydantic import Field
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.engines.profile import load_training_engine
+from cdmpp.llm.options import MAX_RANKS
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training import TrainingPlan
-from cdmpp.llm.training.layout import MAX_RANKS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.fields import Closed, Count, DeviceForm, PriceRequest, WholeNumber
 from cdmpp.predict.requests.pricing import Cost, PricedProgram
