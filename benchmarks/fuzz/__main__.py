@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.fuzz import models, seeds
-from benchmarks.fuzz.cases import MAX_RECORDS, OCTETS, SURFACES, Request
-from benchmarks.fuzz.drive import Report, Run
+from benchmarks.fuzz.cases import MAX_RECORDS, OCTETS, SURFACES, FuzzRequest
+from benchmarks.fuzz.drive import FuzzReport, FuzzRun
 from benchmarks.serving.process import Served, running
 
 #: Caches that fill within the first part of a run: what grows later is a leak.
@@ -46,7 +46,7 @@ def main() -> int:
         warm_up(served, with_tvm=any(surface.name == "TVMScript" for surface in known))
         found = 0
         for _ in range(options.passes):
-            run = Run(served, known, options.cases, options.seed, options.seconds, options.connections)
+            run = FuzzRun(served, known, options.cases, options.seed, options.seconds, options.connections)
             show(run.run())
             found += len(run.report.findings)
     return 1 if found else 0
@@ -64,10 +64,10 @@ def warm_up(served: Served, with_tvm: bool) -> None:
     for k in (None, 1):  # choosing loads scikit-learn
         served.ask("POST", "/adapt", {"device": "t4", "records": records, "k": k})
     for model in models.examples():
-        send(served, Request("/models/predict?device=t4", OCTETS, model))
+        send(served, FuzzRequest("/models/predict?device=t4", OCTETS, model))
 
 
-def send(served: Served, request: Request) -> tuple[int, bytes]:
+def send(served: Served, request: FuzzRequest) -> tuple[int, bytes]:
     """Status and body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     connection.request("POST", request.path, request.body, {"Content-Type": request.media})
@@ -85,7 +85,7 @@ def again(served: Served, seed: str) -> int:
     return 0
 
 
-def show(report: Report) -> None:
+def show(report: FuzzReport) -> None:
     """The tables, and what was found."""
     print("| surface | cases | requests | slowest answer |\n| --- | ---: | ---: | ---: |")
     for name, cases in report.cases.items():

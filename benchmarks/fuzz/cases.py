@@ -19,7 +19,7 @@ MAX_RECORDS = 60
 
 
 @dataclass(frozen=True)
-class Request:
+class FuzzRequest:
     """A request to send, and its number of mutated inputs.
 
     Attributes
@@ -56,11 +56,11 @@ class Surface:
     name: str
     path: str
     share: float
-    make: Callable[[random.Random], Request]
+    make: Callable[[random.Random], FuzzRequest]
     limit_s: float | None = None
 
 
-def _items(rng: random.Random) -> Request:
+def _items(rng: random.Random) -> FuzzRequest:
     """Items that fit the schema and make no sense: sizes, names and figures of any value."""
     items = []
     for item in seeds.predict_body(_ITEMS)["items"]:
@@ -79,7 +79,7 @@ def _items(rng: random.Random) -> Request:
         _no_long_text(item["program"])
         items.append(item)
     body = json.dumps({"items": items}).encode("utf-8", "replace")
-    return Request("/predict", JSON, body, len(items))
+    return FuzzRequest("/predict", JSON, body, len(items))
 
 
 def _no_long_text(program: dict[str, Any]) -> None:
@@ -89,14 +89,14 @@ def _no_long_text(program: dict[str, Any]) -> None:
             program[key] = value[:200]
 
 
-def _body(path: str, make: Callable[[], dict[str, Any]]) -> Callable[[random.Random], Request]:
-    def mutated(rng: random.Random) -> Request:
-        return Request(path, JSON, mutate.dumps(rng, mutate.json_value(rng, make())))
+def _body(path: str, make: Callable[[], dict[str, Any]]) -> Callable[[random.Random], FuzzRequest]:
+    def mutated(rng: random.Random) -> FuzzRequest:
+        return FuzzRequest(path, JSON, mutate.dumps(rng, mutate.json_value(rng, make())))
 
     return mutated
 
 
-def _bytes(rng: random.Random) -> Request:
+def _bytes(rng: random.Random) -> FuzzRequest:
     path, document = rng.choice(
         (
             ("/predict", seeds.predict_body()),
@@ -107,16 +107,16 @@ def _bytes(rng: random.Random) -> Request:
     )
     data = json.dumps(document).encode()
     changed = mutate.tokens(rng, data) if rng.random() < 0.5 else mutate.octets(rng, data)
-    return Request(path, JSON, changed)
+    return FuzzRequest(path, JSON, changed)
 
 
-def _features(rng: random.Random) -> Request:
+def _features(rng: random.Random) -> FuzzRequest:
     if rng.random() < 0.3:
-        return Request("/predict", TENSORS, mutate.octets(rng, seeds.feature_body()))
-    return Request("/predict", TENSORS, mutate.tensors(rng, seeds.feature_body()))
+        return FuzzRequest("/predict", TENSORS, mutate.octets(rng, seeds.feature_body()))
+    return FuzzRequest("/predict", TENSORS, mutate.tensors(rng, seeds.feature_body()))
 
 
-def _tvm_json(rng: random.Random) -> Request:
+def _tvm_json(rng: random.Random) -> FuzzRequest:
     texts = []
     for _ in range(_TEXTS):
         document = rng.choice(seeds.tir_documents())
@@ -153,7 +153,7 @@ def _rewire(rng: random.Random, nodes: list[dict[str, Any]]) -> None:
         node["type"] = rng.choice(nodes)["type"]
 
 
-def _tvmscript(rng: random.Random) -> Request:
+def _tvmscript(rng: random.Random) -> FuzzRequest:
     texts = [
         {
             "tvmscript": mutate.lines(rng, rng.choice(seeds.SCRIPTS), seeds.HOSTILE_LINES)
@@ -165,29 +165,29 @@ def _tvmscript(rng: random.Random) -> Request:
     return _programs(rng, texts)
 
 
-def _programs(rng: random.Random, texts: list[dict[str, str]]) -> Request:
+def _programs(rng: random.Random, texts: list[dict[str, str]]) -> FuzzRequest:
     items = [{"program": text, "device": rng.choice(seeds.DEVICES)} for text in texts]
-    return Request("/predict", JSON, json.dumps({"items": items}).encode(), len(items))
+    return FuzzRequest("/predict", JSON, json.dumps({"items": items}).encode(), len(items))
 
 
-def _onnx(rng: random.Random) -> Request:
+def _onnx(rng: random.Random) -> FuzzRequest:
     query = "device=t4"
     if rng.random() < 0.2:
         name = rng.choice(("device", "dim", "protocol", "model", "x"))
         query += f"&{name}={quote(str(mutate.scalar(rng))[:100])}"
-    return Request(f"/models/predict?{query}", OCTETS, models.onnx_case(rng))
+    return FuzzRequest(f"/models/predict?{query}", OCTETS, models.onnx_case(rng))
 
 
-def _adapt(rng: random.Random) -> Request:
+def _adapt(rng: random.Random) -> FuzzRequest:
     body = mutate.json_value(rng, seeds.adapt_body())
     if isinstance(body, dict) and isinstance(body.get("records"), list):
         body["records"] = body["records"][:MAX_RECORDS]
-    return Request("/adapt", JSON, mutate.dumps(rng, body))
+    return FuzzRequest("/adapt", JSON, mutate.dumps(rng, body))
 
 
-def _plan(rng: random.Random) -> Request:
+def _plan(rng: random.Random) -> FuzzRequest:
     path, body = rng.choice(seeds.plan_bodies())
-    return Request(path, JSON, mutate.dumps(rng, mutate.json_value(rng, body)))
+    return FuzzRequest(path, JSON, mutate.dumps(rng, mutate.json_value(rng, body)))
 
 
 SURFACES = (

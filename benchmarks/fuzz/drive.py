@@ -30,7 +30,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class FuzzReport:
     """Counts and findings of a run.
 
     Attributes
@@ -58,7 +58,7 @@ class Report:
 
 
 @dataclass
-class Run:
+class FuzzRun:
     """One fuzz run against a running service.
 
     Parameters
@@ -82,10 +82,10 @@ class Run:
     seconds: float
     connections: int = 4
     deadline_s: float = 10.0
-    report: Report = field(default_factory=Report)
+    report: FuzzReport = field(default_factory=FuzzReport)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self) -> Report:
+    def run(self) -> FuzzReport:
         """Send everything; the findings are in the report."""
         self._measure(0.0)
         started = time.monotonic()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.quick.sample import HELD_OUT, Sample
-from benchmarks.quick.variant import Fitted, Variant
+from benchmarks.quick.variant import Fitted, QuickVariant
 from benchmarks.report.results import rounded, write_result
 from benchmarks.unseen_devices.study import ENOUGH
 from cdmpp.model.inference.pipeline import InferencePipeline
@@ -122,7 +122,7 @@ def _means_of(known: dict[str, dict[str, tuple[float, float]]]) -> dict[str, flo
     return _means({source: {c: mean for c, (mean, _) in columns.items()} for source, columns in known.items()})
 
 
-def load_variant(name: str) -> Variant:
+def load_variant(name: str) -> QuickVariant:
     """The variant of a file.
 
     Raises
@@ -139,8 +139,8 @@ def load_variant(name: str) -> Variant:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     variant = getattr(module, "VARIANT", None)
-    if not isinstance(variant, Variant):
-        raise SystemExit(f"{path} has no VARIANT of benchmarks.quick.variant.Variant")
+    if not isinstance(variant, QuickVariant):
+        raise SystemExit(f"{path} has no VARIANT of benchmarks.quick.variant.QuickVariant")
     variant.name = path.stem
     return variant
 

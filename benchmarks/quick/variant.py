@@ -41,7 +41,7 @@ class Fitted:
     log_s: Callable[[MeasuredRows], Array] | None = None
 
 
-class Variant:
+class QuickVariant:
     """The small network; a variant overrides what it changes.
 
     ``runs`` is the folder of model folders and checkpoints; an interrupted training is continued.

@@ -18,7 +18,7 @@ _LIMIT_S = 60.0
 
 
 @dataclass
-class Answer:
+class ServedAnswer:
     """Outcome of one request; ``status`` is 0 if no answer came."""
 
     status: int
@@ -30,7 +30,7 @@ class Answer:
 class Tally:
     """Answers of a load."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ServedAnswer] = field(default_factory=list)
     wall_s: float = 0.0
 
     def count(self, status: int) -> int:
@@ -52,7 +52,7 @@ class Connection:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def post(self, path: str, body: bytes) -> Answer:
+    async def post(self, path: str, body: bytes) -> ServedAnswer:
         """Send one request."""
         started = time.perf_counter()
         if started - self._used > _IDLE_S:
@@ -62,9 +62,9 @@ class Connection:
                 status, text = await self._exchange(path, body)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
             await self.close()
-            return Answer(0, time.perf_counter() - started)
+            return ServedAnswer(0, time.perf_counter() - started)
         self._used = time.perf_counter()
-        return Answer(status, time.perf_counter() - started, text)
+        return ServedAnswer(status, time.perf_counter() - started, text)
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes]:
         if self._writer is None:

@@ -28,7 +28,7 @@ from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
 from benchmarks.training_truth.left_out import kind_of, left_out_profiles
 from benchmarks.training_truth.reinforcement import predict_steps
-from benchmarks.training_truth.rows import Row, read_rl_steps, read_rows
+from benchmarks.training_truth.rows import PublishedStep, read_rl_steps, read_rows
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.data.load import public_data_dir
 from cdmpp.errors import CdmppError
@@ -48,10 +48,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
-class Step:
+class PredictedStep:
     """A measured layout of one model: its plan and predictions, and its rows."""
 
-    rows: list[Row]
+    rows: list[PublishedStep]
     plan: TrainingPlan
     predictions: Any
 
@@ -71,7 +71,9 @@ class Step:
         return {**options, "recompute": self.plan.layout.recompute, "step_s": self.seconds}
 
 
-def price(rows: Sequence[Row], predictor: LatencyPredictor, engine: EngineProfile | None = None) -> Step:
+def price(
+    rows: Sequence[PublishedStep], predictor: LatencyPredictor, engine: EngineProfile | None = None
+) -> PredictedStep:
     """A layout with its predictions; recomputation that no row states is the least that fits.
 
     Raises
@@ -86,19 +88,19 @@ def price(rows: Sequence[Row], predictor: LatencyPredictor, engine: EngineProfil
         options = {**first.options, "recompute": recompute}
         plan = TrainingPlan.of(config, first.device, engine, options, check_memory=False)
         if plan.memory.fits or "recompute" in first.options:
-            return Step(list(rows), plan, predictor.predict_queries(plan.queries))
+            return PredictedStep(list(rows), plan, predictor.predict_queries(plan.queries))
     plan.check_memory()
     raise AssertionError
 
 
-def six_nd(step: Step) -> float:
+def six_nd(step: PredictedStep) -> float:
     """Seconds of six operations per parameter and token at the device's peak."""
     layout, plan = step.plan.layout, step.plan
     peak = plan.peak_flops or 1e15
     return 6 * active_parameters(plan.config) * layout.global_batch * layout.sequence / (peak * layout.gpus)
 
 
-def from_megatron(step: Step, predictor: LatencyPredictor) -> float | None:
+def from_megatron(step: PredictedStep, predictor: LatencyPredictor) -> float | None:
     """Seconds by ``cdmpp plan simulate --from megatron``; None where it does not read the model or layout."""
     c, x = step.plan.config, step.plan.layout
     if c.experts is not None or c.latent is not None or c.norm != "rmsnorm" or x.cp > 1:
@@ -131,7 +133,7 @@ def from_megatron(step: Step, predictor: LatencyPredictor) -> float | None:
     return float(answer["step_s"])
 
 
-def errors(rows: Sequence[Row], figures: Array) -> dict[str, float]:
+def errors(rows: Sequence[PublishedStep], figures: Array) -> dict[str, float]:
     """Mean of |predicted / measured - 1|, median ratio, and the share inside the interval; figures (rows, 3)."""
     measured = np.array([row.seconds for row in rows])
     ratio = figures[:, 0] / measured
@@ -144,17 +146,17 @@ def errors(rows: Sequence[Row], figures: Array) -> dict[str, float]:
     }
 
 
-def profile_of(row: Row) -> str:
+def profile_of(row: PublishedStep) -> str:
     """The profile of a row's release."""
     return "megatron-26.06" if row.engine == "megatron" and row.release.startswith(NEW) else row.engine
 
 
-def expanded(steps: Sequence[Step], values: Sequence[Array]) -> Array:
+def expanded(steps: Sequence[PredictedStep], values: Sequence[Array]) -> Array:
     """Figures of steps, once for each of their rows."""
     return np.stack([value for step, value in zip(steps, values, strict=True) for _ in step.rows])
 
 
-def rows_of(steps: Sequence[Step]) -> list[Row]:
+def rows_of(steps: Sequence[PredictedStep]) -> list[PublishedStep]:
     """Rows of steps."""
     return [row for step in steps for row in step.rows]
 
@@ -165,7 +167,7 @@ def kind_profile(engine: EngineProfile, source: str) -> EngineProfile:
     return engine if engine.framework != kind.framework else kind
 
 
-def group_result(steps: list[Step], predictor: LatencyPredictor) -> dict[str, Any]:
+def group_result(steps: list[PredictedStep], predictor: LatencyPredictor) -> dict[str, Any]:
     """Errors of the steps of one source and device."""
     rows = rows_of(steps)
     shipped = [step.figures() for step in steps]
@@ -200,10 +202,10 @@ def group_result(steps: list[Step], predictor: LatencyPredictor) -> dict[str, An
 def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[str, Any]:
     """All figures."""
     rows, left_out = read_rows(public_data, configs)
-    layouts: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    layouts: dict[tuple[str, ...], list[PublishedStep]] = defaultdict(list)
     for row in rows:
         layouts[row.source, row.device.name, row.model, row.engine + str(row.options)].append(row)
-    groups: dict[tuple[str, str], list[Step]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[PredictedStep]] = defaultdict(list)
     refused = Counter[tuple[str, str, str]]()
     for (source, device, _, _), same in sorted(layouts.items()):
         try:
@@ -221,7 +223,7 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
         held_out = errors(rows_of(steps), expanded(steps, without))
         own = {**group_result(steps, predictor), "left_out": held_out}
         found.append({"source": source, "device": device, **own})
-        models: dict[tuple[str, str], list[Step]] = defaultdict(list)
+        models: dict[tuple[str, str], list[PredictedStep]] = defaultdict(list)
         for step in steps:
             models[step.rows[0].model, step.plan.products or "bfloat16"].append(step)
         for (model, products), own_steps in sorted(models.items()):

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cdmpp.llm import TrainingPlan
-from cdmpp.llm.engines.profile import EngineProfile, Measured, load_training_engine
+from cdmpp.llm.engines.profile import EngineProfile, MeasuredSteps, load_training_engine
 
 #: Profiles by kind of source, and choices: factors on kernels, sustained shares of products and attention (H100),
 #: factor on experts.
@@ -55,7 +55,7 @@ def chosen(engine: EngineProfile, kind: str, others: Sequence[Sequence[_Step]]) 
         return float(np.mean([np.mean([_error(step, profile) for step in steps]) for steps in others]))
 
     best = min(choices(engine, kind), key=error)
-    measured = Measured()
+    measured = MeasuredSteps()
     for steps in others:
         for step in steps:
             measured = measured.widened(*step.plan.place)

@@ -76,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedStep:
     """A measured step.
 
     Attributes
@@ -113,7 +113,7 @@ class Row:
         return float(o["global_batch"] * o["sequence"] / self.tokens_per_s / o["gpus"])
 
 
-def read_rows(public_data: Path, configs: Path) -> tuple[list[Row], Counter[tuple[str, str]]]:
+def read_rows(public_data: Path, configs: Path) -> tuple[list[PublishedStep], Counter[tuple[str, str]]]:
     """Steps, and the number of rows left out by source and reason."""
     with (configs / ALIASES).open(encoding="utf-8") as file:
         names = {a["name"]: a["config"] for a in csv.DictReader(file) if a["table"] == "training"}
@@ -128,7 +128,7 @@ def read_rows(public_data: Path, configs: Path) -> tuple[list[Row], Counter[tupl
     return rows, left_out
 
 
-def _row(record: dict[str, str], names: dict[str, str], configs: Path) -> Row | str:
+def _row(record: dict[str, str], names: dict[str, str], configs: Path) -> PublishedStep | str:
     """A step, or the reason why the row is left out."""
     if not record["quantity"].startswith("train_tokens_per_s_per_gpu"):
         return "a step of reinforcement learning" if record["source"] == "nemo-rl" else "another quantity"
@@ -156,7 +156,9 @@ def _row(record: dict[str, str], names: dict[str, str], configs: Path) -> Row | 
     release = re.sub(r"Megatron-Bridge (.*) NeMo Container", r"\1", record["framework"])
     memory = re.search(r"memory_gib=([\d.]+)", record["note"])
     memory_bytes = float(memory[1]) * 2**30 if memory else None
-    return Row(record["source"], model, spec, config, options, float(record["value"]), engine, release, memory_bytes)
+    return PublishedStep(
+        record["source"], model, spec, config, options, float(record["value"]), engine, release, memory_bytes
+    )
 
 
 def _bridge(record: dict[str, str]) -> tuple[str, dict[str, Any]]:

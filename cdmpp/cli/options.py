@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from cdmpp.llm.options import REQUIRED, Option
+from cdmpp.llm.options import REQUIRED, RequestOption
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
-def with_options(options: Mapping[str, Option]) -> Callable[[Command], Command]:
+def with_options(options: Mapping[str, RequestOption]) -> Callable[[Command], Command]:
     """Replace the parameter ``**options`` of a command by one parameter for each option, behind the required ones."""
 
     def replaced(command: Command) -> Command:
@@ -30,7 +30,7 @@ def with_options(options: Mapping[str, Option]) -> Callable[[Command], Command]:
     return replaced
 
 
-def _parameter(name: str, option: Option) -> inspect.Parameter:
+def _parameter(name: str, option: RequestOption) -> inspect.Parameter:
     text = option.help
     if option.is_dtype:
         text = f"{text.removesuffix('.')}: {', '.join(option.choices)}."

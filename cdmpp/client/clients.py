@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from cdmpp.client.operations import Operations
-from cdmpp.client.transport import Attempts, Call, HttpAnswer, Steps, httpx2, options
+from cdmpp.client.transport import Attempts, HttpAnswer, HttpCall, Steps, httpx2, options
 from cdmpp.predict.modules.execution import Execution, HostProfile, is_compiled
 from cdmpp.predict.modules.prediction import (
     DEFAULT_EXECUTION,
@@ -159,7 +159,7 @@ class PredictorClient(ModulePredictor):
         try:
             while True:
                 action, result = actions.send(result), None
-                if isinstance(action, Call):
+                if isinstance(action, HttpCall):
                     result = self._send(action, attempts)
                 else:
                     sleep(action)
@@ -167,7 +167,7 @@ class PredictorClient(ModulePredictor):
             value: T = done.value
             return value
 
-    def _send(self, call: Call, attempts: Attempts) -> HttpAnswer | Exception:
+    def _send(self, call: HttpCall, attempts: Attempts) -> HttpAnswer | Exception:
         request = self._http.build_request(call.method, call.path, **attempts.options(call))
         try:
             response = self._http.send(request, stream=True)
@@ -315,7 +315,7 @@ class AsyncPredictorClient:
         try:
             while True:
                 action, result = actions.send(result), None
-                if isinstance(action, Call):
+                if isinstance(action, HttpCall):
                     result = await self._send(action, attempts)
                 else:
                     await sleep_async(action)
@@ -323,7 +323,7 @@ class AsyncPredictorClient:
             value: T = done.value
             return value
 
-    async def _send(self, call: Call, attempts: Attempts) -> HttpAnswer | Exception:
+    async def _send(self, call: HttpCall, attempts: Attempts) -> HttpAnswer | Exception:
         try:
             async with asyncio.timeout(attempts.left_s()):
                 response = await self._http.request(call.method, call.path, **attempts.options(call))

@@ -127,7 +127,7 @@ def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
 
 
 @dataclass(frozen=True)
-class Registered:
+class ProgramReceipt:
     """A registered program, or the error that prevented it.
 
     Attributes
@@ -160,7 +160,7 @@ Observation = tuple[Prediction | str, float] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Item:
+class QueryItem:
     """One item of ``POST /predict``.
 
     Attributes
@@ -229,7 +229,7 @@ class Texts:
         protocol: str,
         framework: str | None,
         implementation: str | None = None,
-    ) -> Item:
+    ) -> QueryItem:
         """An item; raises the errors of :func:`program_fields` and :func:`device_fields`."""
         known = program if isinstance(program, TensorProgram) else None
         backend = known.backend if known is not None else None
@@ -242,7 +242,7 @@ class Texts:
                 del options["implementation"]
             tail = self._settings[setting] = to_json(options)[1:]
         text = f'{{"program":{self._text(program, program_fields)},"device":{self._text(device, device_fields)},{tail}'
-        return Item(
+        return QueryItem(
             text,
             known.name if known is not None else None,
             known,

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from cdmpp.client.messages import (
-    Item,
     Observation,
     Observed,
     ProgramLike,
-    Registered,
+    ProgramReceipt,
+    QueryItem,
     ServedPrediction,
     Texts,
     check,
@@ -36,7 +36,7 @@ from cdmpp.client.messages import (
     to_json,
     understood,
 )
-from cdmpp.client.transport import Call, HttpAnswer, Steps
+from cdmpp.client.transport import HttpAnswer, HttpCall, Steps
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError, FieldError, InvalidProgramError, ServiceError, UnknownDeviceError
 from cdmpp.llm import defaults
@@ -96,7 +96,7 @@ class Operations:
     def model_id(self) -> Steps[str]:
         """Identity of the model of the last response; before the first, of the loaded model."""
         if self._answered_by is None:
-            answer = yield Call("GET", "/readyz")
+            answer = yield HttpCall("GET", "/readyz")
             with understood():
                 self._answered_by = str(content(answer)["model_id"])
         return self._answered_by
@@ -120,7 +120,7 @@ class Operations:
         check_settings(protocol, framework, implementation)
         specs = [resolve_device(device, str) for device in device_list(device)]
         texts = Texts()
-        readable: list[tuple[Item, ...] | Failed] = []
+        readable: list[tuple[QueryItem, ...] | Failed] = []
         kept = []  # Texts identifies objects by id, so they must stay alive.
         for program in programs:
             try:
@@ -129,7 +129,7 @@ class Operations:
                 readable.append(items)
             except CdmppError as error:
                 readable.append(Failed(str(program)[:200], error))
-        matrix: PredictionMatrix[tuple[Item, ...], int] = PredictionMatrix(readable, range(len(specs)))
+        matrix: PredictionMatrix[tuple[QueryItem, ...], int] = PredictionMatrix(readable, range(len(specs)))
         pairs = matrix.pairs()
         answers = yield from self._predict_items([items[column] for items, column in pairs], check_quantiles(quantiles))
         names = [spec if isinstance(spec, str) else spec.name for spec in specs]
@@ -140,7 +140,7 @@ class Operations:
                 names[column] = answer.device
         model_id = yield from self.model_id()
 
-        def failed(row: tuple[Item, ...] | Failed, column: int | Failed) -> ServedPrediction:
+        def failed(row: tuple[QueryItem, ...] | Failed, column: int | Failed) -> ServedPrediction:
             assert isinstance(row, Failed) and isinstance(column, int)
             error = ErrorInfo.of(row.error)
             name = names[column]
@@ -153,7 +153,7 @@ class Operations:
     ) -> Steps[Predictions]:
         """Predict queries with different programs, devices and settings, in order; errors are per query."""
         levels = check_quantiles(quantiles)
-        items: list[Item] = []
+        items: list[QueryItem] = []
         texts = Texts()
         failed: dict[int, CdmppError] = {}
         for position, query in enumerate(queries):
@@ -193,7 +193,7 @@ class Operations:
             longest = int(part.leaf_count.max(initial=1))
             part = replace(part, leaves=part.leaves[:, :longest], positions=part.positions[:, :longest])
             body = part.to_bytes()
-            answer = yield Call("POST", "/predict", body, MEDIA_TYPE)
+            answer = yield HttpCall("POST", "/predict", body, MEDIA_TYPE)
             if len(rows) > 1 and (yield from self._was_too_much(answer, len(body))):
                 continue
             if answer.status == 504 and len(rows) > FEW_ITEMS:
@@ -238,7 +238,7 @@ class Operations:
             "monotone": None if monotone is None else list(monotone),
             "model": self.model,
         }
-        answer = content((yield Call("POST", "/curve", to_json(body).encode())))
+        answer = content((yield HttpCall("POST", "/curve", to_json(body).encode())))
         with understood():
             curve = Curve.from_dict(answer)
         self._answered_by = curve.model_id
@@ -326,7 +326,7 @@ class Operations:
             "engine": engine_fields(engine),
             "model": self.model,
         }
-        return content((yield Call("POST", path, to_json(body).encode())))
+        return content((yield HttpCall("POST", path, to_json(body).encode())))
 
     def predict_onnx(
         self,
@@ -349,13 +349,13 @@ class Operations:
         params += [(name, value) for name, value in options.items() if value]
         params += [("dim", f"{name}={size}") for name, size in (dims or {}).items()]
         params += [("model", self.model)] if self.model else []
-        answer = yield Call("POST", "/models/predict", data, OCTETS, params)
+        answer = yield HttpCall("POST", "/models/predict", data, OCTETS, params)
         result: dict[str, Any] = content(answer)
         with understood():
             self._answered_by = result["model_id"]
         return result
 
-    def register(self, programs: Sequence[ProgramLike]) -> Steps[list[Registered]]:
+    def register(self, programs: Sequence[ProgramLike]) -> Steps[list[ProgramReceipt]]:
         """Register programs, so that they can be named by hash; order is kept."""
         texts: list[str] = []
         errors: dict[int, ErrorInfo] = {}
@@ -367,7 +367,7 @@ class Operations:
         hashes = iter((yield from self._send_in_parts("/programs", "programs", texts, {}, "programs")))
         with understood():
             return [
-                Registered(error=errors[place]) if place in errors else _registered(next(hashes))
+                ProgramReceipt(error=errors[place]) if place in errors else _registered(next(hashes))
                 for place in range(len(programs))
             ]
 
@@ -400,7 +400,7 @@ class Operations:
         before: str | None = None
         while len(rows) < most:
             page = [("limit", str(min(most - len(rows), _PAGE)))] + ([("before", before)] if before else [])
-            value = content((yield Call("GET", "/observations", params=(*params, *page))))
+            value = content((yield HttpCall("GET", "/observations", params=(*params, *page))))
             rows += listed(value, "observations")
             before = value.get("next")
             if not before:
@@ -432,7 +432,7 @@ class Operations:
         with understood():
             path, wait_s = _job_path(str(plan["job_id"])), FIRST_LOOK_S
         while True:
-            job = content((yield Call("GET", path, after_s=wait_s)))
+            job = content((yield HttpCall("GET", path, after_s=wait_s)))
             with understood():
                 if job["state"] in FINAL:
                     return answer_of(job)
@@ -446,37 +446,37 @@ class Operations:
 
     def job(self, job_id: str) -> Steps[dict[str, Any]]:
         """State, progress, best value and bound of a job, and its answer or the best so far."""
-        job: dict[str, Any] = content((yield Call("GET", _job_path(job_id))))
+        job: dict[str, Any] = content((yield HttpCall("GET", _job_path(job_id))))
         return job
 
     def jobs(self, limit: int = 100) -> Steps[list[dict[str, Any]]]:
         """Jobs of this client's key or address without their answers, newest first: at most ``limit``, up to 1,000."""
-        return list(listed(content((yield Call("GET", "/jobs", params=(("limit", str(limit)),)))), "jobs"))
+        return list(listed(content((yield HttpCall("GET", "/jobs", params=(("limit", str(limit)),)))), "jobs"))
 
     def cancel(self, job_id: str) -> Steps[dict[str, Any]]:
         """Cancel a job, which keeps its best answer; returns the job."""
-        job: dict[str, Any] = content((yield Call("POST", f"{_job_path(job_id)}/cancel")))
+        job: dict[str, Any] = content((yield HttpCall("POST", f"{_job_path(job_id)}/cancel")))
         return job
 
     def remove(self, job_id: str) -> Steps[None]:
         """Remove a job with its answer; a queued or running one is cancelled first."""
         # Not retried after it may have been received: the second attempt would find no job.
-        check((yield Call("DELETE", _job_path(job_id), once=True)))
+        check((yield HttpCall("DELETE", _job_path(job_id), once=True)))
 
     def observed(self) -> Steps[list[dict[str, Any]]]:
         """Current error and drift by device: ``devices`` of ``GET /observe``."""
-        return list(listed(content((yield Call("GET", "/observe"))), "devices"))
+        return list(listed(content((yield HttpCall("GET", "/observe"))), "devices"))
 
     def support(self) -> Steps[dict[str, Any]]:
         """Coverage of the loaded model, as :meth:`LatencyPredictor.support`."""
-        coverage: dict[str, Any] = content((yield Call("GET", "/support")))
+        coverage: dict[str, Any] = content((yield HttpCall("GET", "/support")))
         return coverage
 
     def devices(self) -> Steps[list[dict[str, Any]]]:
         """Every known device with its figures."""
-        return list(listed(content((yield Call("GET", "/devices"))), "devices"))
+        return list(listed(content((yield HttpCall("GET", "/devices"))), "devices"))
 
-    def _predict_items(self, items: Sequence[Item], levels: Sequence[float]) -> Steps[list[ServedPrediction]]:
+    def _predict_items(self, items: Sequence[QueryItem], levels: Sequence[float]) -> Steps[list[ServedPrediction]]:
         rest = {"quantiles": list(levels), "model": self.model}
         results = yield from self._send_in_parts("/predict", "items", [i.text for i in items], rest, "results")
         model_id = self._answered_by or ""
@@ -492,7 +492,7 @@ class Operations:
                 hint="a client without `model`; or cdmpp.make_plan with this client as the predictor",
             )
         if kind not in self._plan_paths:
-            planners = listed(content((yield Call("GET", "/plans", limit_s=limit_s))), "kinds")
+            planners = listed(content((yield HttpCall("GET", "/plans", limit_s=limit_s))), "kinds")
             with understood():
                 self._plan_paths = {str(planner["kind"]): str(planner["path"]) for planner in planners}
         if kind not in self._plan_paths:
@@ -503,7 +503,7 @@ class Operations:
             raise FieldError(f"the request: {error.message}", hint="plain JSON values") from None
         # Not retried: a job that is submitted twice would run twice.
         headers = () if wait else _ASYNC
-        answer = yield Call("POST", self._plan_paths[kind], body, once=not wait, headers=headers, limit_s=limit_s)
+        answer = yield HttpCall("POST", self._plan_paths[kind], body, once=not wait, headers=headers, limit_s=limit_s)
         return answer
 
     def _send_in_parts(
@@ -516,7 +516,7 @@ class Operations:
         while start < len(texts):
             end = min(self._end(texts, start), start + most)
             body = f'{{"{name}":[{",".join(texts[start:end])}]{tail}}}'.encode()
-            answer = yield Call("POST", path, body, once=once)
+            answer = yield HttpCall("POST", path, body, once=once)
             if end - start > 1 and (yield from self._was_too_much(answer, len(body))):
                 continue
             if answer.status == 504 and end - start > FEW_ITEMS and not once:
@@ -560,7 +560,7 @@ class Operations:
         places = {str(error.get("path")) for error in problem.get("errors") or [] if isinstance(error, dict)}
         if not places & lists:
             return False
-        document = content((yield Call("GET", "/openapi.json")))
+        document = content((yield HttpCall("GET", "/openapi.json")))
         try:
             most = int(document["components"]["schemas"]["PredictRequest"]["properties"]["items"]["maxItems"])
         except (KeyError, TypeError, ValueError):
@@ -609,11 +609,11 @@ def _job_path(id: str) -> str:
     return f"/jobs/{id}"
 
 
-def _registered(result: Mapping[str, Any]) -> Registered:
+def _registered(result: Mapping[str, Any]) -> ProgramReceipt:
     """A result of ``POST /programs``."""
     if "error" in result:
-        return Registered(error=error_info(result["error"]))
-    return Registered(result["hash"], result["name"])
+        return ProgramReceipt(error=error_info(result["error"]))
+    return ProgramReceipt(result["hash"], result["name"])
 
 
 def _observed(result: Mapping[str, Any]) -> Observed:

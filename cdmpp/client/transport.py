@@ -17,7 +17,7 @@ except ModuleNotFoundError:
         "a client of a service needs the package httpx2, which is not installed", hint=install_hint("client")
     ) from None
 
-__all__ = ["JSON", "Attempts", "Call", "HttpAnswer", "Steps", "httpx2", "options"]
+__all__ = ["JSON", "Attempts", "HttpAnswer", "HttpCall", "Steps", "httpx2", "options"]
 
 JSON = "application/json"
 TIMEOUT_HEADER = "x-request-timeout-s"
@@ -33,7 +33,7 @@ _TIMED_OUT = (httpx2.ReadTimeout, httpx2.WriteTimeout, TimeoutError)
 
 
 @dataclass(frozen=True)
-class Call:
+class HttpCall:
     """One request.
 
     Attributes
@@ -74,7 +74,7 @@ class HttpAnswer:
 
 T = TypeVar("T")
 #: An operation: yields calls and receives their responses.
-Steps = Generator[Call, HttpAnswer, T]
+Steps = Generator[HttpCall, HttpAnswer, T]
 
 
 class Attempts:
@@ -95,7 +95,7 @@ class Attempts:
         self._ends = time.monotonic() + timeout_s
         self._failed = 0
 
-    def actions(self, steps: Steps[T]) -> Generator[Call | float, HttpAnswer | Exception | None, T]:
+    def actions(self, steps: Steps[T]) -> Generator[HttpCall | float, HttpAnswer | Exception | None, T]:
         """Calls to send and seconds to wait until an operation is done.
 
         A call receives its response or the error of the transport, and a wait receives None.
@@ -111,7 +111,7 @@ class Attempts:
             result: T = done.value
             return result
 
-    def _attempts(self, call: Call) -> Generator[Call | float, HttpAnswer | Exception | None, HttpAnswer]:
+    def _attempts(self, call: HttpCall) -> Generator[HttpCall | float, HttpAnswer | Exception | None, HttpAnswer]:
         self._failed = 0
         if call.after_s:
             yield min(call.after_s, self.left_s())
@@ -146,7 +146,7 @@ class Attempts:
             hint="send fewer items, or create the client with a longer timeout_s",
         )
 
-    def options(self, call: Call) -> dict[str, Any]:
+    def options(self, call: HttpCall) -> dict[str, Any]:
         """Arguments of httpx2 for a call; a header has the remaining time, after which the service stops computing."""
         left_s = self.left_s()
         media = {} if call.body is None else {"content-type": call.media}
@@ -157,13 +157,13 @@ class Attempts:
             "timeout": left_s,
         }
 
-    def _after_answer(self, answer: HttpAnswer, call: Call) -> float | None:
+    def _after_answer(self, answer: HttpAnswer, call: HttpCall) -> float | None:
         """Seconds to wait before another attempt; None if this response is final."""
         if answer.status not in _LATER or (call.once and answer.status in _BROKEN_OFF):
             return None
         return self._wait(_retry_after_s(answer.headers))
 
-    def _after_error(self, error: Exception, call: Call) -> float:
+    def _after_error(self, error: Exception, call: HttpCall) -> float:
         """Seconds to wait before another attempt.
 
         Raises

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cdmpp.llm.serving.simulate import simulate as simulate
     from cdmpp.llm.training.calibrate import calibrate_training as calibrate_training
     from cdmpp.llm.training.layout import TrainingLayout as TrainingLayout
-    from cdmpp.llm.training.result import SearchResult as SearchResult
+    from cdmpp.llm.training.result import LayoutSearch as LayoutSearch
     from cdmpp.llm.training.result import TrainingStep as TrainingStep
     from cdmpp.llm.training.search import search_layouts as search_layouts
     from cdmpp.llm.training.step import TrainingPlan as TrainingPlan
@@ -49,7 +49,7 @@ _NAMES = {
     "serving.simulate": ("ServingResult", "simulate"),
     "training.calibrate": ("calibrate_training",),
     "training.layout": ("TrainingLayout",),
-    "training.result": ("SearchResult", "TrainingStep"),
+    "training.result": ("LayoutSearch", "TrainingStep"),
     "training.search": ("search_layouts",),
     "training.step": ("TrainingPlan", "training_step"),
 }

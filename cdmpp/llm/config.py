@@ -87,7 +87,7 @@ class Indexer:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionLayer:
     """Attention with grouped heads.
 
     Attributes
@@ -228,7 +228,7 @@ class Recurrent:
 
 
 #: First half of a layer, and its second half.
-Mixer = Attention | Latent | Compressed | Recurrent
+Mixer = AttentionLayer | Latent | Compressed | Recurrent
 FeedForward = Dense | Experts
 
 
@@ -350,7 +350,7 @@ class LLMConfig:
             return self.mixers
         if self.latent is not None:
             return ((self.layers, self.latent),)
-        full = Attention(self.heads, self.kv_heads, self.head_dim)
+        full = AttentionLayer(self.heads, self.kv_heads, self.head_dim)
         windowed = replace(full, window=self.window)
         halves = ((self.layers - self.windowed_layers, full), (self.windowed_layers, windowed))
         return tuple(half for half in halves if half[0])

@@ -18,7 +18,7 @@ from cdmpp.errors import FieldError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, load_engine
-from cdmpp.llm.estimate_result import Bounded, LLMEstimate, Part, Settings
+from cdmpp.llm.estimate_result import Bounded, EstimatePart, EstimateSettings, LLMEstimate
 from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.llm.memory import check_memory
 from cdmpp.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
@@ -109,7 +109,7 @@ class EstimatePlan:
         types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
         layout.check(config)
         self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
-        self.settings = Settings(
+        self.settings = EstimateSettings(
             device.name,
             tp,
             pp,
@@ -316,7 +316,7 @@ def _summed(steps: Sequence[PricedStep], runs: Array) -> Array:
     return np.asarray(np.einsum("s,sfk->fk", runs, np.stack([step.kinds() for step in steps])))
 
 
-def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Part]:
+def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[EstimatePart]:
     """Parts of a phase, and the time beyond its kernels as another one."""
     found: dict[tuple[str, str, int], list[Any]] = {}
     for step, often in zip(steps, runs.tolist(), strict=True):
@@ -326,13 +326,13 @@ def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Part]:
             place[1] += often * float(own)
             place[2].append(prediction)
     rows = [
-        Part(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
+        EstimatePart(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
         for (name, operator, _), (count, seconds, predictions) in found.items()
         for least in [max(predictions, key=lambda p: LABELS.index(p.domain))]
     ]
     host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))
     if host > 1e-9 * sum(row.seconds for row in rows):
-        rows.append(Part(phase, "host", "host", round(float(runs.sum())), host, None))
+        rows.append(EstimatePart(phase, "host", "host", round(float(runs.sum())), host, None))
     return rows
 
 

@@ -28,7 +28,7 @@ class Bounded:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EstimateSettings:
     """Request of an estimate.
 
     Attributes
@@ -71,7 +71,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Part:
+class EstimatePart:
     """An operator's or collective's time in one phase.
 
     Attributes
@@ -116,7 +116,7 @@ class LLMEstimate(Rendered):
         Prefill and all decode steps, without the front end.
     tpot : Bounded or None
         Mean time of a token in decode.
-    parts : list of Part
+    parts : list of EstimatePart
         The seconds add up to ``total``.
     gpus : int
         Devices of the layout.
@@ -125,7 +125,7 @@ class LLMEstimate(Rendered):
     """
 
     model_id: str
-    settings: Settings
+    settings: EstimateSettings
     config: LLMConfig
     gpus: int
     prefill: Bounded
@@ -134,7 +134,7 @@ class LLMEstimate(Rendered):
     total: Bounded
     tpot: Bounded | None
     memory: Memory
-    parts: list[Part]
+    parts: list[EstimatePart]
     remarks: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:

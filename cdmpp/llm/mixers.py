@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdmpp.llm.config import Attention, Compressed, Indexer, Latent, Mixer, Recurrent
+from cdmpp.llm.config import AttentionLayer, Compressed, Indexer, Latent, Mixer, Recurrent
 from cdmpp.llm.step_builder import StepBuilder
 from cdmpp.llm.steps import Decode, Prefill, Step, attention_calls
 from cdmpp.llm.tensors import compressor_columns, projected_columns
@@ -15,7 +15,7 @@ STAND_INS = ("index_scores", "index_topk", "conv1d", "scan", "scan_scores", "sca
 
 def add_mixer(b: StepBuilder, mixer: Mixer, step: Step) -> None:
     """Add the operators between the norm and the all-reduce of an attention half."""
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, AttentionLayer):
         _attention(b, mixer, step)
     elif isinstance(mixer, Latent):
         _latent(b, mixer, step)
@@ -30,7 +30,7 @@ def _queries(step: Step) -> int:
     return 1 + step.drafted if isinstance(step, Decode) else 1
 
 
-def _attention(b: StepBuilder, mixer: Attention, step: Step) -> None:
+def _attention(b: StepBuilder, mixer: AttentionLayer, step: Step) -> None:
     config, tp = b.config, b.layout.tp
     heads, kv_heads = mixer.heads // tp, max(1, mixer.kv_heads // tp)
     keys, values = kv_heads * mixer.head_dim, kv_heads * mixer.values

@@ -23,7 +23,7 @@ REQUIRED: Final = ...
 
 
 @dataclass(frozen=True)
-class Option:
+class RequestOption:
     """An option of a request.
 
     Attributes
@@ -59,24 +59,24 @@ class Option:
 
 def _int(
     help: str, default: Any, least: int, most: float | None = None, unset: str = "", below: int | None = None
-) -> Option:
-    return Option(int, help, default, unset, least, most, below)
+) -> RequestOption:
+    return RequestOption(int, help, default, unset, least, most, below)
 
 
-def _share(help: str, default: float | None, unset: str = "", *, most: float | None = None) -> Option:
-    return Option(float, help, default, unset, 0, most, 1 if most is None else None)
+def _share(help: str, default: float | None, unset: str = "", *, most: float | None = None) -> RequestOption:
+    return RequestOption(float, help, default, unset, 0, most, 1 if most is None else None)
 
 
-def _text(help: str, default: str | None, choices: tuple[str, ...], unset: str = "") -> Option:
-    return Option(str, help, default, unset, choices=choices)
+def _text(help: str, default: str | None, choices: tuple[str, ...], unset: str = "") -> RequestOption:
+    return RequestOption(str, help, default, unset, choices=choices)
 
 
-def _degree(help: str, most: int = MAX_DEGREE) -> Option:
+def _degree(help: str, most: int = MAX_DEGREE) -> RequestOption:
     return _int(help, defaults.DEGREE, 1, most)
 
 
 _REPLICAS = "Replicas of the attention, which divide the batch: tp * pp * dp devices."
-LAYOUT: dict[str, Option] = {
+LAYOUT: dict[str, RequestOption] = {
     "tp": _degree("Ranks that share each layer (tensor parallelism)."),
     "pp": _degree("Stages that share the layers (pipeline parallelism)."),
     "ep": _degree("Groups that share the experts (expert parallelism); ep <= tp * dp."),
@@ -93,7 +93,7 @@ MODEL = LAYOUT | {
     "weights": _text(_WEIGHTS, None, ("float8_e4m3", "int8", "float4_e2m1", "int4", *_FLOATS), _STATED),
     "kv_dtype": _text("Type of the cache.", None, ("float8_e4m3", "int8", *_FLOATS), _STATED),
     "framework": _text(_ENGINE, None, get_args(ProgramFramework), f"that of the engine {defaults.ENGINE}"),
-    "cuda_graph": Option(bool, "Decode steps may be captured graphs.", defaults.CUDA_GRAPH),
+    "cuda_graph": RequestOption(bool, "Decode steps may be captured graphs.", defaults.CUDA_GRAPH),
     "input": _int("Tokens of each prompt.", defaults.INPUT, 1, MAX_TOKENS),
     "mtp": _int(_DRAFTED, defaults.MTP, 0, MAX_MTP),
     "acceptance": _share("Share of drafted tokens that is right, where those before are.", defaults.ACCEPTANCE, most=1),
@@ -107,7 +107,7 @@ _UNSPREAD = "0.05 for concurrency of engines that mix prompts and decoding, else
 #: Options of simulated serving, beside those of the model.
 SERVING = {
     "concurrency": _int("Requests in flight of simulated serving.", None, 1, MAX_BATCH),
-    "rate": Option(float, "Requests per second (Poisson) of simulated serving.", None, "", MIN_RATE, MAX_RATE),
+    "rate": RequestOption(float, "Requests per second (Poisson) of simulated serving.", None, "", MIN_RATE, MAX_RATE),
     "output": replace(OUTPUT, default=defaults.SERVED_OUTPUT),
     "count": _int("Requests.", None, 1, MAX_REQUESTS, "8 for each in flight, 1,000 for a rate"),
     "warmup": _int(_WARMUP, None, 0, None, "those in flight of concurrency, else 0", MAX_REQUESTS),

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from cdmpp.llm.config import Attention, Compressed, Dense, FeedForward, Indexer, Latent, LLMConfig, Mixer, Recurrent
+from cdmpp.llm.config import (
+    AttentionLayer,
+    Compressed,
+    Dense,
+    FeedForward,
+    Indexer,
+    Latent,
+    LLMConfig,
+    Mixer,
+    Recurrent,
+)
 from cdmpp.llm.layout import Layout, Types
 
 #: How a tensor is divided: over the ranks of a layer, by key-value heads, over the ranks of the experts, or not.
@@ -46,7 +56,7 @@ def mixer_tensors(config: LLMConfig, mixer: Mixer) -> Iterator[Tensor]:
     """Tensors of the attention half of one layer, with its norms."""
     yield Tensor(_norm(config) * (2 if config.norms == 4 else 1))
     yield from _stream_tensors(config)
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, AttentionLayer):
         yield from _attention(config, mixer)
     elif isinstance(mixer, Latent):
         yield from _latent(config, mixer)
@@ -75,7 +85,7 @@ def feed_forward_tensors(config: LLMConfig, half: FeedForward) -> Iterator[Tenso
         yield Tensor(config.hidden * half.shared_gate)
 
 
-def _attention(config: LLMConfig, mixer: Attention) -> Iterator[Tensor]:
+def _attention(config: LLMConfig, mixer: AttentionLayer) -> Iterator[Tensor]:
     hidden, columns = config.hidden, mixer.heads * mixer.head_dim
     keys, values = mixer.kv_heads * mixer.head_dim, mixer.kv_heads * mixer.values
     yield Tensor(hidden * columns * (1 + mixer.gate), "tp", "attention")

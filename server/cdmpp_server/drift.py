@@ -23,9 +23,9 @@ from cdmpp_server.adapt.work import header_for, unpack
 from cdmpp_server.concurrency import background
 from cdmpp_server.jobs.store import FullError, JobStore, LeasedJob
 from cdmpp_server.models import Models
-from cdmpp_server.observe.figures import Figures
+from cdmpp_server.observe.figures import MeasuredErrors
 from cdmpp_server.observe.routes import list_observations
-from cdmpp_server.observe.store import Store, Summary
+from cdmpp_server.observe.store import ObservationStore, Summary
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.problems import ProblemError, internal_error
 from cdmpp_server.processes import ADAPTING, adapting
@@ -52,7 +52,7 @@ class ProposalJob:
 
     Parameters
     ----------
-    store : Store
+    store : ObservationStore
     proposals : ProposalStore
     models : Models
     sandbox : Sandbox
@@ -62,7 +62,12 @@ class ProposalJob:
     """
 
     def __init__(
-        self, store: Store, proposals: ProposalStore, models: Models, sandbox: Sandbox, make: Callable[[], Worker]
+        self,
+        store: ObservationStore,
+        proposals: ProposalStore,
+        models: Models,
+        sandbox: Sandbox,
+        make: Callable[[], Worker],
     ) -> None:
         self._store, self._proposals, self._models = store, proposals, models
         self._sandbox, self._make = sandbox, make
@@ -171,7 +176,7 @@ MIN_OBSERVATIONS = 40
 BIASED_FROM, BIASED_COVERAGE = 100, 0.5
 
 
-def is_beyond(figures: Figures) -> bool:
+def is_beyond(figures: MeasuredErrors) -> bool:
     """Whether the predictions of a model on a device have drifted, or miss most measurements."""
     biased = figures.count >= BIASED_FROM and figures.coverage < BIASED_COVERAGE
     return figures.drifting or biased
@@ -182,7 +187,7 @@ class DriftWatch:
 
     Parameters
     ----------
-    store : Store
+    store : ObservationStore
     proposals : ProposalStore
     jobs : JobStore
     models : Models
@@ -191,7 +196,12 @@ class DriftWatch:
     """
 
     def __init__(
-        self, store: Store, proposals: ProposalStore, jobs: JobStore, models: Models, on_job: Callable[[], None]
+        self,
+        store: ObservationStore,
+        proposals: ProposalStore,
+        jobs: JobStore,
+        models: Models,
+        on_job: Callable[[], None],
     ) -> None:
         self._store, self._proposals, self._jobs, self._models = store, proposals, jobs, models
         self._on_job = on_job

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, create_model
 
-from cdmpp.llm.options import Option
+from cdmpp.llm.options import RequestOption
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
 from cdmpp_server.schema_base import RequestModel
@@ -15,7 +15,7 @@ from cdmpp_server.schema_base import RequestModel
 M = TypeVar("M", bound=RequestModel)
 
 
-def with_options(options: Mapping[str, Option]) -> Callable[[type[M]], type[M]]:
+def with_options(options: Mapping[str, RequestOption]) -> Callable[[type[M]], type[M]]:
     """Add a field for each option to a request."""
 
     def extended(model: type[M]) -> type[M]:
@@ -26,7 +26,7 @@ def with_options(options: Mapping[str, Option]) -> Callable[[type[M]], type[M]]:
     return extended
 
 
-def _annotation(option: Option) -> Any:
+def _annotation(option: RequestOption) -> Any:
     limits = Field(ge=option.minimum, le=option.maximum, lt=option.below)
     value: Any = Literal[option.choices] if option.choices else Annotated[option.type, limits]
     if option.type is int:

@@ -26,11 +26,11 @@ from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
 from cdmpp_server.sandbox.worker import (
     OnProgress,
     Program,
+    SandboxPool,
     SupervisedWorker,
     Worker,
     WorkerDiedError,
     WorkerMemoryError,
-    WorkerPool,
     WorkerReply,
     WorkerTimeoutError,
 )
@@ -185,7 +185,7 @@ class Processes:
         self, kind: ProcessKind, workers: int, make: Callable[[], Worker], max_queued: int, limit_s: float | None = None
     ) -> None:
         self._kind, self._limit_s = kind, limit_s
-        self._pool, self._load = WorkerPool(workers, make, max_queued), Load(workers)
+        self._pool, self._load = SandboxPool(workers, make, max_queued), Load(workers)
 
     async def __aenter__(self) -> Self:
         return self

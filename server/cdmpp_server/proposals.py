@@ -20,7 +20,7 @@ from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.observe.figures import RECENT
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.observe.tables import StoreUnavailableError, metadata
 
 #: At most one proposal of each model on each device.
@@ -74,11 +74,11 @@ class ProposalStore:
 
     Parameters
     ----------
-    store : Store
+    store : ObservationStore
         Holds the database connection.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObservationStore) -> None:
         self._store = store
 
     def is_due(self, key: Key, number: int) -> bool:

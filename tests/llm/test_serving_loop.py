@@ -9,7 +9,7 @@ import pytest
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.serving.loop import STEP_WORK, Effort, Lane, ServedRequest, open_loop
+from cdmpp.llm.serving.loop import STEP_WORK, Replica, ServedRequest, WorkLimit, open_loop
 from cdmpp.llm.training import memory
 from cdmpp.llm.training.layout import TrainingLayout
 
@@ -32,8 +32,8 @@ class Tables:
         return kernels_s
 
 
-def lanes(count: int, effort: Effort) -> list[Lane]:
-    return [Lane(Tables(), 2048, 8, 1e5, False, 0.0, effort=effort) for _ in range(count)]  # type: ignore[arg-type]
+def lanes(count: int, effort: WorkLimit) -> list[Replica]:
+    return [Replica(Tables(), 2048, 8, 1e5, False, 0.0, effort=effort) for _ in range(count)]  # type: ignore[arg-type]
 
 
 def requests(count: int, rate: float) -> list[ServedRequest]:
@@ -42,7 +42,7 @@ def requests(count: int, rate: float) -> list[ServedRequest]:
     return [ServedRequest(i, float(at), *map(int, rng.integers(1, 200, 2))) for i, at in enumerate(arrivals)]
 
 
-def every_replica_at_every_arrival(lanes: list[Lane], requests: list[ServedRequest]) -> None:
+def every_replica_at_every_arrival(lanes: list[Replica], requests: list[ServedRequest]) -> None:
     for request in requests:
         for lane in lanes:
             lane.catch_up(request.arrival_s)
@@ -53,7 +53,7 @@ def every_replica_at_every_arrival(lanes: list[Lane], requests: list[ServedReque
 
 @pytest.mark.parametrize(("count", "rate"), [(1, 1.0), (3, 4.0), (40, 50.0)])
 def test_replicas_that_run_on_late_serve_as_those_that_run_on_at_every_arrival(count: int, rate: float) -> None:
-    effort, all_effort = Effort(), Effort()
+    effort, all_effort = WorkLimit(), WorkLimit()
     served, reference = requests(400, rate), requests(400, rate)
     open_loop(lanes(count, effort), served)
     every_replica_at_every_arrival(lanes(count, all_effort), reference)
@@ -65,7 +65,7 @@ def test_replicas_that_run_on_late_serve_as_those_that_run_on_at_every_arrival(c
 
 def test_loop_ends_at_its_bound() -> None:
     with pytest.raises(FieldError, match="more work than 1,000 "):
-        open_loop(lanes(2, Effort(1000)), requests(100, 5.0))
+        open_loop(lanes(2, WorkLimit(1000)), requests(100, 5.0))
 
 
 @pytest.mark.parametrize(("layers", "pp"), [(7, 3), (10, 4), (61, 16), (30, 32)])

@@ -12,7 +12,7 @@ import cdmpp
 from cdmpp.errors import CdmppError, FieldError, InfeasibleError
 from cdmpp.llm import TrainingStep, calibrate_training, read_config, search_layouts, training_step
 from cdmpp.llm.engines import EngineProfile, load_engine
-from cdmpp.llm.engines.profile import Measured, load_training_engine
+from cdmpp.llm.engines.profile import MeasuredSteps, load_training_engine
 from cdmpp.llm.training.calibrate import fit_training
 from cdmpp.llm.training.export import export_layout
 from cdmpp.llm.training.links import Links, distinct, network_bandwidth
@@ -80,7 +80,7 @@ def test_domain_and_interval_follow_the_measured_steps(predictor: LatencyPredict
 
 
 def test_measured_steps_widen_a_profile() -> None:
-    first = Measured().widened("a", "bfloat16", {"gpus": 8.0})
+    first = MeasuredSteps().widened("a", "bfloat16", {"gpus": 8.0})
     assert first.departures("a", "bfloat16", {"gpus": 16.0}) == []
     assert first.departures("b", "mxfp8", {"gpus": 32.0}) == ["device b", "products mxfp8", "gpus 32"]
     assert first.widened("b", "mxfp8", {"gpus": 32.0}).departures("b", "mxfp8", {"gpus": 64.0}) == []

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, text
 
 from cdmpp_server.app import create_app
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.settings import Settings
 from tests.server.postgres import running_postgres
 
@@ -66,8 +66,8 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(database: str) -> Iterator[Store]:
-    opened = Store(database)
+def store(database: str) -> Iterator[ObservationStore]:
+    opened = ObservationStore(database)
     yield opened
     opened.close()
 

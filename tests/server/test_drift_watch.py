@@ -9,19 +9,24 @@ from cdmpp_server.jobs.store import JobStore
 from cdmpp_server.models import Models
 from cdmpp_server.observe.figures import RECENT
 from cdmpp_server.observe.ids import PredictedBefore
-from cdmpp_server.observe.store import Observation, Store
+from cdmpp_server.observe.store import Observation, ObservationStore
 from cdmpp_server.proposals import MAX_KEPT, Key, ProposalStore
 
 DIGEST = lookup("t4").digest()
 
 
-def watch_of(store: Store, predictor: LatencyPredictor, max_jobs: int = 10) -> DriftWatch:
+def watch_of(store: ObservationStore, predictor: LatencyPredictor, max_jobs: int = 10) -> DriftWatch:
     jobs = JobStore(store, max_jobs, 10, 10, 60.0)
     return DriftWatch(store, ProposalStore(store), jobs, Models(predictor, 1), lambda: None)
 
 
 def observe(
-    store: Store, predictor: LatencyPredictor, count: int, ratio: float, device: str = "t4", model: str | None = None
+    store: ObservationStore,
+    predictor: LatencyPredictor,
+    count: int,
+    ratio: float,
+    device: str = "t4",
+    model: str | None = None,
 ) -> None:
     predicted = PredictedBefore(
         "0" * 32, device, DIGEST, "library", "kernel", None, model or predictor.model_id, 1e-3, 0.9e-3, 1.1e-3
@@ -29,7 +34,7 @@ def observe(
     store.add([Observation(predicted, 1e-3 * ratio)] * count)
 
 
-def test_one_job_is_submitted_for_a_drift(store: Store, predictor: LatencyPredictor) -> None:
+def test_one_job_is_submitted_for_a_drift(store: ObservationStore, predictor: LatencyPredictor) -> None:
     watch = watch_of(store, predictor)
     observe(store, predictor, 300, 1.0)
     assert watch.check() == 0
@@ -48,7 +53,7 @@ def test_one_job_is_submitted_for_a_drift(store: Store, predictor: LatencyPredic
 
 
 def test_no_job_for_other_models_and_devices_that_cannot_be_found_again(
-    store: Store, predictor: LatencyPredictor
+    store: ObservationStore, predictor: LatencyPredictor
 ) -> None:
     observe(store, predictor, 200, 3.0, model="an older model")
     observe(store, predictor, 200, 3.0, device="my own")
@@ -56,14 +61,14 @@ def test_no_job_for_other_models_and_devices_that_cannot_be_found_again(
     assert watch_of(store, predictor).check() == 0
 
 
-def test_full_queue_leaves_the_proposal_to_a_later_check(store: Store, predictor: LatencyPredictor) -> None:
+def test_full_queue_leaves_the_proposal_to_a_later_check(store: ObservationStore, predictor: LatencyPredictor) -> None:
     full = watch_of(store, predictor, max_jobs=0)
     observe(store, predictor, 200, 3.0)
     assert full.check() == 0
     assert watch_of(store, predictor).check() == 1
 
 
-def test_proposals_are_bounded(store: Store) -> None:
+def test_proposals_are_bounded(store: ObservationStore) -> None:
     proposals = ProposalStore(store)
     for number in range(MAX_KEPT + 20):
         id = proposals.claim(Key("t4", DIGEST, f"model {number}"), 1)

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from benchmarks.fuzz import check, mutate, seeds
 from benchmarks.fuzz.__main__ import SMALL
 from benchmarks.fuzz.cases import OCTETS, SURFACES, TENSORS
-from benchmarks.fuzz.drive import Run
+from benchmarks.fuzz.drive import FuzzRun
 from benchmarks.fuzz.models import adversarial, examples
 from benchmarks.serving.process import Served, free_port, running
 from tests.waiting import PATIENCE_S
@@ -34,7 +34,7 @@ def test_fuzzing_finds_no_fault() -> None:
         # Without TVMScript, because TVM's start takes longer than this test; the full run includes it.
         surfaces = [s for s in SURFACES if s.path in document["paths"] and s.name != "TVMScript"]
         assert {s.path for s in surfaces} >= {"/predict", "/models/predict", "/observe", "/curve", "/programs"}
-        report = Run(served, surfaces, cases=300, seed=1, seconds=60.0).run()
+        report = FuzzRun(served, surfaces, cases=300, seed=1, seconds=60.0).run()
     assert not report.findings, report.findings[:5]
     assert report.total() >= 300
     assert set(report.cases) == {s.name for s in surfaces}
@@ -136,5 +136,5 @@ def test_unresponsive_service_is_a_finding() -> None:
         process.wait(PATIENCE_S)
     gone = Served(free_port(), process)
     surface = replace(SURFACES[0], share=1.0)
-    report = Run(gone, [surface], cases=64, seed=0, seconds=10.0, connections=1).run()
+    report = FuzzRun(gone, [surface], cases=64, seed=0, seconds=10.0, connections=1).run()
     assert {finding.what.split(":")[0] for finding in report.findings} >= {"no answer", "it is not alive at the end"}

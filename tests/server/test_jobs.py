@@ -16,7 +16,7 @@ from sqlalchemy import update
 from cdmpp_server.jobs.routes import Job
 from cdmpp_server.jobs.runner import Runner
 from cdmpp_server.jobs.store import FINISHED, MAX_ATTEMPTS, FullError, JobState, JobStore, QuotaError, jobs, to_json
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.sandbox.worker import OnProgress, Worker, WorkerDiedError
 
@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 
 def job_store(
-    store: Store, max_jobs: int = 10, max_kept: int = 10, keep_s: float = 60.0, max_of_sender: int = 10
+    store: ObservationStore, max_jobs: int = 10, max_kept: int = 10, keep_s: float = 60.0, max_of_sender: int = 10
 ) -> JobStore:
     return JobStore(store, max_jobs, max_of_sender, max_kept, keep_s)
 
@@ -38,13 +38,13 @@ def state_of(jobs: JobStore, id: str) -> JobState:
     return state
 
 
-def expire(store: Store, id: str) -> None:
+def expire(store: ObservationStore, id: str) -> None:
     """End the lease of a job, as if its worker had stopped renewing it."""
     old = update(jobs).where(jobs.c.id == id).values(lease_until=time.time() - 1)
     store.write(lambda connection: connection.execute(old))
 
 
-def test_job_runs_from_submission_to_answer(store: Store) -> None:
+def test_job_runs_from_submission_to_answer(store: ObservationStore) -> None:
     queue = job_store(store)
     assert not queue.waiting() and queue.take("worker") is None
     first = queue.add("pipeline", b"{}", b"", 3.0)
@@ -69,7 +69,7 @@ def test_job_runs_from_submission_to_answer(store: Store) -> None:
     assert queue.get("0" * 32) is None and queue.cancel("0" * 32) is None
 
 
-def test_cancelled_job_keeps_its_best_answer(store: Store) -> None:
+def test_cancelled_job_keeps_its_best_answer(store: ObservationStore) -> None:
     queue = job_store(store)
     waiting, running = queue.add("a", b"", b"", 1.0), queue.add("b", b"", b"", 1.0)
     cancelled = queue.cancel(waiting)
@@ -84,7 +84,7 @@ def test_cancelled_job_keeps_its_best_answer(store: Store) -> None:
     assert queue.take("worker") is None
 
 
-def test_senders_take_turns(store: Store) -> None:
+def test_senders_take_turns(store: ObservationStore) -> None:
     queue = job_store(store, max_jobs=100, max_of_sender=100)
 
     def add(sender: str, budget_s: float | None = 10.0) -> str:
@@ -109,7 +109,7 @@ def test_senders_take_turns(store: Store) -> None:
     assert [queue.take("worker").id, queue.take("worker").id] == [late[5:], early[5:]]  # type: ignore[union-attr]
 
 
-def test_places_of_one_sender_are_limited(store: Store) -> None:
+def test_places_of_one_sender_are_limited(store: ObservationStore) -> None:
     queue = job_store(store, max_jobs=4, max_of_sender=2)
     first = queue.add("a", b"", b"", 1.0, "one")
     queue.add("a", b"", b"", 1.0, "one")
@@ -122,7 +122,7 @@ def test_places_of_one_sender_are_limited(store: Store) -> None:
         [queue.add("a", b"", b"", 1.0, "three") for _ in range(2)]
 
 
-def test_submissions_at_a_time_keep_the_limit_of_a_sender(store: Store) -> None:
+def test_submissions_at_a_time_keep_the_limit_of_a_sender(store: ObservationStore) -> None:
     queue = job_store(store, max_of_sender=3)
     refused: list[QuotaError] = []
 
@@ -140,7 +140,7 @@ def test_submissions_at_a_time_keep_the_limit_of_a_sender(store: Store) -> None:
     assert len(refused) == 5
 
 
-def test_removed_job_is_unknown_and_its_worker_loses_it(store: Store) -> None:
+def test_removed_job_is_unknown_and_its_worker_loses_it(store: ObservationStore) -> None:
     queue = job_store(store)
     running, waiting = queue.add("a", b"", b"", 1.0), queue.add("b", b"", b"", 1.0)
     assert queue.take("worker") is not None
@@ -150,7 +150,7 @@ def test_removed_job_is_unknown_and_its_worker_loses_it(store: Store) -> None:
     assert not queue.beat(running, "worker", {}) and not queue.finish(running, "worker", "done", {})
 
 
-def test_job_is_taken_again_when_its_lease_has_ended(store: Store) -> None:
+def test_job_is_taken_again_when_its_lease_has_ended(store: ObservationStore) -> None:
     queue = job_store(store)
     id = queue.add("a", b"", b"", 1.0)
     assert queue.take("dead") is not None
@@ -169,7 +169,7 @@ def test_job_is_taken_again_when_its_lease_has_ended(store: Store) -> None:
 
 @pytest.mark.parametrize("error_s", [-3600.0, 3600.0])
 def test_leases_do_not_depend_on_the_clock_of_the_worker(
-    store: Store, error_s: float, monkeypatch: pytest.MonkeyPatch
+    store: ObservationStore, error_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, genuine = job_store(store), time.time
     id = queue.add("a", b"", b"", 1.0)
@@ -194,13 +194,13 @@ def test_leases_do_not_depend_on_the_clock_of_the_worker(
     assert again is not None and again.id == id
 
 
-def test_jobs_submitted_in_one_moment_are_taken_in_order(store: Store) -> None:
+def test_jobs_submitted_in_one_moment_are_taken_in_order(store: ObservationStore) -> None:
     queue = job_store(store)
     ids = [queue.add("a", b"", b"", 1.0) for _ in range(8)]
     assert [leased.id for _ in ids if (leased := queue.take("worker"))] == ids
 
 
-def test_open_and_finished_jobs_are_limited(store: Store) -> None:
+def test_open_and_finished_jobs_are_limited(store: ObservationStore) -> None:
     queue = job_store(store, max_jobs=3, max_kept=2)
     ids = [queue.add("a", b"", b"", 1.0) for _ in range(3)]
     with pytest.raises(FullError, match="3 jobs"):
@@ -278,7 +278,7 @@ async def until_started(runner: Runner, search: Search) -> None:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Iterator[JobStore]:
-    store = Store(str(tmp_path / "s.sqlite"))
+    store = ObservationStore(str(tmp_path / "s.sqlite"))
     yield job_store(store)
     store.close()
 
@@ -377,7 +377,7 @@ def test_job_leased_while_its_runner_stops_returns_to_the_queue(
 
 
 def test_job_whose_process_dies_fails(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "s.sqlite"))
+    store = ObservationStore(str(tmp_path / "s.sqlite"))
     queue = job_store(store)
 
     async def die(search: Search, on_progress: OnProgress) -> Any:

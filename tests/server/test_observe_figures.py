@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdmpp_server.observe.figures import MIN_REFERENCE, RATIO_LIMIT, RECENT, REFERENCE, Figures, Running
+from cdmpp_server.observe.figures import MIN_REFERENCE, RATIO_LIMIT, RECENT, REFERENCE, MeasuredErrors, Running
 
 
-def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> Figures:
+def figures(ratios: np.ndarray, sizes: list[int] | None = None) -> MeasuredErrors:
     """Running state after observations with these ratios measured / predicted, in batches of these sizes."""
     kept = Running()
     predicted = np.full(len(ratios), 1e-4)

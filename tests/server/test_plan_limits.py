@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from cdmpp.plan.registry import PLANNERS, make_plan
-from cdmpp_server.plan.work import Reader, read
+from cdmpp_server.plan.work import PlanReader, read
 from cdmpp_server.plan_limits import DEFAULTS
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
@@ -31,7 +31,7 @@ def examples() -> list[tuple[str, Any]]:
 
 def refusal(kind: str, value: Any, limits: dict[str, float]) -> dict[str, Any] | None:
     try:
-        read(Reader(Settings(plan_limits=limits).plan_limits), kind, json.dumps(value).encode())
+        read(PlanReader(Settings(plan_limits=limits).plan_limits), kind, json.dumps(value).encode())
     except ProblemError as error:
         return error.refusal()
     return None

@@ -21,7 +21,7 @@ from cdmpp_server.operate.access import current_sender
 from cdmpp_server.planned import ENDPOINTS, Endpoint, PlannedJobs
 from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
-from cdmpp_server.sandbox.worker import LONG_S, SupervisedWorker, WorkerPool
+from cdmpp_server.sandbox.worker import LONG_S, SandboxPool, SupervisedWorker
 from tests.server.conftest import JSON, problem
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -161,7 +161,7 @@ def test_sender_of_long_jobs_leaves_a_process_for_others() -> None:
     order: list[str] = []
     end = asyncio.Event()
 
-    async def send(pool: WorkerPool, sender: str, cost: float) -> None:
+    async def send(pool: SandboxPool, sender: str, cost: float) -> None:
         current_sender.set(sender)
 
         async def job(_: SupervisedWorker) -> None:
@@ -172,7 +172,7 @@ def test_sender_of_long_jobs_leaves_a_process_for_others() -> None:
         await pool.run(job, cost=cost)
 
     async def main() -> None:
-        pool = WorkerPool(2, lambda: None, 64)  # type: ignore[arg-type, return-value]
+        pool = SandboxPool(2, lambda: None, 64)  # type: ignore[arg-type, return-value]
         long = [asyncio.create_task(send(pool, "a", 2 * LONG_S)) for _ in range(3)]
         await asyncio.sleep(0)
         await send(pool, "b", 0.1)
@@ -189,7 +189,7 @@ def test_further_job_of_a_request_is_next() -> None:
     order: list[str] = []
 
     async def main() -> None:
-        pool = WorkerPool(1, lambda: None, 64)  # type: ignore[arg-type, return-value]
+        pool = SandboxPool(1, lambda: None, 64)  # type: ignore[arg-type, return-value]
 
         async def send(name: str, first: bool) -> None:
             async def job(_: SupervisedWorker) -> None:

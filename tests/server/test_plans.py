@@ -292,7 +292,7 @@ def test_check_of_a_search_does_not_search(kind: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(work, "CHECK_S", 0.0)  # no timer: only the search itself can end the check
     steps: list[Any] = []
     monkeypatch.setattr(work, "signed", lambda *plan: steps.append(plan))
-    assert work.check(work.Reader(DEFAULTS), kind, body, encode_prices(prices, range(len(prices)))) == ({}, b"")
+    assert work.check(work.PlanReader(DEFAULTS), kind, body, encode_prices(prices, range(len(prices)))) == ({}, b"")
     assert not steps
 
 
@@ -427,7 +427,7 @@ def test_failed_start_is_tried_again() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in PLANNERS if kind not in ("replay", "simulate")])
 def test_finished_plan_reports_its_objective_and_bound(kind: str) -> None:
     body = json.dumps(EXAMPLE_REQUESTS[kind]).encode()
-    reply, text = work.solve(work.Reader(DEFAULTS), kind, body, b"", lambda _: None)
+    reply, text = work.solve(work.PlanReader(DEFAULTS), kind, body, b"", lambda _: None)
     answer = json.loads(text)
     assert reply["best"] >= reply["bound"] > 0
     assert reply["best"] / reply["bound"] - 1 == pytest.approx(answer["gap"])

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, func, select, text
 from cdmpp_server.app import create_app
 from cdmpp_server.database import database_url
 from cdmpp_server.observe import store as records
-from cdmpp_server.observe.store import Observation, Store
+from cdmpp_server.observe.store import Observation, ObservationStore
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.settings import Settings
@@ -132,7 +132,7 @@ def counts(database: str) -> dict[str, int]:
 
 def test_rows_of_running_errors_are_bounded_by_sender(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "MAX_RUNNING", 12)
-    store = Store(database)
+    store = ObservationStore(database)
     for number in range(4):
         store.add([sent_by("", number, shared=True, device=f"real{number}"), sent_by("friend", number)])
     for start in range(0, 60, 20):
@@ -145,7 +145,7 @@ def test_rows_of_running_errors_are_bounded_by_sender(database: str, monkeypatch
 
 
 def test_stored_observations_are_bounded_by_sender(database: str) -> None:
-    store = Store(database, max_observations=100)
+    store = ObservationStore(database, max_observations=100)
     store.add([sent_by("friend", number, device="t4") for number in range(30)])
     last: list[str] = []
     for start in range(0, 600, 60):
@@ -161,7 +161,7 @@ def test_stored_observations_are_bounded_by_sender(database: str) -> None:
 
 
 def test_receipt_counts_once(database: str) -> None:
-    store = Store(database)
+    store = ObservationStore(database)
     sent = sent_by("a", 1)
     sent.predicted.__dict__["receipt"] = "r" * 16
     other = Observation(sent.predicted, 5e-4)
@@ -209,11 +209,11 @@ def test_database_of_the_version_before_is_upgraded(database: str) -> None:
         for statement in BEFORE.format(**types, empty=empty, zeros=zeros, job="0" * 32).split(";")[:-1]:
             connection.execute(text(statement))
     engine.dispose()
-    store = Store(database)
+    store = ObservationStore(database)
     assert [summary.device for summary in store.summaries()] == ["t4"]
     assert store.add([sent_by("a", 1)])[0].new
     assert counts(database) == {"": 1, "a": 1}
-    other = Store(database)
+    other = ObservationStore(database)
     other.check()
     assert store.signer is not None and other.signer is not None
     queue = job_store(store)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdmpp.errors import OverloadedError
 from cdmpp_server.concurrency import excess
 from cdmpp_server.operate.access import current_sender
-from cdmpp_server.sandbox.worker import WorkerPool
+from cdmpp_server.sandbox.worker import SandboxPool
 from tests.waiting import PATIENCE_S
 
 
@@ -32,7 +32,7 @@ def test_among_holders_of_equally_many_the_first_gives_up() -> None:
     assert excess({}, 3) == {}
 
 
-def jobs_of(pool: WorkerPool, jobs: list[tuple[str, float]]) -> tuple[list[str], list[Any]]:
+def jobs_of(pool: SandboxPool, jobs: list[tuple[str, float]]) -> tuple[list[str], list[Any]]:
     """Senders in the order in which their jobs begin, and the outcome of each job; all are sent at once."""
     order: list[str] = []
 
@@ -57,19 +57,19 @@ def no_process() -> Any:
 
 
 def test_sender_of_many_large_jobs_does_not_delay_a_small_one() -> None:
-    order, outcomes = jobs_of(WorkerPool(1, no_process, 64), [("a", 1000.0)] * 24 + [("b", 40.0)] * 3)
+    order, outcomes = jobs_of(SandboxPool(1, no_process, 64), [("a", 1000.0)] * 24 + [("b", 40.0)] * 3)
     assert order == ["a", "b", "b", "b"] + ["a"] * 23
     assert outcomes == [None] * 27
 
 
 def test_senders_of_equal_jobs_take_turns() -> None:
-    order, _ = jobs_of(WorkerPool(1, no_process, 64), [("a", 1.0)] * 4 + [("b", 1.0)] * 3)
+    order, _ = jobs_of(SandboxPool(1, no_process, 64), [("a", 1.0)] * 4 + [("b", 1.0)] * 3)
     # The first job began before those of b were sent.
     assert order == ["a"] + ["a", "b"] * 3
 
 
 def test_full_queue_refuses_the_last_job_of_the_sender_with_most() -> None:
-    pool = WorkerPool(1, no_process, 4)
+    pool = SandboxPool(1, no_process, 4)
     order, outcomes = jobs_of(pool, [("a", 1.0)] * 6 + [("b", 1.0)] * 3)
     refused = [isinstance(outcome, OverloadedError) for outcome in outcomes]
     # One of a runs and four wait; b gets half of these places.

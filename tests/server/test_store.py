@@ -21,7 +21,7 @@ from cdmpp.model.artifact.folder import default_model
 from cdmpp_server.database import database_url, default_database
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
-from cdmpp_server.observe.store import Observation, Store, Writer
+from cdmpp_server.observe.store import Observation, ObservationStore, Writer
 from cdmpp_server.observe.tables import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError, observations
 from cdmpp_server.problems import ProblemError
 from tests.waiting import PATIENCE_S
@@ -44,7 +44,7 @@ def rows(database: str) -> list[Any]:
     return stored
 
 
-def test_observations_are_stored_with_their_query(store: Store, database: str) -> None:
+def test_observations_are_stored_with_their_query(store: ObservationStore, database: str) -> None:
     ids = [stored.id for stored in store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])]
     assert len(set(ids)) == 3
     kept = {row.id: row for row in rows(database)}
@@ -55,7 +55,7 @@ def test_observations_are_stored_with_their_query(store: Store, database: str) -
     assert store.add([]) == []
 
 
-def test_figures_match_all_stored_observations(store: Store, database: str) -> None:
+def test_figures_match_all_stored_observations(store: ObservationStore, database: str) -> None:
     random = np.random.default_rng(0)
     for size in (1, 250, 40, 1300):
         store.add([observation(1e-4 * x, device) for device in ("t4", "l4") for x in random.lognormal(size=size)])
@@ -74,7 +74,7 @@ def test_figures_match_all_stored_observations(store: Store, database: str) -> N
         assert summary.last_at == max(row.received_at for row in device_rows)
 
 
-def test_models_and_devices_of_one_name_are_separate(store: Store) -> None:
+def test_models_and_devices_of_one_name_are_separate(store: ObservationStore) -> None:
     other = observation(1e-4)
     other.predicted.__dict__["device_digest"] = "f" * 16
     store.add([observation(1e-4), observation(1e-4, model="n"), other])
@@ -85,7 +85,7 @@ def test_models_and_devices_of_one_name_are_separate(store: Store) -> None:
     ]
 
 
-def test_concurrent_writers_lose_nothing(store: Store, database: str) -> None:
+def test_concurrent_writers_lose_nothing(store: ObservationStore, database: str) -> None:
     def write(seed: int) -> int:
         # Every writer has another order of devices; the store locks rows in a fixed order.
         devices = [f"d{(seed + i) % 5}" for i in range(5)]
@@ -111,7 +111,7 @@ def test_processes_can_create_the_tables_concurrently(database: str) -> None:
         assert process.returncode == 0, error.decode()
 
 
-def test_programs_are_found_by_hash(store: Store) -> None:
+def test_programs_are_found_by_hash(store: ObservationStore) -> None:
     programs: dict[str, Any] = {
         "0" * 31 + "a": {"operator": "linear", "m": 1},
         "0" * 31 + "b": {"tvmscript": "ü\x00\ud800"},
@@ -124,7 +124,7 @@ def test_programs_are_found_by_hash(store: Store) -> None:
 
 
 def test_least_recently_used_programs_are_removed(database: str) -> None:
-    store = Store(database, max_programs=300)
+    store = ObservationStore(database, max_programs=300)
     hashes = [f"{i:032x}" for i in range(600)]
     for start in range(0, 600, 50):
         store.put_programs({hash: {"operator": "relu"} for hash in [hashes[0], *hashes[start : start + 50]]})
@@ -137,7 +137,7 @@ def test_least_recently_used_programs_are_removed(database: str) -> None:
 
 
 def test_total_size_of_programs_is_bounded(database: str) -> None:
-    store = Store(database, max_program_bytes=100_000)
+    store = ObservationStore(database, max_program_bytes=100_000)
     for i in range(20):
         store.put_programs({f"{100 * i + j:032x}": {"tvmscript": "x" * 1000} for j in range(100)})
     kept = store.get_programs([f"{i:032x}" for i in range(2000)])
@@ -146,21 +146,21 @@ def test_total_size_of_programs_is_bounded(database: str) -> None:
     assert 50 <= len(kept) <= 100 + 256 + 100
 
 
-def test_ten_thousand_observations_are_one_transaction(store: Store, database: str) -> None:
+def test_ten_thousand_observations_are_one_transaction(store: ObservationStore, database: str) -> None:
     ids = [stored.id for stored in store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])]
     assert len(set(ids)) == 10_000 == len(rows(database))
     assert sum(s.figures.count for s in store.summaries()) == 10_000
 
 
 def test_other_schema_version_is_refused(database: str) -> None:
-    first = Store(database)
+    first = ObservationStore(database)
     first.add([observation(1e-4)])
     first.close()
     engine = create_engine(database_url(database))
     with engine.begin() as connection:
         connection.execute(text("UPDATE cdmpp_schema SET version = 99"))
     engine.dispose()
-    later = Store(database)
+    later = ObservationStore(database)
     with pytest.raises(StoreUnavailableError):
         later.add([observation(1e-4)])
     later.close()
@@ -170,7 +170,7 @@ def test_other_schema_version_is_refused(database: str) -> None:
 def test_database_is_used_once_it_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdmpp_server.observe.store._RETRY_S", 0.0)
     (tmp_path / "folder").write_text("in the way")
-    store = Store(str(tmp_path / "folder" / "s.sqlite"))
+    store = ObservationStore(str(tmp_path / "folder" / "s.sqlite"))
     for call in (store.check, store.summaries, lambda: store.add([observation(1.0)])):
         with pytest.raises(StoreUnavailableError):
             call()
@@ -183,7 +183,7 @@ def test_database_is_used_once_it_is_available(tmp_path: Path, monkeypatch: pyte
 def test_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("not a database, but somebody's notes. " * 100)
-    store = Store(str(file))
+    store = ObservationStore(str(file))
     with pytest.raises(StoreUnavailableError):
         store.check()
     store.close()
@@ -191,7 +191,7 @@ def test_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_outage_logs_a_few_lines(database: str, caplog: pytest.LogCaptureFixture) -> None:
-    store = Store(database)
+    store = ObservationStore(database)
     store.check()
     engine = create_engine(database_url(database))
     with engine.begin() as other:
@@ -228,7 +228,7 @@ def test_long_outage_is_logged_again_with_the_number_of_failures(caplog: pytest.
 
 def test_unreachable_database_is_reported() -> None:
     pytest.importorskip("psycopg", reason="needs psycopg (pip install '.[postgres]')")
-    store = Store("postgresql+psycopg://nobody:secret@127.0.0.1:1/none")
+    store = ObservationStore("postgresql+psycopg://nobody:secret@127.0.0.1:1/none")
     with pytest.raises(StoreUnavailableError) as refused:
         store.summaries()
     assert "secret" not in str(refused.value)
@@ -238,7 +238,7 @@ def test_unreachable_database_is_reported() -> None:
 def test_missing_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingDependencyError, match="psycopg") as refused:
-        Store("postgresql+psycopg://u:secret@h/n")
+        ObservationStore("postgresql+psycopg://u:secret@h/n")
     assert "postgres]" in refused.value.hint and "secret" not in str(refused.value)
 
 
@@ -358,7 +358,7 @@ def test_accepted_observations_survive_kill_9(database: str) -> None:
     accepted = [id.strip() for id in accepted]
     kept = {row.id for row in rows(database)}
     assert len(accepted) >= 700 and set(accepted) <= kept
-    store = Store(database)
+    store = ObservationStore(database)
     assert sum(s.figures.count for s in store.summaries()) == len(kept)
     store.add([observation(1e-4)])
     store.close()

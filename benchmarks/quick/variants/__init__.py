@@ -1,1 +1,1 @@
-"""Variants: one short file each, with a ``VARIANT`` of :class:`benchmarks.quick.variant.Variant`."""
+"""Variants: one short file each, with a ``VARIANT`` of :class:`benchmarks.quick.variant.QuickVariant`."""

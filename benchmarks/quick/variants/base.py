@@ -1,5 +1,5 @@
 """The reference: the network of ``models/base`` with a tenth of its weights."""
 
-from benchmarks.quick.variant import Variant
+from benchmarks.quick.variant import QuickVariant
 
-VARIANT = Variant()
+VARIANT = QuickVariant()

@@ -1,12 +1,12 @@
 """XGBoost on the network's inputs, the baseline of ``docs/accuracy.md``, with the sample's rows."""
 
 from benchmarks.quick.sample import Sample
-from benchmarks.quick.variant import Fitted, Variant
+from benchmarks.quick.variant import Fitted, QuickVariant
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.baselines import TreeBaseline
 
 
-class Booster(Variant):
+class QuickBooster(QuickVariant):
     """Trees in place of the network."""
 
     def fit(self, sample: Sample, seed: int) -> Fitted:
@@ -15,4 +15,4 @@ class Booster(Variant):
         return Fitted(log_s=trees.fit(sample.training).predict_log)
 
 
-VARIANT = Booster()
+VARIANT = QuickBooster()

@@ -30,7 +30,7 @@ def _different(names: tuple[str, ...]) -> tuple[str, ...]:
 _Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], AfterValidator(_different)]
 
 
-class Measured(BaseModel):
+class MeasuredSteps(BaseModel):
     """Training steps that a profile was fitted to.
 
     Attributes
@@ -56,7 +56,7 @@ class Measured(BaseModel):
                 found.append(f"{name} {value:.3g}")
         return found
 
-    def widened(self, device: str, products: str, values: Mapping[str, float]) -> Measured:
+    def widened(self, device: str, products: str, values: Mapping[str, float]) -> MeasuredSteps:
         """With one more step."""
         known = {
             name: (own, *(other for other in old if other != own)) for name, own, old in self._named(device, products)
@@ -65,7 +65,7 @@ class Measured(BaseModel):
             name: (min(value, self.ranges.get(name, (value,))[0]), max(value, self.ranges.get(name, (value,))[-1]))
             for name, value in values.items()
         }
-        return Measured(devices=known["device"], products=known["products"], ranges=ranges)
+        return MeasuredSteps(devices=known["device"], products=known["products"], ranges=ranges)
 
     def _named(self, device: str, products: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
         return (("device", device, self.devices), ("products", products, self.products))
@@ -104,7 +104,7 @@ class TrainingLoop(BaseModel):
         the loss holds for each logit.
     memory_factor : float
         Memory that the allocator reserves, over that of the tensors.
-    measured : Measured
+    measured : MeasuredSteps
         Steps that the profile was fitted to.
     selective : dict of str to float
         Shares of the forward passes of parts, by name, that selective recomputation runs again.
@@ -133,7 +133,7 @@ class TrainingLoop(BaseModel):
     optimizer_bytes: Annotated[float, Field(strict=True, ge=0, le=24)] = 12.0
     logit_bytes: Annotated[float, Field(strict=True, ge=2, le=40)] = 6.0
     memory_factor: Annotated[float, Field(strict=True, ge=1, le=2)] = 1.0
-    measured: Measured = Measured()
+    measured: MeasuredSteps = MeasuredSteps()
     selective: dict[Annotated[str, Field(max_length=100)], Share] = dict.fromkeys(SELECTIVE, 1.0)
     loss_bytes: Annotated[float, Field(strict=True, ge=2, le=100)] = 12.0
     overlap: Literal["none", "gradients", "all"] = "gradients"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from cdmpp.llm.config import Attention, Dense, Experts, LLMConfig
+from cdmpp.llm.config import AttentionLayer, Dense, Experts, LLMConfig
 from cdmpp.llm.families.fields import Fields, checked_experts, common_fields, experts_of, layer_count, window_of
 
 
@@ -70,8 +70,8 @@ def read_mimo_v2(f: Fields) -> LLMConfig:
         name = "moe_layer_freq" if len(pattern) == layers else "hybrid_layer_pattern"
         raise f.error(name, "is not a list with one number per layer")
     config = common_fields(f, experts=experts_of(f, sum(map(bool, frequency))))
-    full = Attention(config.heads, config.kv_heads, config.head_dim, f.size("v_head_dim", config.head_dim))
-    windowed = Attention(
+    full = AttentionLayer(config.heads, config.kv_heads, config.head_dim, f.size("v_head_dim", config.head_dim))
+    windowed = AttentionLayer(
         f.size("swa_num_attention_heads", config.heads),
         f.size("swa_num_key_value_heads", config.kv_heads),
         f.size("swa_head_dim", config.head_dim),
@@ -116,14 +116,14 @@ def read_gemma4(f: Fields) -> LLMConfig:
     halves = (
         (
             layers - windowed_layers,
-            Attention(
+            AttentionLayer(
                 config.heads,
                 f.size("num_global_key_value_heads", config.kv_heads),
                 f.size("global_head_dim", config.head_dim),
                 shared_kv=f.flag("attention_k_eq_v", False),
             ),
         ),
-        (windowed_layers, Attention(config.heads, config.kv_heads, config.head_dim, window=window)),
+        (windowed_layers, AttentionLayer(config.heads, config.kv_heads, config.head_dim, window=window)),
     )
     return replace(config, mixers=tuple(half for half in halves if half[0]), remarks=remarks)
 
@@ -156,7 +156,7 @@ def read_nemotron_nas(f: Fields) -> LLMConfig:
     config = common_fields(f.changed(num_key_value_heads=max(attentions), intermediate_size=max(columns)))
     return replace(
         config,
-        mixers=tuple((n, Attention(heads, kv_heads, config.head_dim)) for kv_heads, n in attentions.items()),
+        mixers=tuple((n, AttentionLayer(heads, kv_heads, config.head_dim)) for kv_heads, n in attentions.items()),
         feed_forwards=tuple((n, Dense(width)) for width, n in columns.items()),
     )
 

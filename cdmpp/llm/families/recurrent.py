@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdmpp.llm.config import Attention, Dense, Experts, FeedForward, Latent, LLMConfig, Mixer, Recurrent
+from cdmpp.llm.config import AttentionLayer, Dense, Experts, FeedForward, Latent, LLMConfig, Mixer, Recurrent
 from cdmpp.llm.families.fields import Fields, checked_experts, common_fields, experts_of, layer_count
 
 _SCAN = "the scan of recurrent layers is approximated by reads and writes of its state, and by products of chunks"
@@ -43,7 +43,7 @@ def read_qwen3_5(f: Fields) -> LLMConfig:
         experts = checked_experts(f, experts, "num_experts")
     width = f.size("intermediate_size", f.size("moe_intermediate_size", 1))
     config = common_fields(f.changed(intermediate_size=width), qk_norm=True, experts=experts, remarks=(_SCAN,))
-    attention = Attention(config.heads, config.kv_heads, config.head_dim, gate=f.flag("attn_output_gate", True))
+    attention = AttentionLayer(config.heads, config.kv_heads, config.head_dim, gate=f.flag("attn_output_gate", True))
     delta = Recurrent(
         heads=f.size("linear_num_value_heads"),
         key_heads=f.size("linear_num_key_heads"),
@@ -87,7 +87,7 @@ def read_nemotron_h(f: Fields) -> LLMConfig:
         chunk=f.size("chunk_size", 128),
     )
     mixers: tuple[tuple[int, Mixer], ...] = (
-        (attention, Attention(config.heads, config.kv_heads, config.head_dim)),
+        (attention, AttentionLayer(config.heads, config.kv_heads, config.head_dim)),
         (mamba, state),
     )
     halves: list[tuple[int, FeedForward]] = [(dense, Dense(config.intermediate))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cdmpp.llm.config import Attention, Compressed, Indexer, LLMConfig, Mixer
+from cdmpp.llm.config import AttentionLayer, Compressed, Indexer, LLMConfig, Mixer
 from cdmpp.llm.families.classic import read_deepseek
 from cdmpp.llm.families.fields import Fields, common_fields, experts_of, layer_count
 
@@ -75,7 +75,7 @@ def read_minimax_m3(f: Fields) -> LLMConfig:
         experts=experts,
         qk_norm=f.flag("use_qk_norm", True),
     )
-    full = Attention(config.heads, config.kv_heads, config.head_dim)
+    full = AttentionLayer(config.heads, config.kv_heads, config.head_dim)
     stated = f.values.get("sparse_attention_config")
     if not isinstance(stated, dict) or not stated.get("use_sparse_attention", True):
         return replace(config, mixers=((layers, full),))

@@ -55,7 +55,7 @@ REPEATS = 2
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLoad:
     """Durations of the fit, one each of a row, and the priced steps that make them.
 
     Attributes
@@ -83,13 +83,13 @@ class Measured:
     ranks: Array
     fixed_s: Array
 
-    def take(self, keep: Indices) -> Measured:
+    def take(self, keep: Indices) -> MeasuredLoad:
         """The durations where ``keep`` holds."""
         steps = keep[self.duration]
         number = np.cumsum(keep) - 1
         names = ("kernels_s", "launched_s", "runs", "sequences", "ranks", "fixed_s")
         parts = (getattr(self, name)[steps] for name in names)
-        return Measured(self.row[keep], self.log_s[keep], number[self.duration[steps]], *parts)
+        return MeasuredLoad(self.row[keep], self.log_s[keep], number[self.duration[steps]], *parts)
 
     def predicted(self, parameters: Array, overlapped: bool) -> Array:
         """Log seconds of the durations from the logs of :data:`PARAMETERS`."""
@@ -180,7 +180,7 @@ def fit_engine(
     return plan.fit(predictor.predict_queries(plan.queries))
 
 
-def fit_profile(measured: Measured, profile: EngineProfile) -> Calibration:
+def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
     """The profile that fits measured durations, from ``profile`` as prior.
 
     Raises
@@ -238,7 +238,7 @@ def fit_profile(measured: Measured, profile: EngineProfile) -> Calibration:
     )
 
 
-def _initial(measured: Measured, profile: EngineProfile) -> Array:
+def _initial(measured: MeasuredLoad, profile: EngineProfile) -> Array:
     host = profile.host
     values = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
     with np.errstate(divide="ignore"):
@@ -258,14 +258,14 @@ class Fit:
     loss: float
 
 
-def fit(measured: Measured, centre: Array, overlapped: bool) -> Fit:
+def fit(measured: MeasuredLoad, centre: Array, overlapped: bool) -> Fit:
     """The best of fits that start from ``centre``, from a slow host and from slow kernels."""
     slow = np.log([1.0, 30.0, 10.0, 10.0])
     starts = (centre, centre + slow, centre - slow / 2)
     return min((_descend(measured, centre, start, overlapped) for start in starts), key=lambda found: found.loss)
 
 
-def _descend(measured: Measured, centre: Array, start: Array, overlapped: bool) -> Fit:
+def _descend(measured: MeasuredLoad, centre: Array, start: Array, overlapped: bool) -> Fit:
     """Damped Gauss-Newton steps on a robust loss (soft L1) of the durations and of the distance to the prior."""
 
     def residuals(at: Array) -> Array:
@@ -297,7 +297,7 @@ def _descend(measured: Measured, centre: Array, start: Array, overlapped: bool) 
     return Fit(at, np.asarray(np.linalg.inv(hessian)), loss(at))
 
 
-def _left_out(measured: Measured, centre: Array, overlapped: bool) -> Array | None:
+def _left_out(measured: MeasuredLoad, centre: Array, overlapped: bool) -> Array | None:
     """Log errors of durations whose settings the fit did not see; None for fewer than three settings."""
     # Rows of one setting have the same steps, and so the same prediction.
     at_centre = np.round(measured.predicted(centre, overlapped), 9)
@@ -314,7 +314,7 @@ def _left_out(measured: Measured, centre: Array, overlapped: bool) -> Array | No
     return errors
 
 
-def _undetermined(measured: Measured, covariance: Array) -> list[str]:
+def _undetermined(measured: MeasuredLoad, covariance: Array) -> list[str]:
     spread = np.sqrt(np.diag(covariance))
     used = [i for i, name in enumerate(PARAMETERS) if name != "ranks_s" or measured.ranks.any()]
     texts = [
@@ -406,7 +406,7 @@ class CalibrationPlan:
             found = fit_profile(self._measured(own, found.profile), self._profile)
         return replace(found, before=before)
 
-    def _measured(self, predictions: Sequence[Sequence[Prediction]], profile: EngineProfile) -> Measured:
+    def _measured(self, predictions: Sequence[Sequence[Prediction]], profile: EngineProfile) -> MeasuredLoad:
         """The durations, with the steps of rows under load as an engine makes them."""
         builder = MeasuredBuilder()
         for number, ((plan, found), own) in enumerate(zip(self._plans, predictions, strict=True), 1):
@@ -442,7 +442,7 @@ def phase_weights(duration: str, batch: int, output: int, closed_loop: bool) -> 
 
 
 class MeasuredBuilder:
-    """Collects durations and the priced steps that make them, for :class:`Measured`."""
+    """Collects durations and the priced steps that make them, for :class:`MeasuredLoad`."""
 
     def __init__(self) -> None:
         self._rows: list[int] = []
@@ -467,10 +467,10 @@ class MeasuredBuilder:
         self._rows.append(row)
         self._log_s.append(math.log(seconds))
 
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredLoad:
         """All durations."""
         columns = np.array(self._steps, dtype=np.float64).T
-        return Measured(np.array(self._rows), np.array(self._log_s), columns[0].astype(np.int64), *columns[1:])
+        return MeasuredLoad(np.array(self._rows), np.array(self._log_s), columns[0].astype(np.int64), *columns[1:])
 
 
 def _plan(

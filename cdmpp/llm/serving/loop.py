@@ -22,7 +22,7 @@ SECONDS_PER_WORK = 0.3e-6
 
 
 @dataclass
-class Effort:
+class WorkLimit:
     """Work of a simulation, and its bound.
 
     Attributes
@@ -71,7 +71,7 @@ class ServedRequest:
     scheduled_s: float = -1.0
     first_s: float = -1.0
     done_s: float = -1.0
-    lane: Lane | None = field(default=None, init=False, repr=False)
+    lane: Replica | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.ready_s = max(self.ready_s, self.arrival_s)
@@ -83,7 +83,7 @@ class ServedRequest:
 
 
 @dataclass
-class Lane:
+class Replica:
     """One replica (or one of the batches that pass pipeline stages in turn).
 
     A decode step makes ``made`` tokens of each sequence on average, of ``tried`` ones. The next step has the requests
@@ -100,7 +100,7 @@ class Lane:
     hit: float
     made: float = 1
     tried: int = 1
-    effort: Effort = field(default_factory=Effort)
+    effort: WorkLimit = field(default_factory=WorkLimit)
     ahead: bool = False
     now_s: float = 0.0
     decided_s: float = 0.0
@@ -287,10 +287,10 @@ class LeastLoaded:
 
     Parameters
     ----------
-    lanes : list of Lane
+    lanes : list of Replica
     """
 
-    def __init__(self, lanes: list[Lane]) -> None:
+    def __init__(self, lanes: list[Replica]) -> None:
         self._lanes = lanes
         self._loads = [(lane.load, i) for i, lane in enumerate(lanes)]
         heapq.heapify(self._loads)
@@ -306,7 +306,7 @@ class LeastLoaded:
         return self._loads[0][1]
 
 
-def open_loop(lanes: list[Lane], requests: list[ServedRequest]) -> None:
+def open_loop(lanes: list[Replica], requests: list[ServedRequest]) -> None:
     """Requests arrive at their times; each goes to the replica with fewest."""
     least = LeastLoaded(lanes)
     # Replicas run on only where a request may end: their number of requests is the same until then.
@@ -332,7 +332,7 @@ def open_loop(lanes: list[Lane], requests: list[ServedRequest]) -> None:
         lane.catch_up(inf)
 
 
-def closed_loop(lanes: list[Lane], requests: list[ServedRequest], clients: int, frontend_s: float = 0.0) -> None:
+def closed_loop(lanes: list[Replica], requests: list[ServedRequest], clients: int, frontend_s: float = 0.0) -> None:
     """Each client sends its next request when one ends; clients are spread over the replicas."""
     pending = deque(requests)
     for i in range(min(clients, len(requests))):
@@ -353,8 +353,8 @@ def closed_loop(lanes: list[Lane], requests: list[ServedRequest], clients: int, 
 
 
 def two_pools(
-    first: list[Lane],
-    second: list[Lane],
+    first: list[Replica],
+    second: list[Replica],
     requests: list[ServedRequest],
     clients: int | None,
     token_s: float,

@@ -29,9 +29,9 @@ from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.loop import (
     SECONDS_PER_WORK,
     STEP_WORK,
-    Effort,
-    Lane,
+    Replica,
     ServedRequest,
+    WorkLimit,
     closed_loop,
     open_loop,
     two_pools,
@@ -345,11 +345,13 @@ class _Pool:
         most = min(float(self.profile.max_sequences), self.capacity // tokens)
         return int(most) * self.layout.dp * self.layout.pp
 
-    def replicas(self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: Effort) -> list[Lane]:
+    def replicas(
+        self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: WorkLimit
+    ) -> list[Replica]:
         """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
         first, ahead = self.profile.prefill_first, self.profile.schedules_ahead
         return [
-            Lane(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
+            Replica(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
             for _ in range(min(count, self.layout.dp * self.layout.pp))
         ]
 
@@ -362,7 +364,7 @@ class ServingPlan:
     Parameters
     ----------
     most_work : float
-        Bound on the work of each run of the loop (:class:`cdmpp.llm.serving.loop.Effort`).
+        Bound on the work of each run of the loop (:class:`cdmpp.llm.serving.loop.WorkLimit`).
 
     Attributes
     ----------
@@ -427,7 +429,7 @@ class ServingPlan:
         layout = Layout(tp, pp, ep, dp)
         # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
         prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
-        Effort(most_work).spend(prefill)
+        WorkLimit(most_work).spend(prefill)
         layout.check(config)
         beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
         #: Predicted seconds of :meth:`run`.
@@ -498,7 +500,7 @@ class ServingPlan:
 
     def serve_requests(
         self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
-    ) -> tuple[list[ServedRequest], list[list[Lane]]]:
+    ) -> tuple[list[ServedRequest], list[list[Replica]]]:
         """Requests with their times, and the replicas of each pool; parameters are those of :meth:`serve`.
 
         Parameters
@@ -506,7 +508,7 @@ class ServingPlan:
         log : bool
             Whether replicas log their steps.
         """
-        loop = self._hit, self._made, self._mtp, len(self._requests), Effort(self._most_work)
+        loop = self._hit, self._made, self._mtp, len(self._requests), WorkLimit(self._most_work)
         pools = [one.replicas(own, *loop) for one, own in zip(self._pools, tables, strict=True)]
         for lane in (lane for own in pools for lane in own if log):
             lane.log = []

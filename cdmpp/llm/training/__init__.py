@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cdmpp.llm.training.calibrate import calibrate_training, fit_training
 from cdmpp.llm.training.layout import TrainingLayout
-from cdmpp.llm.training.result import SearchResult, TrainingStep
+from cdmpp.llm.training.result import LayoutSearch, TrainingStep
 from cdmpp.llm.training.search import search_layouts
 from cdmpp.llm.training.step import TrainingPlan, training_step
 
 __all__ = [
-    "SearchResult",
+    "LayoutSearch",
     "TrainingLayout",
     "TrainingPlan",
     "TrainingStep",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cdmpp.llm.config import Attention, Dense, FeedForward, Latent, LLMConfig, Mixer
+from cdmpp.llm.config import AttentionLayer, Dense, FeedForward, Latent, LLMConfig, Mixer
 from cdmpp.llm.engines.profile import TrainingLoop
 from cdmpp.llm.layout import Types
 from cdmpp.llm.memory import parameter_count
@@ -230,7 +230,7 @@ def _mixer_activations(
     if isinstance(mixer, Latent):
         # The expanded keys and values are computed again, as recipes of latent attention do.
         columns: float = mixer.q_rank + mixer.kv_rank + heads * (mixer.nope + mixer.rope + mixer.v_dim)
-    elif isinstance(mixer, Attention):
+    elif isinstance(mixer, AttentionLayer):
         keys, queries = max(1, mixer.kv_heads // tp), mixer.heads // tp
         projected = queries * mixer.head_dim + keys * (mixer.head_dim + mixer.values)
         columns = projected * (1 - again.get("qkv_proj", 0.0)) + queries * mixer.values
@@ -270,7 +270,7 @@ def model_flops(config: LLMConfig, sequence: int) -> float:
     for count, mixer in config.first_halves:
         if isinstance(mixer, Latent):
             pairs += count * config.heads * (mixer.nope + mixer.rope + mixer.v_dim) * sequence / 2
-        elif isinstance(mixer, Attention):
+        elif isinstance(mixer, AttentionLayer):
             window = min(sequence, mixer.window or sequence)
             seen = window - window * window / (2 * sequence)
             pairs += count * mixer.heads * (mixer.head_dim + mixer.values) * seen

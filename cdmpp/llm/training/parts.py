@@ -72,7 +72,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Item:
+class StepItem:
     """A kernel, a pass over memory or a message.
 
     Attributes
@@ -121,7 +121,7 @@ class LayerBuilder:
         #: Rows that a rank holds between the halves of a layer (sequence parallelism divides them by tp).
         self._rows = -(-layout.tokens // layout.tp)
 
-    def attention_half(self, mixer: Mixer) -> list[Item]:
+    def attention_half(self, mixer: Mixer) -> list[StepItem]:
         """Norm, projections and attention."""
         b = self._builder()
         self._norm(b, "attention_norm")
@@ -129,7 +129,7 @@ class LayerBuilder:
         items = list(self._both(b.parts))
         return items + list(self._tensor_parallel("attention")) + list(self._context_parallel(mixer))
 
-    def feed_forward_half(self, half: FeedForward) -> list[Item]:
+    def feed_forward_half(self, half: FeedForward) -> list[StepItem]:
         """Norm and feed-forward layer, dense or of experts."""
         b = self._builder()
         self._norm(b, "mlp_norm")
@@ -138,7 +138,7 @@ class LayerBuilder:
             return list(self._both(b.parts)) + list(self._tensor_parallel("mlp"))
         return list(self._both(b.parts)) + list(self._experts(half))
 
-    def first(self) -> list[Item]:
+    def first(self) -> list[StepItem]:
         """Embedding of the tokens."""
         config, b = self.config, self._builder()
         b.add(
@@ -148,7 +148,7 @@ class LayerBuilder:
             b.vector("position_add", "add", config.hidden)
         return list(self._both(b.parts)) + list(self._tensor_parallel("embedding", half=True))
 
-    def last(self) -> list[Item]:
+    def last(self) -> list[StepItem]:
         """Final norm, logits and loss."""
         config, b = self.config, self._builder()
         self._norm(b, "final_norm")
@@ -156,8 +156,8 @@ class LayerBuilder:
         b.linear("lm_head", columns, config.hidden, None)
         items = list(self._both(b.parts)) + list(self._tensor_parallel("lm_head", half=True))
         loss = self.layout.tokens * columns * self._loss_bytes
-        items.append(Item("loss", traffic=0.4 * loss, launches=3))
-        items.append(Item("loss", backward=True, traffic=0.6 * loss, launches=2))
+        items.append(StepItem("loss", traffic=0.4 * loss, launches=3))
+        items.append(StepItem("loss", backward=True, traffic=0.6 * loss, launches=2))
         return items
 
     def _builder(self, tokens: int | None = None) -> StepBuilder:
@@ -178,16 +178,16 @@ class LayerBuilder:
             b.vector(f"{prefix}activation", "relu" if "relu" in config.activation else "gelu", local)
         b.linear(f"{prefix}down_proj", config.hidden, local, part)
 
-    def _both(self, parts: list[StepPart]) -> Iterator[Item]:
+    def _both(self, parts: list[StepPart]) -> Iterator[StepItem]:
         """Forward and backward items of forward operators."""
         for part in parts:
             if part.name == "kv_cache_save":
                 continue
             runs = float(part.count) / (self.layout.cp if part.name in _PER_PAIR else 1)
-            yield Item(part.name, program=part.program, runs=runs, launches=part.count)
+            yield StepItem(part.name, program=part.program, runs=runs, launches=part.count)
             yield from self._backward(part, runs)
 
-    def _backward(self, part: StepPart, runs: float) -> Iterator[Item]:
+    def _backward(self, part: StepPart, runs: float) -> Iterator[StepItem]:
         program, name = part.program, part.name
         fields = program.model_dump(exclude_none=True)
         if program.operator == "linear":
@@ -198,30 +198,30 @@ class LayerBuilder:
             residual = 2 if name in _WITH_RESIDUAL else 1
             sizes = {"rows": -(-fields["rows"] // residual), "cols": fields["cols"]}
             own = make_operator({"operator": f"{program.operator}_backward", "dtype": fields["dtype"], **sizes})
-            yield Item(name, True, own, runs=runs, launches=2)
+            yield StepItem(name, True, own, runs=runs, launches=2)
             if residual == 2:
-                yield Item(name, True, traffic=3.0 * sizes["rows"] * sizes["cols"] * self.types.bytes * runs)
+                yield StepItem(name, True, traffic=3.0 * sizes["rows"] * sizes["cols"] * self.types.bytes * runs)
         else:
             # The backward pass of a scan computes its states again.
             ratio = 3.0 if name.startswith("scan_") else BACKWARD.get(program.operator, 2.0)
             if ratio:
-                yield Item(name, True, program, runs=ratio * runs, launches=part.count, stated=True)
+                yield StepItem(name, True, program, runs=ratio * runs, launches=part.count, stated=True)
 
-    def _products(self, name: str, fields: dict[str, Any], runs: float) -> Iterator[Item]:
+    def _products(self, name: str, fields: dict[str, Any], runs: float) -> Iterator[StepItem]:
         """Gradients of input and weight, with the casts of quantised operands."""
         m, n, k = fields["m"], fields["n"], fields["k"]
         slower = runs * self._gradient(fields)
-        yield Item(name, True, self._linear(fields, m=m, n=k, k=n), runs=slower)
-        yield Item(name, True, self._linear(fields, m=n, n=k, k=m), runs=slower)
+        yield StepItem(name, True, self._linear(fields, m=m, n=k, k=n), runs=slower)
+        yield StepItem(name, True, self._linear(fields, m=n, n=k, k=m), runs=slower)
         yield self._accumulation(name, runs * n * k)
         if DTYPE_BYTES[fields["dtype"]] < self.types.bytes:
             own = DTYPE_BYTES[fields["dtype"]]
             yield from self._quantisation(runs * m * k, runs * m * n, own)
 
-    def _accumulation(self, name: str, elements: float) -> Item:
+    def _accumulation(self, name: str, elements: float) -> StepItem:
         """Sum of a weight's gradient beyond 16 bits: the product writes 16, the sum reads and writes the gradient."""
         each = max(0.0, 2 * self._gradient_bytes - self.types.bytes) if self._gradient_bytes > 2 else 0.0
-        return Item(name, True, traffic=elements * each, launches=0)
+        return StepItem(name, True, traffic=elements * each, launches=0)
 
     def _gradient(self, fields: dict[str, Any]) -> float:
         return _GRADIENT if DTYPE_BYTES[fields["dtype"]] == self.types.bytes else 1.0
@@ -233,7 +233,7 @@ class LayerBuilder:
             # Scales of blocks need sizes that they divide; a gradient without is computed in 16 bits.
             return make_operator({"operator": "linear", "dtype": self.types.dtype, **sizes})
 
-    def _attention(self, part: StepPart, fields: dict[str, Any], runs: float) -> Iterator[Item]:
+    def _attention(self, part: StepPart, fields: dict[str, Any], runs: float) -> Iterator[StepItem]:
         if fields["operator"] == "mla_prefill":
             widths = {"head_dim": fields["nope"] + fields["rope"], "v_dim": fields["v_dim"]}
             kv_heads = fields["heads"]
@@ -253,21 +253,21 @@ class LayerBuilder:
                 **widths,
             }
         )
-        yield Item(part.name, True, own, runs=runs * share, launches=3, stated=past > 0)
+        yield StepItem(part.name, True, own, runs=runs * share, launches=3, stated=past > 0)
 
-    def _tensor_parallel(self, name: str, *, half: bool = False) -> Iterator[Item]:
+    def _tensor_parallel(self, name: str, *, half: bool = False) -> Iterator[StepItem]:
         """Gather before and scatter behind a half of a layer; the weight's gradient gathers the input again."""
         if self.layout.tp == 1:
             return
         size = self.layout.tokens * self.config.hidden * self.types.bytes
         gather, scatter = Message("all_gather", size, "tp"), Message("reduce_scatter", size, "tp")
-        yield Item(f"{name}_gather", message=gather)
-        yield Item(f"{name}_scatter", True, message=scatter)
+        yield StepItem(f"{name}_gather", message=gather)
+        yield StepItem(f"{name}_scatter", True, message=scatter)
         if not half:
-            yield Item(f"{name}_scatter", message=scatter)
-            yield Item(f"{name}_gather", True, message=gather, runs=self._gathers)
+            yield StepItem(f"{name}_scatter", message=scatter)
+            yield StepItem(f"{name}_gather", True, message=gather, runs=self._gathers)
 
-    def _context_parallel(self, mixer: Mixer) -> Iterator[Item]:
+    def _context_parallel(self, mixer: Mixer) -> Iterator[StepItem]:
         """Keys and values of the other ranks; behind them their gradients."""
         if self.layout.cp == 1:
             return
@@ -278,11 +278,11 @@ class LayerBuilder:
             width = getattr(mixer, "head_dim", 0) + getattr(mixer, "values", 0)
             columns = max(1, heads // self.layout.tp) * width
         size = self.layout.micro_batch * self.layout.sequence * columns * self.types.bytes
-        yield Item("keys_values", message=Message("all_gather", size, "cp"))
-        yield Item("keys_values", True, message=Message("all_gather", size, "cp"))
-        yield Item("keys_values", True, message=Message("reduce_scatter", size, "cp"))
+        yield StepItem("keys_values", message=Message("all_gather", size, "cp"))
+        yield StepItem("keys_values", True, message=Message("all_gather", size, "cp"))
+        yield StepItem("keys_values", True, message=Message("reduce_scatter", size, "cp"))
 
-    def _experts(self, experts: Experts) -> Iterator[Item]:
+    def _experts(self, experts: Experts) -> Iterator[StepItem]:
         config, layout, rows = self.config, self.layout, self._rows
         b = self._builder(rows)
         b.linear("router", experts.count, config.hidden, None)
@@ -309,16 +309,18 @@ class LayerBuilder:
             # Biases and the clamped activation of gpt-oss are passes of their own.
             sums, passes = (1 + config.gated) * experts.intermediate + width, UNFUSED_PASSES * experts.intermediate
             for backward, elements in ((False, 2 * sums + passes), (True, sums + 2 * passes)):
-                yield Item("unfused_bias_activation", backward, traffic=own * elements * self.types.bytes, launches=8)
+                yield StepItem(
+                    "unfused_bias_activation", backward, traffic=own * elements * self.types.bytes, launches=8
+                )
         moved = rows * width * self.types.bytes
         tensors = 2 * (1 + experts.topk) + (4 * experts.topk if layout.ep > 1 else 0)
         for backward in (False, True):
-            yield Item("expert_permutation", backward, traffic=moved * tensors, launches=4)
+            yield StepItem("expert_permutation", backward, traffic=moved * tensors, launches=4)
             if layout.ep > 1:
                 message = Message("all_to_all", moved, "ep", experts.topk)
-                yield Item("expert_exchange", backward, message=message, runs=2)
+                yield StepItem("expert_exchange", backward, message=message, runs=2)
 
-    def _grouped(self, name: str, rows: int, groups: int, n: int, k: int) -> Iterator[Item]:
+    def _grouped(self, name: str, rows: int, groups: int, n: int, k: int) -> Iterator[StepItem]:
         """Products of each expert's rows with its weight: as one product of all rows, and the weights' traffic."""
         fields = {"operator": "linear", **self.types.product("experts")}
         if fields.get("scaling") == "channel":
@@ -326,24 +328,24 @@ class LayerBuilder:
         forward = self._linear(fields, m=rows, n=n, k=k)
         spec = forward.model_dump(exclude_none=True)
         weights = (groups - 1) * n * k * DTYPE_BYTES[spec["dtype"]]
-        yield Item(name, program=forward, launches=groups, stated=True)
-        yield Item(name, traffic=weights, launches=0)
+        yield StepItem(name, program=forward, launches=groups, stated=True)
+        yield StepItem(name, traffic=weights, launches=0)
         slower = self._gradient(spec)
-        yield Item(name, True, self._linear(fields, m=rows, n=k, k=n), runs=slower, launches=groups, stated=True)
-        yield Item(name, True, traffic=weights, launches=0)
+        yield StepItem(name, True, self._linear(fields, m=rows, n=k, k=n), runs=slower, launches=groups, stated=True)
+        yield StepItem(name, True, traffic=weights, launches=0)
         each = max(1, rows // groups)
         weight = self._linear(fields, m=n, n=k, k=each)
-        yield Item(name, True, weight, runs=slower * groups, launches=groups, stated=True)
+        yield StepItem(name, True, weight, runs=slower * groups, launches=groups, stated=True)
         yield self._accumulation(name, groups * n * k)
         if DTYPE_BYTES[spec["dtype"]] < self.types.bytes:
             own = DTYPE_BYTES[spec["dtype"]]
             yield from self._quantisation(rows * k, rows * n, own)
 
-    def _quantisation(self, inputs: float, results: float, own: float) -> Iterator[Item]:
+    def _quantisation(self, inputs: float, results: float, own: float) -> Iterator[StepItem]:
         """Casts of the input of a product and of its result's gradient, each in both orders."""
         each = self._casts * self.types.bytes + 2 * own
-        yield Item("quantisation", traffic=inputs * each, launches=self._casts)
-        yield Item("quantisation", True, traffic=results * each, launches=self._casts)
+        yield StepItem("quantisation", traffic=inputs * each, launches=self._casts)
+        yield StepItem("quantisation", True, traffic=results * each, launches=self._casts)
 
 
 def program_flops(program: OperatorSpec) -> float:
@@ -359,9 +361,9 @@ def program_flops(program: OperatorSpec) -> float:
     return float(2.5 * forward if program.operator == "attention_backward" else forward)
 
 
-def merged_items(items: list[Item], times: float = 1.0) -> list[Item]:
+def merged_items(items: list[StepItem], times: float = 1.0) -> list[StepItem]:
     """``times`` of items, with those of one name, direction and program added up."""
-    merged: dict[Any, Item] = {}
+    merged: dict[Any, StepItem] = {}
     for item in items:
         key = (item.name, item.backward, item.program, item.message)
         runs, traffic, launches = (times * value for value in (item.runs, item.traffic, item.launches))

@@ -139,7 +139,7 @@ def training_tables(step: TrainingStep) -> list[Table]:
 
 
 @dataclass(frozen=True)
-class SearchResult(Rendered):
+class LayoutSearch(Rendered):
     """Layouts in the order of their predicted duration.
 
     Attributes
@@ -174,7 +174,7 @@ def binding(step: TrainingStep) -> str:
     return f"{name} {100 * share:.0f} %" if share >= 0.05 else "computation"
 
 
-def search_tables(result: SearchResult) -> list[Table]:
+def search_tables(result: LayoutSearch) -> list[Table]:
     """Layouts, the fastest first, with what binds each."""
     header = ("tp", "pp", "vp", "cp", "ep", "micro", "sharding", "recompute", "step", "interval", "tokens/s per GPU")
     rows = [

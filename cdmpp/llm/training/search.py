@@ -18,7 +18,7 @@ from cdmpp.llm.training.fitting import candidates, rough_cost
 from cdmpp.llm.training.layout import Overlap, Sharding, TrainingLayout, check_whole, training_types
 from cdmpp.llm.training.links import Links
 from cdmpp.llm.training.memory import training_memory
-from cdmpp.llm.training.result import SearchResult
+from cdmpp.llm.training.result import LayoutSearch
 from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Query
@@ -46,7 +46,7 @@ def search_layouts(
     predictor: Predictor | None = None,
     most: int = 10,
     **given: Any,
-) -> SearchResult:
+) -> LayoutSearch:
     """Find the fastest layouts of a training step.
 
     Layouts that need more than 94 % of the memory are left out. Of many, those of the lowest rough cost are priced.
@@ -114,4 +114,4 @@ def search_layouts(
         for plan in plans
     ]
     steps.sort(key=lambda step: step.step_s)
-    return SearchResult(steps[:most], len(fitting), len(plans))
+    return LayoutSearch(steps[:most], len(fitting), len(plans))

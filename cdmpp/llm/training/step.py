@@ -25,7 +25,7 @@ from cdmpp.llm.training.fitting import smallest_layouts
 from cdmpp.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
 from cdmpp.llm.training.links import BOUNDS, Links
 from cdmpp.llm.training.memory import RankParameters, model_flops, stage_layers, training_memory
-from cdmpp.llm.training.parts import Item, LayerBuilder, Message, merged_items, program_flops
+from cdmpp.llm.training.parts import LayerBuilder, Message, StepItem, merged_items, program_flops
 from cdmpp.llm.training.result import TrainingStep
 from cdmpp.model.domain.score import Label, TotalDomain
 from cdmpp.predict.interface import Predictor
@@ -173,7 +173,7 @@ class TrainingPlan:
         key = (layout.tp, layout.cp, layout.ep, layout.micro_batch)
         if key not in shared:
             shared[key] = self._items()
-        self._units: list[list[Item]] = shared[key]
+        self._units: list[list[StepItem]] = shared[key]
         self.parameters = RankParameters.of(config, layout)
         self._layers = stage_layers(config, layout)
         self.memory = training_memory(config, layout, self.types, self.loop, device.memory_bytes)
@@ -202,10 +202,10 @@ class TrainingPlan:
         others = {name: value for name, value in options.items() if name not in names}
         return cls(config, device, TrainingLayout(**layout), engine=engine, check_memory=check_memory, **others)
 
-    def _items(self) -> list[list[Item]]:
+    def _items(self) -> list[list[StepItem]]:
         config = self.config
         builder = LayerBuilder(config, self.layout, self.types, self.loop, block_scaled=self.products in BLOCK_SCALED)
-        layer: list[Item] = []
+        layer: list[StepItem] = []
         for count, mixer in config.first_halves:
             layer += merged_items(builder.attention_half(mixer), count / config.layers)
         for count, half in config.second_halves:
@@ -369,7 +369,7 @@ class TrainingPlan:
 
     @property
     def place(self) -> tuple[str, str, dict[str, float]]:
-        """Device, products and values by which :class:`~cdmpp.llm.engines.profile.Measured` knows a step."""
+        """Device, products and values by which :class:`~cdmpp.llm.engines.profile.MeasuredSteps` knows a step."""
         names = ("gpus", "tp", "pp", "cp", "ep", "sequence", "tokens")
         values = {name: float(getattr(self.layout, name)) for name in names}
         experts = 1 if self.config.experts is None else self.config.experts.count
@@ -451,7 +451,7 @@ class TrainingPlan:
         fused = self.products in BLOCK_SCALED and self.config.gated
         return self.loop.expert_factor * (self.loop.block_scaled_expert_factor if fused else 1.0)
 
-    def _unit(self, items: Iterable[Item]) -> _Unit:
+    def _unit(self, items: Iterable[StepItem]) -> _Unit:
         unit = _Unit()
         for item in items:
             if item.message is not None:

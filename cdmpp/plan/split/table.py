@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.simulate.emulator.emulate import Emulator, Step
+from cdmpp.simulate.emulator.emulate import EmulatedStep, Emulator
 from cdmpp.simulate.emulator.orders import ScheduleName
 from cdmpp.simulate.emulator.stages import Floats, Stage, grid, on_grid
 
@@ -167,7 +167,7 @@ class Split:
         """Whether every rank has the memory."""
         return all(b <= rank.memory_bytes for b, rank in zip(self.bytes_held, self.ranks, strict=True))
 
-    def step(self, emulator: Emulator, schedule: ScheduleName = "1f1b") -> Step:
+    def step(self, emulator: Emulator, schedule: ScheduleName = "1f1b") -> EmulatedStep:
         """A step under a schedule."""
         forward, backward = stage_costs(self)
         stages = [Stage(forward[s], backward[s]) for s in range(len(self.ranks))]

@@ -134,7 +134,7 @@ def host_profile(
 
 
 @dataclass(frozen=True)
-class Timeline:
+class ModuleTimeline:
     """Seconds of one run; their sum is its latency.
 
     Attributes
@@ -168,7 +168,7 @@ def run(
     *,
     device_factor: float = 1.0,
     host_factor: float = 1.0,
-) -> Timeline:
+) -> ModuleTimeline:
     """A host that calls one kernel after another, and one stream.
 
     A kernel starts when the host has launched it and the kernel before it has ended. In a graph nothing waits for the
@@ -199,4 +199,4 @@ def run(
             busy += duration
         ends[call.phase] = stream
     first_s = profile.host.graph_s if graph else host_factor * profile.host.step_s
-    return Timeline(busy, stream - busy, first_s, ends)
+    return ModuleTimeline(busy, stream - busy, first_s, ends)

@@ -11,7 +11,7 @@ from cdmpp.devices import DeviceSpec, described_device, find_known
 from cdmpp.devices.registry import commonest
 from cdmpp.errors import DataError
 from cdmpp.model.domain.score import Label, worst
-from cdmpp.predict.modules.execution import Execution, HostProfile, Timeline, host_profile, is_compiled, run
+from cdmpp.predict.modules.execution import Execution, HostProfile, ModuleTimeline, host_profile, is_compiled, run
 from cdmpp.predict.modules.work import GATHERED, cached_s, seconds_of
 from cdmpp.predict.prediction import Device, Prediction, device_list
 from cdmpp.predict.prediction_total import PredictionTotal, total_cells, total_line
@@ -108,7 +108,7 @@ class ModulePrediction:
         Type to which the module was cast, and type of products under autocast; None for neither.
     execution : {"eager", "compiled", "cuda-graph", "compiled-graph"} or None
         How the kernels are launched. None: the total is the sum of the programs by ``protocol``.
-    timeline : Timeline or None
+    timeline : ModuleTimeline or None
         Seconds of the device, of waiting for the host, and of the first call; None without an execution.
     total : PredictionTotal
         Latency with interval and domain. Transfers and communication are not in it.
@@ -132,7 +132,7 @@ class ModulePrediction:
     dtype: str | None
     autocast: str | None
     execution: str | None
-    timeline: Timeline | None
+    timeline: ModuleTimeline | None
     total: PredictionTotal
     phases: dict[str, PredictionTotal]
     programs: tuple[ModuleProgram, ...]
@@ -368,7 +368,7 @@ def _on_device(
     )
 
 
-def _phase_s(line: Timeline, phase: str) -> float:
+def _phase_s(line: ModuleTimeline, phase: str) -> float:
     """Seconds of a phase on a time line; the first has the first call."""
     ends = list(line.phase_ends_s)
     place = ends.index(phase)
@@ -438,7 +438,7 @@ def total_text(prediction: ModulePrediction) -> str:
     return text
 
 
-def timeline_text(line: Timeline) -> str:
+def timeline_text(line: ModuleTimeline) -> str:
     """Parts of a time line as text."""
     parts = {"device busy": line.device_busy_s, "waiting for the host": line.waiting_s, "first call": line.first_call_s}
     return ", ".join(f"{name} {format_latency(seconds)}" for name, seconds in parts.items())

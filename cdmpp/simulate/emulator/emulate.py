@@ -122,7 +122,7 @@ def peaks_over_time(
 
 
 @dataclass(frozen=True)
-class Step:
+class EmulatedStep:
     """A simulated training step.
 
     Attributes
@@ -204,7 +204,7 @@ class Emulator:
         ranks: int | None = None,
         transfer_s: float | Sequence[float] = 0.0,
         host_bandwidth_bytes_per_s: float = float("inf"),
-    ) -> Step:
+    ) -> EmulatedStep:
         """Simulate one step.
 
         Parameters
@@ -238,7 +238,7 @@ class Emulator:
             raise FieldError("a step has at least one stage and one micro-batch")
         ranks = ranks or len(stages)
 
-        def make() -> Step:
+        def make() -> EmulatedStep:
             costs = self.table(stages, host_bandwidth_bytes_per_s)
             structure = self.structure(schedule, ranks, len(stages), len(classes), costs.offloaded)
             return self.run(structure, costs, classes, transfer_s)
@@ -248,7 +248,7 @@ class Emulator:
         orders = schedule if isinstance(schedule, str) else tuple(map(tuple, schedule))
         transfers = transfer_s if isinstance(transfer_s, int | float) else tuple(transfer_s)
         key = (tuple(stages), classes, orders, ranks, transfers, host_bandwidth_bytes_per_s)
-        step: Step = self.steps.find(key, make)
+        step: EmulatedStep = self.steps.find(key, make)
         return step
 
     def table(self, stages: Sequence[Stage], host_bandwidth_bytes_per_s: float = float("inf")) -> StageTable:
@@ -295,7 +295,7 @@ class Emulator:
 
     def run(
         self, structure: Structure, costs: StageTable, classes: Sequence[int], transfer_s: float | Sequence[float] = 0.0
-    ) -> Step:
+    ) -> EmulatedStep:
         """Simulate a structure with given costs; whole steps are not cached here.
 
         Raises
@@ -329,7 +329,7 @@ def _simulate(
     at_end: Floats,
     resident_by_stage: Floats,
     frames: Frames | None,
-) -> Step:
+) -> EmulatedStep:
     start, end = np.empty_like(duration), np.empty_like(duration)
     if frames is None:
         ran = evaluate(structure.order, structure.begin, duration, structure.deps, lag, start, end)
@@ -345,7 +345,7 @@ def _simulate(
         peaks(structure.order, structure.begin, at_start, at_end, resident, peak)
     else:
         peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
-    return Step(structure, start, end, peak)
+    return EmulatedStep(structure, start, end, peak)
 
 
 def lower_bound(

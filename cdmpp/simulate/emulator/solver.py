@@ -12,7 +12,7 @@ from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
 from cdmpp.predict.requests.pricing import Cost, PricedProgram, cost_of
 from cdmpp.predict.requests.request import Interval
-from cdmpp.simulate.emulator.emulate import Emulator, Step, lower_bound
+from cdmpp.simulate.emulator.emulate import EmulatedStep, Emulator, lower_bound
 from cdmpp.simulate.emulator.orders import SCHEDULES, Orders, ScheduleName
 from cdmpp.simulate.emulator.schema import CacheUse, RankUse, SimulatePlan, SimulateRequest, StageForm, TimelinePass
 from cdmpp.simulate.emulator.stages import Ints, PassCost, Stage
@@ -33,7 +33,7 @@ class _Simulation:
     def host_bandwidth_bytes_per_s(self) -> float:
         return self.request.host_bandwidth_bytes_per_s or float("inf")
 
-    def run(self, stages: Sequence[Stage], schedule: ScheduleName | Orders, classes: Sequence[int]) -> Step:
+    def run(self, stages: Sequence[Stage], schedule: ScheduleName | Orders, classes: Sequence[int]) -> EmulatedStep:
         return self.emulator.simulate(
             stages,
             classes,
@@ -180,10 +180,12 @@ def _stage(number: int, form: StageForm, costs: Sequence[tuple[Cost, Cost, Cost 
     )
 
 
-def _published(simulation: _Simulation, step: Step, stages: Sequence[Stage], classes: Sequence[int]) -> dict[str, Step]:
+def _published(
+    simulation: _Simulation, step: EmulatedStep, stages: Sequence[Stage], classes: Sequence[int]
+) -> dict[str, EmulatedStep]:
     """The step under each published schedule that fits."""
     structure, ranks = step.structure, simulation.request.ranks_used
-    steps: dict[str, Step] = {}
+    steps: dict[str, EmulatedStep] = {}
     # An explicit order may place stages as no published schedule does.
     if not (structure.rank_of == np.arange(structure.stages) % ranks).all():
         return steps
@@ -201,9 +203,9 @@ def _check_memory(
     simulation: _Simulation,
     stages: Sequence[Stage],
     schedule: ScheduleName | Orders,
-    step: Step,
-    copies: Sequence[Step],
-    others: dict[str, Step],
+    step: EmulatedStep,
+    copies: Sequence[EmulatedStep],
+    others: dict[str, EmulatedStep],
 ) -> None:
     """Raise InfeasibleError where a rank needs more than its memory, with the smallest limit that is enough."""
     request, structure = simulation.request, step.structure
@@ -215,7 +217,7 @@ def _check_memory(
     needed, limit = float(largest.peak_bytes[rank]), float(limits[rank])
     if needed <= limit:
         return
-    alternatives: list[tuple[Step, str]] = []
+    alternatives: list[tuple[EmulatedStep, str]] = []
     if largest is step:
         recomputed = [replace(stage, memory="recompute") for stage in stages]
         alternatives = [(other, f"with {name}") for name, other in others.items()]
@@ -236,7 +238,7 @@ def _check_memory(
     )
 
 
-def _peak_bytes(step: Step) -> float:
+def _peak_bytes(step: EmulatedStep) -> float:
     return float(step.peak_bytes.max())
 
 
@@ -251,7 +253,7 @@ def _alone_s(stages: Sequence[Stage], c: int, transfer_s: float | Sequence[float
     return total
 
 
-def _passes(step: Step, first: int, end: int) -> list[TimelinePass]:
+def _passes(step: EmulatedStep, first: int, end: int) -> list[TimelinePass]:
     """The passes of some rows in their order; rows from the number of ranks on are host links."""
     structure = step.structure
     return [
@@ -302,19 +304,23 @@ class StageCosts:
 
 
 def explain(
-    step: Step, stages: Sequence[StageCosts], same_passes_s: float, bound_s: float, others: Mapping[str, Step]
+    step: EmulatedStep,
+    stages: Sequence[StageCosts],
+    same_passes_s: float,
+    bound_s: float,
+    others: Mapping[str, EmulatedStep],
 ) -> list[str]:
     """Sentences about a step.
 
     Parameters
     ----------
-    step : Step
+    step : EmulatedStep
     stages : sequence of StageCosts
     same_passes_s : float
         Lower bound of all orders of the same passes.
     bound_s : float
         Lower bound of all schedules of the stages.
-    others : mapping of str to Step
+    others : mapping of str to EmulatedStep
         The step under other schedules.
     """
     makespan_s = step.makespan_s
@@ -348,7 +354,7 @@ def _possible_saving(what: str, makespan_s: float, bound_s: float) -> str:
     return f"{what} cannot shorten it" if share in ("0.0", "-0.0") else f"{what} can shorten it by {share} % at most"
 
 
-def _busiest_rank(step: Step) -> str:
+def _busiest_rank(step: EmulatedStep) -> str:
     rank = int(step.busy_s.argmax())
     row = step.row(rank)
     start, end = step.start_s[row], step.end_s[row]

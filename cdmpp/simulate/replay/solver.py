@@ -234,7 +234,7 @@ _CHUNK = 2_000_000
 
 
 @dataclass(frozen=True)
-class Spread:
+class DurationSpread:
     """Errors of the predictions as factors around 1.
 
     Attributes
@@ -268,7 +268,7 @@ class Spread:
         return factors[:, self.draw]
 
 
-def spread_of(requests: Sequence[PriceRequest], prices: Sequence[Prediction]) -> Spread:
+def spread_of(requests: Sequence[PriceRequest], prices: Sequence[Prediction]) -> DurationSpread:
     """The errors of predictions, from their intervals."""
     keys = [
         (json.dumps(request.device, sort_keys=True), price.name, str(price.program_hash), price.backend)
@@ -279,7 +279,7 @@ def spread_of(requests: Sequence[PriceRequest], prices: Sequence[Prediction]) ->
     for key, price in zip(keys, prices, strict=True):
         below[numbers[key]], above[numbers[key]] = _slopes(price)
     devices = {name: i for i, name in enumerate(sorted({key[0] for key in keys}))}
-    return Spread(
+    return DurationSpread(
         below,
         above,
         np.array([numbers[key] for key in keys], dtype=np.int64),

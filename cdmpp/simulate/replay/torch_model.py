@@ -165,7 +165,7 @@ class _Stamps:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredModule:
     """Measured layers, and the measured iteration.
 
     Attributes
@@ -191,7 +191,7 @@ def measure_layers(
     repeats: int = 20,
     warm: int = 5,
     fastest: float = 0.5,
-) -> Measured:
+) -> MeasuredModule:
     """Time the layers of a module on the CPU, as they run.
 
     Parameters
@@ -276,7 +276,7 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
             hook.remove()
 
 
-def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> Measured:
+def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> MeasuredModule:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # Modules that did not run have no gradient and are not layers.
     names = {name: own for name, own in names.items() if all(n in stamp.gradients for stamp in found for n in own)}
@@ -316,6 +316,6 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         )
         for name in reversed(finished)
     ]
-    return Measured(
+    return MeasuredModule(
         layers, mean(stamp.end - stamp.start for stamp in found), mean(stamp.updated - stamp.end for stamp in found)
     )

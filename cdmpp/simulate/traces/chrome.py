@@ -20,10 +20,10 @@ from cdmpp.simulate.traces.records import (
     Arguments,
     CollectiveCall,
     EventKind,
-    Lane,
     RankTrace,
     Sync,
     TraceEvent,
+    TraceLane,
     is_host_work,
     recorded_call,
     shaped_call,
@@ -280,10 +280,10 @@ class _Reader:
         self.trace = RankTrace(str(path), "torch")
         self._origin_us: float | None = None
         self._base_s = 0.0
-        self._lanes: dict[tuple[str, str, str], Lane] = {}
+        self._lanes: dict[tuple[str, str, str], TraceLane] = {}
         self._kept: dict[Any, Any] = {}
         self._categories: Counter[str] = Counter()
-        self._open: dict[Lane, list[TraceEvent]] = {}
+        self._open: dict[TraceLane, list[TraceEvent]] = {}
         self._flows: dict[tuple[str, str, int], tuple[int, str]] = {}
         self._instants: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
@@ -404,18 +404,18 @@ class _Reader:
             return "copy" if str(event.get("name", "")).startswith(("Memcpy", "Memset")) else "kernel"
         return "op" if process == "CPU functions" or str(event.get("name", "")).startswith("aten::") else None
 
-    def _lane(self, kind: EventKind, event: dict[str, Any], values: dict[str, Any]) -> Lane:
+    def _lane(self, kind: EventKind, event: dict[str, Any], values: dict[str, Any]) -> TraceLane:
         on_device = kind in ("kernel", "copy", "sync")
         owner, name = event.get("pid", 0), event.get("tid", 0)
         if on_device:
             owner, name = values.get("device", owner), values.get("stream", values.get("Stream Id", name))
         key = ("device" if on_device else "host", str(owner), str(name))
         if key not in self._lanes:
-            self._lanes[key] = Lane(key[0], key[1], key[2])  # type: ignore[arg-type]
+            self._lanes[key] = TraceLane(key[0], key[1], key[2])  # type: ignore[arg-type]
         return self._lanes[key]
 
     def _detail(
-        self, kind: EventKind, name: str, lane: Lane, values: dict[str, Any]
+        self, kind: EventKind, name: str, lane: TraceLane, values: dict[str, Any]
     ) -> Arguments | CollectiveCall | Sync | None:
         if kind == "sync":
             how = _SYNCS.get(str(values.get("cuda_sync_kind", name)).casefold())
@@ -444,11 +444,11 @@ class _Reader:
     def _thread(self, event: dict[str, Any]) -> None:
         values = event.get("args")
         if event.get("name") == "thread_name" and isinstance(values, dict):
-            lane = Lane("host", str(event.get("pid", "")), str(event.get("tid", "")))
+            lane = TraceLane("host", str(event.get("pid", "")), str(event.get("tid", "")))
             self.trace.threads[lane] = str(values.get("name", ""))
 
     def _close(self, event: dict[str, Any], at_s: float) -> None:
-        lane = Lane("host", str(event.get("pid", 0)), str(event.get("tid", 0)))
+        lane = TraceLane("host", str(event.get("pid", 0)), str(event.get("tid", 0)))
         if self._open.get(lane):
             begun = self._open[lane].pop()
             self._instants[f"({begun.kind}) with a negative duration"] += at_s < begun.start_s

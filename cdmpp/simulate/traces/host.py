@@ -14,7 +14,15 @@ from typing import Literal
 
 from cdmpp.simulate.traces.align import collective_of
 from cdmpp.simulate.traces.nodes import TraceGraph, WorkNode
-from cdmpp.simulate.traces.records import Arguments, Lane, TraceEvent, is_host_work, issues_work, kind_of, shaped_call
+from cdmpp.simulate.traces.records import (
+    Arguments,
+    TraceEvent,
+    TraceLane,
+    is_host_work,
+    issues_work,
+    kind_of,
+    shaped_call,
+)
 from cdmpp.simulate.traces.shapes import computes, is_free
 
 #: "op": an operator that computes on the host; "host": other work of the host; "launch": a call that starts work on a
@@ -165,7 +173,7 @@ class HostLane:
 
     Attributes
     ----------
-    lane : Lane
+    lane : TraceLane
     segments : list of Segment
         Inside of the window, in time order; times from the beginning of the graph.
     positions : list of int
@@ -176,7 +184,7 @@ class HostLane:
         Nodes of idle time, or of calls that wait, and whether they certainly wait.
     """
 
-    lane: Lane
+    lane: TraceLane
     segments: list[Segment]
     positions: list[int] = field(default_factory=list)
     before: list[int | None] = field(default_factory=list)
@@ -193,20 +201,20 @@ class HostThreads:
     graph: TraceGraph
     rank: int
     device: str
-    names: dict[Lane, str]
+    names: dict[TraceLane, str]
     begin_s: float
     end_s: float
     marked: bool = True
     lanes: list[HostLane] = field(default_factory=list)
 
-    def build(self, found: dict[Lane, list[Segment]], main: Lane | None) -> None:
+    def build(self, found: dict[TraceLane, list[Segment]], main: TraceLane | None) -> None:
         """Add the nodes of all threads; that of the iterations first.
 
         Parameters
         ----------
         found : dict of Lane to list of Segment
             Without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
-        main : Lane or None
+        main : TraceLane or None
             The thread that has the iterations' marks.
         """
         order = sorted(found, key=lambda lane: (lane != main, lane.owner, lane.name))
@@ -215,7 +223,7 @@ class HostThreads:
             self.lanes.append(host)
             self._chain(host, lane == main)
 
-    def stream(self, lane: Lane) -> str:
+    def stream(self, lane: TraceLane) -> str:
         """Name of a thread's stream in the graph."""
         return (self.names.get(lane) or f"thread {lane.name}")[:100]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cdmpp.errors import DataError
 from cdmpp.simulate.traces.chrome import opened, read_torch
-from cdmpp.simulate.traces.records import EventKind, Lane, RankTrace, Sync, TraceEvent
+from cdmpp.simulate.traces.records import EventKind, RankTrace, Sync, TraceEvent, TraceLane
 from cdmpp.utils.files import open_file
 
 MAGIC = b"SQLite format 3\x00"
@@ -142,7 +142,9 @@ class _Reader:
                 name = row["text"] or self._strings.get(row["textId"], "")
                 self._add("annotation", name, _thread(row["globalTid"]), row, -1)
 
-    def _add(self, kind: EventKind, name: str, lane: Lane, row: sqlite3.Row, correlation: int | None) -> TraceEvent:
+    def _add(
+        self, kind: EventKind, name: str, lane: TraceLane, row: sqlite3.Row, correlation: int | None
+    ) -> TraceEvent:
         start, end = row["start"], row["end"]
         if self._origin_ns is None:
             self._origin_ns = start
@@ -178,14 +180,14 @@ class _Reader:
         return iter(self._database.execute(f"SELECT {chosen} FROM {table}"))
 
 
-def _thread(identity: Any) -> Lane:
+def _thread(identity: Any) -> TraceLane:
     """Lane of a serialized thread id: 24 bits of process id, then 24 of thread id."""
     number = int(identity or 0)
-    return Lane("host", str((number >> 24) & 0xFFFFFF), str(number & 0xFFFFFF))
+    return TraceLane("host", str((number >> 24) & 0xFFFFFF), str(number & 0xFFFFFF))
 
 
-def _stream(row: sqlite3.Row) -> Lane:
-    return Lane("device", str(row["deviceId"]), str(row["streamId"]))
+def _stream(row: sqlite3.Row) -> TraceLane:
+    return TraceLane("device", str(row["deviceId"]), str(row["streamId"]))
 
 
 #: Bytes from the beginning in which a trace shows itself: Kineto writes devices and process groups first.

@@ -16,7 +16,14 @@ import numpy as np
 from cdmpp.simulate.traces.align import Window, collective_of
 from cdmpp.simulate.traces.host import TINY_S, HostLane, HostThreads, Segment, segments
 from cdmpp.simulate.traces.nodes import Cause, Role, TraceGraph, WorkNode
-from cdmpp.simulate.traces.records import CollectiveCall, Lane, RankTrace, Sync, TraceEvent, is_communication_kernel
+from cdmpp.simulate.traces.records import (
+    CollectiveCall,
+    RankTrace,
+    Sync,
+    TraceEvent,
+    TraceLane,
+    is_communication_kernel,
+)
 
 #: Time from a launch to its kernel where a trace has no kernel that started at once.
 _DEFAULT_LATENCY_S = 5e-6
@@ -245,11 +252,11 @@ class TracedRank:
     shift_s: float
     host: HostThreads = field(init=False)
     streams: Streams = field(init=False)
-    _segments: dict[Lane, list[Segment]] = field(default_factory=dict)
-    _work: list[tuple[Lane, Segment]] = field(default_factory=list)
+    _segments: dict[TraceLane, list[Segment]] = field(default_factory=dict)
+    _work: list[tuple[TraceLane, Segment]] = field(default_factory=list)
     _device: list[Activity] = field(default_factory=list)
     _launches: dict[int, list[tuple[HostLane, int]]] = field(default_factory=dict)
-    _main: Lane | None = None
+    _main: TraceLane | None = None
 
     @property
     def rank(self) -> int:
@@ -259,7 +266,7 @@ class TracedRank:
     def collect(self) -> None:
         """Find the segments and device work of the window."""
         begin_s, end_s = self.window.start_s, self.window.end_s
-        by_lane: dict[Lane, list[TraceEvent]] = {}
+        by_lane: dict[TraceLane, list[TraceEvent]] = {}
         launched: dict[int, float] = {}
         for event in self.trace.events:
             if event.lane.where == "host":
@@ -282,7 +289,7 @@ class TracedRank:
                     self._segments.setdefault(lane, []).append(segment)
         self._main = self._main_lane(by_lane)
         work = [event for event in self.trace.events if event.kind in ("kernel", "copy")]
-        first: dict[Lane, float] = {}
+        first: dict[TraceLane, float] = {}
         for event in work:
             if event.correlation in launched and self.window.names:
                 first[event.lane] = min(event.start_s, first.get(event.lane, event.start_s))
@@ -294,7 +301,7 @@ class TracedRank:
                 continue
             self._device.append(self._activity(event, at_s < begin_s))
 
-    def _main_lane(self, by_lane: dict[Lane, list[TraceEvent]]) -> Lane | None:
+    def _main_lane(self, by_lane: dict[TraceLane, list[TraceEvent]]) -> TraceLane | None:
         """The thread with the marks, or with the most time in operators."""
         if not self._segments:
             return None

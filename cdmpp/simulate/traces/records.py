@@ -17,7 +17,7 @@ EventKind = Literal["op", "annotation", "runtime", "kernel", "copy", "sync"]
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class TraceLane:
     """A thread of the host, or a stream of a device.
 
     Attributes
@@ -113,7 +113,7 @@ class TraceEvent:
     ----------
     kind : EventKind
     name : str
-    lane : Lane
+    lane : TraceLane
     start_s, duration_s : float
         Seconds; ``start_s`` from :attr:`RankTrace.origin_s`.
     correlation : int
@@ -125,7 +125,7 @@ class TraceEvent:
 
     kind: EventKind
     name: str
-    lane: Lane
+    lane: TraceLane
     start_s: float
     duration_s: float
     correlation: int = -1
@@ -171,7 +171,7 @@ class RankTrace:
     origin_s: float = 0.0
     host: str = ""
     devices: dict[str, str] = field(default_factory=dict)
-    threads: dict[Lane, str] = field(default_factory=dict)
+    threads: dict[TraceLane, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     @property

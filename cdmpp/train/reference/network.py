@@ -118,7 +118,7 @@ FIT_ROWS = 100_000
 
 
 @dataclass(frozen=True)
-class BoxCox:
+class BoxCoxLabel:
     """Standardised Box-Cox transform of the latency in seconds.
 
     Attributes
@@ -139,7 +139,7 @@ class BoxCox:
     highest: float
 
     @classmethod
-    def fit(cls, log_latency: Array, rng: np.random.Generator, exponent: float | None = None) -> BoxCox:
+    def fit(cls, log_latency: Array, rng: np.random.Generator, exponent: float | None = None) -> BoxCoxLabel:
         """Fit on a seeded sample of the log latencies of training rows; ``exponent`` by maximum likelihood."""
         sample = rng.choice(log_latency, min(len(log_latency), FIT_ROWS), replace=False)
         if exponent is None:

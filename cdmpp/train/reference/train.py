@@ -29,7 +29,7 @@ from cdmpp.train.fit import target_rows, training_rows
 from cdmpp.train.loop import Progress
 from cdmpp.train.reference.network import (
     PUBLISHED_DISCREPANCIES,
-    BoxCox,
+    BoxCoxLabel,
     ReferenceNetwork,
     ReferencePrograms,
     device_rows,
@@ -71,7 +71,7 @@ class ReferenceModel:
         self._features, self._positions, self._first_key = features, positions, first_key
         self._devices = device_rows(dataset.devices)
         self.network: ReferenceNetwork
-        self.label: BoxCox
+        self.label: BoxCoxLabel
         self.summary: dict[str, Any] = {}
 
     def fit(self, index: Array, progress: Progress | None = None) -> Self:
@@ -81,7 +81,7 @@ class ReferenceModel:
         if opt.threads:
             torch.set_num_threads(opt.threads)
         self._programs = ReferencePrograms.of(self._features, self._positions, self._first_key, rows.program[index])
-        self.label = BoxCox.fit(rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
+        self.label = BoxCoxLabel.fit(rows.log_latency[index], np.random.default_rng([self.config.seed, 7]))
         sizes = self.settings.model_dump(include={"layers", "feed_forward", "dropout"})
         self.network = ReferenceNetwork(**sizes)
         optimiser = torch.optim.Adam(

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Connection
 
 from cdmpp_server.database import now_s
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.observe.tables import metadata
 from cdmpp_server.problems import ProblemError
 
@@ -146,7 +146,7 @@ class JobStore:
 
     Parameters
     ----------
-    store : Store
+    store : ObservationStore
         Holds the database connection.
     max_jobs : int
         Limit of queued and running jobs.
@@ -165,7 +165,9 @@ class JobStore:
     fair queueing (Golestani, INFOCOM 1994).
     """
 
-    def __init__(self, store: Store, max_jobs: int, max_of_sender: int, max_kept: int, keep_s: float) -> None:
+    def __init__(
+        self, store: ObservationStore, max_jobs: int, max_of_sender: int, max_kept: int, keep_s: float
+    ) -> None:
         self._store = store
         self._max_jobs, self._max_of_sender = max_jobs, max_of_sender
         self._max_kept, self._keep_s = max_kept, keep_s

@@ -96,7 +96,7 @@ class Running:
         leaving, self.recent = window[: max(0, len(window) - RECENT)], window[-RECENT:]
         self.reference.add(leaving[: REFERENCE - self.reference.count])
 
-    def figures(self) -> Figures:
+    def figures(self) -> MeasuredErrors:
         """Return the error figures; needs at least one observation."""
         count, recent = self.ratios.count, Sums()
         recent.add(self.recent)
@@ -106,7 +106,7 @@ class Running:
             change = recent.mean - self.reference.mean
             error = math.sqrt(recent.error_squared + self.reference.error_squared)
             drift = change / max(error, _MIN_ERROR)
-        return Figures(
+        return MeasuredErrors(
             count=count,
             mape=self.relative_error / count,
             bias=math.expm1(self.ratios.mean),
@@ -118,7 +118,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Figures:
+class MeasuredErrors:
     """Error of a model on a device, as fractions.
 
     Attributes

@@ -24,7 +24,7 @@ from cdmpp_server.concurrency import Deadline, background
 from cdmpp_server.database import default_database
 from cdmpp_server.fields import MAX_DEVICE_TEXT, Device, Program, program_value, with_max_items
 from cdmpp_server.observe.ids import MAX_ID, Signer
-from cdmpp_server.observe.store import Observation, Store, Stored, Summary, Writer
+from cdmpp_server.observe.store import Observation, ObservationStore, Stored, Summary, Writer
 from cdmpp_server.observe.tables import StoreUnavailableError, observations
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.access import sender_id
@@ -182,7 +182,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Open the database and its writer; if it is unavailable, the other endpoints still work."""
     try:
         database = settings.database or default_database(settings.model)
-        store = Store(database, settings.max_programs, settings.max_program_bytes, settings.max_observations)
+        store = ObservationStore(database, settings.max_programs, settings.max_program_bytes, settings.max_observations)
     except MissingDependencyError as error:
         app.state.start_error = f"{error.message} ({error.hint})"
         raise
@@ -423,7 +423,7 @@ class ListedObservations(AnswerModel):
 
 
 def list_observations(
-    store: Store,
+    store: ObservationStore,
     device: str,
     digest: str | None = None,
     *,
@@ -436,7 +436,7 @@ def list_observations(
 
     Parameters
     ----------
-    store : Store
+    store : ObservationStore
     device, digest : str
         Name, and hash of the figures; None: of every device with this name.
     model_id : str, optional

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 
 from cdmpp_server.concurrency import excess
 from cdmpp_server.database import database_url
-from cdmpp_server.observe.figures import Figures, Running, Sums
+from cdmpp_server.observe.figures import MeasuredErrors, Running, Sums
 from cdmpp_server.observe.ids import PredictedBefore, Signer
 from cdmpp_server.observe.tables import (
     AsUnavailable,
@@ -241,7 +241,7 @@ class Summary:
     device: str
     device_digest: str
     model_id: str
-    figures: Figures
+    figures: MeasuredErrors
     last_at: float
 
 
@@ -251,7 +251,7 @@ _ABORTED = ("40P01", "23505")
 _HASH = re.compile("[0-9a-f]{32}")
 
 
-class Store:
+class ObservationStore:
     """Access to the tables. The methods block, and are safe between threads and processes.
 
     Parameters
@@ -439,7 +439,7 @@ class Writer:
     Parameters
     ----------
     add : callable
-        :meth:`cdmpp_server.observe.store.Store.add`.
+        :meth:`cdmpp_server.observe.store.ObservationStore.add`.
     max_waiting : int
         Maximum number of waiting observations; a larger call is accepted if nothing waits.
     """

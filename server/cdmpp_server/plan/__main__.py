@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
             model.sibling("solver")
     limited = confine(int(arguments[0]), _MAX_OPEN_FILES, writes=True)
     give_way(arguments[2])
-    reader, warmth, planned = work.Reader(json.loads(arguments[3])), Warmth(), PlannedJobs()
+    reader, warmth, planned = work.PlanReader(json.loads(arguments[3])), Warmth(), PlannedJobs()
     running: list[SearchControl] = []
 
     def stop(*_: Any) -> None:

@@ -38,7 +38,7 @@ CHECK_S = 1.0
 _CONTRADICTIONS = ("value_error", "assertion_error")
 
 
-class Reader:
+class PlanReader:
     """Validates requests; keeps the last one, which is usually solved next.
 
     Parameters
@@ -87,7 +87,7 @@ class Reader:
         return request
 
 
-def read(reader: Reader, kind: str, body: bytes) -> WorkerReply:
+def read(reader: PlanReader, kind: str, body: bytes) -> WorkerReply:
     """List the programs to price, each once.
 
     Returns
@@ -111,7 +111,7 @@ def read(reader: Reader, kind: str, body: bytes) -> WorkerReply:
 
 
 def solve(
-    reader: Reader,
+    reader: PlanReader,
     kind: str,
     body: bytes,
     prices: bytes,
@@ -137,7 +137,7 @@ def solve(
     return _objective(answer), encode(answer.to_json())
 
 
-def check(reader: Reader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
+def check(reader: PlanReader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
     """Prepare the search of a request without searching, so that a faulty request does not become a job.
 
     A planner refuses a request before its search asks for the remaining time or reports progress. A planner without

@@ -8,7 +8,7 @@ from typing import Any
 from cdmpp.programs.program import TensorProgram
 from cdmpp.utils.lru import Lru
 from cdmpp_server.observe.routes import ObservedProgram, ObserveRequest
-from cdmpp_server.observe.store import Observation, Store
+from cdmpp_server.observe.store import Observation, ObservationStore
 from cdmpp_server.predict.programs import Programs
 
 #: Memory of the hashes that are known to be stored, and of one of them.
@@ -23,12 +23,12 @@ class ObservedPrograms:
 
     Parameters
     ----------
-    store : Store
+    store : ObservationStore
     programs : Programs
         Programs that this worker has cached.
     """
 
-    def __init__(self, store: Store, programs: Programs) -> None:
+    def __init__(self, store: ObservationStore, programs: Programs) -> None:
         self._store, self._programs = store, programs
         self._stored: Lru[bool] = Lru(_MEMORY_BYTES)
 

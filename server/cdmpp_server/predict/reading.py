@@ -22,7 +22,7 @@ from cdmpp_server.fields import program_value
 from cdmpp_server.predict.admission import CACHED_WORK
 from cdmpp_server.predict.answers import AnswerCache
 from cdmpp_server.predict.programs import Devices, Programs, ResolvedDevice, ResolvedProgram, exact_key
-from cdmpp_server.predict.render import Answer
+from cdmpp_server.predict.render import RenderedAnswer
 from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, envelope_model
 from cdmpp_server.predict.strict import check_item, refusal
 from cdmpp_server.problems import ProblemError, SchemaViolation
@@ -127,7 +127,7 @@ class Reading:
     strict: bool
     ids: list[str | None]
     #: The answer of each item; None where there is none yet.
-    results: list[Answer | None]
+    results: list[RenderedAnswer | None]
     #: Device and domain of each answer, in no order.
     kinds: list[tuple[str, str]] = field(default_factory=list)
     #: Positions without a cached answer, and their cost in rows of a new operator.
@@ -137,7 +137,7 @@ class Reading:
     #: Errors by position.
     failed: dict[int, ErrorInfo] = field(default_factory=dict)
 
-    def answer(self, position: int, answer: Answer) -> None:
+    def answer(self, position: int, answer: RenderedAnswer) -> None:
         """Set an item's answer."""
         self.results[position] = answer
         self.kinds.append(answer.kind)
@@ -190,7 +190,7 @@ class Reader:
                 cached = self._cached(raw, reading.predictor, reading.levels)
             except (TypeError, ValueError, KeyError):
                 cached = None  # Item.model_validate reports what is wrong
-            if isinstance(cached, Answer):
+            if isinstance(cached, RenderedAnswer):
                 reading.ids[position] = raw.get("id")
                 reading.answer(position, cached)
             else:
@@ -221,7 +221,9 @@ class Reader:
             self._open(reading, position, item)
         reading.check_strict()
 
-    def _cached(self, raw: Any, predictor: LatencyPredictor, levels: tuple[float, ...]) -> Answer | float | None:
+    def _cached(
+        self, raw: Any, predictor: LatencyPredictor, levels: tuple[float, ...]
+    ) -> RenderedAnswer | float | None:
         """The cached answer of an item that was validated when an earlier request sent it.
 
         Without one, the cost of the item if its figures are cached, and None if nothing is.

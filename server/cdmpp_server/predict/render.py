@@ -13,7 +13,7 @@ from cdmpp_server.observe.ids import Signer
 encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
-class Answer(NamedTuple):
+class RenderedAnswer(NamedTuple):
     """A rendered prediction.
 
     Attributes
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     signed: bool
 
 
-def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None) -> Answer:
+def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None) -> RenderedAnswer:
     """The rendered form of a prediction without an error.
 
     Parameters
@@ -49,8 +49,8 @@ def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None)
     text = encode(prediction.to_dict())[1:]
     kind = (prediction.device, prediction.domain or "out")
     if signer is None:
-        return Answer(text, kind, signed=False)
-    return Answer(f'{signer.content(prediction, device_digest)}",{text}', kind, signed=True)
+        return RenderedAnswer(text, kind, signed=False)
+    return RenderedAnswer(f'{signer.content(prediction, device_digest)}",{text}', kind, signed=True)
 
 
 def reason_field(prediction: Prediction) -> dict[str, str]:
@@ -58,7 +58,7 @@ def reason_field(prediction: Prediction) -> dict[str, str]:
     return {} if prediction.domain_reason is None else {"domain_reason": prediction.domain_reason}
 
 
-def result(id: str | None, answer: Answer, receipt: str) -> str:
+def result(id: str | None, answer: RenderedAnswer, receipt: str) -> str:
     """The JSON object of a result; ``receipt`` is used if the answer is signed."""
     id_text = "null" if id is None else encode_basestring_ascii(id)
     prediction_id = f'"{receipt}' if answer.signed else "null,"

@@ -15,7 +15,7 @@ from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline
 from cdmpp_server.fields import ProgramValue
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.predict.programs import Programs, ResolvedProgram, exact_key, unknown_program
 from cdmpp_server.problems import ProblemError
@@ -36,13 +36,15 @@ class ProgramResolver:
         Cache of programs.
     sandbox : Sandbox
         Reads TVM JSON and TVMScript.
-    store : Store, optional
+    store : ObservationStore, optional
         Has the registered programs.
     threads : ConcurrencyLimiter
         Runs the work for large requests.
     """
 
-    def __init__(self, programs: Programs, sandbox: Sandbox, store: Store | None, threads: ConcurrencyLimiter) -> None:
+    def __init__(
+        self, programs: Programs, sandbox: Sandbox, store: ObservationStore | None, threads: ConcurrencyLimiter
+    ) -> None:
         self._programs, self._sandbox, self._store, self._threads = programs, sandbox, store, threads
 
     async def resolve(

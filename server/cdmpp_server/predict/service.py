@@ -22,7 +22,7 @@ from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline
 from cdmpp_server.fields import ProgramValue, program_value
 from cdmpp_server.models import Models
 from cdmpp_server.observe.ids import Signer
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.predict.answers import ROWS_SHARE, AnswerCache
@@ -30,7 +30,7 @@ from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.lane import Ticket
 from cdmpp_server.predict.programs import Devices, Programs, ResolvedProgram
 from cdmpp_server.predict.reading import OpenItem, Reader, Reading, work_of
-from cdmpp_server.predict.render import Answer, answer_of, encode, error_fields, failure, response, result
+from cdmpp_server.predict.render import RenderedAnswer, answer_of, encode, error_fields, failure, response, result
 from cdmpp_server.predict.resolver import ProgramResolver, stored_form
 from cdmpp_server.predict.schema import register_request_model
 from cdmpp_server.problems import ProblemError, internal_error
@@ -58,7 +58,7 @@ class PredictionService:
         Reads TVM JSON and TVMScript.
     metrics : Metrics
         Counts items and cache hits.
-    store : Store, optional
+    store : ObservationStore, optional
         Stores registered programs; without a store they are known by hash while they are cached.
     """
 
@@ -69,7 +69,7 @@ class PredictionService:
         batcher: Batcher,
         sandbox: Sandbox,
         metrics: Metrics,
-        store: Store | None = None,
+        store: ObservationStore | None = None,
     ) -> None:
         self.models, self.batcher = models, batcher
         self.programs = Programs(settings.cache_bytes)
@@ -237,7 +237,7 @@ class PredictionService:
         if not groups:
             return
         items = list(groups.items())
-        answers: list[Answer | None] = [None] * len(items)
+        answers: list[RenderedAnswer | None] = [None] * len(items)
 
         def keep(start: int, predictions: Sequence[Prediction]) -> None:
             # After each batch, not at the end: a request that missed its deadline continues when it is sent again.

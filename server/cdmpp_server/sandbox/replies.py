@@ -35,7 +35,7 @@ class InvalidReplyError(Exception):
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class UnsupportedReply:
     """Nodes of an ONNX model without a program."""
 
     operator: str
@@ -53,12 +53,12 @@ class ModelSummary:
         Distinct operators.
     counts : tuple of int
         Number of launches of each.
-    unsupported : tuple of Unsupported
+    unsupported : tuple of UnsupportedReply
     """
 
     programs: tuple[TensorProgram, ...]
     counts: tuple[int, ...]
-    unsupported: tuple[Unsupported, ...]
+    unsupported: tuple[UnsupportedReply, ...]
 
 
 def encoded_program(reply: dict[str, Any], payload: bytes, backend: Backend) -> EncodedProgram:
@@ -132,7 +132,7 @@ def model_summary(reply: dict[str, Any], max_programs: int) -> ModelSummary:
         operators,
         tuple(_count(p["count"]) for p in programs),
         tuple(
-            Unsupported(_text(u["operator"], MAX_NAME), _count(u["count"]), _text(u["reason"], MAX_MESSAGE))
+            UnsupportedReply(_text(u["operator"], MAX_NAME), _count(u["count"]), _text(u["reason"], MAX_MESSAGE))
             for u in unsupported
         ),
     )

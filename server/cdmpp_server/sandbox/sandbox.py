@@ -22,11 +22,11 @@ from cdmpp_server.sandbox.replies import InvalidReplyError, ModelSummary
 from cdmpp_server.sandbox.worker import (
     READING,
     READING_TVM,
+    SandboxPool,
     SupervisedWorker,
     Worker,
     WorkerDiedError,
     WorkerMemoryError,
-    WorkerPool,
     WorkerTimeoutError,
 )
 from cdmpp_server.settings import Settings
@@ -79,7 +79,7 @@ class Sandbox:
         self.timeout_s = timeout_s
         # Two pools: neither a TVMScript text nor TVM's start delays texts that need no TVM.
         self._pools = {
-            needs_tvm: WorkerPool(workers, partial(Worker, memory_bytes, program), max_queued, _MAX_JOBS)
+            needs_tvm: SandboxPool(workers, partial(Worker, memory_bytes, program), max_queued, _MAX_JOBS)
             for needs_tvm, program in ((False, READING), (True, READING_TVM))
         }
 

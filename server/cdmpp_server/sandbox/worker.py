@@ -398,7 +398,7 @@ class _WaitingJob:
     worker: asyncio.Future[SupervisedWorker]
 
 
-class WorkerPool:
+class SandboxPool:
     """Assigns jobs to a few supervised workers; further jobs wait in a bounded queue. Belongs to one event loop.
 
     Senders get equal shares of the work. The queue is that of :class:`cdmpp_server.jobs.store.JobStore`: self-clocked
