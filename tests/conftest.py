@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,6 +33,15 @@ def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def predictor() -> LatencyPredictor:
     """The model that ships with the package."""
     return LatencyPredictor.load()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an ``async def`` test in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -186,9 +186,9 @@ class Operations:
             # Programs with similar leaf counts together, so that little is padded.
             order = np.argsort(queries.leaf_count, kind="stable")
         parts: list[FeatureAnswers] = []
-        start, most = 0, len(order)
+        start, max_rows = 0, len(order)
         while start < len(order):
-            rows = order[start : start + min(most, self._feature_rows(queries, order, start))]
+            rows = order[start : start + min(max_rows, self._feature_rows(queries, order, start))]
             part = queries.take(rows)
             longest = int(part.leaf_count.max(initial=1))
             part = replace(part, leaves=part.leaves[:, :longest], positions=part.positions[:, :longest])
@@ -197,7 +197,7 @@ class Operations:
             if len(rows) > 1 and (yield from self._was_too_much(answer, len(body))):
                 continue
             if answer.status == 504 and len(rows) > FEW_ITEMS:
-                most = len(rows) // 2
+                max_rows = len(rows) // 2
                 continue
             check(answer)
             parts.append(FeatureAnswers.from_bytes(answer.body))
@@ -511,16 +511,16 @@ class Operations:
     ) -> Steps[list[Any]]:
         """Send a list in as many requests as the service's limits require; order is kept."""
         out: list[Any] = []
-        start, most = 0, len(texts)
+        start, max_texts = 0, len(texts)
         tail = "".join(f',"{key}":{to_json(value)}' for key, value in rest.items())
         while start < len(texts):
-            end = min(self._end(texts, start), start + most)
+            end = min(self._end(texts, start), start + max_texts)
             body = f'{{"{name}":[{",".join(texts[start:end])}]{tail}}}'.encode()
             answer = yield HttpCall("POST", path, body, once=once)
             if end - start > 1 and (yield from self._was_too_much(answer, len(body))):
                 continue
             if answer.status == 504 and end - start > FEW_ITEMS and not once:
-                most = (end - start) // 2
+                max_texts = (end - start) // 2
                 continue
             value = content(answer)
             out += listed(value, answered, end - start)
@@ -562,12 +562,12 @@ class Operations:
             return False
         document = content((yield HttpCall("GET", "/openapi.json")))
         try:
-            most = int(document["components"]["schemas"]["PredictRequest"]["properties"]["items"]["maxItems"])
+            limit = int(document["components"]["schemas"]["PredictRequest"]["properties"]["items"]["maxItems"])
         except (KeyError, TypeError, ValueError):
             return False
-        if most >= self._max_items:
+        if limit >= self._max_items:
             return False
-        self._max_items = max(1, most)
+        self._max_items = max(1, limit)
         return True
 
 

@@ -153,16 +153,16 @@ class EstimatePlan:
         ]
         # Decode steps differ in their attention alone: the rest is asked once.
         self._decode = [_shared(self._decode[0], step) for step in self._decode]
-        asked: dict[Any, int] = {}
+        positions: dict[Any, int] = {}
         self.queries: list[Query] = []
         self._place: list[int] = []
         for step in (*self._prefill, *self._decode):
             for program, protocol, framework in step.programs:
                 key = (id(program), protocol, framework)
-                if key not in asked:
-                    asked[key] = len(self.queries)
+                if key not in positions:
+                    positions[key] = len(self.queries)
                     self.queries.append(Query(TensorProgram.from_operator(program), device, protocol, framework))
-                self._place.append(asked[key])
+                self._place.append(positions[key])
         self._remarks += tuple(link_remarks((query.program.operator for query in self.queries), device))
 
     def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
@@ -256,7 +256,9 @@ def _remarks(
 
 def _shared(first: StepPricing, step: StepPricing) -> StepPricing:
     """A step with the parts of another one where their programs are equal."""
-    parts = [one if one.program == part.program else part for one, part in zip(first.parts, step.parts, strict=True)]
+    parts = [
+        priced if priced.program == part.program else part for priced, part in zip(first.parts, step.parts, strict=True)
+    ]
     return replace(step, parts=parts)
 
 
@@ -291,8 +293,8 @@ def prefill_steps(lengths: Sequence[int], budget: int | None) -> dict[Prefill, f
         chunks = np.arange(whole, dtype=np.float64)
         points = _points(chunks)
         priced = zip(points, _weights(chunks, points), strict=True)
-        found = [(Prefill([budget], int(chunk) * budget), float(weight)) for chunk, weight in priced]
-        return found + [(Prefill([rest], whole * budget), 1.0)] * (rest > 0)
+        steps = [(Prefill([budget], int(chunk) * budget), float(weight)) for chunk, weight in priced]
+        return steps + [(Prefill([rest], whole * budget), 1.0)] * (rest > 0)
 
     together: list[int] = []
     tokens = 0
@@ -318,16 +320,16 @@ def _summed(steps: Sequence[PricedStep], runs: Array) -> Array:
 
 def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[EstimatePart]:
     """Parts of a phase, and the time beyond its kernels as another one."""
-    found: dict[tuple[str, str, int], list[Any]] = {}
+    sums: dict[tuple[str, str, int], list[Any]] = {}
     for step, often in zip(steps, runs.tolist(), strict=True):
-        for part, own, prediction in zip(step.parts, step.seconds[0], step.predictions, strict=True):
-            place = found.setdefault((part.name, part.program.operator, step.pricing.parts.index(part)), [0.0, 0.0, []])
+        for part, part_s, prediction in zip(step.parts, step.seconds[0], step.predictions, strict=True):
+            place = sums.setdefault((part.name, part.program.operator, step.pricing.parts.index(part)), [0.0, 0.0, []])
             place[0] += often * part.count
-            place[1] += often * float(own)
+            place[1] += often * float(part_s)
             place[2].append(prediction)
     rows = [
         EstimatePart(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
-        for (name, operator, _), (count, seconds, predictions) in found.items()
+        for (name, operator, _), (count, seconds, predictions) in sums.items()
         for least in [max(predictions, key=lambda p: LABELS.index(p.domain))]
     ]
     host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))

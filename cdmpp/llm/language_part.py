@@ -63,8 +63,8 @@ def language_part(config: Mapping[str, Any], path: str) -> LanguagePart:
     """
     part, inside, around = config, "", [config]
     left_out = _others(config, "")
-    while (found := _below(part)) is not None:
-        name, part = found
+    while (below := _below(part)) is not None:
+        name, part = below
         inside += f"{name}."
         around.insert(0, part)
         left_out += _others(part, inside)

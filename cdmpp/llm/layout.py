@@ -282,8 +282,8 @@ class Types:
         return {"dtype": stated.weights, "scaling": scaling}
 
     def _stated(self, part: str) -> PartWeights:
-        own = PartWeights(part, self.weights, self.scaling, self.weight_only)
-        return next((stated for stated in self.parts if stated.part == part), own)
+        default = PartWeights(part, self.weights, self.scaling, self.weight_only)
+        return next((stated for stated in self.parts if stated.part == part), default)
 
     @property
     def bytes(self) -> float:

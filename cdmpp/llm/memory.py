@@ -253,7 +253,7 @@ def smallest_layout(
 
 
 def _smallest(config: LLMConfig, ep: int, dp: int | None, fits: Callable[[Layout], bool]) -> Layout | None:
-    found = []
+    fitting = []
     for tp in allowed_tp(config):
         degrees = [(1, dp)]
         if config.experts is not None:
@@ -263,8 +263,8 @@ def _smallest(config: LLMConfig, ep: int, dp: int | None, fits: Callable[[Layout
         most = min(config.layers, MAX_GPUS // Layout(tp, 1, kept, copies).gpus)
         layouts = [Layout(tp, pp, kept, copies) for pp in range(1, most + 1)]
         # No stage needs more memory with more stages.
-        found += layouts[bisect_left(layouts, True, key=fits) :][:1]
-    return min(found, key=lambda layout: (layout.gpus, layout.pp), default=None)
+        fitting += layouts[bisect_left(layouts, True, key=fits) :][:1]
+    return min(fitting, key=lambda layout: (layout.gpus, layout.pp), default=None)
 
 
 def _named(layout: Layout) -> str:

@@ -109,11 +109,11 @@ def step_operators(
 
 def merged(parts: Sequence[StepPart]) -> list[StepPart]:
     """The parts with those of the same name and program added up, in order of their first appearance."""
-    found: dict[tuple[str, OperatorSpec], StepPart] = {}
+    parts_of: dict[tuple[str, OperatorSpec], StepPart] = {}
     for part in parts:
         key = part.name, part.program
-        found[key] = replace(part, count=found[key].count + part.count) if key in found else part
-    return list(found.values())
+        parts_of[key] = replace(part, count=parts_of[key].count + part.count) if key in parts_of else part
+    return list(parts_of.values())
 
 
 #: Products of up to this many sequences are compared with those of more.
@@ -145,7 +145,7 @@ def padded_sizes(batch: int) -> list[int]:
 def with_padding(parts: list[StepPart], larger: Sequence[list[StepPart]]) -> list[StepPart]:
     """Parts of a step, its products with those of larger steps."""
     return [
-        replace(part, padded=tuple(one.program for one in others if one.program != part.program))
+        replace(part, padded=tuple(other.program for other in others if other.program != part.program))
         if part.program.operator in _PADDED
         else part
         for part, *others in zip(parts, *larger, strict=True)

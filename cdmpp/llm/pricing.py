@@ -112,11 +112,11 @@ class StepPricing:
     ) -> StepPricing:
         """A step as an engine runs it: a graph or launches, without the parts of decode inside of other kernels."""
         captured = (engine.graph_decode and cuda_graph) if decode else engine.graph_prefill
-        own = [part for part in parts if not decode or engine.runs(part.name, ranks)]
+        timed = [part for part in parts if not decode or engine.runs(part.name, ranks)]
         frameworks = engine.frameworks if decode else (engine.frameworks[0], *engine.also_prefill)
-        layers = 0 if decode or not captured else sum(part.count for part in own if part.name in EAGER_LAYERS)
+        layers = 0 if decode or not captured else sum(part.count for part in timed if part.name in EAGER_LAYERS)
         eager_s = layers * engine.host.eager_layer_s
-        return cls(own, captured, engine, sequences, ranks, replicas, eager_s, frameworks)
+        return cls(timed, captured, engine, sequences, ranks, replicas, eager_s, frameworks)
 
     @classmethod
     def of_step(

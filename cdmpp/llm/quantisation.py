@@ -166,13 +166,15 @@ def with_separate_file(fields: dict[str, Any], separate: Mapping[str, Any], name
             hint="copy the file of the checkpoint again, or remove it where the weights are not quantised",
         )
     text = fields.get("text_config")
-    own = fields.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
-    if own is None:
+    quantisation = fields.get("quantization_config") or (
+        text.get("quantization_config") if isinstance(text, Mapping) else None
+    )
+    if quantisation is None:
         return {**fields, "quantization_config": {"quant_method": "modelopt", **stated}}
-    if isinstance(own, Mapping) and cache_type(own) is None and cache_type(stated) is not None:
+    if isinstance(quantisation, Mapping) and cache_type(quantisation) is None and cache_type(stated) is not None:
         return {
             **fields,
-            "quantization_config": {**own, "kv_cache_scheme": None}
+            "quantization_config": {**quantisation, "kv_cache_scheme": None}
             | {"kv_cache_quant_algo": stated["kv_cache_quant_algo"]},
         }
     return fields

@@ -90,13 +90,13 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LLMConfig:
     part = language_part(config, path)
-    own, path, classes = part.fields, part.path, part.fields.get("architectures")
-    name = _model_type(own if family is None else {"model_type": family}, path)
+    values, path, classes = part.fields, part.path, part.fields.get("architectures")
+    name = _model_type(values if family is None else {"model_type": family}, path)
     # transformers writes a nested part without the fields that have their default.
-    defaults = default_fields(str(own.get("model_type"))) if part.nested else {}
-    fields = Fields({**defaults, **own, "model_type": name}, path)
+    defaults = default_fields(str(values.get("model_type"))) if part.nested else {}
+    fields = Fields({**defaults, **values, "model_type": name}, path)
     read = FAMILIES[name](fields)
-    stated = str(own.get("model_type") or (classes[0] if isinstance(classes, list) and classes else ""))
+    stated = str(values.get("model_type") or (classes[0] if isinstance(classes, list) and classes else ""))
     as_another = FAMILIES[name] is not FAMILIES.get(stated)
     if family is not None and as_another and (problems := contradictions(read, fields, stated)):
         raise FieldError(
@@ -104,7 +104,7 @@ def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LL
             path=path,
             hint="name a family that has such layers, or take the fields out if the model does not use them",
         )
-    read = quantised(read, part.quantisation, f"{path}.quantization_config", own.get("expert_dtype"))
+    read = quantised(read, part.quantisation, f"{path}.quantization_config", values.get("expert_dtype"))
     if part.prompt_only is not None:
         read = replace(read, prompt_only=part.prompt_only, tied=True)
     positions = fields.values.get("max_position_embeddings")

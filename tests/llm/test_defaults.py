@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.client.operations import Operations
 from cdmpp.llm import calibrate, estimate, goodput, search_layouts, simulate, training_step
+from cdmpp.llm.options import BATCH, MODEL, SERVING, TRAINING, RequestOption
 from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.plan.sweep.request import Load, Sweep
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.llm import CalibrateRequest, LlmDevicesRequest, LlmRequest, SimulateRequest
-from cdmpp_server.training import TrainingStepRequest
+from cdmpp_server.llm import CalibrateRequest, LlmRequest, SimulateRequest
 
 LLAMA = Path(__file__).parents[2] / "examples" / "llm" / "llama-3.1-8b.json"
 REQUIRED = "required"
@@ -37,11 +36,8 @@ def of_schema(model: type[BaseModel]) -> dict[str, Any]:
     return {name: (value or [None])[0] if isinstance(value, list) else value for name, value in fields.items()}
 
 
-def of_command(*names: str) -> dict[str, Any]:
-    command: Any = get_command(app)
-    for name in names:
-        command = command.commands[name]
-    return {p.name: REQUIRED if p.required else p.default for p in command.params}
+def of_options(options: Mapping[str, RequestOption]) -> dict[str, Any]:
+    return {name: REQUIRED if option.default is ... else option.default for name, option in options.items()}
 
 
 #: Options whose default depends on others at an interface, and which the tests below ask for.
@@ -57,13 +53,12 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], least: i
 @pytest.mark.parametrize(
     ("function", "found", "least"),
     [
-        (estimate, of_schema(LlmRequest), 14),
-        (estimate, of_schema(LlmDevicesRequest), 14),
+        (estimate, of_options(MODEL | BATCH), 13),
+        (simulate, of_options(MODEL | SERVING), 19),
+        (training_step, of_options(TRAINING), 15),
         (estimate, of_schema(Sweep), 8),
-        (simulate, of_schema(SimulateRequest), 20),
         (simulate, of_python(ServingPlan), 20),
         (goodput, of_schema(Load), 1),
-        (training_step, of_schema(TrainingStepRequest), 15),
         # Without a stated sharding, a search tries several.
         (training_step, {**of_python(search_layouts), "sharding": "none"}, 8),
         (training_step, of_python(Operations.training_step), 1),
@@ -75,16 +70,6 @@ def test_defaults_are_those_of_the_python_function(
     function: Callable[..., Any], found: dict[str, Any], least: int
 ) -> None:
     assert _differences(of_python(function), found, least) == {}
-
-
-def test_defaults_of_the_command_line_are_those_of_python() -> None:
-    options = of_command("llm")
-    assert _differences(of_python(estimate), options, 14) == {}
-    assert _differences(of_python(simulate), options, 18) == {}
-    options = of_command("training-step")
-    # --search chooses another one.
-    assert options.pop("sharding") is None
-    assert _differences(of_python(training_step), options, 14) == {}
 
 
 def test_answers_have_the_length_of_the_interface_that_is_asked(predictor: LatencyPredictor) -> None:

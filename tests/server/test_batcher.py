@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -52,14 +53,12 @@ class Recorder:
         return [answer(name) for name in names]
 
 
-def run(scenario: Callable[[Batcher], Awaitable[None]], **limits: Any) -> None:
-    async def main() -> None:
-        batcher = Batcher(**{"max_batch_rows": 8, "max_queued_rows": 100, "max_wait_s": 0.0, **limits})
-        async with batcher.running():
-            await scenario(batcher)
-            assert batcher.queued_rows == 0
-
-    asyncio.run(main())
+@asynccontextmanager
+async def running(**limits: Any) -> AsyncIterator[Batcher]:
+    batcher = Batcher(**{"max_batch_rows": 8, "max_queued_rows": 100, "max_wait_s": 0.0, **limits})
+    async with batcher.running():
+        yield batcher
+        assert batcher.queued_rows == 0
 
 
 def begin(batcher: Batcher, recorder: Recorder, rows: int) -> asyncio.Task[list[Prediction]]:
@@ -91,24 +90,27 @@ def test_other_requests_in_the_batch_change_no_answer(
     cases = [([query(*row) for row in rows], levels, fate) for rows, levels, fate in requests]
     fresh = LatencyPredictor(predictor.artifact)
 
-    async def scenario(batcher: Batcher) -> None:
-        tasks = [asyncio.create_task(batcher.ask(fresh, qs, levels, Deadline(PATIENCE_S))) for qs, levels, _ in cases]
-        await asyncio.sleep(0)
-        for task, (_, _, fate) in zip(tasks, cases, strict=True):
-            if fate == "cancel":
-                task.cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        for answers, (queries, levels, fate) in zip(outcomes, cases, strict=True):
-            if fate == "stay" or not queries:
-                assert answers == [predictor.predict_queries([q], levels)[0] for q in queries]
-            else:
-                assert isinstance(answers, asyncio.CancelledError)
+    async def scenario() -> None:
+        async with running(max_batch_rows=batch, max_queued_rows=1000, threads=threads) as batcher:
+            tasks = [
+                asyncio.create_task(batcher.ask(fresh, qs, levels, Deadline(PATIENCE_S))) for qs, levels, _ in cases
+            ]
+            await asyncio.sleep(0)
+            for task, (_, _, fate) in zip(tasks, cases, strict=True):
+                if fate == "cancel":
+                    task.cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            for answers, (queries, levels, fate) in zip(outcomes, cases, strict=True):
+                if fate == "stay" or not queries:
+                    assert answers == [predictor.predict_queries([q], levels)[0] for q in queries]
+                else:
+                    assert isinstance(answers, asyncio.CancelledError)
 
-    run(scenario, max_batch_rows=batch, max_queued_rows=1000, threads=threads)
+    asyncio.run(scenario())
 
 
-def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
-    async def scenario(batcher: Batcher) -> None:
+async def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
+    async with running() as batcher:
         recorder = Recorder()
         recorder.go.clear()
         first = begin(batcher, recorder, 1)
@@ -119,11 +121,9 @@ def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
         await asyncio.gather(first, *others)
         assert [len(batch) for batch in recorder.batches] == [1, 5]
 
-    run(scenario)
 
-
-def test_long_request_does_not_block_short_ones() -> None:
-    async def scenario(batcher: Batcher) -> None:
+async def test_long_request_does_not_block_short_ones() -> None:
+    async with running() as batcher:
         recorder = Recorder(holds=8)
         recorder.go.clear()
 
@@ -143,11 +143,9 @@ def test_long_request_does_not_block_short_ones() -> None:
         assert sum(map(len, recorder.batches)) == 64 + 3
         assert [len(batch) for batch in recorder.batches].count(8) >= 7
 
-    run(scenario)
 
-
-def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> None:
-    async def scenario(batcher: Batcher) -> None:
+async def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> None:
+    async with running(max_queued_rows=1000) as batcher:
         recorder = Recorder()
         recorder.go.clear()
         first = asyncio.create_task(
@@ -165,11 +163,9 @@ def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> None:
         recorder.go.set()
         assert len(await first) == 399
 
-    run(scenario, max_queued_rows=1000)
 
-
-def test_full_queue_refuses_requests_with_retry_after() -> None:
-    async def scenario(batcher: Batcher) -> None:
+async def test_full_queue_refuses_requests_with_retry_after() -> None:
+    async with running(max_queued_rows=20) as batcher:
         recorder = Recorder()
         recorder.go.clear()
         # An empty queue accepts a request of any size.
@@ -185,11 +181,9 @@ def test_full_queue_refuses_requests_with_retry_after() -> None:
         assert len(await first) == 29
         assert len(await batcher.ask(recorder, [query(1)], LEVELS, Deadline(PATIENCE_S))) == 1
 
-    run(scenario, max_queued_rows=20)
 
-
-def test_request_past_its_deadline_is_refused_and_not_computed() -> None:
-    async def scenario(batcher: Batcher) -> None:
+async def test_request_past_its_deadline_is_refused_and_not_computed() -> None:
+    async with running() as batcher:
         recorder = Recorder()
         recorder.go.clear()
         first = begin(batcher, recorder, 1)
@@ -207,13 +201,11 @@ def test_request_past_its_deadline_is_refused_and_not_computed() -> None:
         await batcher.ask(recorder, [query(4)], LEVELS, Deadline(PATIENCE_S))
         assert [name for batch in recorder.batches for name in batch] == [query(n).program.name for n in (1, 4)]
 
-    run(scenario)
 
-
-def test_answers_of_finished_batches_are_reported_even_if_the_request_times_out(
+async def test_answers_of_finished_batches_are_reported_even_if_the_request_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario(batcher: Batcher) -> None:
+    async with running() as batcher:
         recorder = Recorder()
         batches: list[tuple[int, list[str]]] = []
         loop = asyncio.get_running_loop()
@@ -232,22 +224,18 @@ def test_answers_of_finished_batches_are_reported_even_if_the_request_times_out(
         assert batches == [(0, [q.program.name for q in queries[:8]])]
         recorder.go.set()
 
-    run(scenario)
 
-
-def test_request_whose_deadline_has_passed_is_not_queued() -> None:
-    async def scenario(batcher: Batcher) -> None:
+async def test_request_whose_deadline_has_passed_is_not_queued() -> None:
+    async with running() as batcher:
         recorder = Recorder()
         with pytest.raises(ProblemError) as refused:
             await batcher.ask(recorder, [query(1)], LEVELS, Deadline(-1))
         assert refused.value.status == 504
         assert not recorder.batches
 
-    run(scenario)
 
-
-def test_exception_reaches_only_the_request_that_caused_it() -> None:
-    async def scenario(batcher: Batcher) -> None:
+async def test_exception_reaches_only_the_request_that_caused_it() -> None:
+    async with running() as batcher:
         recorder = Recorder(breaks_on=query(3).program.name)
         recorder.go.clear()
         tasks = [begin(batcher, recorder, n) for n in (1, 2, 3, 4)]
@@ -257,21 +245,16 @@ def test_exception_reaches_only_the_request_that_caused_it() -> None:
         assert isinstance(outcomes[2], RuntimeError)
         assert [names(outcomes[i]) for i in (0, 1, 3)] == [[query(n).program.name] for n in (1, 2, 4)]
 
-    run(scenario)
 
-
-def test_waiting_requests_are_refused_when_the_service_stops() -> None:
-    async def main() -> None:
-        batcher = Batcher(max_batch_rows=1, max_queued_rows=10, max_wait_s=0.0)
-        recorder = Recorder()
-        recorder.go.clear()
-        async with batcher.running():
-            tasks = [begin(batcher, recorder, n) for n in (1, 2)]
-            await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
-            # The block ends before the event loop runs this.
-            asyncio.get_running_loop().call_soon(recorder.go.set)
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert names(outcomes[0]) == [query(1).program.name]  # the running batch is finished
-        assert isinstance(outcomes[1], ProblemError) and outcomes[1].status == 503
-
-    asyncio.run(main())
+async def test_waiting_requests_are_refused_when_the_service_stops() -> None:
+    batcher = Batcher(max_batch_rows=1, max_queued_rows=10, max_wait_s=0.0)
+    recorder = Recorder()
+    recorder.go.clear()
+    async with batcher.running():
+        tasks = [begin(batcher, recorder, n) for n in (1, 2)]
+        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+        # The block ends before the event loop runs this.
+        asyncio.get_running_loop().call_soon(recorder.go.set)
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert names(outcomes[0]) == [query(1).program.name]  # the running batch is finished
+    assert isinstance(outcomes[1], ProblemError) and outcomes[1].status == 503

@@ -115,33 +115,30 @@ def test_disconnected_client_is_handled() -> None:
     assert call(small_app(), gone, JSON)[0] == 408
 
 
-def test_work_for_a_disconnected_client_is_cancelled() -> None:
-    async def scenario() -> None:
-        gone, ended = anyio.Event(), anyio.Event()
+async def test_work_for_a_disconnected_client_is_cancelled() -> None:
+    gone, ended = anyio.Event(), anyio.Event()
 
-        async def receive() -> dict[str, Any]:
-            await gone.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-        async def work() -> None:
-            try:
-                gone.set()
-                await anyio.sleep_forever()
-            finally:
-                ended.set()
+    async def work() -> None:
+        try:
+            gone.set()
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
 
-        async def quick() -> str:
-            return "an answer"
+    async def quick() -> str:
+        return "an answer"
 
-        request = Request({"type": "http"}, receive)
-        assert await cancel_on_disconnect(request, quick()) == "an answer"
-        with pytest.raises(ProblemError) as refused:
-            await cancel_on_disconnect(request, work())
-        assert refused.value.status == 499
-        with anyio.fail_after(PATIENCE_S):
-            await ended.wait()
-
-    anyio.run(scenario)
+    request = Request({"type": "http"}, receive)
+    assert await cancel_on_disconnect(request, quick()) == "an answer"
+    with pytest.raises(ProblemError) as refused:
+        await cancel_on_disconnect(request, work())
+    assert refused.value.status == 499
+    with anyio.fail_after(PATIENCE_S):
+        await ended.wait()
 
 
 def test_body_of_exactly_the_limit_is_accepted(client: TestClient) -> None:
@@ -178,84 +175,75 @@ def test_item_limit_is_a_setting_and_in_the_schema() -> None:
     assert schema["properties"]["items"]["maxItems"] == 2
 
 
-def test_full_limiter_refuses_with_retry_after() -> None:
-    async def scenario() -> None:
-        limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=1), threading.Event(), threading.Event()
-        done: list[str] = []
+async def test_full_limiter_refuses_with_retry_after() -> None:
+    limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=1), threading.Event(), threading.Event()
+    done: list[str] = []
 
-        def work() -> None:
-            begun.set()
-            go.wait()
+    def work() -> None:
+        begun.set()
+        go.wait()
 
-        async def enter(name: str) -> None:
-            await limiter.run(work)
-            done.append(name)
+    async def enter(name: str) -> None:
+        await limiter.run(work)
+        done.append(name)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(enter, "computing")
-            await anyio.to_thread.run_sync(begun.wait)
-            tasks.start_soon(enter, "waiting")
-            await anyio.lowlevel.checkpoint()
-            with pytest.raises(ProblemError) as refused:
-                await limiter.run(go.wait)
-            assert refused.value.status == 503
-            assert refused.value.headers == {"retry-after": "1"}
-            go.set()
-        assert done == ["computing", "waiting"]
-        assert await limiter.run(lambda: "free again") == "free again"
-
-    anyio.run(scenario)
-
-
-def test_waiting_for_a_thread_ends_at_the_deadline() -> None:
-    async def scenario() -> None:
-        limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
-
-        def work() -> None:
-            begun.set()
-            go.wait()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(limiter.run, work)
-            await anyio.to_thread.run_sync(begun.wait)
-            with pytest.raises(ProblemError) as refused:
-                await limiter.run(lambda: None, Deadline(0.02))
-            assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
-            go.set()
-        assert await limiter.run(lambda: "in time", Deadline(PATIENCE_S)) == "in time"
-
-    anyio.run(scenario)
-
-
-def test_cancelled_caller_does_not_free_a_running_thread() -> None:
-    # Otherwise disconnecting clients could start any number of threads.
-    async def scenario() -> None:
-        limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
-
-        def work() -> None:
-            begun.set()
-            go.wait()
-
-        first = asyncio.ensure_future(limiter.run(work))
-        await asyncio.to_thread(begun.wait)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        ran = []
-        second = asyncio.ensure_future(limiter.run(lambda: ran.append(2)))
-        waiting = asyncio.ensure_future(limiter.run(lambda: ran.append(3)))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not ran
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(enter, "computing")
+        await anyio.to_thread.run_sync(begun.wait)
+        tasks.start_soon(enter, "waiting")
+        await anyio.lowlevel.checkpoint()
+        with pytest.raises(ProblemError) as refused:
+            await limiter.run(go.wait)
+        assert refused.value.status == 503
+        assert refused.value.headers == {"retry-after": "1"}
         go.set()
-        await second
-        assert ran == [2]
-        assert await limiter.run(lambda: "free again") == "free again"
+    assert done == ["computing", "waiting"]
+    assert await limiter.run(lambda: "free again") == "free again"
 
-    asyncio.run(scenario())
+
+async def test_waiting_for_a_thread_ends_at_the_deadline() -> None:
+    limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(limiter.run, work)
+        await anyio.to_thread.run_sync(begun.wait)
+        with pytest.raises(ProblemError) as refused:
+            await limiter.run(lambda: None, Deadline(0.02))
+        assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
+        go.set()
+    assert await limiter.run(lambda: "in time", Deadline(PATIENCE_S)) == "in time"
+
+
+async def test_cancelled_caller_does_not_free_a_running_thread() -> None:
+    # Otherwise disconnecting clients could start any number of threads.
+    limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait()
+
+    first = asyncio.ensure_future(limiter.run(work))
+    await asyncio.to_thread(begun.wait)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    ran = []
+    second = asyncio.ensure_future(limiter.run(lambda: ran.append(2)))
+    waiting = asyncio.ensure_future(limiter.run(lambda: ran.append(3)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not ran
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go.set()
+    await second
+    assert ran == [2]
+    assert await limiter.run(lambda: "free again") == "free again"
 
 
 def test_healthz_answers_while_predictions_are_computed(app: FastAPI, client: TestClient, monkeypatch) -> None:

@@ -407,21 +407,18 @@ def test_request_waits_for_a_busy_process_until_its_deadline_or_is_refused() -> 
     assert responses == ((503, "overloaded"), (504, "deadline_exceeded"), (504, "deadline_exceeded"))
 
 
-def test_failed_start_is_tried_again() -> None:
+async def test_failed_start_is_tried_again() -> None:
     class Broken(ScriptedWorker):
         async def start(self) -> None:
             raise WorkerDiedError("no")
 
     made: list[Worker] = [Broken([]), ScriptedWorker([])]
 
-    async def main() -> None:
-        worker = SupervisedWorker(lambda: made.pop(0))
-        with pytest.raises(OverloadedError):
-            await worker.ready()
-        assert (await worker.ready()).pid == 1
-        await worker.stop()
-
-    asyncio.run(main())
+    worker = SupervisedWorker(lambda: made.pop(0))
+    with pytest.raises(OverloadedError):
+        await worker.ready()
+    assert (await worker.ready()).pid == 1
+    await worker.stop()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PLANNERS if kind not in ("replay", "simulate")])

@@ -509,19 +509,16 @@ def test_invalid_header_is_rejected(text: bytes) -> None:
         frames.header_of(text)
 
 
-def test_ended_worker_raises_worker_died_error() -> None:
-    async def main() -> None:
-        worker = Worker(2**30)
-        await worker.start()
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError):
-            await worker.run({"kind": "tvm_json", "backend": "tvm"}, b"{}", PATIENCE_S)
-        assert worker.pid is None
-        with pytest.raises(WorkerDiedError):
-            await worker.run({"kind": "tvm_json", "backend": "tvm"}, b"{}", PATIENCE_S)
-
-    asyncio.run(main())
+async def test_ended_worker_raises_worker_died_error() -> None:
+    worker = Worker(2**30)
+    await worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        await worker.run({"kind": "tvm_json", "backend": "tvm"}, b"{}", PATIENCE_S)
+    assert worker.pid is None
+    with pytest.raises(WorkerDiedError):
+        await worker.run({"kind": "tvm_json", "backend": "tvm"}, b"{}", PATIENCE_S)
 
 
 @pytest.mark.tvm

@@ -307,19 +307,14 @@ def test_concurrent_writes_share_a_transaction_and_full_queue_refuses() -> None:
     assert calls == [1, 25, 40]
 
 
-def test_failed_transaction_fails_all_its_writes() -> None:
+async def test_failed_transaction_fails_all_its_writes() -> None:
     def add(observed: Any) -> list[Any]:
         raise StoreUnavailableError("gone")
 
-    async def scenario() -> None:
-        writer = Writer(add, max_waiting=30)
-        for answer in await asyncio.gather(
-            *(writer.write([observation(1.0)]) for _ in range(3)), return_exceptions=True
-        ):
-            assert isinstance(answer, StoreUnavailableError)
-        await asyncio.to_thread(writer.close)
-
-    asyncio.run(scenario())
+    writer = Writer(add, max_waiting=30)
+    for answer in await asyncio.gather(*(writer.write([observation(1.0)]) for _ in range(3)), return_exceptions=True):
+        assert isinstance(answer, StoreUnavailableError)
+    await asyncio.to_thread(writer.close)
 
 
 KILLED = """

@@ -49,17 +49,18 @@ class MeasuredSteps(BaseModel):
 
     def departures(self, device: str, products: str, values: Mapping[str, float]) -> list[str]:
         """How a step differs from all measured ones: device, products, and values beyond twice the range."""
-        found = [f"{name} {own}" for name, own, known in self._named(device, products) if own not in known]
+        texts = [f"{name} {stated}" for name, stated, known in self._named(device, products) if stated not in known]
         for name, value in values.items():
             least, most = self.ranges.get(name, (0.0, 0.0))
             if not least / 2 <= value <= most * 2:
-                found.append(f"{name} {value:.3g}")
-        return found
+                texts.append(f"{name} {value:.3g}")
+        return texts
 
     def widened(self, device: str, products: str, values: Mapping[str, float]) -> MeasuredSteps:
         """With one more step."""
         known = {
-            name: (own, *(other for other in old if other != own)) for name, own, old in self._named(device, products)
+            name: (stated, *(other for other in old if other != stated))
+            for name, stated, old in self._named(device, products)
         }
         ranges = {
             name: (min(value, self.ranges.get(name, (value,))[0]), max(value, self.ranges.get(name, (value,))[-1]))

@@ -27,13 +27,13 @@ def _mixtral(f: Fields) -> LLMConfig:
     )
 
 
-def _qwen(f: Fields, *, bias: bool, qk_norm: bool, experts: Experts | None = None, **own: Any) -> LLMConfig:
+def _qwen(f: Fields, *, bias: bool, qk_norm: bool, experts: Experts | None = None, **fields: Any) -> LLMConfig:
     window: tuple[int | None, int] = (None, 0)
     if f.flag("use_sliding_window", False):
         window = window_of(f, max(0, layer_count(f) - f.size("max_window_layers", 28, least=0)))
     o_bias = f.flag("attention_bias", False)
     return common_fields(
-        f, window=window, qkv_bias=bias or o_bias, o_bias=o_bias, qk_norm=qk_norm, experts=experts, **own
+        f, window=window, qkv_bias=bias or o_bias, o_bias=o_bias, qk_norm=qk_norm, experts=experts, **fields
     )
 
 
@@ -69,7 +69,7 @@ def _qwen3_moe(f: Fields) -> LLMConfig:
     return _qwen(f, bias=False, qk_norm=True, experts=experts, head_dim=f.values.get("head_dim"))
 
 
-def _gemma(f: Fields, *, heads: int | None = None, kv_heads: int | None = None, **own: Any) -> LLMConfig:
+def _gemma(f: Fields, *, heads: int | None = None, kv_heads: int | None = None, **fields: Any) -> LLMConfig:
     bias = f.flag("attention_bias", False)
     activation = f.values.get("hidden_activation") or f.values.get("hidden_act") or "gelu_pytorch_tanh"
     return common_fields(
@@ -82,7 +82,7 @@ def _gemma(f: Fields, *, heads: int | None = None, kv_heads: int | None = None, 
         qkv_bias=bias,
         o_bias=bias,
         scaled_embedding=True,
-        **own,
+        **fields,
     )
 
 
@@ -107,7 +107,7 @@ def _gemma3(f: Fields) -> LLMConfig:
 def _gpt2(f: Fields) -> LLMConfig:
     hidden = f.size("n_embd")
     names = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
-    values = {name: f.size(own) for name, own in names.items()}
+    values = {name: f.size(source) for name, source in names.items()}
     return common_fields(
         f.changed(**values, num_key_value_heads=None, intermediate_size=f.size("n_inner", 4 * hidden)),
         gated=False,
@@ -164,7 +164,7 @@ def read_deepseek(f: Fields) -> LLMConfig:
 
 def _mpt(f: Fields) -> LLMConfig:
     names = {"num_hidden_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads"}
-    values = {name: f.size(own) for name, own in names.items()}
+    values = {name: f.size(source) for name, source in names.items()}
     bias = not f.flag("no_bias", False)
     attention = f.values.get("attn_config")
     alibi = isinstance(attention, dict) and attention.get("alibi") is True

@@ -42,18 +42,18 @@ def contradictions(config: LLMConfig, fields: Fields, own_type: str) -> list[str
     own_type : str
         ``model_type`` or class that the configuration states.
     """
-    found: dict[str, list[str]] = {}
+    names_of_kind: dict[str, list[str]] = {}
     for name in _described(fields.values, fields.read):
         for kind, pattern in _KINDS.items():
             if re.match(pattern, name):
-                found.setdefault(kind, []).append(name)
+                names_of_kind.setdefault(kind, []).append(name)
     if config.gated:
-        own = re.sub(r"forcausallm|lmheadmodel", "", own_type.casefold())
-        ungated = found.setdefault("a feed-forward layer without a gate", [])
-        ungated += [own] * (_UNGATED.fullmatch(own) is not None)
+        family = re.sub(r"forcausallm|lmheadmodel", "", own_type.casefold())
+        ungated = names_of_kind.setdefault("a feed-forward layer without a gate", [])
+        ungated += [family] * (_UNGATED.fullmatch(family) is not None)
         activation = fields.values.get("hidden_act")
         ungated += [f"hidden_act={activation}"] * (activation in _UNGATED_ACTIVATIONS)
-    return [f"{kind} ({', '.join(names[:6])})" for kind, names in found.items() if names]
+    return [f"{kind} ({', '.join(names[:6])})" for kind, names in names_of_kind.items() if names]
 
 
 def _described(values: Mapping[str, Any], read: set[str], depth: int = 0) -> Iterator[str]:

@@ -104,17 +104,17 @@ class Fields:
         return FieldError(f"{path}: {problem}", path=path, hint=hint)
 
 
-def common_fields(f: Fields, **own: Any) -> LLMConfig:
+def common_fields(f: Fields, **given: Any) -> LLMConfig:
     """Fields that most decoders share; ``own`` are those of the family."""
     layers, hidden = f.size("num_hidden_layers", most=MAX_LAYERS), f.size("hidden_size")
-    heads = own.pop("heads", None) or f.size("num_attention_heads")
-    kv_heads = own.pop("kv_heads", None) or f.size("num_key_value_heads", heads)
-    head_dim = own.pop("head_dim", None) or f.values.get("head_dim")
+    heads = given.pop("heads", None) or f.size("num_attention_heads")
+    kv_heads = given.pop("kv_heads", None) or f.size("num_key_value_heads", heads)
+    head_dim = given.pop("head_dim", None) or f.values.get("head_dim")
     if head_dim is None and hidden % heads:
         raise f.error("num_attention_heads", f"{heads} does not divide hidden_size={hidden}", "or give head_dim")
     if heads % kv_heads:
         raise f.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads={heads}")
-    window, windowed = own.pop("window", (None, 0))
+    window, windowed = given.pop("window", (None, 0))
     values: dict[str, Any] = {
         "model_type": f.text("model_type", "llama"),
         "layers": layers,
@@ -129,7 +129,7 @@ def common_fields(f: Fields, **own: Any) -> LLMConfig:
         "window": window if windowed else None,
         "windowed_layers": windowed,
     }
-    return LLMConfig(**{**values, **own})
+    return LLMConfig(**{**values, **given})
 
 
 def window_of(f: Fields, layers_without_types: int, *, default: int | None = None) -> tuple[int | None, int]:

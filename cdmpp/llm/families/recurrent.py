@@ -106,10 +106,10 @@ def read_kimi_linear(f: Fields) -> LLMConfig:
     stated = f.values.get("linear_attn_config")
     if not isinstance(stated, dict):
         raise f.error("linear_attn_config", "missing", "a config.json of this model_type has linear_attn_config")
-    own = Fields(stated, f"{f.path}.linear_attn_config")
-    full = len(own.sizes("full_attn_layers"))
+    linear = Fields(stated, f"{f.path}.linear_attn_config")
+    full = len(linear.sizes("full_attn_layers"))
     if full > layers:
-        raise own.error("full_attn_layers", f"has {full} layers of {layers}")
+        raise linear.error("full_attn_layers", f"has {full} layers of {layers}")
     latent = Latent(
         f.size("q_lora_rank", 0, least=0),
         f.size("kv_lora_rank"),
@@ -118,8 +118,8 @@ def read_kimi_linear(f: Fields) -> LLMConfig:
         f.size("v_head_dim", f.size("qk_nope_head_dim")),
         gate=f.flag("mla_use_output_gate", False),
     )
-    dim, linear_heads = own.size("head_dim"), own.size("num_heads")
-    delta = Recurrent(linear_heads, linear_heads, dim, dim, own.size("short_conv_kernel_size", 4), 1, decay_rank=dim)
+    dim, linear_heads = linear.size("head_dim"), linear.size("num_heads")
+    delta = Recurrent(linear_heads, linear_heads, dim, dim, linear.size("short_conv_kernel_size", 4), 1, decay_rank=dim)
     width = f.size("moe_intermediate_size")
     experts = Experts(
         f.size("num_experts"),

@@ -16,12 +16,12 @@ def read_sparse_latent(f: Fields) -> LLMConfig:
     """DeepSeek V3.2, GLM 5: latent attention to the tokens that an indexer chooses; layers may share a choice."""
     config = read_deepseek(f)
     assert config.latent is not None
-    own = Indexer(f.size("index_n_heads"), f.size("index_head_dim"), f.size("index_topk"))
+    indexer = Indexer(f.size("index_n_heads"), f.size("index_head_dim"), f.size("index_topk"))
     types = f.values.get("indexer_types")
     shared = types.count("shared") if isinstance(types, list) and len(types) == config.layers else 0
-    mixers: list[tuple[int, Mixer]] = [(config.layers - shared, replace(config.latent, indexer=own))]
+    mixers: list[tuple[int, Mixer]] = [(config.layers - shared, replace(config.latent, indexer=indexer))]
     if shared:
-        mixers.append((shared, replace(config.latent, indexer=replace(own, own=False))))
+        mixers.append((shared, replace(config.latent, indexer=replace(indexer, own=False))))
     return replace(config, mixers=tuple(mixers), remarks=(_INDEXER,))
 
 

@@ -262,7 +262,7 @@ def fit(measured: MeasuredLoad, centre: Array, overlapped: bool) -> Fit:
     """The best of fits that start from ``centre``, from a slow host and from slow kernels."""
     slow = np.log([1.0, 30.0, 10.0, 10.0])
     starts = (centre, centre + slow, centre - slow / 2)
-    return min((_descend(measured, centre, start, overlapped) for start in starts), key=lambda found: found.loss)
+    return min((_descend(measured, centre, start, overlapped) for start in starts), key=lambda result: result.loss)
 
 
 def _descend(measured: MeasuredLoad, centre: Array, start: Array, overlapped: bool) -> Fit:
@@ -309,8 +309,8 @@ def _left_out(measured: MeasuredLoad, centre: Array, overlapped: bool) -> Array 
     errors = np.empty(len(measured.row))
     for part in np.array_split(np.random.default_rng(0).permutation(len(settings)), min(len(settings), FOLDS)):
         out = np.isin(number, part)
-        found = _descend(measured.take(~out), centre, centre, overlapped)
-        errors[out] = measured.take(out).predicted(found.parameters, overlapped) - measured.log_s[out]
+        result = _descend(measured.take(~out), centre, centre, overlapped)
+        errors[out] = measured.take(out).predicted(result.parameters, overlapped) - measured.log_s[out]
     return errors
 
 
@@ -399,31 +399,31 @@ class CalibrationPlan:
         """The fit made of the predictions of :attr:`queries`."""
         shared = list(predictions)
         own = [[shared[place] for place in places] for places in self._places]
-        found = fit_profile(self._measured(own, self._profile), self._profile)
-        before = found.before
+        result = fit_profile(self._measured(own, self._profile), self._profile)
+        before = result.before
         # Which steps requests share depends on how fast they are.
         for _ in range(REPEATS if any(isinstance(plan, LoadRow) for plan, _ in self._plans) else 0):
-            found = fit_profile(self._measured(own, found.profile), self._profile)
-        return replace(found, before=before)
+            result = fit_profile(self._measured(own, result.profile), self._profile)
+        return replace(result, before=before)
 
     def _measured(self, predictions: Sequence[Sequence[Prediction]], profile: EngineProfile) -> MeasuredLoad:
         """The durations, with the steps of rows under load as an engine makes them."""
         builder = MeasuredBuilder()
-        for number, ((plan, found), own) in enumerate(zip(self._plans, predictions, strict=True), 1):
-            names = [name for name in DURATIONS if name in found]
+        for number, ((plan, row), row_predictions) in enumerate(zip(self._plans, predictions, strict=True), 1):
+            names = [name for name in DURATIONS if name in row]
             if isinstance(plan, LoadRow):
-                for name, steps in zip(names, plan.steps(names, own, profile), strict=True):
-                    builder.add_steps(number, found[name], steps)
+                for name, steps in zip(names, plan.steps(names, row_predictions, profile), strict=True):
+                    builder.add_steps(number, row[name], steps)
                 continue
-            prefill, decode = plan.priced(own)
+            prefill, decode = plan.priced(row_predictions)
             for name in names:
-                weights = phase_weights(name, plan.settings.batch, plan.settings.output, found["closed_loop"])
+                weights = phase_weights(name, plan.settings.batch, plan.settings.output, row["closed_loop"])
                 runs = [weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs]
                 # The engine has no part in the front end of a first token.
-                engine_s = found[name] - profile.host.frontend_s * (name == "ttft_s")
+                engine_s = row[name] - profile.host.frontend_s * (name == "ttft_s")
                 if engine_s <= 0:
                     raise DataError(
-                        f"row {number}: ttft_s {found[name]:.4g} is below the front end of {profile.name}, "
+                        f"row {number}: ttft_s {row[name]:.4g} is below the front end of {profile.name}, "
                         f"{profile.host.frontend_s:.4g} s",
                         hint="leave ttft_s out, or start from a profile with a smaller host.frontend_s",
                     )
@@ -451,15 +451,15 @@ class MeasuredBuilder:
 
     def add(self, row: int, seconds: float, steps: Sequence[PricedStep], runs: Array) -> None:
         """Add a duration; ``runs`` says how often each step counts."""
-        own = []
+        fields = []
         for step, often in zip(steps, runs.tolist(), strict=True):
             pricing = step.pricing
             kernels_s = float(step.seconds[0].sum()) / pricing.engine.kernel_factor
             host = pricing.engine.host
             launched_s = pricing.launches * host.launch_s
             ranks, fixed_s = pricing.ranks > 1, host.replicas_s * (pricing.replicas > 1) + pricing.eager_s
-            own.append((kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s))
-        self.add_steps(row, seconds, own)
+            fields.append((kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s))
+        self.add_steps(row, seconds, fields)
 
     def add_steps(self, row: int, seconds: float, steps: Iterable[tuple[float, ...]]) -> None:
         """Add a duration of steps: kernels, launches, how often, sequences, several ranks, and further host time."""
@@ -496,41 +496,41 @@ def _plan(
     if missing := [name for name in needed if name not in stated]:
         raise DataError(f"{missing[0]} is missing", hint="batch (or rate), input and output are needed")
     counts: dict[str, Any] = {name: _whole(stated[name], name) for name in COUNTS if name in stated}
-    found: dict[str, Any] = {name: _seconds(stated[name], name) for name in DURATIONS if name in stated}
-    if not found:
+    durations: dict[str, Any] = {name: _seconds(stated[name], name) for name in DURATIONS if name in stated}
+    if not durations:
         raise DataError("no duration", hint="give one of " + ", ".join(DURATIONS))
-    if "tpot_s" in found and counts["output"] == 1:
+    if "tpot_s" in durations and counts["output"] == 1:
         raise DataError("tpot_s of a single output token", hint="leave it out")
     types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights", "kv_dtype") if name in stated}
     dimensions = read_config(stated.get("config", config))
     spec = resolve(stated.get("device", device))
-    found["closed_loop"] = _flag(stated.get("closed_loop", False), "closed_loop")
-    if rate is not None and (found["closed_loop"] or "batch" in counts):
+    durations["closed_loop"] = _flag(stated.get("closed_loop", False), "closed_loop")
+    if rate is not None and (durations["closed_loop"] or "batch" in counts):
         raise DataError("rate beside batch or closed_loop", hint="give the requests per second, or those in flight")
     layout = Layout(counts.get("tp", 1), counts.get("pp", 1), counts.get("ep", 1), counts.get("dp"))
     exact = Types.of(dimensions, **types)
     batch, tokens = counts.pop("batch", 1), counts["input"] + counts["output"]
     simulated = rate is not None or bool(prefix_hit)
-    if found["closed_loop"] and not simulated:
+    if durations["closed_loop"] and not simulated:
         queue = queues(dimensions, spec, profile, layout, exact, batch, tokens)
-        simulated = queue or bool({"ttft_s", "total_s"} & set(found))
+        simulated = queue or bool({"ttft_s", "total_s"} & set(durations))
     plan: EstimatePlan | LoadRow
     if simulated:
         request = {**counts, **types, "prefix_hit": prefix_hit or 0.0}
-        plan = LoadRow(dimensions, spec, profile, batch, rate, found["closed_loop"], request, most_work)
+        plan = LoadRow(dimensions, spec, profile, batch, rate, durations["closed_loop"], request, most_work)
     else:
         plan = EstimatePlan(dimensions, spec, engine=profile, batch=batch, **counts, **types)
     read = weights_read(dimensions, layout, exact)
     least = read / spec.mem_bandwidth_bytes_per_s
     steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}
-    for name in (name for name in DURATIONS if name in found):
-        seconds = found[name]
+    for name in (name for name in DURATIONS if name in durations):
+        seconds = durations[name]
         if seconds < steps[name] * least:
             raise DataError(
                 f"{name} {seconds:.4g} is below the {steps[name] * least:.4g} s in which {spec.name} reads the weights",
                 hint="check device, tp, dtype and weights of the row",
             )
-    return plan, found
+    return plan, durations
 
 
 def _number(stated: Mapping[str, Any], name: str) -> float | None:
@@ -585,9 +585,9 @@ def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
         )
     value = parse_file(path, _json_or_lines, "JSON", "a list of measurements, or a benchmark's result")
     values = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, dict) for one in values):
+    if not all(isinstance(item, dict) for item in values):
         raise DataError(f"{name}: not a list of measurements", hint="each is a JSON object")
-    return [_of_benchmark(one, i) if "completed" in one else one for i, one in enumerate(values, 1)]
+    return [_of_benchmark(item, i) if "completed" in item else item for i, item in enumerate(values, 1)]
 
 
 def _json_or_lines(text: bytes) -> Any:

@@ -451,11 +451,11 @@ class ServingPlan:
             except InfeasibleError as error:
                 raise InfeasibleError(f"prefill_pool: {error.message}", hint=error.hint) from None
             # Each rank of the fuller side sends or receives its part.
-            self._token_s = max(one.cache_bytes for one in self._pools) / other.bytes_per_s
+            self._token_s = max(member.cache_bytes for member in self._pools) / other.bytes_per_s
         #: Requests that decode at once, at most.
         self.slots = self._pools[-1].slots(longest)
-        self.gpus = sum(one.layout.gpus for one in self._pools)
-        self.queries = [query for one in self._pools for query in one.costs.queries]
+        self.gpus = sum(member.layout.gpus for member in self._pools)
+        self.queries = [query for member in self._pools for query in member.costs.queries]
 
     def _checked_warmup(self, warmup: int | None) -> int:
         """The number of requests at the beginning that are left out."""
@@ -481,7 +481,7 @@ class ServingPlan:
         """:meth:`serve`, and again with steps of the lower and of the upper duration."""
         result = self.serve(model_id, tables, rate)
         factors = (1.0, result.relative_lower, result.relative_upper)
-        runs = [result, *(self.serve(model_id, [one.scaled(f) for one in tables], rate) for f in factors[1:])]
+        runs = [result, *(self.serve(model_id, [table.scaled(f) for table in tables], rate) for f in factors[1:])]
         bounds: dict[str, tuple[float, float]] = {}
         for name in BOUNDED:
             if not len(result.measured(name)):
@@ -496,7 +496,7 @@ class ServingPlan:
     def tables(self, predictions: Iterable[Prediction]) -> list[StepTables]:
         """Step costs of the pools, made of the predictions of :attr:`queries`."""
         remaining = iter(predictions)
-        return [one.costs.tables(islice(remaining, len(one.costs.queries))) for one in self._pools]
+        return [pool.costs.tables(islice(remaining, len(pool.costs.queries))) for pool in self._pools]
 
     def serve_requests(
         self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
@@ -509,8 +509,8 @@ class ServingPlan:
             Whether replicas log their steps.
         """
         loop = self._hit, self._made, self._mtp, len(self._requests), WorkLimit(self._most_work)
-        pools = [one.replicas(own, *loop) for one, own in zip(self._pools, tables, strict=True)]
-        for lane in (lane for own in pools for lane in own if log):
+        pools = [pool.replicas(table, *loop) for pool, table in zip(self._pools, tables, strict=True)]
+        for lane in (lane for replicas in pools for lane in replicas if log):
             lane.log = []
         scale = 1.0 if rate is None or self._rate is None else self._rate / rate
         frontend_s = self._profile.host.frontend_s
@@ -550,7 +550,7 @@ class ServingPlan:
         ]
         total_domain = TotalDomain.of(domains)
         assert total_domain is not None
-        lanes = [lane for own in pools for lane in own]
+        lanes = [lane for replicas in pools for lane in replicas]
         frontend_s = self._profile.host.frontend_s
         return ServingResult(
             ttft_s=first,

@@ -125,20 +125,20 @@ class StepCosts:
     def tables(self, predictions: Iterable[Prediction]) -> StepTables:
         """The tables made of the predictions of :attr:`queries`."""
         remaining = iter(predictions)
-        steps = [own.priced([next(remaining) for _ in own.programs]) for own in self._own]
-        found: dict[str, list[PricedStep]] = {}
+        steps = [pricing.priced([next(remaining) for _ in pricing.programs]) for pricing in self._own]
+        steps_of: dict[str, list[PricedStep]] = {}
         for point, step in zip(self._points, steps, strict=True):
-            found.setdefault(point.kind, []).append(step)
-        seconds = {kind: np.array([step.seconds[0].sum() for step in kept]) for kind, kept in found.items()}
-        launches = max(step.pricing.launches for step in found["prefill"])
-        decode_launches = found["rest"][0].pricing.launches + found["attention"][0].pricing.launches
-        eager_s = found["prefill"][0].pricing.eager_s
+            steps_of.setdefault(point.kind, []).append(step)
+        seconds = {kind: np.array([step.seconds[0].sum() for step in kept]) for kind, kept in steps_of.items()}
+        launches = max(step.pricing.launches for step in steps_of["prefill"])
+        decode_launches = steps_of["rest"][0].pricing.launches + steps_of["attention"][0].pricing.launches
+        eager_s = steps_of["prefill"][0].pricing.eager_s
         # Bounds of decode steps stand for those of all durations.
         middle = len(self._batches) // 2
-        decode = found["rest"][middle], found["attention"][middle * len(self._cached)]
+        decode = steps_of["rest"][middle], steps_of["attention"][middle * len(self._cached)]
         kinds = decode[0].kinds() + decode[1].kinds()
         domains = _domains("decode", decode, self._batches[middle])
-        prompt = (found[kind][-1] for kind in ("prefill", "output", "chunk"))
+        prompt = (steps_of[kind][-1] for kind in ("prefill", "output", "chunk"))
         domains += _domains("prefill", prompt, self._tokens[-1])
         return StepTables(
             self._engine,
@@ -261,10 +261,12 @@ class StepTables:
         cached : float
             Their cached tokens, on average.
         """
-        each = 1 + self._drafted
-        tokens = sequences * each + sum(new for new, _ in chunks)
+        tokens_per_sequence = 1 + self._drafted
+        tokens = sequences * tokens_per_sequence + sum(new for new, _ in chunks)
         seconds = float(np.interp(tokens, self._tokens, self._prefill))
-        seconds += float(np.interp(sequences * each + len(chunks), self._batches * each, self._output))
+        seconds += float(
+            np.interp(sequences * tokens_per_sequence + len(chunks), self._batches * tokens_per_sequence, self._output)
+        )
         # One call takes all chunks: its fixed cost counts once.
         fixed = float(self._chunk[0, 0])
         seconds += fixed + sum(self._chunk_s(new, past) - fixed for new, past in chunks)

@@ -162,7 +162,10 @@ class TrainingCalibrationPlan:
     def _errors(self, logs: Array) -> Array:
         """Log of predicted over measured of all steps."""
         engine = self._with(logs)
-        steps = [plan.result("", own, engine).step_s for plan, own in zip(self._plans, self._predictions, strict=True)]
+        steps = [
+            plan.result("", predictions, engine).step_s
+            for plan, predictions in zip(self._plans, self._predictions, strict=True)
+        ]
         return np.asarray(np.log(np.array(steps)) - self._log_s)
 
 

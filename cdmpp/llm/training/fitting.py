@@ -46,7 +46,7 @@ def smallest_layouts(
     """
     experts = 1 if config.experts is None else config.experts.count
     for gpus in _powers(MAX_PROPOSED_GPUS):
-        found = []
+        layouts = []
         for tp in _powers(min(gpus, domain_ranks, 16)):
             for pp in [1] if wanted.sharding == "fsdp" else _powers(min(gpus // tp, config.layers)):
                 for ep in _powers(min(gpus // pp, experts)):
@@ -63,11 +63,11 @@ def smallest_layouts(
                             recompute=recompute,
                         )
                         if _valid(layout, config) and fits(layout):
-                            found.append(layout)
+                            layouts.append(layout)
                             break
-        if found:
-            found.sort(key=lambda layout: (RECOMPUTE.index(layout.recompute), layout.pp, layout.tp, layout.ep))
-            return found[:most]
+        if layouts:
+            layouts.sort(key=lambda layout: (RECOMPUTE.index(layout.recompute), layout.pp, layout.tp, layout.ep))
+            return layouts[:most]
     return []
 
 
@@ -93,7 +93,7 @@ def candidates(
     given : mapping
         Values of fields of :class:`TrainingLayout` that all layouts have.
     """
-    found = []
+    layouts = []
 
     def choice(name: str, values: Sequence[Any]) -> Sequence[Any]:
         return (given[name],) if name in given else values
@@ -116,9 +116,9 @@ def candidates(
             for recompute in choice("recompute", RECOMPUTE):
                 candidate = replace(layout, virtual_pp=virtual_pp, recompute=recompute)
                 if _valid(candidate, config) and fits(candidate):
-                    found.append(candidate)
+                    layouts.append(candidate)
                     break
-    return found
+    return layouts
 
 
 def _parts(layers: int, pp: int, micro_batches: int) -> list[int]:

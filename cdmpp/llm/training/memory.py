@@ -68,8 +68,8 @@ class RankParameters:
         for count, mixer in config.first_halves:
             dense += count * _on_rank(config, layout, mixer_tensors(config, mixer)).dense
         for count, half in config.second_halves:
-            own = _on_rank(config, layout, feed_forward_tensors(config, half))
-            dense, experts = dense + count * own.dense, experts + count * own.experts
+            tensors = _on_rank(config, layout, feed_forward_tensors(config, half))
+            dense, experts = dense + count * tensors.dense, experts + count * tensors.experts
         layer = Parameters(dense / config.layers, experts / config.layers)
         first = _on_rank(config, layout, embedding_tensors(config))
         last = _on_rank(config, layout, output_tensors(config))
@@ -104,12 +104,12 @@ def stage_layers(config: LLMConfig, layout: TrainingLayout) -> list[int]:
 def _balanced(layers: int, stages: int, work: float, head: float) -> tuple[int, ...]:
     """Layers of each stage, each given to the stage with the least work; the first one has the embedding."""
     counts, load = [0] * stages, [0.05 * head, *[0.0] * (stages - 2), head] if stages > 1 else [head]
-    loads = [(own, stage) for stage, own in enumerate(load)]
+    loads = [(work_of_stage, stage) for stage, work_of_stage in enumerate(load)]
     heapq.heapify(loads)
     for _ in range(layers):
-        own, least = loads[0]
+        work_of_stage, least = loads[0]
         counts[least] += 1
-        heapq.heapreplace(loads, (own + work, least))
+        heapq.heapreplace(loads, (work_of_stage + work, least))
     return tuple(counts)
 
 
@@ -165,9 +165,9 @@ def training_memory(
     them one whole layer or the copies of the logits, which are not held at once. ``fsdp`` with stages gathers the
     weights of a stage once, and reduces its gradients behind the last micro-batch.
     """
-    own = RankParameters.of(config, layout)
+    parameters = RankParameters.of(config, layout)
     copies, expert_copies = layout.dp * layout.cp, layout.expert_copies
-    found = []
+    stages = []
     logits = layout.tokens * config.vocab / layout.tp * loop.logit_bytes
     spread = layout.tp if loop.backward_gathers == 1 else 1
     if spread > 1:  # the gathered input of the output layer, and its gradient
@@ -176,19 +176,19 @@ def training_memory(
     kept = _layer_activations(config, layout, types, again, spread)
     whole = _layer_activations(config, layout, types, {}, spread) if again is None else 0.0
     for stage, count in enumerate(stage_layers(config, layout)):
-        p = own.stage(count, first=stage == 0, last=stage == layout.pp - 1)
+        p = parameters.stage(count, first=stage == 0, last=stage == layout.pp - 1)
         shared = p.dense / copies + p.experts / expert_copies
         held = gradients = p.total
         if layout.sharding == "fsdp":
-            gathered = p.total if layout.pp > 1 else own.layer.total
+            gathered = p.total if layout.pp > 1 else parameters.layer.total
             held, gradients = shared + (gathered if layout.pp > 1 else 2 * gathered), shared + gathered
         state = p.total if layout.sharding == "none" else shared
         chunk, chunks = count / layout.virtual_pp, _chunks_in_flight(layout, stage)
         activations = chunk * chunks * kept + max(whole, logits if stage == layout.pp - 1 else 0.0)
         lasting = (held * types.bytes, gradients * loop.gradient_bytes, state * loop.optimizer_bytes)
         activations += (loop.memory_factor - 1) * (sum(lasting) + activations)
-        found.append(TrainingMemory(*lasting, activations, device_bytes))
-    return max(found, key=lambda memory: memory.total)
+        stages.append(TrainingMemory(*lasting, activations, device_bytes))
+    return max(stages, key=lambda memory: memory.total)
 
 
 def _chunks_in_flight(layout: TrainingLayout, stage: int) -> int:
@@ -218,8 +218,8 @@ def _layer_activations(config: LLMConfig, layout: TrainingLayout, types: Types, 
     for count, half in config.second_halves:
         # The input of this half is the result of the projection behind attention.
         norm = spread * stream * narrow * (1 - again.get("mlp_norm", 0.0))
-        own = _feed_forward_activations(config, layout, half, wide, narrow, again)
-        total += count * (stream * wide * (1 - again.get("o_proj", 0.0)) + norm + own)
+        feed_forward_bytes = _feed_forward_activations(config, layout, half, wide, narrow, again)
+        total += count * (stream * wide * (1 - again.get("o_proj", 0.0)) + norm + feed_forward_bytes)
     return total / config.layers
 
 

@@ -197,8 +197,8 @@ class LayerBuilder:
         elif program.operator in ("rmsnorm", "layernorm"):
             residual = 2 if name in _WITH_RESIDUAL else 1
             sizes = {"rows": -(-fields["rows"] // residual), "cols": fields["cols"]}
-            own = make_operator({"operator": f"{program.operator}_backward", "dtype": fields["dtype"], **sizes})
-            yield StepItem(name, True, own, runs=runs, launches=2)
+            gradient = make_operator({"operator": f"{program.operator}_backward", "dtype": fields["dtype"], **sizes})
+            yield StepItem(name, True, gradient, runs=runs, launches=2)
             if residual == 2:
                 yield StepItem(name, True, traffic=3.0 * sizes["rows"] * sizes["cols"] * self.types.bytes * runs)
         else:
@@ -215,13 +215,13 @@ class LayerBuilder:
         yield StepItem(name, True, self._linear(fields, m=n, n=k, k=m), runs=slower)
         yield self._accumulation(name, runs * n * k)
         if DTYPE_BYTES[fields["dtype"]] < self.types.bytes:
-            own = DTYPE_BYTES[fields["dtype"]]
-            yield from self._quantisation(runs * m * k, runs * m * n, own)
+            result_bytes = DTYPE_BYTES[fields["dtype"]]
+            yield from self._quantisation(runs * m * k, runs * m * n, result_bytes)
 
     def _accumulation(self, name: str, elements: float) -> StepItem:
         """Sum of a weight's gradient beyond 16 bits: the product writes 16, the sum reads and writes the gradient."""
-        each = max(0.0, 2 * self._gradient_bytes - self.types.bytes) if self._gradient_bytes > 2 else 0.0
-        return StepItem(name, True, traffic=elements * each, launches=0)
+        bytes_each = max(0.0, 2 * self._gradient_bytes - self.types.bytes) if self._gradient_bytes > 2 else 0.0
+        return StepItem(name, True, traffic=elements * bytes_each, launches=0)
 
     def _gradient(self, fields: dict[str, Any]) -> float:
         return _GRADIENT if DTYPE_BYTES[fields["dtype"]] == self.types.bytes else 1.0
@@ -242,7 +242,7 @@ class LayerBuilder:
         length, past = fields["q_len"], fields.get("past_len", 0)
         # Gradients are known for whole sequences; a window has a share of their pairs.
         share = (length / 2 + past) / (length / 2)
-        own = make_operator(
+        gradient = make_operator(
             {
                 "operator": "attention_backward",
                 "dtype": self.types.dtype,
@@ -253,7 +253,7 @@ class LayerBuilder:
                 **widths,
             }
         )
-        yield StepItem(part.name, True, own, runs=runs * share, launches=3, stated=past > 0)
+        yield StepItem(part.name, True, gradient, runs=runs * share, launches=3, stated=past > 0)
 
     def _tensor_parallel(self, name: str, *, half: bool = False) -> Iterator[StepItem]:
         """Gather before and scatter behind a half of a layer; the weight's gradient gathers the input again."""
@@ -298,19 +298,19 @@ class LayerBuilder:
             yield from self._both(b.parts)
             yield from self._tensor_parallel("shared")
         # Tokens of the ranks that share the experts, evenly spread.
-        own, local = rows * experts.topk, experts.count // layout.ep
-        yield from self._grouped("experts_up", own, local, (1 + config.gated) * experts.intermediate, width)
+        routed, local = rows * experts.topk, experts.count // layout.ep
+        yield from self._grouped("experts_up", routed, local, (1 + config.gated) * experts.intermediate, width)
         activation = "silu_and_mul" if config.gated else "gelu"
-        b = self._builder(own)
+        b = self._builder(routed)
         b.vector("experts_activation", activation, experts.intermediate)
         yield from self._both(b.parts)
-        yield from self._grouped("experts_down", own, local, width, experts.intermediate)
+        yield from self._grouped("experts_down", routed, local, width, experts.intermediate)
         if config.mlp_bias:
             # Biases and the clamped activation of gpt-oss are passes of their own.
             sums, passes = (1 + config.gated) * experts.intermediate + width, UNFUSED_PASSES * experts.intermediate
             for backward, elements in ((False, 2 * sums + passes), (True, sums + 2 * passes)):
                 yield StepItem(
-                    "unfused_bias_activation", backward, traffic=own * elements * self.types.bytes, launches=8
+                    "unfused_bias_activation", backward, traffic=routed * elements * self.types.bytes, launches=8
                 )
         moved = rows * width * self.types.bytes
         tensors = 2 * (1 + experts.topk) + (4 * experts.topk if layout.ep > 1 else 0)
@@ -333,19 +333,19 @@ class LayerBuilder:
         slower = self._gradient(spec)
         yield StepItem(name, True, self._linear(fields, m=rows, n=k, k=n), runs=slower, launches=groups, stated=True)
         yield StepItem(name, True, traffic=weights, launches=0)
-        each = max(1, rows // groups)
-        weight = self._linear(fields, m=n, n=k, k=each)
+        rows_each = max(1, rows // groups)
+        weight = self._linear(fields, m=n, n=k, k=rows_each)
         yield StepItem(name, True, weight, runs=slower * groups, launches=groups, stated=True)
         yield self._accumulation(name, groups * n * k)
         if DTYPE_BYTES[spec["dtype"]] < self.types.bytes:
-            own = DTYPE_BYTES[spec["dtype"]]
-            yield from self._quantisation(rows * k, rows * n, own)
+            result_bytes = DTYPE_BYTES[spec["dtype"]]
+            yield from self._quantisation(rows * k, rows * n, result_bytes)
 
-    def _quantisation(self, inputs: float, results: float, own: float) -> Iterator[StepItem]:
+    def _quantisation(self, inputs: float, results: float, result_bytes: float) -> Iterator[StepItem]:
         """Casts of the input of a product and of its result's gradient, each in both orders."""
-        each = self._casts * self.types.bytes + 2 * own
-        yield StepItem("quantisation", traffic=inputs * each, launches=self._casts)
-        yield StepItem("quantisation", True, traffic=results * each, launches=self._casts)
+        bytes_each = self._casts * self.types.bytes + 2 * result_bytes
+        yield StepItem("quantisation", traffic=inputs * bytes_each, launches=self._casts)
+        yield StepItem("quantisation", True, traffic=results * bytes_each, launches=self._casts)
 
 
 def program_flops(program: OperatorSpec) -> float:

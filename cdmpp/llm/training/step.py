@@ -244,13 +244,13 @@ class TrainingPlan:
                 if item.program is not None:
                     yield item.program
                 elif item.message is not None:
-                    own = self._message_program(item.message)
-                    if own is not None:
-                        yield own
+                    program = self._message_program(item.message)
+                    if program is not None:
+                        yield program
         for operator, size, ranks, span in self._step_messages():
-            own = self._collective(operator, size, ranks, span)
-            if own is not None:
-                yield own
+            program = self._collective(operator, size, ranks, span)
+            if program is not None:
+                yield program
 
     def _framework(self, program: OperatorSpec) -> ProgramFramework:
         return self.loop.products if program.operator == "linear" else self.engine.frameworks[0]
@@ -297,7 +297,7 @@ class TrainingPlan:
     def _reductions(self) -> list[tuple[bool, str, float, int, int, float]]:
         """Whether they hide behind the backward pass, operator, bytes, ranks, span and runs in a step."""
         layout, wide = self.layout, self.loop.gradient_bytes
-        found: list[tuple[bool, str, float, int, int, float]] = []
+        messages: list[tuple[bool, str, float, int, int, float]] = []
         fsdp = layout.sharding == "fsdp"
         stage = self._fullest()
         p = self.parameters.layer if fsdp else self._stage(stage)
@@ -308,13 +308,13 @@ class TrainingPlan:
                 continue
             span = layout.stage_ranks
             if layout.sharding == "none":
-                found.append((True, "all_reduce", count * wide, ranks, span, runs))
+                messages.append((True, "all_reduce", count * wide, ranks, span, runs))
                 continue
-            found.append((True, "reduce_scatter", count * wide, ranks, span, runs))
-            found.append((False, "all_gather", count * self.types.bytes, ranks, span, runs))
+            messages.append((True, "reduce_scatter", count * wide, ranks, span, runs))
+            messages.append((False, "all_gather", count * self.types.bytes, ranks, span, runs))
             if fsdp:
-                found.append((True, "all_gather", count * self.types.bytes, ranks, span, runs))
-        return found
+                messages.append((True, "all_gather", count * self.types.bytes, ranks, span, runs))
+        return messages
 
     def result(
         self, model_id: str, predictions: Sequence[Prediction], engine: EngineProfile | None = None
@@ -362,9 +362,9 @@ class TrainingPlan:
         for group in ("tp", "cp", "ep"):
             both = layer.message(group, False) + layer.message(group, True)
             if both[0] > 0:
-                own = self._exposed(layer, group) * layer.message(group, backward)[0] / both[0]
-                kinds[:, KINDS.index("collective")] += own
-                names[f"{group} communication"] = float(own[0])
+                exposed = self._exposed(layer, group) * layer.message(group, backward)[0] / both[0]
+                kinds[:, KINDS.index("collective")] += exposed
+                names[f"{group} communication"] = float(exposed[0])
         return self._interval(kinds), names
 
     @property
@@ -412,8 +412,8 @@ class TrainingPlan:
         self, operator: str, size: float, ranks: int, span: int, exchange_s: float | None = None
     ) -> tuple[Array, Domain]:
         factor = self.loop.communication_factor
-        own = self._collective(operator, size, ranks, span)
-        seconds, domain = (np.zeros(3), _NETWORK) if own is None else self._predicted(own)
+        program = self._collective(operator, size, ranks, span)
+        seconds, domain = (np.zeros(3), _NETWORK) if program is None else self._predicted(program)
         if self.links.crosses(span):
             # The network is never faster than the link inside a node for the same ranks.
             over = self.links.network_s(operator, size, ranks, span) if exchange_s is None else exchange_s
@@ -566,12 +566,12 @@ class TrainingPlan:
         """Exposed and hidden seconds of gradients and weights in a step, and bounds of all of them."""
         layout, total = self.layout, np.zeros(3)
         by_pass = {False: 0.0, True: 0.0}
-        found = self._reductions()
-        for backward, operator, size, ranks, span, runs in found:
+        messages = self._reductions()
+        for backward, operator, size, ranks, span, runs in messages:
             seconds, _ = self._message_s(operator, size, ranks, span)
             by_pass[backward] += runs * float(seconds[0])
             total = total + runs * seconds
-        if layout.overlap == "none" or not found:
+        if layout.overlap == "none" or not messages:
             return float(total[0]), 0.0, total
         passes = layout.micro_batches if layout.sharding == "fsdp" else 1
         exposed = sum(max(by_pass[back] - passes * room[back], _PIECE * by_pass[back]) for back in room)
@@ -588,18 +588,20 @@ class TrainingPlan:
             return filling * float(seconds[0])
         return (filling + 2 * m * layout.virtual_pp) * float(seconds[0])
 
-    def _optimizer_s(self, own: Any) -> Array:
+    def _optimizer_s(self, parameters: Any) -> Array:
         """Seconds in which Adam reads and writes its state, the gradient and the weight.
 
         The norm of the gradients and their scaling pass three times over them. An H100 takes 30.4 and 13.2 bytes at
         this rate for 30 and 12 by this count.
         """
         layout = self.layout
-        each = 4 * self.loop.gradient_bytes + 2 * self.loop.optimizer_bytes + self.types.bytes
+        bytes_each = 4 * self.loop.gradient_bytes + 2 * self.loop.optimizer_bytes + self.types.bytes
         if layout.sharding == "none":
-            return self._traffic_s(each * own.total)
+            return self._traffic_s(bytes_each * parameters.total)
         # The sum and the norm of gradients read those of the rank.
-        return self._traffic_s(each * (own.dense / (layout.dp * layout.cp) + own.experts / layout.expert_copies))
+        return self._traffic_s(
+            bytes_each * (parameters.dense / (layout.dp * layout.cp) + parameters.experts / layout.expert_copies)
+        )
 
     @property
     def peak_flops(self) -> float | None:
