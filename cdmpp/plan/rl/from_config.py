@@ -23,6 +23,7 @@ from cdmpp.predict.interface import Predictor
 from cdmpp.predict.llm import read_config
 from cdmpp.predict.llm.config import LLMConfig
 from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.predict.llm.memory import parameter_count
 from cdmpp.predict.llm.read import config_fields
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
@@ -154,6 +155,8 @@ class _Job:
         llm = {"config": self.fields, "tp": tp, "ep": instance.ep, **stated}
         link = link_of_device(self.device) if self.gpus <= self.node else network_of_device(self.device)
         most = max(2, min(load_engine(self.engine, None).max_sequences, self.samples))
+        # As in veRL and NeMo-RL, each device that generates receives every tensor whole, and keeps its part.
+        weight_bytes = float(2 * parameter_count(self.model))
         network_s = network_of_device(self.device).bandwidth_bytes_per_s
         return {
             "lengths": {"samples": list(self.lengths)},
@@ -172,11 +175,10 @@ class _Job:
             ],
             "weights": {
                 "transfer": {
-                    "bytes": instance.weight_bytes,
-                    "ranks": tp,
+                    "bytes": weight_bytes,
                     "same_site": {"bandwidth_bytes_per_s": network_s, "latency_s": 1e-5},
                 },
-                "shared_s": instance.weight_bytes / tp / link.bandwidth_bytes_per_s,
+                "shared_s": weight_bytes / link.bandwidth_bytes_per_s,
             },
             "measured": [],
             **self.options,
@@ -296,10 +298,9 @@ def request_from_config(
     if gpus > node and gpus % node:
         raise FieldError(f"gpus: {gpus} do not fill nodes of {node}", path="gpus", hint=f"use a multiple of {node}")
     mini_batch = samples if mini_batch is None else mini_batch
-    mean = prompt + round(sum(lengths) / len(lengths))
     given = tuple(sorted((degrees or {}).items()))
     question = TrainingQuestion(
-        model, spec, train_engine, products, mini_batch, mean, prompt + max(lengths), forwards, given
+        model, spec, train_engine, products, mini_batch, tuple(prompt + n for n in lengths), forwards, given
     )
     options: dict[str, Any] = {"layout": layout, "budget_s": budget_s}
     if staleness is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -35,8 +36,10 @@ class TrainingQuestion:
 
     Attributes
     ----------
-    samples, mean, longest : int
-        Samples of an update; tokens of a sample on average, and of the longest.
+    samples : int
+        Samples of an update.
+    lengths : tuple of int
+        Tokens of samples with their prompts.
     forwards : int
         Forward passes of models of the same size over each sample, in the layout of training.
     given : tuple of (str, int)
@@ -48,14 +51,42 @@ class TrainingQuestion:
     engine: str
     products: str | None
     samples: int
-    mean: int
-    longest: int
+    lengths: tuple[int, ...]
     forwards: int
     given: tuple[tuple[str, int | str], ...] = ()
 
+    @cached_property
+    def mean(self) -> int:
+        """Tokens of a sample on average."""
+        return round(sum(self.lengths) / len(self.lengths))
+
+    def capacity(self, layout: TrainingLayout) -> int:
+        """Tokens of a micro-batch of packed samples, which holds the longest one."""
+        return max(*self.lengths, layout.micro_batch * self.mean)
+
+    def padding(self, layout: TrainingLayout) -> float:
+        """Tokens of an update that are computed, as a factor of those of its samples.
+
+        Samples are packed into micro-batches, first fit, longest first. All copies have as many micro-batches, and
+        stages pass micro-batches of one size, so that these are padded.
+        """
+        capacity = self.capacity(layout)
+        key = (capacity, layout.dp, layout.pp > 1)
+        if key not in self._padding:
+            order = sorted(self.lengths)
+            drawn = [order[(2 * i + 1) * len(order) // (2 * self.samples)] for i in range(self.samples)]
+            bins = -(-_bins(drawn, capacity) // layout.dp) * layout.dp
+            padded = bins * capacity if layout.pp > 1 else max(sum(drawn), bins * sum(drawn) / _bins(drawn, capacity))
+            self._padding[key] = padded / sum(drawn)
+        return self._padding[key]
+
+    @cached_property
+    def _padding(self) -> dict[tuple[int, int, bool], float]:
+        return {}
+
     def memory(self, layout: TrainingLayout) -> TrainingMemory:
         """Memory of a layout with micro-batches of packed samples, which hold the longest one."""
-        packed = replace(layout, sequence=max(self.longest, layout.micro_batch * self.mean), micro_batch=1)
+        packed = replace(layout, sequence=self.capacity(layout), micro_batch=1)
         loop = load_training_engine(self.engine).training
         assert loop is not None
         types = training_types("bfloat16", self.products, self.device)
@@ -71,11 +102,23 @@ class TrainingQuestion:
             Links.of(self.device, None, None).domain_ranks,
             gpus=gpus,
             global_batch=self.samples,
-            sequence=self.longest,
+            sequence=max(self.lengths),
             overlap=loop.overlap,
             given=dict(self.given),
         )
         return [replace(layout, sequence=self.mean) for layout in sorted(found, key=rough_cost) if layout.cp <= self.mean]
+
+
+def _bins(lengths: Sequence[int], capacity: int) -> int:
+    """Bins of a packing: first fit, longest first."""
+    room: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        place = next((i for i, left in enumerate(room) if left >= length), None)
+        if place is None:
+            room.append(capacity - length)
+        else:
+            room[place] -= length
+    return len(room)
 
 
 _known: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
@@ -132,14 +175,15 @@ def _training_sizes(
         step, layout = plan.result(predictor.model_id, own), plan.layout
         seconds = step.breakdown
         update_s = seconds["bubble"] + seconds["optimizer"] + seconds["exposed"]["dp"]
-        if layout.gpus in best and best[layout.gpus]["step_s"] <= step.step_s:
+        padding = question.padding(layout)
+        if layout.gpus in best and best[layout.gpus]["step_s"] <= padding * step.step_s:
             continue
         passes = [float(plan.layer_pass(own, backward=back)[0][0]) for back in (False, True)]
         forward_s = (step.step_s - seconds["optimizer"] - seconds["exposed"]["dp"]) * passes[0] / sum(passes)
-        tokens, memory = layout.global_batch * question.mean, question.memory(layout)
+        tokens, memory = layout.global_batch * question.mean / padding, question.memory(layout)
         names = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute")
         best[layout.gpus] = {
-            "step_s": step.step_s,
+            "step_s": padding * step.step_s,
             "token_s": (step.step_s - update_s) / tokens,
             "update_s": update_s,
             "inference_s": question.forwards * forward_s / tokens,
@@ -162,8 +206,6 @@ class InstanceLayout:
     Attributes
     ----------
     tp, ep : int
-    weight_bytes : float
-        Weights on all its devices.
     token_bytes, cache_bytes : float
         Keys and values of a token, and the whole cache, on all its devices.
     weights : str or None
@@ -172,7 +214,6 @@ class InstanceLayout:
 
     tp: int
     ep: int
-    weight_bytes: float
     token_bytes: float
     cache_bytes: float | None
     weights: str | None = None
@@ -225,10 +266,10 @@ def _instances(
             tokens = cache_tokens(model, layout, types, device.memory_bytes, CACHE_SHARE, longest)
             if tokens < max(longest, IN_FLIGHT * mean):
                 continue
-            weights, cache = part_memory(model, layout, types, None, longest)
+            cache = part_memory(model, layout, types, None, longest)[1]
             token_bytes = tp * cache / longest
             cache_bytes = None if tokens == inf else tokens * token_bytes
-            yield InstanceLayout(tp, ep, tp * weights, token_bytes, cache_bytes, quantised)
+            yield InstanceLayout(tp, ep, token_bytes, cache_bytes, quantised)
             # Instances of several nodes only where none fits on one.
             most = min(most, node if tp <= node else tp)
 

@@ -31,6 +31,9 @@ class CostPart(Row):
 
     name: str
     seconds: Annotated[Figure | None, Field(description="null: not priced.")]
+    predicted_s: Annotated[
+        Figure | None, Field(description="Before the factor of the stage; null: there is no factor.")
+    ] = None
     remark: str = ""
 
 
@@ -253,7 +256,8 @@ class RlPlan(Plan):
         list[CostPart], Field(description="Costs of the step; stages that run at the same time do not add up.")
     ] = []
     factors: Annotated[
-        dict[str, float] | None, Field(description="Fitted to measured steps, by stage; null: none was given.")
+        dict[str, float] | None,
+        Field(description="On the predicted seconds of each stage, fitted to `measured`; null: not asked for."),
     ] = None
     generation: GenerationPart
     training: TrainingPart | None
@@ -357,11 +361,17 @@ class RlPlan(Plan):
         return lines
 
     def _cost_table(self) -> Table:
-        rows = [
-            (part.name, "not priced" if part.seconds is None else format_latency(part.seconds), part.remark)
+        def text(seconds: float | None) -> str:
+            return "not priced" if seconds is None else format_latency(seconds)
+
+        if self.factors is None:
+            rows = [(part.name, text(part.seconds), part.remark) for part in self.breakdown]
+            return Table(("cost", "time", ""), rows, right=(1,))
+        scaled = [
+            (part.name, "" if part.seconds is None else text(part.predicted_s), text(part.seconds), part.remark)
             for part in self.breakdown
         ]
-        return Table(("cost", "time", ""), rows, right=(1,))
+        return Table(("cost", "predicted", "with factor", ""), scaled, right=(1, 2))
 
     def _baseline_table(self) -> Table:
         if self.objective.name == "time":

@@ -75,7 +75,7 @@ def plan_of(
             hint='give every pool a price, or use "objective": "time"',
         )
     schedules = schedules or {}
-    breakdown = _breakdown(problem, result)
+    breakdown = _without_factors(problem, _breakdown(problem, result))
     split = split_part(result, problem.samples)
     plan = RlPlan(
         objective=ObjectivePart(name=problem.objective, value=sizes.value(problem.objective), lower_bound=bound),
@@ -86,7 +86,7 @@ def plan_of(
         lower_bound_s=result.bound_s,
         price_per_step=sizes.price,
         breakdown=breakdown,
-        factors=_factors(request, problem),
+        factors=None if problem.factors is None else dict(zip(STAGES, problem.factors.values, strict=True)),
         generation=generation_part(problem, result),
         training=_training(request, problem, result, schedules),
         tail_split=split,
@@ -111,11 +111,18 @@ def plan_of(
     return plan.model_copy(update={"step_lower_s": lower_s / spread, "step_upper_s": upper_s * spread})
 
 
-def _factors(request: RlRequest, problem: RlProblem) -> dict[str, float] | None:
-    """Fitted factors by stage."""
-    if not request.measured or problem.factors is None:
-        return None
-    return dict(zip(STAGES, problem.factors.values, strict=True))
+def _without_factors(problem: RlProblem, parts: list[CostPart]) -> list[CostPart]:
+    """The costs with their seconds before the factors."""
+    if problem.factors is None:
+        return parts
+    generation, inference, training, transfer = problem.factors.values
+    by_name = {"generation": generation, "prefill": generation, "inference": inference, "training": training}
+    return [
+        part
+        if part.seconds is None
+        else part.model_copy(update={"predicted_s": part.seconds / by_name.get(part.name, transfer)})
+        for part in parts
+    ]
 
 
 def _breakdown(problem: RlProblem, result: SearchResult) -> list[CostPart]:
