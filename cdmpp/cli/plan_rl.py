@@ -13,6 +13,7 @@ from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles,
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.errors import DataError
 from cdmpp.plan.registry import PLANNERS
+from cdmpp.plan.rl.measured import DEGREES
 
 __all__ = ["plan", "rl"]
 
@@ -64,6 +65,12 @@ def rl(
     generation_tp: Annotated[
         int | None,
         typer.Option(min=1, help="With --config: ranks of an instance. Default: searched.", show_default=False),
+    ] = None,
+    degrees: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...", help="With --config: degrees of training, such as pp=1,ep=1.", show_default=False
+        ),
     ] = None,
     budget: Annotated[
         float | None,
@@ -128,6 +135,7 @@ def rl(
             layout=layout,
             staleness=staleness,
             generation_tp=generation_tp,
+            degrees=_degrees(degrees),
             budget_s=10.0 if budget is None else budget,
             measured=steps,
             predictor=LatencyPredictor.load(model),
@@ -136,6 +144,17 @@ def rl(
     options = (json, figure, model, url, remote, ray, seeds)
     name = file or config or Path("-")
     run_request(PLANNERS["rl"], name, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
+
+
+def _degrees(text: str | None) -> dict[str, int]:
+    """Degrees of ``tp=2,pp=1``."""
+    found: dict[str, int] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, _, value = part.partition("=")
+        if name.strip() not in DEGREES or not value.strip().isdecimal():
+            raise DataError(f"--degrees: {part[:40]!r} is not allowed", hint=f"NAME=N with {', '.join(DEGREES)}")
+        found[name.strip()] = int(value)
+    return found
 
 
 plan.command(

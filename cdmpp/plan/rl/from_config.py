@@ -14,7 +14,7 @@ from cdmpp.errors import DataError, FieldError, InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.solve import predict_prices, read_request, solve_request
 from cdmpp.plan.rl.layouts import InstanceLayout, TrainingQuestion, instance_layouts, training_sizes
-from cdmpp.plan.rl.measured import STAGES
+from cdmpp.plan.rl.measured import DEGREES, STAGES
 from cdmpp.plan.rl.problem import make_problem, stages_s
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.size_search import shortest_step_s
@@ -29,10 +29,9 @@ from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
 
 MAX_LENGTH_BYTES, MAX_LENGTHS = 64 * MAX_CONFIG_BYTES, 10**7
-#: Columns of a table of measured steps: seconds, sizes, and degrees of training and of generation.
+#: Columns of a table of measured steps beside the degrees of training: seconds and sizes.
 SECONDS = (*(f"{name}_s" for name in STAGES), "step_s")
 SIZES = ("generation_units", "training_units", "generation_gpus", "training_gpus", "generation_tp")
-DEGREES = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch")
 #: Draws, and seconds, with which the layouts of an instance are compared.
 DRAWS, COMPARE_S = 2, 5.0
 

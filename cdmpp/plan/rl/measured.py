@@ -12,6 +12,8 @@ from pydantic import Field, model_validator
 from cdmpp.plan.rl.generation import Floats
 from cdmpp.predict.requests.request import Closed, Count, PositiveSeconds, Seconds
 
+#: Degrees of training that a user may fix.
+DEGREES = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch")
 STAGES = ("generation", "inference", "training", "transfer")
 #: Factors before a measurement, fitted to published steps of NeMo-RL on H100 (docs/rl.md): kernels and host times of
 #: engines alone explain two thirds of a step.
