@@ -20,7 +20,7 @@ from cdmpp.plan.fused.list_scheduling import (
     schedule_from,
     serial_1f1b,
 )
-from cdmpp.plan.fused.problem import FusedProblem, Model
+from cdmpp.plan.fused.problem import FusedProblem, Model, run_numbers
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.jit import COMPILED
 
@@ -90,6 +90,7 @@ def search(
 @cache
 def _compile() -> None:
     """Compile the loops, which takes seconds on a new machine and is not part of a budget."""
+    run_numbers(FusedProblem(1, (Model(1, 1, 1.0, 1.0),)), [np.arange(2)])
     for limit in (None, 1.0):
         _Search(FusedProblem(1, (Model(1, 1, 1.0, 1.0),), limit), SearchControl(), 0, 1).run(None)
 
