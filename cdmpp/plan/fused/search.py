@@ -32,7 +32,7 @@ _ROUNDS = 12
 #: Seconds between two looks at the budget while a batch is computed.
 _LOOK_S = 0.05
 #: Seconds of making a plan from a schedule, for each task; the search leaves them of its budget.
-_PLAN_S = 2e-5
+_PLAN_S = 5e-6
 #: Size of the elite set, and steps without a better elite after which the set is renewed.
 _ELITES, _STALE_STEPS = 6, 1500
 #: Once the makespan is proven optimal, memory reduction ends after so many steps without success, or when this

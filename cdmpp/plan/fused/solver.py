@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.fused.list_scheduling import memory_bound_s
 from cdmpp.plan.fused.problem import FusedProblem, run_numbers
-from cdmpp.plan.fused.schema import MAX_RATIO, FusedPass, FusedPlan, FusedRequest, StageCost
+from cdmpp.plan.fused.schema import MAX_RATIO, FusedPlan, FusedRequest, StageCost
 from cdmpp.plan.fused.search import FusedSearchResult, search
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
@@ -50,21 +51,16 @@ def _plan(request: FusedRequest, problem: FusedProblem, result: FusedSearchResul
         lower_s, upper_s = (run_numbers(request.problem(name), orders)[1].max() for name in ("lower_s", "upper_s"))
         interval = Interval(lower_s=float(lower_s), upper_s=float(upper_s))
     copies = np.array([copy for _, copy in problem.replicas()])[tasks.replica]
-    # One row for each pass of each micro-batch: their values are not validated again.
-    rows = [
-        [
-            FusedPass.model_construct(model=m, copy_=copy, pass_=way, micro_batch=i, start_s=begin, end_s=end)
-            for m, copy, way, i, begin, end in zip(
-                tasks.model[tasks.group[order]].tolist(),
-                copies[tasks.group[order]].tolist(),
-                np.where(tasks.forward, "F", "B")[tasks.group[order]].tolist(),
-                tasks.index[order].tolist(),
-                begin_s[order].tolist(),
-                end_s[order].tolist(),
-                strict=True,
-            )
-        ]
-        for order in orders
+    names = ("model", "copy", "pass", "micro_batch", "start_s", "end_s")
+    ways, groups = np.where(tasks.forward, "F", "B"), [tasks.group[order] for order in orders]
+    columns = [
+        (tasks.model[group], copies[group], ways[group], tasks.index[order], begin_s[order], end_s[order])
+        for order, group in zip(orders, groups, strict=True)
+    ]
+    # Rows as mappings: made and validated several times as fast as models one by one.
+    rows: Any = [
+        [dict(zip(names, row, strict=True)) for row in zip(*(column.tolist() for column in rank), strict=True)]
+        for rank in columns
     ]
     return FusedPlan(
         makespan_s=makespan,
@@ -77,15 +73,8 @@ def _plan(request: FusedRequest, problem: FusedProblem, result: FusedSearchResul
         costs=[StageCost(forward_s=f.latency_s, backward_s=b.latency_s) for f, b in costs],
         steps=result.steps,
         order=rows,
-        explanation=[*_explain(problem, result, makespan, costs), *_unsearched(result)],
+        explanation=_explain(problem, result, makespan, costs),
     )
-
-
-def _unsearched(result: FusedSearchResult) -> list[str]:
-    """A sentence where the budget ended before a candidate was scheduled."""
-    if result.steps or result.schedule.makespan_s <= result.lower_bound_s:
-        return []
-    return ["the budget ended before the search began: the plan is the better baseline; allow more time"]
 
 
 def _explain(

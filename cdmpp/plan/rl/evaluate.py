@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 
@@ -96,15 +96,20 @@ def colocated(
 ) -> tuple[float, float] | None:
     """Seconds and price of a step if all units of the best pool generate, then all train; None if none can."""
     steps: list[tuple[float, float]] = []
-    for index, dispatcher in dispatchers.items():
-        pool = problem.pools[index]
-        if pool.training is None or not pool.training.can_train(np.array(pool.units)):
-            continue
-        unsplit = TailSplit(0, pool.units)
-        sizes = PoolSizes(index, pool.units, index, pool.units, unsplit, 1, 0.0, 0.0, shared=True)
-        seconds = float(evaluate(problem, sizes, dispatcher).step_s.mean())
+    for sizes in colocated_sizes(problem, dispatchers, fixed=False):
+        seconds = float(evaluate(problem, sizes, dispatchers[sizes.generation]).step_s.mean())
         steps.append((seconds, seconds * problem.price_per_s(sizes)))
     return min(steps, key=lambda step: step[0 if objective == "time" else 1], default=None)
+
+
+def colocated_sizes(problem: SizingProblem, pools: Iterable[int], fixed: bool = True) -> Iterator[PoolSizes]:
+    """All units of each pool that can train, generating and then training; ``fixed``: with the fixed numbers only."""
+    for index in pools:
+        pool = problem.pools[index]
+        wrong = fixed and any(n not in (None, pool.units) for n in (problem.generation_units, problem.training_units))
+        if pool.training is not None and pool.training.can_train(np.array(pool.units)) and not wrong:
+            unsplit = TailSplit(0, pool.units)
+            yield PoolSizes(index, pool.units, index, pool.units, unsplit, 1, 0.0, 0.0, shared=True)
 
 
 def _ready(problem: SizingProblem, sizes: PoolSizes, finish_s: Floats) -> Floats:
