@@ -156,7 +156,7 @@ def main() -> None:
     predictor = LatencyPredictor.load()
     planned = [(step, stages(plan(step, names[step.model], predictor))) for step in read_steps(data)]
     wide, none = np.array([0.3, 0.4, 0.3, 0.7]), np.ones(4)
-    print("| model | GPUs | policy | measured | stages as predicted | factors of other models | and one step of this one |")
+    print("| model | GPUs | policy | measured | as predicted | factors of other models | and one step of this one |")
     print("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
     ratios: dict[str, list[float]] = {"stages": [], "others": [], "one": []}
     for step, predicted in planned:

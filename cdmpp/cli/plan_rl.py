@@ -59,8 +59,7 @@ def rl(
         typer.Option(help="With --config: separate units for both stages, the same, or the better."),
     ] = "any",
     staleness: Annotated[
-        int | None,
-        typer.Option(min=0, help="With --config: steps by which weights may be behind.", show_default=False),
+        int | None, typer.Option(min=0, help="With --config: steps by which weights may be behind.", show_default=False)
     ] = None,
     generation_tp: Annotated[
         int | None,

@@ -116,9 +116,7 @@ def test_generation_takes_as_long_as_in_the_serving_simulation(
     problem = make_problem(request.with_prices(predict_prices(request.price_requests(), predictor)))
     lengths = np.array(sorted(LENGTHS, reverse=True))
     generated = generate(problem.sizing.pools[0].generation_engine(), lengths, SampleQueues.shared(64, 1)).end_s
-    served = simulate(
-        LLAMA, "h100-sxm", tp=tp, requests=[(0.0, prompt, int(n)) for n in lengths], predictor=predictor
-    )
+    served = simulate(LLAMA, "h100-sxm", tp=tp, requests=[(0.0, prompt, int(n)) for n in lengths], predictor=predictor)
     assert generated == pytest.approx(served.duration_s, rel=0.03)
 
 

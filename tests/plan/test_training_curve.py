@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdmpp import make_plan
-from cdmpp.errors import CdmppError, FieldError, InfeasibleError
+from cdmpp.errors import CdmppError, FieldError
 from cdmpp.plan.rl.from_config import read_lengths, request_from_config
 from cdmpp.predict.llm import training_step
 from cdmpp.predict.predictor import LatencyPredictor

@@ -368,7 +368,6 @@ class OpenRlhfExporter(RlExporter):
         named = values if self.version == "0.11" else [(earlier(name), value) for name, value in values]
         return Exported(line(named), tuple(notes))
 
-
     def _training(self, pools: Pools, layout: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Arguments of the training step."""
         if layout["pp"] > 1 or layout["ep"] > 1:

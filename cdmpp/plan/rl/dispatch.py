@@ -259,7 +259,7 @@ class Dispatcher:
     def work_s(self) -> Floats:
         """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
         work: Floats = self.steps.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
-        return work + self.engine.cached_s(self.steps.lengths).sum(1)
+        return np.asarray(work + self.engine.cached_s(self.steps.lengths).sum(1))
 
     def range_makespans(self, start: int, stop: int, instances: int) -> Floats:
         """Time at which instances end that generate only the samples ``start`` to ``stop`` of each step, (draws,)."""

@@ -240,7 +240,7 @@ def _all_training_sizes(problem: SizingProblem, stage: GenerationStage, training
         return np.zeros(0, dtype=np.int64)
     step = lcm(pool.training.run_units, pool.placement)
     sizes = np.arange(step, pool.units - stage.of_pool(training) + 1, step, dtype=np.int64)
-    return sizes[pool.training.can_train(sizes)]
+    return np.asarray(sizes[pool.training.can_train(sizes)])
 
 
 def _mix_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> list[tuple[float, float]]:

@@ -63,9 +63,7 @@ def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
     ------
     DataError
     """
-    rows = parse_file(
-        path, lambda text: parse_csv(text, 1001), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES
-    )
+    rows = parse_file(path, lambda text: parse_csv(text, 1001), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES)
     header, allowed = ([cell.strip() for cell in rows[0]] if rows else []), (*SECONDS, *SIZES, *DEGREES)
     if unknown := [name for name in header if name not in allowed]:
         raise DataError(
@@ -124,9 +122,7 @@ class _Job:
         return self.prompt + max(self.lengths)
 
     def instances(self, tp: int | None, weights: str | None) -> list[InstanceLayout]:
-        return instance_layouts(
-            self.model, self.device, self.gpus, self.node, self.mean, self.longest, tp, weights
-        )
+        return instance_layouts(self.model, self.device, self.gpus, self.node, self.mean, self.longest, tp, weights)
 
     def request(self, instance: InstanceLayout, only: int | None = None) -> dict[str, Any]:
         """The request with a layout of the generation instances.
@@ -169,9 +165,7 @@ class _Job:
             "prefill": self._prefill_s(llm),
             "training": {"sizes": sizes, "mini_batch": self.mini_batch},
             "kv": {"bytes_per_token": instance.token_bytes, "memory_bytes": instance.cache_bytes, "max_batch": most},
-            "pools": [
-                {"name": self.device.name, "units": units, "device": self.device.name, "placement": placement}
-            ],
+            "pools": [{"name": self.device.name, "units": units, "device": self.device.name, "placement": placement}],
             "weights": {
                 "transfer": {
                     "bytes": weight_bytes,

@@ -106,7 +106,9 @@ class TrainingQuestion:
             overlap=loop.overlap,
             given=dict(self.given),
         )
-        return [replace(layout, sequence=self.mean) for layout in sorted(found, key=rough_cost) if layout.cp <= self.mean]
+        return [
+            replace(layout, sequence=self.mean) for layout in sorted(found, key=rough_cost) if layout.cp <= self.mean
+        ]
 
 
 def _bins(lengths: Sequence[int], capacity: int) -> int:
@@ -220,7 +222,14 @@ class InstanceLayout:
 
 
 def instance_layouts(
-    model: LLMConfig, device: DeviceSpec, gpus: int, node: int, mean: int, longest: int, tp: int | None, weights: str | None
+    model: LLMConfig,
+    device: DeviceSpec,
+    gpus: int,
+    node: int,
+    mean: int,
+    longest: int,
+    tp: int | None,
+    weights: str | None,
 ) -> list[InstanceLayout]:
     """Layouts of a generation instance that hold the model and the cache of some samples, smallest first.
 
@@ -250,7 +259,13 @@ def instance_layouts(
 
 
 def _instances(
-    model: LLMConfig, device: DeviceSpec, gpus: int, node: int, mean: int, longest: int, wanted: int | None,
+    model: LLMConfig,
+    device: DeviceSpec,
+    gpus: int,
+    node: int,
+    mean: int,
+    longest: int,
+    wanted: int | None,
     quantised: str | None,
 ) -> Iterator[InstanceLayout]:
     types, most = Types.of(model, "bfloat16", quantised, None), gpus
@@ -272,4 +287,3 @@ def _instances(
             yield InstanceLayout(tp, ep, token_bytes, cache_bytes, quantised)
             # Instances of several nodes only where none fits on one.
             most = min(most, node if tp <= node else tp)
-

@@ -85,7 +85,7 @@ def step_s(stages: Floats, shared: bool, staleness: int | None) -> float:
     total = float(stages.sum())
     if shared or staleness == 0:
         return total
-    return max(generation, training, transfer, total / (3 if staleness is None else staleness + 1))
+    return float(max(generation, training, transfer, total / (3 if staleness is None else staleness + 1)))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class StageFactors:
                 move /= 2
             logs = logs + move
         slopes = _slopes(residuals, logs)
-        return cls(logs, np.linalg.inv(slopes.T @ slopes))
+        return cls(logs, np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64))
 
     @property
     def values(self) -> tuple[float, float, float, float]:

@@ -252,9 +252,9 @@ class RlPlan(Plan):
     ]
     lower_bound_s: Annotated[Figure, Field(description="Lower bound of a step over all sizes.")]
     price_per_step: Figure
-    breakdown: Annotated[
-        list[CostPart], Field(description="Costs of the step; stages that run at the same time do not add up.")
-    ] = []
+    breakdown: list[CostPart] = Field(
+        default_factory=list, description="Costs of the step; stages that run at the same time do not add up."
+    )
     factors: Annotated[
         dict[str, float] | None,
         Field(description="On the predicted seconds of each stage, fitted to `measured`; null: not asked for."),

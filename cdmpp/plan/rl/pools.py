@@ -167,7 +167,7 @@ class TrainingForm(Closed):
         factor = np.array([getattr(size, figure.removesuffix("_s"), 1.0) for size in sizes])
 
         def seconds(name: str) -> Floats:
-            return factor * np.array([getattr(size, name) for size in sizes])
+            return np.asarray(factor * np.array([getattr(size, name) for size in sizes]))
 
         units = np.array([size.units for size in sizes], dtype=np.int64)
         return SizedCosts(units, *map(seconds, ("token_s", "update_s", "inference_s", "swap_s")))
@@ -293,9 +293,7 @@ class PoolForm(Closed):
     inference: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
     training: Annotated[TrainingForm | None, Field(description="Replaces the request's.")] = None
     memory_bytes: Annotated[PositiveBytes | None, Field(description="Replaces the request's.")] = None
-    placement: Annotated[
-        Count, Field(description="Units that fill whole nodes: both stages have multiples of it.")
-    ] = 1
+    placement: Annotated[Count, Field(description="Units that fill whole nodes: both stages have multiples of it.")] = 1
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:

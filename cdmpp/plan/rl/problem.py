@@ -14,8 +14,8 @@ from cdmpp.plan.fused.schema import FusedPlan, FusedRequest, ModelForm
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.generation import Floats, GenerationEngine
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
-from cdmpp.plan.rl.migration import MigrationLink
 from cdmpp.plan.rl.measured import MeasuredStep, StageFactors
+from cdmpp.plan.rl.migration import MigrationLink
 from cdmpp.plan.rl.pools import DecodeCurve, PipelineForm, PoolForm, TrainingForm, least_training_units, within
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import Objective, Pool, SizingProblem
@@ -362,6 +362,4 @@ def _pool(
                 run_units=cost.pipeline.units,
             )
     inference_s = getattr(cost_of(form.inference), figure)
-    return Pool(
-        form.name, form.units, form.price_per_hour, form.site, engine, training, inference_s, form.placement
-    )
+    return Pool(form.name, form.units, form.price_per_hour, form.site, engine, training, inference_s, form.placement)

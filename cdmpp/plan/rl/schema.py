@@ -11,8 +11,8 @@ from pydantic import Field
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.fused.schema import FusedRequest
-from cdmpp.plan.rl.measured import MeasuredStep
 from cdmpp.plan.rl.lengths import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
+from cdmpp.plan.rl.measured import MeasuredStep
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pools import (
     DecodeForm,

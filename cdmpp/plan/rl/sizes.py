@@ -262,7 +262,7 @@ class SizingProblem:
             return np.zeros(0, dtype=np.int64)
         if self.training_units is not None:
             fixed = np.array([self.training_units] if self.training_units <= most else [], dtype=np.int64)
-            return fixed[cost.can_train(fixed)]
+            return np.asarray(fixed[cost.can_train(fixed)])
         step = lcm(cost.run_units, pool.placement)
         counts = grid(most // step)
         if near is not None and len(counts):
@@ -270,7 +270,7 @@ class SizingProblem:
             low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
             counts = np.arange(low, high + 1, dtype=np.int64)
         sizes: Ints = counts * step
-        return sizes[cost.can_train(sizes)]
+        return np.asarray(sizes[cost.can_train(sizes)])
 
 
 def grid(most: int, count: int = MOST_COUNTS) -> Ints:

@@ -180,8 +180,8 @@ def _complete(
                 sizes, judge, outcome, unmigrated = other, held_out[other.generation], other_outcome, other_outcome
                 assert isinstance(sizes.split, TailSplit)
                 migration, applied, best_split = None, False, sizes.split
-                lpt = replace(sizes, split=TailSplit(0, sizes.generation_units))
-                dispatches = {"lpt": evaluate(sizing, lpt, judge)}
+                unsplit = replace(sizes, split=TailSplit(0, sizes.generation_units))
+                dispatches = {"lpt": evaluate(sizing, unsplit, judge)}
     elastic: list[ElasticPart] = []
     if isinstance(judge, Dispatcher) and sizes.training is not None and not sizes.shared:
         inference_s, units = sizing.generation_inference_s(sizes), sizes.generation_units
@@ -228,7 +228,11 @@ def _value(problem: RlProblem, sizes: PoolSizes, outcome: StepOutcome) -> float:
 
 
 def _simpler_sizes(
-    problem: RlProblem, sizes: PoolSizes, judge: AnyDispatcher, held_out: dict[int, Dispatcher], result: SizeSearchResult
+    problem: RlProblem,
+    sizes: PoolSizes,
+    judge: AnyDispatcher,
+    held_out: dict[int, Dispatcher],
+    result: SizeSearchResult,
 ) -> Iterator[PoolSizes]:
     """Sizes of baselines: a search that ended early is not worse than they are."""
     if problem.sizing.layout != "separate":
@@ -239,7 +243,11 @@ def _simpler_sizes(
 
 
 def _simpler_dispatches(
-    problem: RlProblem, sizes: PoolSizes, judge: AnyDispatcher, held_out: dict[int, Dispatcher], result: SizeSearchResult
+    problem: RlProblem,
+    sizes: PoolSizes,
+    judge: AnyDispatcher,
+    held_out: dict[int, Dispatcher],
+    result: SizeSearchResult,
 ) -> Iterator[PoolSizes]:
     """The same units with StreamRL's rule, or without groups and streaming."""
     if isinstance(judge, Dispatcher):

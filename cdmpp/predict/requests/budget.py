@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-
 #: A second of a budget lasts at most so many seconds of the clock, on a machine that does other work.
 WALL = 4.0
 

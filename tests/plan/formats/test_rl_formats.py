@@ -255,7 +255,11 @@ def sized_plan(**layout: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_verl_has_the_training_layout() -> None:
     found = read_yaml(export_plan("verl", "rl", *sized_plan(recompute="full"), tp=2, samples_per_prompt=4).text)
     actor = found["actor_rollout_ref"]["actor"]
-    assert (actor["strategy"], actor["ppo_mini_batch_size"], actor["ppo_micro_batch_size_per_gpu"]) == ("megatron", 4, 2)
+    assert (actor["strategy"], actor["ppo_mini_batch_size"], actor["ppo_micro_batch_size_per_gpu"]) == (
+        "megatron",
+        4,
+        2,
+    )
     megatron = actor["megatron"]
     assert (megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]) == (2, 2)
     assert megatron["virtual_pipeline_model_parallel_size"] is None and megatron["param_offload"] is False
