@@ -27,8 +27,7 @@ import numpy as np
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
 from benchmarks.training_truth.left_out import kind_of, left_out_profiles
-from benchmarks.training_truth.reinforcement import predict_steps
-from benchmarks.training_truth.rows import PublishedStep, read_rl_steps, read_rows
+from benchmarks.training_truth.rows import Row, read_rows
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.data.load import public_data_dir
 from cdmpp.errors import CdmppError
@@ -250,7 +249,6 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
         "memory": memory,
         "left_out": [{"source": s, "reason": reason, "rows": n} for (s, reason), n in sorted(left_out.items())],
         "refused": [{"source": s, "device": d, "reason": r, "rows": n} for (s, d, r), n in sorted(refused.items())],
-        "reinforcement": predict_steps(read_rl_steps(public_data), configs, predictor),
     }
 
 
@@ -296,17 +294,6 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
         for r in result["by_model"]
     ]
     left = [[r["source"], r["reason"], f"{r['rows']}"] for r in (*result["left_out"], *result["refused"])]
-    steps = [
-        [
-            r["model"],
-            r["layout"],
-            f"{r['gpus']}",
-            f"{r['step_s']:g} s",
-            "-" if r["predicted_s"] is None else f"{r['predicted_s']:.3g} s",
-            r["note"],
-        ]
-        for r in result["reinforcement"]
-    ]
     memory = [
         [
             m["model"],
@@ -324,7 +311,6 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
         "models": table(header_model, models, left=3),
         "left-out": table(["source", "reason", "rows"], left, left=2),
         "memory": table(["model", "engine", "layout", "measured GiB", "predicted GiB", "ratio"], memory, left=3),
-        "reinforcement": table(["model", "layout", "GPUs", "measured", "planned", "note"], steps, left=2),
     }
 
 

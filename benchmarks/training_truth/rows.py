@@ -222,36 +222,3 @@ def _fms(record: dict[str, str]) -> tuple[str, dict[str, Any]]:
 def _numbers(text: str) -> dict[str, int]:
     """Whole numbers of ``name=value;...``; 1 for a value that is none."""
     return {name: int(n) if n.isdecimal() else 1 for name, n in re.findall(r"(\w+)=([^;\[]+)", text)}
-
-
-def read_rl_steps(public_data: Path) -> list[dict[str, Any]]:
-    """Measured steps of reinforcement learning, with what is doubtful about a row."""
-    text = gzip.decompress((public_data / TABLE).read_bytes()).decode()
-    records = [r for r in csv.DictReader(io.StringIO(text)) if r["quantity"] == "rl_step_time"]
-    seconds: dict[tuple[str, ...], set[float]] = {}
-    for r in records:
-        seconds.setdefault((r["model"], r["gpus"], r["device"], r["parallelism"], r["note"]), set()).add(
-            float(r["value"])
-        )
-    steps = []
-    for r in records:
-        several = sorted(seconds[r["model"], r["gpus"], r["device"], r["parallelism"], r["note"]])
-        doubt = "" if len(several) == 1 else f"; the same key has {' and '.join(f'{s:g}' for s in several)} s"
-        doubt += "; the layout has one number more than names" if "[1,1,1,1,1," in r["parallelism"] else ""
-        generated = re.search(r"G-GBS=([\d,]+)", r["batch"])
-        longest = re.search(r"max_seq=([\d,]+)", r["note"])
-        steps.append(
-            {
-                "model": r["model"],
-                "device": r["device"],
-                "gpus": int(r["gpus"]),
-                "samples": int((generated[1] if generated else "512").replace(",", "")),
-                "mean_length": int(r["output_tokens"].replace(",", "")),
-                "longest": int((longest[1] if longest else "4096").replace(",", "")),
-                "colocated": "On policy" in r["note"],
-                "layout": r["parallelism"],
-                "step_s": float(r["value"]),
-                "note": f"{r['note']}; mean length {r['output_tokens']}{doubt}",
-            }
-        )
-    return steps

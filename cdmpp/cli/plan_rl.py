@@ -13,6 +13,7 @@ from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles,
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.errors import DataError
 from cdmpp.plan.registry import PLANNERS
+from cdmpp.plan.rl.measured import DEGREES
 
 __all__ = ["plan", "rl"]
 
@@ -34,10 +35,14 @@ def rl(
         typer.Option(metavar="LENGTHS.csv", help="Response lengths in tokens: the first column.", show_default=False),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="With --config: samples of a step.")] = 512,
+    mini_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --config: samples of an update. Default: those of a step.", show_default=False),
+    ] = None,
     prompt: Annotated[int, typer.Option(min=0, help="With --config: tokens of each prompt.")] = 512,
     forwards: Annotated[
-        int, typer.Option(min=0, help="With --config: passes of reference, reward or old policy over each sample.")
-    ] = 0,
+        int, typer.Option(min=0, help="With --config: passes of reference and old policy over each sample.")
+    ] = 2,
     products: Annotated[
         Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
         typer.Option(help="With --config: type of the training's products.", show_default=False),
@@ -46,6 +51,38 @@ def rl(
         str | None, typer.Option(help="With --config: profile of generation. Default: vllm.", show_default=False)
     ] = None,
     train_engine: Annotated[str, typer.Option(help="With --config: profile of training.")] = "megatron",
+    weights: Annotated[
+        str | None, typer.Option(help="With --config: type of generation's weights.", show_default=False)
+    ] = None,
+    layout: Annotated[
+        Literal["any", "separate", "shared"],
+        typer.Option(help="With --config: separate units for both stages, the same, or the better."),
+    ] = "any",
+    staleness: Annotated[
+        int | None, typer.Option(min=0, help="With --config: steps by which weights may be behind.", show_default=False)
+    ] = None,
+    generation_tp: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --config: ranks of an instance. Default: searched.", show_default=False),
+    ] = None,
+    degrees: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...", help="With --config: degrees of training, such as pp=1,ep=1.", show_default=False
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Seconds of the search. Default with --config: 10.", show_default=False),
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="STEPS.csv",
+            help="Measured steps: generation_s, inference_s, training_s, transfer_s or only step_s, and their layout.",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
     figure: FigureOption = None,
     model: ModelOption = None,
@@ -70,11 +107,15 @@ def rl(
         raise DataError("give either a request or --config", hint="cdmpp plan rl --help shows both")
 
     def value() -> Any:
+        from cdmpp.plan.rl.from_config import read_lengths, read_measured, request_from_config
+
+        steps = [] if measured is None else read_measured(measured)
         if file is not None:
-            return files.request(file)
+            request = files.request(file)
+            changes = {"budget_s": budget, "measured": steps or None}
+            return request | {name: value for name, value in changes.items() if value is not None}
         if config is None or device is None or gpus is None or lengths is None:
             raise DataError("--config needs --device, --gpus and --lengths", hint="give all of them")
-        from cdmpp.plan.rl.from_config import read_lengths, request_from_config
         from cdmpp.predict.predictor import LatencyPredictor
 
         return request_from_config(
@@ -88,12 +129,31 @@ def rl(
             products=products,
             engine=engine,
             train_engine=train_engine,
+            mini_batch=mini_batch,
+            weights=weights,
+            layout=layout,
+            staleness=staleness,
+            generation_tp=generation_tp,
+            degrees=_degrees(degrees),
+            budget_s=10.0 if budget is None else budget,
+            measured=steps,
             predictor=LatencyPredictor.load(model),
         )
 
     options = (json, figure, model, url, remote, ray, seeds)
     name = file or config or Path("-")
     run_request(PLANNERS["rl"], name, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
+
+
+def _degrees(text: str | None) -> dict[str, int]:
+    """Degrees of ``tp=2,pp=1``."""
+    found: dict[str, int] = {}
+    for part in filter(None, (text or "").split(",")):
+        name, _, value = part.partition("=")
+        if name.strip() not in DEGREES or not value.strip().isdecimal():
+            raise DataError(f"--degrees: {part[:40]!r} is not allowed", hint=f"NAME=N with {', '.join(DEGREES)}")
+        found[name.strip()] = int(value)
+    return found
 
 
 plan.command(

@@ -131,8 +131,8 @@ def canonical_link(value: Any) -> str | None:
     ValueError
         It is none of these; the message says what is allowed.
     """
-    if value is None:
-        return None
+    if value is None or (isinstance(value, str) and value in LINKS):
+        return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"link {value!r} is not known: pass {LINK_HINT}")
     if not isinstance(value, str):

@@ -61,6 +61,11 @@ def link_of_device(device: DeviceSpec) -> LinkSpec:
     return known_link(device) or LINKS[_slot(device)]
 
 
+def host_link(device: DeviceSpec) -> LinkSpec:
+    """The link of a device to its host's memory: the PCIe slot that its generation is made for."""
+    return LINKS[_slot(device)]
+
+
 def _slot(device: DeviceSpec) -> str:
     """The PCIe slot that a device's generation is made for."""
     arch = device.arch.casefold()

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.training_truth.rows import read_rl_steps, read_rows
+from benchmarks.training_truth.reinforcement import lengths, read_steps
+from benchmarks.training_truth.rows import read_rows
 
 FIELDS = "source model device gpus parallelism dtype framework batch sequence output_tokens quantity unit value note"
 PRE = "train_tokens_per_s_per_gpu (Pre-Training Performance)|tokens/s/GPU"
 LORA = "train_tokens_per_s_per_gpu (LoRA Performance)|tokens/s/GPU"
-NEMO = "nemo-rl|A|H100 BF16|16|gen[tp,pp]=[1,1]|BF16|x|G-GBS=2,048;T-GBS=512||1,019|rl_step_time|s"
+NEMO = (
+    "nemo-rl|A|H100 BF16|16|gen[tp,pp]=[1,1];train[tp,cp,ep,pp,vpp]=[1,1,1,1,1,2,n/a]|BF16|x|G-GBS=2,048;T-GBS=512||"
+    "1,019"
+)
 ROWS = (
     f"bridge|A (w/o MTP)|DGX-GB200|64|fsdp=0;tp=2;pp=4;cp=1;vp=5;ep=n/a|MXFP8|x|256|8192||{PRE}|2048|mbs=1",
     f"bridge|A|DGX-H100|8|fsdp=8;tp=1;pp=1;cp=1;vp=n/a;ep=1|FP8-CS|x|128|8192||{PRE}|1000|mbs=2;tflops=5[^note]",
@@ -29,8 +33,8 @@ ROWS = (
     f"bridge|A|DGX-H100|8|tp=1;pp=1||x|8|8||{PRE}|1|mbs=1",
     f"bridge|B|DGX-H100|8|tp=1;pp=1|BF16|x|8|8||{PRE}|1|mbs=1",
     f"bridge|A|DGX-H100|8|tp=1|FP8|x|8|8||{LORA}|1|mbs=1",
-    f"{NEMO}|92.8|GRPO; On policy; max_seq=4,096",
-    f"{NEMO}|80|GRPO; On policy; max_seq=4,096",
+    f"{NEMO}|rl_step_time|s|92.8|GRPO; On policy; max_seq=4,096",
+    f"{NEMO}|rl_tokens_per_s_per_gpu|u|1581|GRPO; On policy; max_seq=4,096",
 )
 
 
@@ -83,8 +87,14 @@ def test_rows_left_out_have_reasons(tables: tuple[Path, Path]) -> None:
     }
 
 
-def test_rl_steps_say_what_is_doubtful(tables: tuple[Path, Path]) -> None:
-    steps = read_rl_steps(tables[0])
-    assert [step["step_s"] for step in steps] == [92.8, 80.0]
-    assert (steps[0]["samples"], steps[0]["mean_length"], steps[0]["longest"]) == (2048, 1019, 4096)
-    assert "the same key has 80 and 92.8 s" in steps[0]["note"]
+def test_rl_steps_are_read_with_the_layouts_of_both_stages(tables: tuple[Path, Path]) -> None:
+    (step,) = read_steps(tables[0])
+    assert (step.step_s, step.samples, step.mini_batch, step.mean, step.longest) == (92.8, 2048, 512, 1019, 4096)
+    assert step.prompt == round(1581 * 16 * 92.8 / 2048 - 1019) and step.colocated and step.generation_tp == 1
+    assert step.degrees == {"tp": 1, "cp": 1, "ep": 1, "pp": 2}
+
+
+def test_cut_lengths_have_the_published_mean() -> None:
+    values = lengths(3251, 3992)
+    assert sum(values) / len(values) == pytest.approx(3251, rel=1e-3)
+    assert max(values) == 3992 and min(values) < 500

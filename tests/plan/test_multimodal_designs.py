@@ -262,8 +262,11 @@ def test_search_checks_the_budget_after_every_few_orders(monkeypatch: pytest.Mon
     class Clock:
         now = 0.0
 
-        def monotonic(self) -> float:
+        def process_time(self) -> float:
             self.now += 0.001
+            return self.now
+
+        def monotonic(self) -> float:
             return self.now
 
     clock = Clock()

@@ -50,6 +50,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    process_time = monotonic
+
     def simulate(self, engine: Any, lengths: Any, *rest: Any, **options: Any) -> Any:
         self.now_s += self.sample_s * len(lengths)
         if self.now_s >= self.at_s:

@@ -77,7 +77,10 @@ def solve_request(request: Request[A], predictor: Predictor | None = None, contr
     if predictor is None:
         path = programs[0].path
         raise FieldError(f"{path}: the cost of a program must be predicted", path=path, hint="pass a predictor")
-    return solve_priced(request, predict_prices(programs, predictor), control)
+    prices = predict_prices(programs, predictor)
+    if control is not None:
+        control.restart()  # the budget is that of the search
+    return solve_priced(request, prices, control)
 
 
 def solve_priced(request: Request[A], prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
@@ -126,6 +129,9 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
     reasons = ["ignore_memory is true"] if request.ignore_memory else request.unchecked_memory()
     if reasons and isinstance(answer, Plan):
         marks["explanation"] = [*answer.explanation, f"memory was not checked: {'; '.join(reasons)}"]
+    if isinstance(answer, Plan) and getattr(answer, "steps", None) == 0 and answer.gap > 0 and control is not None:
+        text = f"the search did not begin within budget_s {request.budget:g}: the plan is its best starting point"
+        marks["explanation"] = [*marks.get("explanation", answer.explanation), text]
     return answer.model_copy(update=marks)
 
 

@@ -9,7 +9,17 @@ from typing import cast, get_args
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest, Span, Stage, Stream, TensorPlan
-from cdmpp.plan.compress.strategy import GradientTensor, Incumbent, Option, Place, everywhere, hidden, search, timeline
+from cdmpp.plan.compress.strategy import (
+    GradientTensor,
+    Incumbent,
+    Option,
+    Place,
+    everywhere,
+    hidden,
+    iteration_s,
+    search,
+    timeline,
+)
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import cost_of
 from cdmpp.simulate.replay.build import read_link
@@ -45,13 +55,14 @@ def figure_of(request: CompressRequest, plan: CompressPlan) -> float:
         next(k for k, o in enumerate(tensor.options) if (o.compressor, o.place) == (chosen.compressor, chosen.place))
         for tensor, chosen in zip(tensors, plan.tensors, strict=True)
     ]
-    return timeline(tensors, tuple(choice)).makespan_s
+    return iteration_s(tensors, tuple(choice))
 
 
 def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[GradientTensor]) -> Callable[[], bool]:
     """A function that returns whether the search may take another step."""
     # The replay engine is loaded or compiled here, once; the budget does not include that time.
     timeline(tensors[:1], (0,))
+    iteration_s(tensors[:1], (0,))
     control.restart()
     steps = 0
 
@@ -124,8 +135,8 @@ def _plan(tensors: Sequence[GradientTensor], longest_passes: Sequence[str], incu
     choice = incumbent.choice
     replayed = timeline(tensors, choice)
     uncompressed = timeline(tensors, (0,) * len(tensors))
-    baselines = {name: timeline(tensors, other).makespan_s for name, other in everywhere(tensors).items()}
-    baselines["bytecomp"] = timeline(tensors, incumbent.heuristic).makespan_s
+    baselines = {name: iteration_s(tensors, other) for name, other in everywhere(tensors).items()}
+    baselines["bytecomp"] = iteration_s(tensors, incumbent.heuristic)
     covered = set(hidden(tensors, choice))
     options = [tensor.options[k] for tensor, k in zip(tensors, choice, strict=True)]
     busy: dict[Stream, float] = {"gpu": 0.0, "cpu": 0.0, "network": 0.0}

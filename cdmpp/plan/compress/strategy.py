@@ -17,6 +17,9 @@ from typing import Literal
 import numpy as np
 
 from cdmpp.simulate.replay import Graph, Node, Timeline, replay
+from cdmpp.simulate.replay.engine import walk
+from cdmpp.simulate.replay.graph import Floats
+from cdmpp.utils.jit import jit
 
 #: Smaller relative changes of an iteration are ignored.
 CLOSE = 1e-9
@@ -79,14 +82,65 @@ def timeline(tensors: Sequence[GradientTensor], choice: Choice) -> Timeline:
     return replay(graph(tensors, choice))
 
 
+def iteration_s(tensors: Sequence[GradientTensor], choice: Choice) -> float:
+    """Makespan of :func:`timeline`, without its nodes."""
+    return float(_iteration(_rows(tensors, choice)))
+
+
+def _rows(tensors: Sequence[GradientTensor], choice: Choice) -> Floats:
+    """Backward pass, place (0 none, 1 GPU, 2 CPU), exchange, compression and decompression; shape (tensors, 5)."""
+    options = [tensor.options[k] for tensor, k in zip(tensors, choice, strict=True)]
+    places = {"none": 0.0, "gpu": 1.0, "cpu": 2.0}
+    return np.array(
+        [
+            (tensor.backward_s, places[o.place], o.network_s, o.compress_s, o.decompress_s)
+            for tensor, o in zip(tensors, options, strict=True)
+        ]
+    )
+
+
+@jit
+def _iteration(rows: Floats) -> float:
+    """Replay of :func:`graph` from its figures: nodes in the same order, on streams 0 (GPU), 1 (network), 2 (CPU)."""
+    nodes = 0
+    for i in range(len(rows)):
+        nodes += 2 if rows[i, 1] == 0.0 else 4
+    duration, gap = np.zeros(nodes), np.zeros(nodes)
+    waits, stream = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
+    start, following = np.zeros(nodes + 1, np.int64), np.zeros(2 * nodes, np.int64)
+    at = edges = 0
+    for i in range(len(rows)):
+        compressed, later = rows[i, 1] > 0.0, i + 1 < len(rows)
+        size = 4 if compressed else 2
+        place = 0 if rows[i, 1] == 1.0 else 2
+        for k in range(size):
+            kind = k if compressed else 2 * k
+            duration[at + k] = rows[i, 0 if kind == 0 else (3 if kind == 1 else (2 if kind == 2 else 4))]
+            stream[at + k] = 0 if kind == 0 else (1 if kind == 2 else place)
+            if k + 1 < size:
+                following[edges] = at + k + 1
+                waits[at + k + 1] += 1
+                edges += 1
+            # The next backward pass follows in the queue of the GPU.
+            if later and k == (1 if compressed and place == 0 else 0):
+                following[edges] = at + size
+                waits[at + size] += 1
+                edges += 1
+            start[at + k + 1] = edges
+        at += size
+    begin, end, cause = np.zeros(nodes), np.full(nodes, -1.0), np.full(nodes, -1, np.int64)
+    return walk(duration, gap, waits, start, following, np.arange(nodes + 1), stream, 3, begin, end, cause)
+
+
 def hidden(tensors: Sequence[GradientTensor], choice: Choice) -> list[int]:
     """Tensors whose exchange is hidden: if it took no time, the iteration would be as long."""
-    whole = timeline(tensors, choice).makespan_s
+    rows = _rows(tensors, choice)
+    whole = _iteration(rows)
     out: list[int] = []
-    for i, tensor in enumerate(tensors):
-        free = GradientTensor(tensor.name, tensor.backward_s, (Option(None, "none", 0.0),))
-        others = [*tensors[:i], free, *tensors[i + 1 :]]
-        if timeline(others, (*choice[:i], 0, *choice[i + 1 :])).makespan_s >= whole * (1 - CLOSE):
+    for i in range(len(rows)):
+        free = rows.copy()
+        free[i, 1:] = 0.0
+        if _iteration(free) >= whole * (1 - CLOSE):
             out.append(i)
     return out
 
@@ -94,7 +148,7 @@ def hidden(tensors: Sequence[GradientTensor], choice: Choice) -> list[int]:
 def bytecomp(tensors: Sequence[GradientTensor], may_continue: Callable[[], bool]) -> Choice:
     """ByteComp: compress exposed tensors on the GPU, largest exchange first; then on the CPU instead."""
     choice: Choice = (0,) * len(tensors)
-    best_s = timeline(tensors, choice).makespan_s
+    best_s = iteration_s(tensors, choice)
 
     def take(i: int, place: str) -> bool:
         """Give a tensor its best option at a place, if the iteration becomes shorter."""
@@ -103,7 +157,7 @@ def bytecomp(tensors: Sequence[GradientTensor], may_continue: Callable[[], bool]
         for k, option in enumerate(tensors[i].options):
             if option.place == place:
                 other = (*choice[:i], k, *choice[i + 1 :])
-                best = min(best, (timeline(tensors, other).makespan_s, other))
+                best = min(best, (iteration_s(tensors, other), other))
         if best[1] == choice:
             return False
         best_s, choice = best
@@ -181,11 +235,11 @@ def search(
     bound = Bound(tensors)
     first = bytecomp(tensors, may_continue)
     starts = list(dict.fromkeys([first, *everywhere(tensors).values()]))
-    best = min(starts, key=lambda choice: timeline(tensors, choice).makespan_s)
-    incumbent = Incumbent(best, timeline(tensors, best).makespan_s, first, bound.value())
+    best = min(starts, key=lambda choice: iteration_s(tensors, choice))
+    incumbent = Incumbent(best, iteration_s(tensors, best), first, bound.value())
 
     def offer(choice: Choice) -> None:
-        seconds = timeline(tensors, choice).makespan_s
+        seconds = iteration_s(tensors, choice)
         if seconds < incumbent.iteration_s * (1 - CLOSE):
             incumbent.choice, incumbent.iteration_s = choice, seconds
             report(incumbent)
@@ -208,7 +262,7 @@ def search(
 
 def improve(tensors: Sequence[GradientTensor], start: Choice, may_continue: Callable[[], bool]) -> Choice:
     """Change single tensors, then two at once, while the iteration becomes shorter."""
-    choice, best_s = start, timeline(tensors, start).makespan_s
+    choice, best_s = start, iteration_s(tensors, start)
 
     def others() -> Iterator[tuple[tuple[int, int], ...]]:
         single = [(i, k) for i, t in enumerate(tensors) for k in range(len(t.options)) if k != choice[i]]
@@ -224,7 +278,7 @@ def improve(tensors: Sequence[GradientTensor], start: Choice, may_continue: Call
             other = list(choice)
             for i, k in changes:
                 other[i] = k
-            seconds = timeline(tensors, tuple(other)).makespan_s
+            seconds = iteration_s(tensors, tuple(other))
             if seconds < best_s * (1 - CLOSE):
                 choice, best_s, moved = tuple(other), seconds, True
                 break

@@ -41,8 +41,17 @@ _EARLIER = {
     "rollout.n_samples_per_prompt": "n_samples_per_prompt",
     "rollout.max_new_tokens": "max_new_tokens",
     "data.max_len": "max_len",
+    "train.batch_size": "train_batch_size",
+    "train.micro_batch_size": "micro_train_batch_size",
+    "rollout.micro_batch_size": "micro_rollout_batch_size",
+    "actor.gradient_checkpointing_enable": "gradient_checkpointing",
+    "ds.zero_stage": "zero_stage",
+    "ds.tensor_parallel_size": "ds_tensor_parallel_size",
+    "ds.ring_attn_size": "ring_attn_size",
+    "ds.packing_samples": "packing_samples",
+    "ds.adam_offload": "adam_offload",
 }
-_ROLLOUT = "actor_rollout_ref.rollout"
+_ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 _MODE = "trainer.v1.trainer_mode"
 _VERSIONS = "trainer.v1.sampler.max_off_policy_threshold"
 
@@ -80,6 +89,10 @@ class Pools:
     tp : int
         GPUs of a generation instance.
     notes : tuple of str
+    layout : mapping or None
+        Degrees and micro-batch of training; None: the plan has none.
+    samples, mini_batch : int
+        Samples of a step and of an update.
     """
 
     generation: NodePool
@@ -87,6 +100,32 @@ class Pools:
     shared: bool
     tp: int
     notes: tuple[str, ...]
+    layout: Mapping[str, Any] | None
+    samples: int
+    mini_batch: int
+
+    def check(self, framework: str, per_gpu: bool = False) -> None:
+        """Raise :class:`FieldError` where the framework refuses to divide its samples or devices so.
+
+        ``per_gpu``: whether it divides them by all GPUs that train where the plan has no layout.
+        """
+        gpus = self.training.nodes * self.training.node_gpus
+        layout = self.layout or {}
+        ranks = layout.get("tp", 1) * layout.get("pp", 1) * layout.get("cp", 1)
+        copies = gpus // ranks if layout or per_gpu else 1
+        for what, value, divisor in (
+            ("GPUs of the trainer", gpus, ranks),
+            ("samples of a step", self.samples, copies * layout.get("micro_batch", 1)),
+            ("samples of an update", self.mini_batch, copies * layout.get("micro_batch", 1)),
+            ("samples of a step", self.samples, self.mini_batch),
+            ("GPUs that generate", self.generation.nodes * self.generation.node_gpus, self.tp),
+        ):
+            if value % divisor:
+                raise FieldError(
+                    f"{framework} refuses {value} {what}: they are no multiple of {divisor}",
+                    path="samples_per_step",
+                    hint="plan with --config, which has whole nodes and such layouts only, or change the samples",
+                )
 
 
 class RlExporter(PlanExporter, ABC):
@@ -127,8 +166,22 @@ class RlExporter(PlanExporter, ABC):
         shared = plan.training.shared
         training = generation if shared else self._pool(plan.training.pool, plan.training.units, tp)
         notes += [note for pool in {generation, training} if (note := self._spread(pool))]
-        pools = Pools(generation, training, shared, tp, (*sorted(notes), *_unsaid(request, plan)))
-        return request, plan, pools
+        cost = next(pool.training or request.training for pool in request.pools if pool.name == plan.training.pool)
+        mini_batch = (cost.mini_batch if cost is not None else None) or request.samples_per_step
+        everything = (*sorted(notes), *_unsaid(request, plan))
+        layout, samples = plan.training.layout, request.samples_per_step
+        return request, plan, Pools(generation, training, shared, tp, everything, layout, samples, mini_batch)
+
+    def mini_prompts(self, pools: Pools) -> int:
+        """Prompts of an update."""
+        if pools.mini_batch % self.samples_per_prompt:
+            raise FieldError(
+                f"samples_per_prompt: {self.samples_per_prompt} does not divide the {pools.mini_batch} samples of an "
+                "update",
+                path="samples_per_prompt",
+                hint="choose a divisor",
+            )
+        return pools.mini_batch // self.samples_per_prompt
 
     def _pool(self, name: str, units: int, tp: int) -> NodePool:
         return NodePool(name, units, tp, *nodes(units, tp, self.node_gpus))
@@ -285,6 +338,7 @@ class OpenRlhfExporter(RlExporter):
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """Nodes and GPUs of the actor, engines of vLLM, colocation, asynchronous training."""
         rl, rl_plan, pools = self.pools(request, plan)
+        pools.check("OpenRLHF")
         training = pools.training
         values: list[tuple[str, Any]] = [
             ("actor.num_nodes", training.nodes),
@@ -302,6 +356,8 @@ class OpenRlhfExporter(RlExporter):
         tokens = rl_plan.lengths.limit
         values += [("rollout.max_new_tokens", tokens), ("data.max_len", tokens + rl.prompt_tokens)]
         notes = list(pools.notes)
+        if pools.layout is not None:
+            values += self._training(pools, pools.layout)
         if rl_plan.mode == "async" and not pools.shared:
             stale = None if rl_plan.streaming is None else rl_plan.streaming.staleness
             values += [("train.async_enable", True), ("train.async_queue_size", stale or 1)]
@@ -311,6 +367,26 @@ class OpenRlhfExporter(RlExporter):
             notes.append(f"max_batch {rl.kv.max_batch} of an engine is not in the file: OpenRLHF leaves it to vLLM")
         named = values if self.version == "0.11" else [(earlier(name), value) for name, value in values]
         return Exported(line(named), tuple(notes))
+
+    def _training(self, pools: Pools, layout: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Arguments of the training step."""
+        if layout["pp"] > 1 or layout["ep"] > 1:
+            raise FieldError(
+                f"the plan trains with pp={layout['pp']} and ep={layout['ep']}; OpenRLHF has neither",
+                path="training.sizes",
+                hint="plan with --degrees pp=1,ep=1",
+            )
+        return [
+            ("train.batch_size", pools.mini_batch),
+            ("train.micro_batch_size", layout["micro_batch"]),
+            ("rollout.micro_batch_size", layout["micro_batch"]),
+            ("ds.zero_stage", 3 if layout["sharding"] == "fsdp" else 2),
+            ("ds.tensor_parallel_size", layout["tp"]),
+            ("ds.ring_attn_size", layout["cp"]),
+            ("ds.packing_samples", True),
+            ("ds.adam_offload", pools.shared),
+            ("actor.gradient_checkpointing_enable", layout["recompute"] == "full"),
+        ]
 
 
 class OpenRlhfImporter(RlImporter):
@@ -374,6 +450,7 @@ class VerlExporter(RlExporter):
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """Nodes and GPUs of rollout and trainer, sizes of a step, staleness."""
         rl, rl_plan, pools = self.pools(request, plan)
+        pools.check("veRL", per_gpu=True)
         generation, training, prompts = pools.generation, pools.training, self.prompts(rl)
         notes = list(pools.notes)
         values: dict[str, Any] = {
@@ -396,17 +473,53 @@ class VerlExporter(RlExporter):
             stale = 0 if rl_plan.streaming is None else rl_plan.streaming.staleness
             values |= {
                 "trainer.v1.separate_async.parameter_sync_step": 1,
-                "actor_rollout_ref.actor.ppo_mini_batch_size": prompts,
+                f"{_ACTOR}.ppo_mini_batch_size": self.mini_prompts(pools),
                 f"{_ROLLOUT}.checkpoint_engine.backend": "nccl",
                 _VERSIONS: None if stale is None else stale + 1,
                 "trainer.v1.sampler.max_off_policy_strategy": "wait",
             }
             if stale == 0:
                 notes.append("veRL trains separate pools asynchronously: one version of the weights in a trajectory")
+        if pools.layout is not None:
+            values |= self._training(pools, pools.layout)
+            if pools.layout["sharding"] == "fsdp" and f"{_ACTOR}.megatron.tensor_model_parallel_size" in values:
+                notes.append("weights and gradients are not divided among copies: veRL's Megatron has no such sharding")
         tree: dict[str, Any] = {}
         for path, value in values.items():
             put(tree, path, value)
         return Exported(write_yaml(tree), tuple(notes))
+
+    def _training(self, pools: Pools, layout: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys of the training step: FSDP where it divides weights among copies alone, else Megatron."""
+        values: dict[str, Any] = {
+            f"{_ACTOR}.ppo_mini_batch_size": self.mini_prompts(pools),
+            f"{_ACTOR}.ppo_micro_batch_size_per_gpu": layout["micro_batch"],
+            f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": layout["micro_batch"],
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": layout["micro_batch"],
+        }
+        recompute = layout["recompute"]
+        if layout["sharding"] == "fsdp" and layout["tp"] == layout["pp"] == layout["ep"] == 1:
+            return values | {
+                f"{_ACTOR}.strategy": "fsdp2",
+                f"{_ACTOR}.ulysses_sequence_parallel_size": layout["cp"],
+                f"{_ACTOR}.fsdp_config.param_offload": pools.shared,
+                f"{_ACTOR}.fsdp_config.optimizer_offload": pools.shared,
+                "actor_rollout_ref.model.enable_gradient_checkpointing": recompute == "full",
+            }
+        megatron, virtual = f"{_ACTOR}.megatron", layout["virtual_pp"]
+        whole = {"method": "uniform", "num_layers": 1} if recompute == "full" else {}
+        values |= {
+            f"{_ACTOR}.strategy": "megatron",
+            f"{megatron}.tensor_model_parallel_size": layout["tp"],
+            f"{megatron}.pipeline_model_parallel_size": layout["pp"],
+            f"{megatron}.virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
+            f"{megatron}.context_parallel_size": layout["cp"],
+            f"{megatron}.expert_model_parallel_size": layout["ep"],
+            **{f"{megatron}.{part}_offload": pools.shared for part in ("param", "grad", "optimizer")},
+            f"{megatron}.override_transformer_config.recompute_granularity": None if recompute == "none" else recompute,
+        }
+        more = {f"{megatron}.override_transformer_config.recompute_{name}": value for name, value in whole.items()}
+        return values | more
 
 
 class VerlImporter(RlImporter):

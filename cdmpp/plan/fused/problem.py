@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.utils.jit import jit
 
 Direction = Literal["down", "up"]
 Pass = Literal["F", "B"]
@@ -313,6 +314,47 @@ def run_order(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> di
             path = f"order.{rank}.{position[rank]}"
             raise FieldError(f"{path}: never starts: the orders of the ranks are in a deadlock", path=path)
     return times
+
+
+def run_numbers(problem: FusedProblem, orders: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of every task as :func:`run_order`, with task numbers in valid orders; shapes (tasks,)."""
+    tasks = problem.tasks
+    before = tasks.before[tasks.group]
+    earlier = np.where(before >= 0, tasks.offset[before] + tasks.index, -1)
+    firsts = np.concatenate([[0], np.cumsum([len(order) for order in orders])])
+    start_s, end_s = np.zeros(tasks.size), np.full(tasks.size, -1.0)
+    _run(np.concatenate(orders), firsts, earlier, tasks.duration[tasks.group], start_s, end_s)
+    return start_s, end_s
+
+
+@jit
+def _run(
+    orders: np.ndarray,
+    firsts: np.ndarray,
+    earlier: np.ndarray,
+    duration_s: np.ndarray,
+    start_s: np.ndarray,
+    end_s: np.ndarray,
+) -> None:
+    """Fill starts and ends, rank after rank as far as predecessors have ended, until all tasks have."""
+    ranks = len(firsts) - 1
+    position, free_s = firsts[:-1].copy(), np.zeros(ranks)
+    left, moved = len(orders), True
+    while left and moved:
+        moved = False
+        for rank in range(ranks):
+            while position[rank] < firsts[rank + 1]:
+                task = orders[position[rank]]
+                before = earlier[task]
+                if before >= 0 and end_s[before] < 0:
+                    break
+                start_s[task] = free_s[rank]
+                if before >= 0 and end_s[before] > start_s[task]:
+                    start_s[task] = end_s[before]
+                end_s[task] = free_s[rank] = start_s[task] + duration_s[task]
+                position[rank] += 1
+                left -= 1
+                moved = True
 
 
 def peaks(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> list[float]:

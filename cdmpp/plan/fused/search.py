@@ -20,7 +20,7 @@ from cdmpp.plan.fused.list_scheduling import (
     schedule_from,
     serial_1f1b,
 )
-from cdmpp.plan.fused.problem import FusedProblem, Model
+from cdmpp.plan.fused.problem import FusedProblem, Model, run_numbers
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.jit import COMPILED
 
@@ -32,7 +32,7 @@ _ROUNDS = 12
 #: Seconds between two looks at the budget while a batch is computed.
 _LOOK_S = 0.05
 #: Seconds of making a plan from a schedule, for each task; the search leaves them of its budget.
-_PLAN_S = 2e-5
+_PLAN_S = 5e-6
 #: Size of the elite set, and steps without a better elite after which the set is renewed.
 _ELITES, _STALE_STEPS = 6, 1500
 #: Once the makespan is proven optimal, memory reduction ends after so many steps without success, or when this
@@ -90,6 +90,7 @@ def search(
 @cache
 def _compile() -> None:
     """Compile the loops, which takes seconds on a new machine and is not part of a budget."""
+    run_numbers(FusedProblem(1, (Model(1, 1, 1.0, 1.0),)), [np.arange(2)])
     for limit in (None, 1.0):
         _Search(FusedProblem(1, (Model(1, 1, 1.0, 1.0),), limit), SearchControl(), 0, 1).run(None)
 

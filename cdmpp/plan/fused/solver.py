@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.fused.list_scheduling import memory_bound_s
-from cdmpp.plan.fused.problem import FusedProblem, FusedTask, Pass, makespan_s, peaks, run_order
-from cdmpp.plan.fused.schema import MAX_RATIO, FusedPass, FusedPlan, FusedRequest, StageCost
+from cdmpp.plan.fused.problem import FusedProblem, run_numbers
+from cdmpp.plan.fused.schema import MAX_RATIO, FusedPlan, FusedRequest, StageCost
 from cdmpp.plan.fused.search import FusedSearchResult, search
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.pricing import Cost
@@ -38,17 +39,29 @@ def solve(request: FusedRequest, control: SearchControl) -> FusedPlan:
 
 
 def _plan(request: FusedRequest, problem: FusedProblem, result: FusedSearchResult) -> FusedPlan:
-    order = order_of(problem, result.schedule.start_s)
-    times = run_order(problem, order)
-    makespan = makespan_s(times)
-    held = peaks(problem, order)
+    tasks, start_s = problem.tasks, result.schedule.start_s
+    orders = [numbers[np.argsort(start_s[numbers], kind="stable")] for numbers in tasks.by_rank()]
+    begin_s, end_s = run_numbers(problem, orders)
+    makespan = float(end_s.max())
+    change = tasks.memory_change()[tasks.group]
+    held = [float(np.cumsum(change[order]).max()) for order in orders]
     costs = request.costs()
     interval = None
     if any(cost.parts for pair in costs for cost in pair):
-        interval = Interval(
-            lower_s=makespan_s(run_order(request.problem("lower_s"), order)),
-            upper_s=makespan_s(run_order(request.problem("upper_s"), order)),
-        )
+        lower_s, upper_s = (run_numbers(request.problem(name), orders)[1].max() for name in ("lower_s", "upper_s"))
+        interval = Interval(lower_s=float(lower_s), upper_s=float(upper_s))
+    copies = np.array([copy for _, copy in problem.replicas()])[tasks.replica]
+    names = ("model", "copy", "pass", "micro_batch", "start_s", "end_s")
+    ways, groups = np.where(tasks.forward, "F", "B"), [tasks.group[order] for order in orders]
+    columns = [
+        (tasks.model[group], copies[group], ways[group], tasks.index[order], begin_s[order], end_s[order])
+        for order, group in zip(orders, groups, strict=True)
+    ]
+    # Rows as mappings: made and validated several times as fast as models one by one.
+    rows: Any = [
+        [dict(zip(names, row, strict=True)) for row in zip(*(column.tolist() for column in rank), strict=True)]
+        for rank in columns
+    ]
     return FusedPlan(
         makespan_s=makespan,
         # Sums of the same terms in another order may differ in their last digits.
@@ -59,44 +72,9 @@ def _plan(request: FusedRequest, problem: FusedProblem, result: FusedSearchResul
         interval=interval,
         costs=[StageCost(forward_s=f.latency_s, backward_s=b.latency_s) for f, b in costs],
         steps=result.steps,
-        order=[
-            [
-                FusedPass(
-                    model=task.model,
-                    copy_=task.copy,
-                    pass_=task.way,
-                    micro_batch=task.micro_batch,
-                    start_s=times[task][0],
-                    end_s=times[task][1],
-                )
-                for task in row
-            ]
-            for row in order
-        ],
+        order=rows,
         explanation=_explain(problem, result, makespan, costs),
     )
-
-
-def order_of(problem: FusedProblem, start_s: np.ndarray) -> list[list[FusedTask]]:
-    """Tasks of each rank by start time.
-
-    Parameters
-    ----------
-    start_s : ndarray, shape (tasks,)
-        Start of each task, in seconds.
-    """
-    tasks = problem.tasks
-    replicas = problem.replicas()
-    orders: list[list[FusedTask]] = []
-    for numbers in tasks.by_rank():
-        order = []
-        for number in numbers[np.argsort(start_s[numbers], kind="stable")]:
-            g = tasks.group[number]
-            model, copy = replicas[tasks.replica[g]]
-            way: Pass = "F" if tasks.forward[g] else "B"
-            order.append(FusedTask(model, copy, int(tasks.stage[g]), way, int(tasks.index[number])))
-        orders.append(order)
-    return orders
 
 
 def _explain(

@@ -78,7 +78,8 @@ def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
         return
     figures: tuple[CostFigure, CostFigure] = ("lower_s", "upper_s")
     steps_s = [_Checker(request, plan, figure).step_s() for figure in figures]
-    simulated = min(*steps_s, plan.step_s), max(*steps_s, plan.step_s)
+    spread = make_problem(request).spread(plan.stages_s, plan.streaming is None)
+    simulated = min(*steps_s, plan.step_s) / spread, max(*steps_s, plan.step_s) * spread
     for (name, claimed), value in zip(claims.items(), simulated, strict=True):
         if claimed is None or not is_equal(claimed, value):
             text = "missing" if claimed is None else f"{claimed:.9g}"
@@ -141,7 +142,7 @@ class _Checker:
         if training is not None and self.cost is not None:
             work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
             if self.plan.streaming is None:
-                step = step + work + self.problem.sizing.shared_s
+                step = step + work + self.problem.sizing.shared_s + self._swap_s(training.units)
             else:
                 step = self._step(ready, work, self._weights_s(training.pool))
         return float(step.mean())
@@ -160,7 +161,7 @@ class _Checker:
             work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
             claims.append(("training.time_s", training.time_s, float(work.mean())))
             if plan.streaming is None:
-                step = stage + work + sizing.shared_s
+                step = stage + work + sizing.shared_s + self._swap_s(training.units)
             else:
                 weights_s = self._weights_s(training.pool)
                 claims.append(("streaming.weights_s", plan.streaming.weights_s, weights_s))
@@ -278,11 +279,21 @@ class _Checker:
         cost, training = self.cost, self.plan.training
         assert cost is not None and training is not None
         units = training.units
+        if cost.sized is not None:
+            row = cost.sized.units.tolist().index(units)
+            work = tokens * (cost.sized.token_s[row] + cost.sized.inference_s[row])
+            work += cost.sized.update_s[row] * math.ceil(samples / cost.run_samples)
+            return float(work + cost.batch_overhead_s + (cost.fixed_s if fixed else 0.0))
         work = (cost.per_sample_s * samples + cost.per_token_s * tokens) / (units * cost.efficiency ** math.log2(units))
         pipelines = max(units // cost.run_units, 1)
         runs = math.ceil(samples / (pipelines * cost.run_samples))
         work += cost.inference_s * samples / units + cost.run_s * runs / cost.efficiency ** math.log2(pipelines)
         return float(work + cost.batch_overhead_s + (cost.fixed_s if fixed else 0.0))
+
+    def _swap_s(self, units: int) -> float:
+        """Moving the training state of units that generate, too."""
+        sized = None if self.cost is None else self.cost.sized
+        return 0.0 if sized is None else float(sized.swap_s[sized.units.tolist().index(units)])
 
     def _weights_s(self, trainer: str) -> float:
         """Longest transfer of the weights to a pool."""
@@ -302,7 +313,7 @@ class _Checker:
                     seconds = self._link_s(*between)[0]
                     seconds += inside_s + (units - 2) * hop_s if units > 1 else 0.0
             longest = max(longest, seconds)
-        return longest
+        return longest * self.problem.sizing.transfer_factor
 
     def _link_s(self, name: str, link: SiteLinkForm | None) -> tuple[float, float]:
         """Seconds of a copy over a link, and of each further hop."""
@@ -342,20 +353,24 @@ class _Checker:
     def _alone_s(self, name: str) -> float:
         """Mean seconds of the longest sample alone in a pool."""
         engine = self.pools[name][1].generation_engine()
-        longest = self.steps.lengths.max(1).astype(np.float64)
-        return float((longest * engine.seconds_per_token[1:].min() + engine.prefill_s).mean())
+        longest = self.steps.lengths.max(1)
+        # The k-th step of a sample reads its prompt and the k - 1 tokens before.
+        cached = np.array([sum(range(engine.prompt_tokens, engine.prompt_tokens + n)) for n in longest.tolist()])
+        seconds = longest * engine.seconds_per_token[1:].min() + cached * engine.seconds_per_cached[1:].min()
+        return float((seconds + engine.prefill_s).mean())
 
     def _colocated(self, dispatchers: Mapping[int, Dispatcher]) -> float:
         """Best step, or price, in which all units of one pool generate and then train."""
         values = []
         for index, dispatcher in dispatchers.items():
             pool = self.problem.sizing.pools[index]
-            if pool.training is None or pool.units < pool.training.least_units:
+            if pool.training is None or not pool.training.can_train(np.array(pool.units)):
                 continue
             generated = dispatcher.makespans(TailSplit(0, pool.units)).mean()
             inferred = self.problem.samples * pool.inference_s / pool.units
             trained = pool.training.whole_s(self.problem.samples, self._tokens(), float(pool.units)).mean()
             seconds = float(generated + inferred + trained) + self.problem.sizing.shared_s
+            seconds += pool.training.swap_s(pool.units)
             price = seconds * pool.units * pool.price_per_hour / 3600
             values.append(seconds if self.plan.objective.name == "time" else price)
         return min(values, default=math.nan)

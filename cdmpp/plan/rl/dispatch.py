@@ -213,7 +213,7 @@ class Dispatcher:
         def seconds(samples: int, instances: Ints, length: float) -> Floats:
             samples_each = -(-samples // instances)
             batch = np.minimum(samples_each, self.engine.max_batch)
-            whole: Floats = self.engine.seconds_per_token[batch] * length * -(-samples_each // batch)
+            whole: Floats = self.engine.usual_s(batch, length) * length * -(-samples_each // batch)
             return whole
 
         tails = np.arange(1, instances)
@@ -247,9 +247,9 @@ class Dispatcher:
 
     def longest_alone_s(self) -> Floats:
         """Lower bound of any dispatch: the longest sample, decoded alone, (draws,)."""
-        longest = self.steps.lengths.max(1).astype(np.float64)
+        longest = self.steps.lengths.max(1)
         least: Floats = longest * self.engine.seconds_per_token[1:].min() + self.engine.prefill_s
-        return least
+        return least + self.engine.cached_s(longest)
 
     def lower_bound_s(self, instances: int) -> Floats:
         """Lower bound for ``instances`` instances, (draws,): the longest sample alone, or the work divided evenly."""
@@ -259,7 +259,7 @@ class Dispatcher:
     def work_s(self) -> Floats:
         """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
         work: Floats = self.steps.lengths.sum(1) / self.engine.tokens_per_s() + self.samples * self.engine.prefill_s
-        return work
+        return np.asarray(work + self.engine.cached_s(self.steps.lengths).sum(1))
 
     def range_makespans(self, start: int, stop: int, instances: int) -> Floats:
         """Time at which instances end that generate only the samples ``start`` to ``stop`` of each step, (draws,)."""

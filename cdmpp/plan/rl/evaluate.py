@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import lcm
 
 import numpy as np
 
@@ -95,15 +96,20 @@ def colocated(
 ) -> tuple[float, float] | None:
     """Seconds and price of a step if all units of the best pool generate, then all train; None if none can."""
     steps: list[tuple[float, float]] = []
-    for index, dispatcher in dispatchers.items():
-        pool = problem.pools[index]
-        if pool.training is None or pool.units < pool.training.least_units:
-            continue
-        unsplit = TailSplit(0, pool.units)
-        sizes = PoolSizes(index, pool.units, index, pool.units, unsplit, 1, 0.0, 0.0, shared=True)
-        seconds = float(evaluate(problem, sizes, dispatcher).step_s.mean())
+    for sizes in colocated_sizes(problem, dispatchers, fixed=False):
+        seconds = float(evaluate(problem, sizes, dispatchers[sizes.generation]).step_s.mean())
         steps.append((seconds, seconds * problem.price_per_s(sizes)))
     return min(steps, key=lambda step: step[0 if objective == "time" else 1], default=None)
+
+
+def colocated_sizes(problem: SizingProblem, pools: Iterable[int], fixed: bool = True) -> Iterator[PoolSizes]:
+    """All units of each pool that can train, generating and then training; ``fixed``: with the fixed numbers only."""
+    for index in pools:
+        pool = problem.pools[index]
+        wrong = fixed and any(n not in (None, pool.units) for n in (problem.generation_units, problem.training_units))
+        if pool.training is not None and pool.training.can_train(np.array(pool.units)) and not wrong:
+            unsplit = TailSplit(0, pool.units)
+            yield PoolSizes(index, pool.units, index, pool.units, unsplit, 1, 0.0, 0.0, shared=True)
 
 
 def _ready(problem: SizingProblem, sizes: PoolSizes, finish_s: Floats) -> Floats:
@@ -125,7 +131,8 @@ def _outcome(
     cost = problem.cost_of(sizes)
     whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(sizes.training_units))
     if sizes.shared:
-        return StepOutcome(ends_s, stage, whole, zeros, stage + whole + problem.shared_s)
+        swap_s = problem.shared_s + cost.swap_s(sizes.training_units)
+        return StepOutcome(ends_s, stage, whole, zeros, stage + whole + swap_s)
     weights_s = problem.weights_s(problem.stage_of(sizes), sizes.training)
     if problem.mode == "async":
         step = asynchronous_step(stage, whole, weights_s, problem.staleness)
@@ -158,9 +165,12 @@ def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> 
     return min(seconds for seconds, _ in bounds), min(price for _, price in bounds)
 
 
-def _blocks(sizes: Ints, pools: int) -> tuple[Ints, Ints]:
-    """Smallest and largest number of each block of sizes: the numbers themselves, unless there are many."""
-    if len(sizes) <= MOST_COUNTS:
+def _blocks(sizes: Ints, pools: int, cost: TrainingCost | None) -> tuple[Ints, Ints]:
+    """Smallest and largest number of each block of sizes: the numbers themselves, unless there are many.
+
+    Costs by size do not fall, so that their sizes have no blocks.
+    """
+    if len(sizes) <= MOST_COUNTS or (cost is not None and cost.sized is not None):
         return sizes, sizes
     ends = grid(len(sizes), max(MOST_COUNTS // pools, FEWEST_BLOCKS))
     return sizes[np.concatenate([[0], ends[:-1]]).astype(np.int64)], sizes[ends - 1]
@@ -170,7 +180,7 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
     """Seconds and price with generation in one pool, for each way to train."""
     generation, samples = problem.pools[pool], dispatcher.samples
     # Of a block of sizes: the time of the largest, the price of the smallest.
-    fewest, units = _blocks(_generation_sizes(problem, pool), len(problem.pools))
+    fewest, units = _blocks(_generation_sizes(problem, pool), len(problem.pools), generation.training)
     if not len(units):
         return []
     counts = units.astype(np.float64)
@@ -192,16 +202,17 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
     if problem.layout != "separate" and generation.training is not None:
         fixed = problem.training_units
         fits = np.full(len(units), True) if fixed is None else (fewest <= fixed) & (fixed <= units)
-        fits &= units >= generation.training.least_units
+        fits &= generation.training.can_train(units)
         whole = generation.training.whole_s(samples, tokens[:, None], counts)
-        add((inferred + whole).mean(0)[fits] + problem.shared_s, generation_prices[fits])
+        swap_s = np.array([generation.training.swap_s(count) for count in units[fits].tolist()])
+        add((inferred + whole).mean(0)[fits] + problem.shared_s + swap_s, generation_prices[fits])
     ready_times: list[tuple[Stage, Floats]] = [("generation", inferred), ("training", generated)]
     for inference_by, ready in ready_times if problem.layout != "shared" else []:
         for training, trainer in enumerate(problem.pools):
             # Sizes beside the smallest generation stage; larger ones leave fewer units.
             smallest = GenerationStage(((pool, int(fewest[0])),), 0.0)
-            fewest_trainers, sizes = _blocks(_all_training_sizes(problem, smallest, training), len(problem.pools))
             cost = problem.training_cost(training, inference_by)
+            fewest_trainers, sizes = _blocks(_all_training_sizes(problem, smallest, training), len(problem.pools), cost)
             if cost is None or not len(sizes):
                 continue
             whole = cost.whole_s(samples, tokens[:, None], sizes.astype(np.float64))
@@ -215,19 +226,21 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
 
 
 def _generation_sizes(problem: SizingProblem, pool: int) -> Ints:
-    most, fixed = problem.pools[pool].units, problem.generation_units
+    most, fixed, placement = problem.pools[pool].units, problem.generation_units, problem.pools[pool].placement
     if fixed is not None:
         return np.array([fixed] if fixed <= most else [], dtype=np.int64)
-    return np.arange(1, most + 1, dtype=np.int64)
+    return np.arange(placement, most + 1, placement, dtype=np.int64)
 
 
 def _all_training_sizes(problem: SizingProblem, stage: GenerationStage, training: int) -> Ints:
     pool = problem.pools[training]
     if problem.training_units is not None:
         return problem.training_sizes(stage, training)
-    step = 1 if pool.training is None else pool.training.run_units
-    least = step if pool.training is None else pool.training.least_units
-    return np.arange(least, pool.units - stage.of_pool(training) + 1, step, dtype=np.int64)
+    if pool.training is None:
+        return np.zeros(0, dtype=np.int64)
+    step = lcm(pool.training.run_units, pool.placement)
+    sizes = np.arange(step, pool.units - stage.of_pool(training) + 1, step, dtype=np.int64)
+    return np.asarray(sizes[pool.training.can_train(sizes)])
 
 
 def _mix_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> list[tuple[float, float]]:
@@ -247,7 +260,7 @@ def _mix_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> l
     for training, trainer in enumerate(pools):
         cost = problem.training_cost(training, "generation")
         nothing = GenerationStage(((training, 0),), 0.0)
-        fewest, sizes = _blocks(_all_training_sizes(problem, nothing, training), len(pools))
+        fewest, sizes = _blocks(_all_training_sizes(problem, nothing, training), len(pools), cost)
         if cost is None or not len(sizes):
             continue
         left = all_speed - fewest * speeds.get(training, 0.0)
@@ -364,8 +377,9 @@ def elastic_table(
         generation = stage_s(dispatcher, units)
         training = float(cost.whole_s(dispatcher.samples, tokens, float(training_units)))
         # Simulated means of different dispatches are not exactly monotone.
-        saving = max(generation - stage_s(dispatcher, units + 1), 0.0)
-        loss = max(stage_s(dispatcher, units - 1) - generation, 0.0) if units > 1 else None
+        saving = max(generation - stage_s(dispatcher, units + pool.placement), 0.0)
+        fewer = units - pool.placement
+        loss = max(stage_s(dispatcher, fewer) - generation, 0.0) if fewer > 0 else None
         gap = generation - training
         row = ElasticPart(
             growth=growth,

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
-from typing import Any
+from typing import Any, Literal
 
+from cdmpp.devices.paths import RANKS_PER_NODE, host_link, link_of_device, network_of_device
+from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, FieldError, InfeasibleError
-from cdmpp.llm import Layout, read_config, search_layouts
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.layout import Types, allowed_tp, expert_fits
-from cdmpp.llm.memory import cache_tokens, parameter_count, part_memory
-from cdmpp.llm.read import config_fields
+from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.plan.base.solve import predict_prices, read_request, solve_request
+from cdmpp.plan.rl.layouts import InstanceLayout, TrainingQuestion, instance_layouts, training_sizes
+from cdmpp.plan.rl.measured import DEGREES, STAGES
+from cdmpp.plan.rl.problem import make_problem, stages_s
+from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.size_search import shortest_step_s
+from cdmpp.predict.engines.profile import load_engine
 from cdmpp.predict.interface import Predictor
+from cdmpp.predict.llm import read_config
+from cdmpp.predict.llm.config import LLMConfig
+from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
+from cdmpp.predict.llm.memory import parameter_count
+from cdmpp.predict.llm.read import config_fields
+from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
 
-#: Samples of mean length that the cache of a generation instance holds at least.
-_IN_FLIGHT = 16
-#: Bytes of a weight that is sent to the generation instances, and bytes per second of one device's adapter.
-_WEIGHT_BYTES, _NETWORK = 2, 50e9
 MAX_LENGTH_BYTES, MAX_LENGTHS = 64 * MAX_CONFIG_BYTES, 10**7
+#: Columns of a table of measured steps beside the degrees of training: seconds and sizes.
+SECONDS = (*(f"{name}_s" for name in STAGES), "step_s")
+SIZES = ("generation_units", "training_units", "generation_gpus", "training_gpus", "generation_tp")
+#: Draws, and seconds, with which the layouts of an instance are compared.
+DRAWS, COMPARE_S = 2, 5.0
 
 
 def read_lengths(path: str | PathLike[str]) -> list[int]:
@@ -43,6 +56,181 @@ def read_lengths(path: str | PathLike[str]) -> list[int]:
     return [int(cell) for cell in cells]
 
 
+def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Measured steps of a CSV file with a header: seconds by stage or of the step, sizes and degrees.
+
+    Raises
+    ------
+    DataError
+    """
+    rows = parse_file(path, lambda text: parse_csv(text, 1001), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES)
+    header, allowed = ([cell.strip() for cell in rows[0]] if rows else []), (*SECONDS, *SIZES, *DEGREES)
+    if unknown := [name for name in header if name not in allowed]:
+        raise DataError(
+            f"{fspath(path)}: column {unknown[0][:80]!r} is not known", hint="columns: " + ", ".join(allowed)
+        )
+    steps = []
+    for number, row in enumerate(rows[1:], 2):
+        try:
+            step = {
+                name: float(cell) if name in SECONDS else int(cell)
+                for name, cell in zip(header, row, strict=True)
+                if cell.strip()
+            }
+        except ValueError as error:
+            raise DataError(f"{fspath(path)}: line {number}: {error}", hint="give seconds and whole numbers") from None
+        steps.append(step)
+    if not steps:
+        raise DataError(f"{fspath(path)}: no measured steps", hint="a header, and a line for each step")
+    return steps
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Model, devices and sizes of a job.
+
+    Attributes
+    ----------
+    gpus, node : int
+        Devices in all, and of a node.
+    fields : mapping
+        The model's configuration as in its file.
+    mean, longest : int
+        Tokens of a sample with its prompt.
+    """
+
+    fields: Mapping[str, Any]
+    model: LLMConfig
+    device: DeviceSpec
+    gpus: int
+    node: int
+    lengths: Sequence[int]
+    samples: int
+    mini_batch: int
+    prompt: int
+    engine: str | None
+    predictor: Predictor
+    training: TrainingQuestion
+    options: Mapping[str, Any]
+
+    @property
+    def mean(self) -> int:
+        return self.prompt + round(sum(self.lengths) / len(self.lengths))
+
+    @property
+    def longest(self) -> int:
+        return self.prompt + max(self.lengths)
+
+    def instances(self, tp: int | None, weights: str | None) -> list[InstanceLayout]:
+        return instance_layouts(self.model, self.device, self.gpus, self.node, self.mean, self.longest, tp, weights)
+
+    def request(self, instance: InstanceLayout, only: int | None = None) -> dict[str, Any]:
+        """The request with a layout of the generation instances.
+
+        Parameters
+        ----------
+        only : int, optional
+            Devices that train; default: all numbers.
+        """
+        tp, units = instance.tp, self.gpus // instance.tp
+        placement = 1 if self.gpus <= self.node else max(1, self.node // tp)
+        # All numbers of devices that any instance layout may have, so that equal questions are asked.
+        step = 1 if self.gpus <= self.node else self.node
+        counts = range(step, self.gpus + 1, step) if only is None else [only]
+        rows = training_sizes(self.training, counts, host_link(self.device).bandwidth_bytes_per_s, self.predictor)
+        sizes = [{"units": count // tp, **row} for count, row in sorted(rows.items()) if count % (placement * tp) == 0]
+        if not sizes:
+            raise InfeasibleError(
+                f"no training layout of up to {self.gpus} {self.device.name} holds the model with updates of "
+                f"{self.mini_batch} samples",
+                path="gpus",
+                hint="use more devices, or another mini-batch",
+            )
+        stated = {name: value for name, value in (("engine", self.engine), ("weights", instance.weights)) if value}
+        llm = {"config": self.fields, "tp": tp, "ep": instance.ep, **stated}
+        link = link_of_device(self.device) if self.gpus <= self.node else network_of_device(self.device)
+        most = max(2, min(load_engine(self.engine, None).max_sequences, self.samples))
+        # As in veRL and NeMo-RL, each device that generates receives every tensor whole, and keeps its part.
+        weight_bytes = float(2 * parameter_count(self.model))
+        network_s = network_of_device(self.device).bandwidth_bytes_per_s
+        return {
+            "lengths": {"samples": list(self.lengths)},
+            "samples_per_step": self.samples,
+            "prompt_tokens": self.prompt,
+            "decode": {
+                "batch": sorted({1, *(2**i for i in range(3, most.bit_length())), most}),
+                "from_past": self.prompt,
+                "llm": {**llm, "past_len": 2 * self.mean - self.prompt},
+            },
+            "prefill": self._prefill_s(llm),
+            "training": {"sizes": sizes, "mini_batch": self.mini_batch},
+            "kv": {"bytes_per_token": instance.token_bytes, "memory_bytes": instance.cache_bytes, "max_batch": most},
+            "pools": [{"name": self.device.name, "units": units, "device": self.device.name, "placement": placement}],
+            "weights": {
+                "transfer": {
+                    "bytes": weight_bytes,
+                    "same_site": {"bandwidth_bytes_per_s": network_s, "latency_s": 1e-5},
+                },
+                "shared_s": weight_bytes / link.bandwidth_bytes_per_s,
+            },
+            "measured": [],
+            **self.options,
+        }
+
+    def _prefill_s(self, llm: Mapping[str, Any]) -> float:
+        """Seconds of a prompt, where prompts fill the token budget of a step."""
+        if not self.prompt:
+            return 0.0
+        budget = load_engine(self.engine, None).token_budget or self.prompt
+        count = max(1, budget // self.prompt)
+        form = {"batch": [count], "device": self.device.name, "llm": {**llm, "phase": "prefill", "input": self.prompt}}
+        curve = read_request(BatchCurve, form)
+        priced = curve.with_prices(iter(predict_prices(curve.price_requests("prefill"), self.predictor)))
+        return float(priced.points()[1][0].latency_s) / count
+
+    def best(self, instances: Sequence[InstanceLayout]) -> dict[str, Any]:
+        """The request whose plan has the shortest step, of those with each layout of an instance."""
+        requests: list[tuple[float, dict[str, Any]]] = []
+        failed: InfeasibleError | None = None
+        for instance in instances:
+            try:
+                request = self.request(instance)
+                if len(instances) == 1:
+                    return request
+                quick = read_request(RlRequest, {**request, "draws": DRAWS})
+                problem = make_problem(quick.with_prices(predict_prices(quick.price_requests(), self.predictor)))
+                requests.append((shortest_step_s(problem, SearchControl(COMPARE_S)), request))
+            except InfeasibleError as error:
+                failed = error
+        if not requests:
+            assert failed is not None
+            raise failed
+        nearest = [request for _, request in sorted(requests, key=lambda item: item[0])[:2]]
+        plans = [solve_request(read_request(RlRequest, request), self.predictor).step_s for request in nearest]
+        return nearest[plans.index(min(plans))]
+
+    def measured(self, row: Mapping[str, Any], path: str, weights: str | None) -> dict[str, Any]:
+        """A measured step with the predicted seconds of its own layout."""
+        given = tuple((name, row[name]) for name in DEGREES if name in row)
+        generating = row.get("generation_gpus", self.gpus)
+        training = row.get("training_gpus")
+        job = replace(self, training=replace(self.training, given=given or self.training.given), options={})
+        try:
+            instance = job.instances(row.get("generation_tp"), weights)[0]
+            request = job.request(instance, only=training or generating)
+        except (FieldError, InfeasibleError) as error:
+            raise type(error)(f"{path}: {error.message}", path=path, hint=error.hint) from None
+        step = {name: row[name] for name in SECONDS if name in row}
+        step["generation_units"] = generating // instance.tp
+        if training is not None:
+            step["training_units"] = training // instance.tp
+        typed = read_request(RlRequest, {**request, "draws": DRAWS, "measured": [step]})
+        priced = typed.with_prices(predict_prices(typed.price_requests(), self.predictor))
+        assert priced.measured is not None
+        stages = stages_s(make_problem(priced.model_copy(update={"measured": None})), priced.measured[0], path)
+        return {**step, "predicted": {f"{name}_s": float(s) for name, s in zip(STAGES, stages, strict=True)}}
+
+
 def request_from_config(
     config: Mapping[str, Any] | str | PathLike[str],
     device: str,
@@ -50,32 +238,46 @@ def request_from_config(
     gpus: int,
     lengths: Sequence[int],
     samples: int = 512,
+    mini_batch: int | None = None,
     prompt: int = 512,
-    forwards: int = 0,
+    forwards: int = 2,
     products: str | None = None,
+    weights: str | None = None,
     engine: str | None = None,
     train_engine: str = "megatron",
+    generation_tp: int | None = None,
+    degrees: Mapping[str, int] | None = None,
+    layout: Literal["any", "separate", "shared"] = "any",
+    staleness: int | None = None,
+    budget_s: float = 10.0,
+    measured: Sequence[Mapping[str, Any]] = (),
     predictor: Predictor | None = None,
 ) -> dict[str, Any]:
     """A request of ``cdmpp plan rl`` whose costs are predicted for one language model on one kind of device.
 
-    A unit is a generation instance of the fewest tensor-parallel ranks that hold the model and the cache of some
-    samples. Training has the fastest layout of all devices for samples of mean length; its tokens cost as much with
-    fewer units in proportion.
+    Training has the fastest layout for each number of devices that fits their memory, as
+    :func:`cdmpp.llm.training_step` counts it. The layout of a generation instance is that whose plan has the shortest
+    step. On several nodes both stages have whole nodes.
 
     Parameters
     ----------
     lengths : sequence of int
         Response lengths in tokens.
-    samples, prompt : int
-        Samples of a step, and tokens of each prompt.
+    samples, mini_batch, prompt : int
+        Samples of a step and of an update (default: all samples), and tokens of each prompt.
     forwards : int
-        Passes of reward, reference or old policy over each sample, models of the same size: each costs a third of its
-        training.
-    products : str, optional
-        Type of the training's products.
+        Passes of reference and old policy over each sample, models of the same size in the layout of training.
+    products, weights : str, optional
+        Type of the training's products, and of the weights of generation.
     engine, train_engine : str
         Profiles of generation and training.
+    generation_tp, degrees : int, and mapping of str to int, optional
+        Tensor-parallel ranks of an instance, and ``tp``, ``pp``, ``virtual_pp``, ``cp``, ``ep`` and ``micro_batch`` of
+        training; default: searched.
+    layout, staleness, budget_s
+        As in the request.
+    measured : sequence of mapping
+        Measured steps (:func:`read_measured`).
 
     Raises
     ------
@@ -85,95 +287,20 @@ def request_from_config(
     predictor = shipped_predictor() if predictor is None else predictor
     fields = dict(config) if isinstance(config, Mapping) else config_fields(config)
     model, spec = read_config(fields), resolved_device(device, predictor)
-    mean, longest = prompt + round(sum(lengths) / len(lengths)), prompt + max(lengths)
-    tp, ep = _instance(fields, spec.memory_bytes, spec.name, gpus, mean, longest)
-    if gpus % tp:
-        raise FieldError(f"gpus: {gpus} is no multiple of {tp}, the devices of an instance", path="gpus")
-    units = gpus // tp
-    batch = max(gpus, samples // gpus * gpus)
-    best = search_layouts(
-        model,
-        spec,
-        gpus=gpus,
-        global_batch=batch,
-        sequence=mean,
-        products=products,
-        engine=train_engine,
-        predictor=predictor,
-        most=1,
-    ).steps[0]
-    x = best.layout
-    train: dict[str, Any] = {
-        "virtual_pp": x.virtual_pp,
-        "cp": x.cp,
-        "sharding": x.sharding,
-        "micro_batch": x.micro_batch,
-        "recompute": x.recompute,
-        "overlap": x.overlap,
-        "products": products,
-    }
-    each = x.micro_batch * x.dp
-    form = {
-        "config": fields,
-        "phase": "train",
-        "input": mean,
-        **{name: getattr(x, name) for name in ("tp", "pp", "ep", "dp")},
-        "engine": train_engine,
-        "train": train,
-    }
-    decode: dict[str, Any] = {
-        "config": fields,
-        "past_len": mean - round(sum(lengths) / len(lengths) / 2),
-        "tp": tp,
-        "ep": ep,
-    }
-    if engine is not None:
-        decode["engine"] = engine
-    first = max(each, batch // 4 // each * each)
-    return {
-        "lengths": {"samples": list(lengths)},
-        "samples_per_step": samples,
-        "prompt_tokens": prompt,
-        "decode": {"batch": [1, 8, 32, 64, 128, 256], "llm": decode},
-        "training": {
-            "curve": {"batch": [first, max(2 * first, batch)], "device": device, "llm": form},
-            "curve_units": units,
-        },
-        "inference": forwards * best.step_s / batch * units / 3,
-        "kv": {"bytes_per_token": _cache_bytes(fields, tp, ep, mean)},
-        "pools": [{"name": spec.name, "units": units, "device": device}],
-        "weights": {
-            "transfer": {
-                "bytes": float(_WEIGHT_BYTES * parameter_count(model)),
-                "ranks": tp,
-                "same_site": {"bandwidth_bytes_per_s": _NETWORK, "latency_s": 1e-5},
-            }
-        },
-    }
-
-
-def _cache_bytes(fields: Mapping[str, Any], tp: int, ep: int, tokens: int) -> float:
-    """Bytes of one token's keys and values on all ranks of an instance, on average of a sample of ``tokens``."""
-    config = read_config(fields)
-    types = Types.of(config, "bfloat16", None, None)
-    return tp * part_memory(config, Layout(tp, 1, ep), types, None, tokens)[1] / tokens
-
-
-def _instance(
-    fields: Mapping[str, Any], capacity: float | None, device: str, gpus: int, mean: int, longest: int
-) -> tuple[int, int]:
-    """Tensor-parallel ranks of a generation instance, and groups of its experts."""
-    config = read_config(fields)
-    types = Types.of(config, "bfloat16", None, None)
-    for tp in (n for n in allowed_tp(config) if n & (n - 1) == 0 and n <= gpus):
-        ep = 1
-        if config.experts is not None:
-            ep = next((n for n in range(1, tp + 1) if expert_fits(config, tp, n)), 1)
-        tokens = cache_tokens(config, Layout(tp, 1, ep), types, capacity, 0.9, longest)
-        if tokens >= max(longest, _IN_FLIGHT * mean):
-            return tp, ep
-    raise InfeasibleError(
-        f"no instance of up to {gpus} {device} holds the model and {_IN_FLIGHT} samples of {mean} tokens",
-        path="gpus",
-        hint="use more devices, or devices with more memory",
+    node = spec.ranks_per_node or RANKS_PER_NODE
+    if gpus > node and gpus % node:
+        raise FieldError(f"gpus: {gpus} do not fill nodes of {node}", path="gpus", hint=f"use a multiple of {node}")
+    mini_batch = samples if mini_batch is None else mini_batch
+    given = tuple(sorted((degrees or {}).items()))
+    question = TrainingQuestion(
+        model, spec, train_engine, products, mini_batch, tuple(prompt + n for n in lengths), forwards, given
     )
+    options: dict[str, Any] = {"layout": layout, "budget_s": budget_s}
+    if staleness is not None:
+        options["staleness"] = staleness
+    job = _Job(
+        fields, model, spec, gpus, node, lengths, samples, mini_batch, prompt, engine, predictor, question, options
+    )
+    request = job.best(job.instances(generation_tp, weights))
+    steps = [job.measured(row, f"measured.{index}", weights) for index, row in enumerate(measured)]
+    return {**request, "measured": steps}

@@ -1,14 +1,15 @@
 """Event-driven simulation of one step's generation: continuous batching with a limited KV cache.
 
 The latency model is StreamRL's (arXiv:2504.15930, section 4): one decoding step takes ``seconds_per_token[batch]``,
-where ``batch`` is the number of samples that the instance decodes at that moment. The batch shrinks when samples end
-and grows when waiting samples enter; time advances from event to event.
+where ``batch`` is the number of samples that the instance decodes at that moment, and ``seconds_per_cached[batch]`` for
+each of their cached tokens. The batch shrinks when samples end and grows when waiting samples enter; time advances
+from event to event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
@@ -32,6 +33,8 @@ class GenerationEngine:
     ----------
     seconds_per_token : float64 array, (max_batch + 1,)
         The decode curve: seconds of one decoding step, by batch size. Index 0 is not used.
+    seconds_per_cached : float64 array, (max_batch + 1,)
+        Seconds that each cached token of the batch adds to a step, by batch size. Default: 0.
     memory_tokens : int
         Tokens whose keys and values fit into memory; :data:`UNLIMITED` if only the batch is limited.
     prompt_tokens : int
@@ -49,6 +52,11 @@ class GenerationEngine:
     prompt_tokens: int = 0
     prefill_s: float = 0.0
     reserve_tokens: int = 0
+    seconds_per_cached: Floats = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if not len(self.seconds_per_cached):
+            object.__setattr__(self, "seconds_per_cached", np.zeros(len(self.seconds_per_token)))
 
     @property
     def max_batch(self) -> int:
@@ -66,9 +74,22 @@ class GenerationEngine:
             )
 
     def tokens_per_s(self) -> float:
-        """Highest throughput of one instance, over all batch sizes."""
+        """Highest throughput of one instance with an empty cache, over all batch sizes."""
         batches = np.arange(1, self.max_batch + 1)
         return float(np.max(batches / self.seconds_per_token[1:]))
+
+    def cached_s(self, lengths: Ints) -> Floats:
+        """Least seconds for the cached tokens of samples, at any batch size; as ``lengths``."""
+        steps = lengths.astype(np.float64)
+        read = steps * self.prompt_tokens + steps * (steps - 1) / 2
+        seconds: Floats = self.seconds_per_cached[1:].min() * read
+        return seconds
+
+    def usual_s(self, batch: Ints, length: float) -> Floats:
+        """Seconds of a step of ``batch`` samples that have half of ``length``."""
+        cached = batch * (self.prompt_tokens + length / 2)
+        seconds: Floats = self.seconds_per_token[batch] + self.seconds_per_cached[batch] * cached
+        return seconds
 
     def refill_s(self) -> float:
         """Seconds to recompute the keys and values of one token."""
@@ -198,6 +219,7 @@ def generate(
         fill,
         engine.refill_s(),
         engine.seconds_per_token,
+        engine.seconds_per_cached,
         engine.memory_tokens,
         engine.reserve_tokens,
         starts,
@@ -224,6 +246,7 @@ def _run(
     fill_s: Floats,
     refill_s: float,
     seconds_per_token: Floats,
+    seconds_per_cached: Floats,
     memory: int,
     reserve: int,
     start_s: Floats,
@@ -294,11 +317,18 @@ def _run(
                     out_of_memory = active > 1 and (memory - used) // active < steps
                     if out_of_memory:
                         steps = max((memory - used) // active, 0)
-                    if now + steps * step_s > until_s:
+                    # Each step reads all cached tokens, and adds one of each sample.
+                    step_s += seconds_per_cached[active] * (used - active / 2)
+                    growth_s = seconds_per_cached[active] * active / 2
+                    if now + steps * (step_s + growth_s * steps) > until_s:
                         # Tokens are not divided: a token in progress is generated again after the stop.
-                        step += int(max(until_s - now, 0.0) / step_s)
+                        left_s = max(until_s - now, 0.0)
+                        if growth_s > 0.0:
+                            root = (step_s * step_s + 4.0 * growth_s * left_s) ** 0.5
+                            left_s = 2.0 * step_s * left_s / (step_s + root)
+                        step += int(left_s / step_s)
                         break
-                    now += steps * step_s
+                    now += steps * (step_s + growth_s * steps)
                     step += steps
                     used += steps * active
                     if out_of_memory:

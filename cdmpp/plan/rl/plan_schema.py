@@ -26,6 +26,17 @@ class ObjectivePart(Row):
     lower_bound: Figure
 
 
+class CostPart(Row):
+    """One cost of a step."""
+
+    name: str
+    seconds: Annotated[Figure | None, Field(description="null: not priced.")]
+    predicted_s: Annotated[
+        Figure | None, Field(description="Before the factor of the stage; null: there is no factor.")
+    ] = None
+    remark: str = ""
+
+
 class PoolPart(Row):
     """One of several pools that generate at once."""
 
@@ -82,6 +93,10 @@ class TrainingPart(Row):
     time_s: Annotated[Figure, Field(description="Work in one batch, without waiting.")]
     idle_s: Annotated[Figure, Field(description="Waiting within the step.")]
     pipeline: Annotated[PipelinePart | None, Field(description="null: training has no pipeline schedule.")]
+    layout: Annotated[
+        dict[str, int | str] | None, Field(description="Training step of these units; null: the request has none.")
+    ] = None
+    memory_bytes: Annotated[float | None, Field(description="Needed on the fullest device.")] = None
 
 
 class GroupPart(Row):
@@ -237,6 +252,13 @@ class RlPlan(Plan):
     ]
     lower_bound_s: Annotated[Figure, Field(description="Lower bound of a step over all sizes.")]
     price_per_step: Figure
+    breakdown: list[CostPart] = Field(
+        default_factory=list, description="Costs of the step; stages that run at the same time do not add up."
+    )
+    factors: Annotated[
+        dict[str, float] | None,
+        Field(description="On the predicted seconds of each stage, fitted to `measured`; null: not asked for."),
+    ] = None
     generation: GenerationPart
     training: TrainingPart | None
     tail_split: SplitPart
@@ -251,6 +273,14 @@ class RlPlan(Plan):
     sizes_tried: Count
     complete: Annotated[bool, Field(description="Whether all sizes were simulated.")]
     left_out: Annotated[dict[str, str], Field(description="Pools that cannot generate: name to reason.")]
+
+    @property
+    def stages_s(self) -> tuple[float, float, float, float]:
+        """Seconds of generation, inference, training and transfer."""
+        by_name = {part.name: part.seconds or 0.0 for part in self.breakdown}
+        names = ("generation", "inference", "training", "transfer of weights")
+        generation, inference, training, transfer = (by_name.get(name, 0.0) for name in names)
+        return generation, inference, training, transfer + by_name.get("training state", 0.0)
 
     @property
     def interval_figure(self) -> str:
@@ -277,7 +307,7 @@ class RlPlan(Plan):
             f"lower bound {format_latency(self.lower_bound_s)}; {self.objective.name} {100 * self.gap:.1f} % above its "
             "lower bound"
         )
-        tables = [Table.lines(step, bound, *self._stage_lines()), self._baseline_table()]
+        tables = [Table.lines(step, bound, *self._stage_lines()), self._cost_table(), self._baseline_table()]
         if self.elastic:
             tables.append(self._elastic_table())
         left_out = [f"pool {name!r} cannot generate: {reason}" for name, reason in self.left_out.items()]
@@ -318,6 +348,10 @@ class RlPlan(Plan):
                     f"  weights: {stale}transfer {format_latency(self.streaming.weights_s)}, of which "
                     f"{format_latency(self.streaming.weights_exposed_s)} add to the step"
                 )
+        if training is not None and training.layout is not None:
+            lines.append("  layout: " + ", ".join(f"{name} {value}" for name, value in training.layout.items()))
+        if self.factors is not None:
+            lines.append("factors: " + ", ".join(f"{name} {value:.2f}" for name, value in self.factors.items()))
         if training is not None and training.pipeline is not None:
             pipeline = training.pipeline
             lines.append(
@@ -325,6 +359,19 @@ class RlPlan(Plan):
                 f"{format_latency(pipeline.run_s)} each"
             )
         return lines
+
+    def _cost_table(self) -> Table:
+        def text(seconds: float | None) -> str:
+            return "not priced" if seconds is None else format_latency(seconds)
+
+        if self.factors is None:
+            rows = [(part.name, text(part.seconds), part.remark) for part in self.breakdown]
+            return Table(("cost", "time", ""), rows, right=(1,))
+        scaled = [
+            (part.name, "" if part.seconds is None else text(part.predicted_s), text(part.seconds), part.remark)
+            for part in self.breakdown
+        ]
+        return Table(("cost", "predicted", "with factor", ""), scaled, right=(1, 2))
 
     def _baseline_table(self) -> Table:
         if self.objective.name == "time":

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm.memory import TRAINING_BYTES, parameter_count
 from cdmpp.llm.read import read_config
 from cdmpp.plan.base.batch_curve import BatchCurve, LanguageModelForm
 from cdmpp.plan.fused.schema import FusedRequest
-from cdmpp.plan.rl.generation import UNLIMITED
+from cdmpp.plan.rl.generation import UNLIMITED, Floats
 from cdmpp.plan.rl.sizes import Stage
+from cdmpp.plan.rl.training import SizedCosts
+from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count
+from cdmpp.predict.llm.read import read_config
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.memory import does_not_fit, memory_limit
 from cdmpp.predict.requests.pricing import Cost, CostField, PredictedCost
 from cdmpp.predict.requests.request import (
@@ -27,7 +31,9 @@ from cdmpp.predict.requests.request import (
     Name,
     PositiveBytes,
     PositiveSeconds,
+    PriceRequest,
     Seconds,
+    WholeNumber,
     exactly_one,
 )
 
@@ -75,8 +81,29 @@ class PipelineForm(Closed):
         return self.request.model_copy(update={"ignore_memory": True})
 
 
+class SizedTraining(Closed):
+    """Training on a number of units, with the layout for this number."""
+
+    units: Count
+    token_s: Annotated[PositiveSeconds, Field(description="Of each token of prompt and response, on these units.")]
+    update_s: Annotated[Seconds, Field(description="Of an update besides its tokens: bubble, optimizer.")] = 0.0
+    inference_s: Annotated[Seconds, Field(description="Of the forward passes of other models over a token.")] = 0.0
+    swap_s: Annotated[
+        Seconds,
+        Field(description="Moving weights and optimizer states out of the devices and back, if the units generate."),
+    ] = 0.0
+    lower: Annotated[float, Field(gt=0, le=1, description="Lower end of the 80 % interval, as a factor.")] = 1.0
+    upper: Annotated[float, Field(ge=1, le=1e3)] = 1.0
+    memory_bytes: Annotated[PositiveBytes | None, Field(description="Needed on the fullest device.")] = None
+    layout: Annotated[
+        dict[str, int | str] | None,
+        Field(max_length=20, description="Degrees and micro-batch of the training step (docs/training-steps.md)."),
+    ] = None
+    domain: Literal["in", "near", "out"] | None = None
+
+
 class TrainingForm(Closed):
-    """Cost of training on one unit; the given costs are added. At least one of the first six."""
+    """Cost of training on one unit; the given costs are added. At least one of the first seven."""
 
     step_s: Annotated[PositiveSeconds | None, Field(description="For all samples of a step.")] = None
     seconds_per_sample: PositiveSeconds | None = None
@@ -92,6 +119,13 @@ class TrainingForm(Closed):
             "Between its first and last batch, each token of prompt and response costs the same; the rest is once per "
             "step."
         ),
+    ] = None
+    sizes: Annotated[
+        list[SizedTraining] | None,
+        Field(min_length=1, max_length=512, description="By number of units; other numbers do not train."),
+    ] = None
+    mini_batch: Annotated[
+        Count | None, Field(description="With `sizes`: samples of an update. Default: those of a step.")
     ] = None
     curve_units: Annotated[Count, Field(description="Units on which the steps of `curve` run.")] = 1
     fixed_s: Annotated[Seconds, Field(description="Once per step, for any number of units: optimizer.")] = 0.0
@@ -110,12 +144,35 @@ class TrainingForm(Closed):
     @model_validator(mode="after")
     def _some(self) -> Self:
         given = (self.step_s, self.seconds_per_sample, self.seconds_per_token, self.sample, self.pipeline, self.curve)
-        if all(cost is None for cost in given):
-            raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample, pipeline or curve")
+        if all(cost is None for cost in (*given, self.sizes)):
+            raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample, pipeline, curve or sizes")
+        if self.sizes is None:
+            return self._checked_curve()
+        if any(cost is not None for cost in given):
+            raise ValueError("sizes: give no other cost of training beside it")
+        units = [size.units for size in self.sizes]
+        if units != sorted(set(units)):
+            raise ValueError("sizes: units must grow")
+        return self
+
+    def _checked_curve(self) -> Self:
         curve = self.curve
         if curve is not None and (curve.llm is None or curve.llm.phase != "train" or len(curve.batch) < 2):
             raise ValueError('curve: give two or more batch sizes and "llm" with "phase": "train"')
         return self
+
+    def sized(self, figure: str, limit: float) -> SizedCosts | None:
+        """Costs by size, without sizes whose devices need more than ``limit`` bytes; None without ``sizes``."""
+        if self.sizes is None:
+            return None
+        sizes = [size for size in self.sizes if (size.memory_bytes or 0.0) <= limit]
+        factor = np.array([getattr(size, figure.removesuffix("_s"), 1.0) for size in sizes])
+
+        def seconds(name: str) -> Floats:
+            return np.asarray(factor * np.array([getattr(size, name) for size in sizes]))
+
+        units = np.array([size.units for size in sizes], dtype=np.int64)
+        return SizedCosts(units, *map(seconds, ("token_s", "update_s", "inference_s", "swap_s")))
 
     def of_curve(self, figure: str) -> tuple[float, float]:
         """Seconds of a token on one unit, and those once per step, of the priced curve; 0 without one."""
@@ -140,7 +197,63 @@ class DecodeLine(Closed):
         return sizes, [Cost.given(self.a_s + self.b_s * size) for size in sizes.tolist()]
 
 
-DecodeForm = DecodeLine | BatchCurve
+class DecodeCurve(BatchCurve):
+    """Decode curve; that of a language model may depend on the cached tokens."""
+
+    from_past: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="With `llm`: the curve is predicted behind so few cached tokens, too, and a step costs by the "
+            "cached tokens of its batch. Default: every step costs as behind `past_len` tokens.",
+        ),
+        WholeNumber,
+    ] = None
+
+    _early: BatchCurve | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _of_llm(self) -> Self:
+        if self.from_past is not None and (self.llm is None or self.from_past >= self.llm.past_len):
+            raise ValueError("from_past needs llm with a larger past_len")
+        return self
+
+    def _at_start(self) -> BatchCurve | None:
+        """The curve behind ``from_past`` tokens."""
+        if self.from_past is None or self.llm is None:
+            return None
+        fields = {name: getattr(self, name) for name in BatchCurve.model_fields}
+        return BatchCurve.model_construct(**fields | {"llm": self.llm.model_copy(update={"past_len": self.from_past})})
+
+    def program_count(self) -> int:
+        """Number of programs to price, at all batch sizes."""
+        early = self._at_start()
+        return super().program_count() + (0 if early is None else early.program_count())
+
+    def price_requests(self, path: str) -> list[PriceRequest]:
+        """Programs of the curve, then of that behind few tokens."""
+        early = self._at_start()
+        return super().price_requests(path) + ([] if early is None else early.price_requests(path))
+
+    def with_prices(self, prices: Iterator[Prediction]) -> Self:
+        """A copy with its costs."""
+        filled = super().with_prices(prices)
+        early = self._at_start()
+        filled._early = None if early is None else early.with_prices(prices)
+        return filled
+
+    def by_cached(self, figure: str) -> tuple[Floats, Floats, Floats]:
+        """Batch sizes, seconds of a step with an empty cache, and seconds for each cached token of a sample."""
+        sizes, costs = self.points()
+        late = np.array([getattr(cost, figure) for cost in costs])
+        if self._early is None or self.llm is None or self.from_past is None:
+            return sizes, late, np.zeros(len(sizes))
+        early = np.array([getattr(cost, figure) for cost in self._early.points()[1]])
+        slope = np.maximum(late - early, 0.0) / (self.llm.past_len - self.from_past)
+        return sizes, np.maximum(late - slope * self.llm.past_len, 0.1 * late), slope
+
+
+DecodeForm = DecodeLine | DecodeCurve
 
 
 class KvForm(Closed):
@@ -182,6 +295,7 @@ class PoolForm(Closed):
     inference: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
     training: Annotated[TrainingForm | None, Field(description="Replaces the request's.")] = None
     memory_bytes: Annotated[PositiveBytes | None, Field(description="Replaces the request's.")] = None
+    placement: Annotated[Count, Field(description="Units that fill whole nodes: both stages have multiples of it.")] = 1
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -207,6 +321,8 @@ def least_training_units(pool: PoolForm, pools: Sequence[PoolForm], ignore: bool
     A unit has as many devices as an instance of the language model that the pool, or else another pool, generates with.
     Activations are not counted.
     """
+    if pool.training is not None and pool.training.sizes is not None:
+        return 1  # Each size has its own memory.
     model = _any_model(pool, pools)
     needed, unit_bytes = training_bytes(pool, model), _unit_bytes(pool, model, ignore)
     return 1 if needed is None or unit_bytes == inf else max(1, ceil(needed / unit_bytes))
@@ -215,7 +331,10 @@ def least_training_units(pool: PoolForm, pools: Sequence[PoolForm], ignore: bool
 def unchecked_training(pool: PoolForm, pools: Sequence[PoolForm]) -> str | None:
     """Why the training state was not compared with the units of a pool; None where it was."""
     model = _any_model(pool, pools)
-    missing = []
+    sizes, missing = None if pool.training is None else pool.training.sizes, []
+    if sizes is not None:
+        unknown = any(size.memory_bytes is None for size in sizes)
+        return f"training.sizes of {pool.name!r} have no memory_bytes" if unknown else None
     if _unit_bytes(pool, model, ignore=False) == inf:
         missing.append("no device of known capacity")
     if training_bytes(pool, model) is None:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import interpolate
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest, ModelForm
-from cdmpp.plan.rl.dispatch import Dispatcher
+from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.generation import Floats, GenerationEngine
 from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
+from cdmpp.plan.rl.measured import MeasuredStep, StageFactors
 from cdmpp.plan.rl.migration import MigrationLink
-from cdmpp.plan.rl.pools import PipelineForm, PoolForm, TrainingForm, least_training_units, within
+from cdmpp.plan.rl.pools import DecodeCurve, PipelineForm, PoolForm, TrainingForm, least_training_units, within
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import Objective, Pool, SizingProblem
 from cdmpp.plan.rl.training import TrainingCost
 from cdmpp.plan.rl.weights import WEIGHT_COSTS
 from cdmpp.predict.curves.points import monotone_fit
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.memory import memory_limit
 from cdmpp.predict.requests.pricing import Cost, cost_of
 from cdmpp.predict.requests.request import Interval
 
@@ -29,6 +31,8 @@ from cdmpp.predict.requests.request import Interval
 REQUEST_PATH = "training.pipeline.request"
 #: Largest share of the remaining budget for one schedule.
 MOST_SHARE = 0.25
+#: Steps that are simulated for a measured step.
+MEASURED_DRAWS = 2
 #: Fields of a predicted cost.
 CostFigure = Literal["latency_s", "lower_s", "upper_s"]
 #: Samples move without cost.
@@ -109,6 +113,15 @@ def _of(makespan_s: float, interval: Interval | None, plan: FusedPlan | None = N
     return PipelineSchedule(makespan_s, min(interval.lower_s, makespan_s), max(interval.upper_s, makespan_s), plan)
 
 
+def cached_table(sizes: Floats, slopes: Floats, max_batch: int) -> Floats:
+    """Seconds that each cached token of a batch adds to a step, at batch sizes 0 (unused), 1, ..., ``max_batch``.
+
+    ``slopes``: seconds for each cached token of every sample, at some batch sizes.
+    """
+    batches = np.arange(max_batch + 1)
+    return np.asarray(interpolate(sizes, slopes, batches) / np.maximum(batches, 1), dtype=np.float64)
+
+
 def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     """The decode curve at batch sizes 0 (unused), 1, ..., ``max_batch``.
 
@@ -152,6 +165,8 @@ class RlProblem:
     seed : int
     doubt : float
         Probability that a ranker with "near" misses has "any" misses instead.
+    factors : StageFactors or None
+        Of measured steps; part of all seconds already.
     """
 
     lengths: LengthDistribution
@@ -165,6 +180,17 @@ class RlProblem:
     draws: int = 16
     seed: int = 0
     doubt: float = 0.0
+    factors: StageFactors | None = None
+
+    def spread(self, stages: Sequence[float], shared: bool) -> float:
+        """Factor from a step to the upper end of its interval, for the uncertainty of the stages' factors.
+
+        ``stages``: seconds of generation, inference, training and transfer.
+        """
+        if self.factors is None:
+            return 1.0
+        staleness = 0 if self.sizing.mode == "sync" else self.sizing.staleness
+        return self.factors.spread(np.array(stages), shared, staleness)
 
     def steps(self, held_out: bool, pessimistic: bool = False) -> SampledSteps:
         """Sampled steps: those of the search or the held-out ones.
@@ -216,7 +242,7 @@ def make_problem(
         None if weights.transfer is None else weights.transfer.transfer(figure),
         request.mix_pools,
     )
-    return RlProblem(
+    problem = RlProblem(
         lengths,
         request.ranker.ranker(),
         request.samples_per_step,
@@ -229,6 +255,57 @@ def make_problem(
         request.seed,
         request.ranker.doubt,
     )
+    if request.measured is None:
+        return problem
+    staleness = 0 if sizing.mode == "sync" else sizing.staleness
+    predicted = [stages_s(problem, step, f"measured.{i}") for i, step in enumerate(request.measured)]
+    factors = StageFactors.fit(request.measured, predicted, staleness) if predicted else StageFactors.prior()
+    return replace(problem, sizing=_scaled(sizing, factors), factors=factors)
+
+
+def stages_s(problem: RlProblem, step: MeasuredStep, path: str) -> Floats:
+    """Predicted seconds of generation, inference, training and transfer with the sizes of a measured step."""
+    if step.predicted is not None:
+        return step.predicted.array()
+    sizing = problem.sizing
+    generation = next(i for i, pool in enumerate(sizing.pools) if pool.engine is not None)
+    trainer = next((i for i, pool in enumerate(sizing.pools) if pool.training is not None), generation)
+    pool, cost = sizing.pools[generation], sizing.pools[trainer].training
+    dispatcher = Dispatcher(pool.generation_engine(), problem.steps(held_out=False).first(MEASURED_DRAWS))
+    units, samples = step.training_units or step.generation_units, float(problem.samples)
+    if cost is None or not cost.can_train(np.array(units)):
+        raise FieldError(f"{path}: {units} units do not train", path=path, hint="give predicted beside the seconds")
+    split = TailSplit(0, step.generation_units)
+    tokens, shared = float(dispatcher.tokens.mean()), step.training_units is None
+    trained_s, inferred_s = cost.whole_s(samples, tokens, units), cost.inference_work_s(samples, tokens, units)
+    transfer_s = sizing.shared_s + cost.swap_s(units)
+    if not shared:
+        transfer_s = sizing.weights_s(sizing.stage(generation, split), trainer)
+    inference_s = float(inferred_s) + samples * pool.inference_s / step.generation_units
+    generation_s = float(dispatcher.makespans(split).mean())
+    return np.array([generation_s, inference_s, float(trained_s - inferred_s), transfer_s])
+
+
+def _scaled(sizing: SizingProblem, factors: StageFactors) -> SizingProblem:
+    """The same pools with all seconds times the factor of their stage."""
+    generation, inference, training, transfer = factors.values
+    pools = []
+    for pool in sizing.pools:
+        engine, cost = pool.engine, pool.training
+        if engine is not None:
+            engine = replace(
+                engine,
+                seconds_per_token=generation * engine.seconds_per_token,
+                seconds_per_cached=generation * engine.seconds_per_cached,
+                prefill_s=generation * engine.prefill_s,
+            )
+        if cost is not None:
+            names = ("per_sample_s", "per_token_s", "fixed_s", "batch_overhead_s", "run_s")
+            seconds: dict[str, Any] = {name: training * getattr(cost, name) for name in names}
+            sized = None if cost.sized is None else cost.sized.scaled(training, inference, transfer)
+            cost = replace(cost, **seconds, inference_s=inference * cost.inference_s, sized=sized)
+        pools.append(replace(pool, engine=engine, training=cost, inference_s=inference * pool.inference_s))
+    return replace(sizing, pools=tuple(pools), shared_s=transfer * sizing.shared_s, transfer_factor=transfer)
 
 
 def pool_costs(pool: PoolForm) -> list[Cost]:
@@ -251,12 +328,16 @@ def _pool(
     engine, training = None, None
     if form.decode is not None:
         sizes, costs = form.decode.points()
+        seconds, slopes = np.array([getattr(cost, figure) for cost in costs]), np.zeros(len(sizes))
+        if isinstance(form.decode, DecodeCurve):
+            sizes, seconds, slopes = form.decode.by_cached(figure)
         engine = GenerationEngine(
-            token_table(sizes, np.array([getattr(cost, figure) for cost in costs]), request.kv.max_batch),
+            token_table(sizes, seconds, request.kv.max_batch),
             request.instance_memory(form, lengths.longest + request.prompt_tokens).tokens,
             request.prompt_tokens,
             getattr(cost_of(form.prefill), figure),
             lengths.median(),
+            cached_table(sizes, slopes, request.kv.max_batch),
         )
     if form.training is not None:
         cost = form.training
@@ -269,6 +350,8 @@ def _pool(
             cost.efficiency,
             cost.batch_overhead_s,
             memory_units=least_training_units(form, request.pools, request.ignore_memory),
+            run_samples=cost.mini_batch or request.samples_per_step,
+            sized=cost.sized(figure, memory_limit(None, [form.device], request.ignore_memory)),
         )
         if cost.pipeline is not None:
             assert schedule is not None, "schedules of all pools are given"
@@ -279,4 +362,4 @@ def _pool(
                 run_units=cost.pipeline.units,
             )
     inference_s = getattr(cost_of(form.inference), figure)
-    return Pool(form.name, form.units, form.price_per_hour, form.site, engine, training, inference_s)
+    return Pool(form.name, form.units, form.price_per_hour, form.site, engine, training, inference_s, form.placement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
 from cdmpp.plan.rl.evaluate import SearchResult, evaluate
 from cdmpp.plan.rl.lengths import SampledSteps
+from cdmpp.plan.rl.measured import STAGES
 from cdmpp.plan.rl.migration import simulate_migration
 from cdmpp.plan.rl.plan_schema import (
+    CostPart,
     CurvePart,
     DispatchPart,
     GenerationPart,
@@ -29,7 +32,7 @@ from cdmpp.plan.rl.plan_schema import (
     StreamingPart,
     TrainingPart,
 )
-from cdmpp.plan.rl.pools import DecodeLine, PoolForm
+from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
 from cdmpp.plan.rl.problem import CostFigure, PipelineSchedule, RlProblem, make_problem, pool_costs
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import MIXED, PoolSizes
@@ -72,18 +75,20 @@ def plan_of(
             hint='give every pool a price, or use "objective": "time"',
         )
     schedules = schedules or {}
-    lower_s, upper_s = _interval(request, result, schedules)
+    breakdown = _without_factors(problem, _breakdown(problem, result))
     split = split_part(result, problem.samples)
-    return RlPlan(
+    plan = RlPlan(
         objective=ObjectivePart(name=problem.objective, value=sizes.value(problem.objective), lower_bound=bound),
         mode=sizing.mode,
         step_s=sizes.step_s,
-        step_lower_s=lower_s,
-        step_upper_s=upper_s,
+        step_lower_s=None,
+        step_upper_s=None,
         lower_bound_s=result.bound_s,
         price_per_step=sizes.price,
+        breakdown=breakdown,
+        factors=None if problem.factors is None else dict(zip(STAGES, problem.factors.values, strict=True)),
         generation=generation_part(problem, result),
-        training=_training(problem, result, schedules),
+        training=_training(request, problem, result, schedules),
         tail_split=split,
         dispatch=DispatchPart(rule="lpt", words=dispatch_rule(problem, result)),
         streaming=_streaming(problem, result),
@@ -99,6 +104,79 @@ def plan_of(
         baselines=_baselines(problem, result),
         explanation=explain(request, problem, result, split),
     )
+    lower_s, upper_s = _interval(request, result, schedules)
+    if lower_s is None or upper_s is None:
+        return plan
+    spread = problem.spread(plan.stages_s, plan.streaming is None)
+    return plan.model_copy(update={"step_lower_s": lower_s / spread, "step_upper_s": upper_s * spread})
+
+
+def _without_factors(problem: RlProblem, parts: list[CostPart]) -> list[CostPart]:
+    """The costs with their seconds before the factors."""
+    if problem.factors is None:
+        return parts
+    generation, inference, training, transfer = problem.factors.values
+    by_name = {"generation": generation, "prefill": generation, "inference": inference, "training": training}
+    return [
+        part
+        if part.seconds is None
+        else part.model_copy(update={"predicted_s": part.seconds / by_name.get(part.name, transfer)})
+        for part in parts
+    ]
+
+
+def _breakdown(problem: RlProblem, result: SearchResult) -> list[CostPart]:
+    """Costs of the step; those that the request does not have are named as not priced."""
+    sizing, sizes, outcome = problem.sizing, result.sizes, result.outcome
+    samples, shared = float(problem.samples), sizes.shared
+    prefill_s = sum(
+        sizing.pools[pool].generation_engine().prefill_s * units for pool, units in sizing.stage_of(sizes).units
+    ) / max(sizing.stage_of(sizes).instances, 1)
+    inference_s, training_s = mean(outcome.stage_s - outcome.generation_s), mean(outcome.training_s)
+    parts = [
+        CostPart(name="generation", seconds=mean(outcome.generation_s), remark="until the last sample ends"),
+        CostPart(
+            name="prefill",
+            seconds=prefill_s * samples / sizes.generation_units or None,
+            remark="a part of generation" if prefill_s else "the request gives no prefill",
+        ),
+    ]
+    cost = None if sizes.training is None else sizing.cost_of(sizes)
+    swap_s = 0.0
+    if cost is not None:
+        tokens = float(result.judge.tokens.mean())
+        inferred = float(cost.inference_work_s(samples, tokens, float(sizes.training_units)))
+        inference_s, training_s = inference_s + inferred, training_s - inferred
+        swap_s = cost.swap_s(sizes.training_units) if shared else 0.0
+    by = "generation" if outcome.stage_s.mean() > outcome.generation_s.mean() else "training"
+    parts.append(
+        CostPart(
+            name="inference",
+            seconds=inference_s or None,
+            remark=f"passes of other models, on the {by} units" if inference_s else "the request gives no inference",
+        )
+    )
+    if cost is None or sizes.training is None:
+        return parts
+    updates = math.ceil(samples / cost.run_samples) if cost.sized is not None else 1
+    remark = f"{updates} updates of {math.ceil(samples / updates)} samples"
+    weights_s = sizing.shared_s if shared else sizing.weights_s(sizing.stage_of(sizes), sizes.training)
+    return [
+        *parts,
+        CostPart(name="training", seconds=training_s, remark=remark if updates > 1 else "one update"),
+        CostPart(
+            name="transfer of weights",
+            seconds=weights_s or None,
+            remark="to the generation instances" if weights_s else "the request gives no weights",
+        ),
+        *(
+            [CostPart(name="training state", seconds=swap_s or None, remark="to the host's memory and back")]
+            if shared
+            else []
+        ),
+        CostPart(name="start of the engines", seconds=None, remark="once for a job, not in each step"),
+        CostPart(name="environments, data, checkpoints", seconds=None, remark="not known to the planner"),
+    ]
 
 
 def _interval(
@@ -151,7 +229,7 @@ def _baselines(problem: RlProblem, result: SearchResult) -> dict[str, float]:
 
 
 def _training(
-    problem: RlProblem, result: SearchResult, schedules: Mapping[int, PipelineSchedule]
+    request: RlRequest, problem: RlProblem, result: SearchResult, schedules: Mapping[int, PipelineSchedule]
 ) -> TrainingPart | None:
     sizes = result.sizes
     if sizes.training is None:
@@ -165,7 +243,11 @@ def _training(
             runs=int(cost.runs(float(problem.samples), float(sizes.training_units))),
             schedule=schedules[sizes.training].plan,
         )
+    form = request.pools[sizes.training].training
+    size = next((size for size in (form.sizes if form else None) or [] if size.units == sizes.training_units), None)
     return TrainingPart(
+        layout=None if size is None else size.layout,
+        memory_bytes=None if size is None else size.memory_bytes,
         shared=sizes.shared,
         pool=problem.sizing.pools[sizes.training].name,
         units=sizes.training_units,
@@ -388,13 +470,21 @@ def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split:
     return [
         f"all times are simulated: means over {len(result.steps)} held-out steps, drawn from the lengths and not used "
         "by the search",
-        "assumed: a decode step takes the seconds of the decode curve at any length of the response, as if all samples "
-        "had the past that the curve was made for",
+        *_assumed(request),
         *_stages(problem, result),
         *_split(result, split),
         *_programs(request, result, split),
         *_search(result),
     ]
+
+
+def _assumed(request: RlRequest) -> Iterator[str]:
+    curves = [pool.decode for pool in request.pools if pool.decode is not None]
+    if not all(isinstance(curve, DecodeCurve) and curve.from_past is not None for curve in curves):
+        yield (
+            "assumed: a decode step takes the seconds of the decode curve at any length of the response, as if all "
+            "samples had the past that the curve was made for"
+        )
 
 
 def _stages(problem: RlProblem, result: SearchResult) -> Iterator[str]:

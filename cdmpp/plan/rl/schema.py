@@ -12,6 +12,7 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.lengths import MAX_TOKENS, ObservedLengths, QuantileLengths, RankerForm
+from cdmpp.plan.rl.measured import MeasuredStep
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pools import (
     DecodeForm,
@@ -105,6 +106,14 @@ class RlRequest(Request[RlPlan]):
             "async then never waits for weights, as with 2."
         ),
     ] = None
+    measured: Annotated[
+        list[MeasuredStep] | None,
+        Field(
+            max_length=1000,
+            description="Measured steps: a factor on the seconds of each stage is fitted to them. An empty list: the "
+            "interval of the step has the spread of such factors. null: it has not.",
+        ),
+    ] = None
     mix_pools: Annotated[
         bool, Field(description="Several pools may generate at once; the samples of a step are divided between them.")
     ] = False
@@ -142,6 +151,8 @@ class RlRequest(Request[RlPlan]):
             raise FieldError(
                 "training has a cost, but no pool trains", path="pools", hint='add "training" to the stages of a pool'
             )
+        if self.mix_pools and any(pool.placement > 1 for pool in pools):
+            raise FieldError("mix_pools: not with a placement", path="mix_pools", hint="leave one of them out")
         generating = [pool for pool in pools if pool.decode is not None]
         if not generating:
             raise FieldError("no pool generates", path="pools", hint='add "generation" to the stages of a pool')

@@ -152,6 +152,29 @@ def search_sizes(
     return SizeSearchResult(front, queue.tried, complete, list(inference_sizes.values()), one_pool, separate)
 
 
+def shortest_step_s(problem: RlProblem, control: SearchControl) -> float:
+    """The shortest step of pool sizes without tail splits, on the search steps.
+
+    Raises
+    ------
+    InfeasibleError
+        No sizes have both stages.
+    """
+    engines = {i: pool.engine for i, pool in enumerate(problem.sizing.pools) if pool.engine is not None}
+    dispatchers = problem.dispatchers(engines, held_out=False)
+    queue = SizeQueue(problem, list(dispatchers))
+    best: dict[tuple[int, int], float] = {}
+    while (size := queue.next(best)) is not None and not (best and control.expired):
+        pool, units = size
+        queue.done(size)
+        candidates = candidate_sizes(problem.sizing, pool, dispatchers[pool], TailSplit(0, units))
+        if candidates:
+            best[size] = min(sizes.step_s for sizes in candidates)
+    if not best:
+        raise InfeasibleError("no pool has enough units for both stages", path="pools", hint="give more units")
+    return min(best.values())
+
+
 def _separate(candidates: list[PoolSizes]) -> list[PoolSizes]:
     """Sizes that train on other units than those that generate."""
     return [sizes for sizes in candidates if sizes.training is not None and not sizes.shared]
@@ -184,6 +207,7 @@ class SizeQueue:
         if not sizing.trains and problem.objective == "time" and problem.slack == 0:
             # No other stage needs the units, and more instances are not slower.
             orders = {pool: order[:1] for pool, order in orders.items()}
+        self._placements = {pool: sizing.pools[pool].placement for pool in pools}
         longest = max(map(len, orders.values()))
         self._queue = [
             (pool, order[rank]) for rank in range(longest) for pool, order in orders.items() if rank < len(order)
@@ -219,8 +243,9 @@ class SizeQueue:
                 max((other for other in others if other < units), default=units),
                 min((other for other in others if other > units), default=units),
             ):
-                middle = (pool, (units + neighbour) // 2)
-                if abs(units - neighbour) > 1 and middle not in self._tried:
+                placement = self._placements[pool]
+                middle = (pool, (units + neighbour) // 2 // placement * placement)
+                if abs(units - neighbour) > placement and middle not in self._tried:
                     return middle
         while self._at < len(self._queue) and self._queue[self._at] in self._tried:
             self._at += 1
@@ -349,10 +374,10 @@ def _shared(
     units, cost, fixed = split.instances, problem.pools[pool].training, problem.training_units
     if problem.layout == "separate" or cost is None or (fixed is not None and fixed != units):
         return []
-    if units < cost.least_units:
+    if not cost.can_train(np.array(units)):
         return []
     whole = cost.whole_s(dispatcher.samples, dispatcher.tokens, float(units))
-    seconds = float((ready_s.max(1) + whole).mean()) + problem.shared_s
+    seconds = float((ready_s.max(1) + whole).mean()) + problem.shared_s + cost.swap_s(units)
     price = seconds * float(problem.prices_per_s(problem.stage(pool, split), None, 0))
     return [PoolSizes(pool, units, pool, units, split, 1, seconds, price, shared=True)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,8 @@ class Pool:
         None if the pool does not train.
     inference_s : float
         Seconds of one unit for the reward, reference and critic values of one sample.
+    placement : int
+        Units that fill whole nodes: both stages have multiples of it.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Pool:
     engine: GenerationEngine | None = None
     training: TrainingCost | None = None
     inference_s: float = 0.0
+    placement: int = 1
 
     def generation_engine(self) -> GenerationEngine:
         """The engine of a pool that generates."""
@@ -152,6 +156,8 @@ class SizingProblem:
         Replaces ``same_site_s`` and ``cross_site_s``.
     mix : bool
         Whether several pools may generate at once.
+    transfer_factor : float
+        On the seconds of transfers between separate units.
     """
 
     pools: tuple[Pool, ...]
@@ -165,6 +171,7 @@ class SizingProblem:
     staleness: int | None = None
     transfer: WeightTransfer | None = None
     mix: bool = False
+    transfer_factor: float = 1.0
 
     @property
     def trains(self) -> bool:
@@ -198,7 +205,8 @@ class SizingProblem:
     def weights_s(self, stage: GenerationStage, training: int) -> float:
         """Seconds to transfer the weights to all units that generate; transfers to several pools overlap."""
         source = self.pools[training].site
-        return max(self._transfer_s(source, self.pools[pool].site, units) for pool, units in stage.units if units)
+        slowest = max(self._transfer_s(source, self.pools[pool].site, units) for pool, units in stage.units if units)
+        return self.transfer_factor * slowest
 
     def _transfer_s(self, source: str, target: str, instances: int) -> float:
         if self.transfer is not None:
@@ -237,10 +245,10 @@ class SizingProblem:
 
     def generation_sizes(self, pool: int) -> list[int]:
         """Numbers of generation units to try, coarse to fine: an early end of the search covers the whole range."""
-        most = self.pools[pool].units
+        most, placement = self.pools[pool].units, self.pools[pool].placement
         if self.generation_units is not None:
             return [self.generation_units] if self.generation_units <= most else []
-        return list(coarse_to_fine(most))
+        return [placement * count for count in coarse_to_fine(most // placement)] if most >= placement else []
 
     def training_sizes(self, stage: GenerationStage, training: int, near: int | None = None) -> Ints:
         """Numbers of training units to try beside a generation stage: all, or :data:`MOST_COUNTS` of many.
@@ -249,18 +257,20 @@ class SizingProblem:
         """
         pool = self.pools[training]
         most = pool.units - stage.of_pool(training)
-        least = 1 if pool.training is None else pool.training.memory_units
+        cost = pool.training
+        if cost is None:
+            return np.zeros(0, dtype=np.int64)
         if self.training_units is not None:
-            fixed = [self.training_units] if least <= self.training_units <= most else []
-            return np.array(fixed, dtype=np.int64)
-        step = 1 if pool.training is None else pool.training.run_units
+            fixed = np.array([self.training_units] if self.training_units <= most else [], dtype=np.int64)
+            return np.asarray(fixed[cost.can_train(fixed)])
+        step = lcm(cost.run_units, pool.placement)
         counts = grid(most // step)
         if near is not None and len(counts):
             at = int(np.searchsorted(counts, near // step))
             low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
             counts = np.arange(low, high + 1, dtype=np.int64)
         sizes: Ints = counts * step
-        return sizes[sizes >= least]
+        return np.asarray(sizes[cost.can_train(sizes)])
 
 
 def grid(most: int, count: int = MOST_COUNTS) -> Ints:

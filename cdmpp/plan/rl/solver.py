@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from cdmpp.plan.rl.evaluate import (
     SearchResult,
     StepOutcome,
     colocated,
+    colocated_sizes,
     elastic_table,
     evaluate,
     evaluate_finish,
@@ -169,6 +170,18 @@ def _complete(
             sizes, outcome, migration, applied = _migrate_or_not(
                 problem, short_dispatcher, judge, sizes, outcome, migration
             )
+    if not control.stopped:
+        # Other sizes first, then another dispatch to the units that were chosen.
+        for simpler in (_simpler_sizes, _simpler_dispatches):
+            for other in list(simpler(problem, sizes, judge, held_out, result)):
+                other_outcome = evaluate(sizing, other, held_out[other.generation])
+                if _value(problem, other, other_outcome) >= _value(problem, sizes, outcome):
+                    continue
+                sizes, judge, outcome, unmigrated = other, held_out[other.generation], other_outcome, other_outcome
+                assert isinstance(sizes.split, TailSplit)
+                migration, applied, best_split = None, False, sizes.split
+                unsplit = replace(sizes, split=TailSplit(0, sizes.generation_units))
+                dispatches = {"lpt": evaluate(sizing, unsplit, judge)}
     elastic: list[ElasticPart] = []
     if isinstance(judge, Dispatcher) and sizes.training is not None and not sizes.shared:
         inference_s, units = sizing.generation_inference_s(sizes), sizes.generation_units
@@ -205,6 +218,42 @@ def _complete(
         left_out=left_out,
         judge=judge,
     )
+
+
+def _value(problem: RlProblem, sizes: PoolSizes, outcome: StepOutcome) -> float:
+    step_s = float(outcome.step_s.mean())
+    if problem.most_step_s is not None and step_s > problem.most_step_s:
+        return np.inf
+    return step_s if problem.objective == "time" else step_s * problem.sizing.price_per_s(sizes)
+
+
+def _simpler_sizes(
+    problem: RlProblem,
+    sizes: PoolSizes,
+    judge: AnyDispatcher,
+    held_out: dict[int, Dispatcher],
+    result: SizeSearchResult,
+) -> Iterator[PoolSizes]:
+    """Sizes of baselines: a search that ended early is not worse than they are."""
+    if problem.sizing.layout != "separate":
+        yield from colocated_sizes(problem.sizing, held_out)
+    allowed = [other for other in result.separate if isinstance(other.split, TailSplit)]
+    if allowed:
+        yield min(allowed, key=lambda other: other.value(problem.objective))
+
+
+def _simpler_dispatches(
+    problem: RlProblem,
+    sizes: PoolSizes,
+    judge: AnyDispatcher,
+    held_out: dict[int, Dispatcher],
+    result: SizeSearchResult,
+) -> Iterator[PoolSizes]:
+    """The same units with StreamRL's rule, or without groups and streaming."""
+    if isinstance(judge, Dispatcher):
+        rule = replace(sizes, split=judge.quantile_rule_split(sizes.generation_units))
+        yield from (replace(rule, batches=2**k) for k in range(1 if sizes.batches == 1 else 6))
+        yield replace(sizes, split=TailSplit(0, sizes.generation_units), batches=1)
 
 
 def generation_bound_s(dispatcher: AnyDispatcher, sizes: PoolSizes) -> float:

@@ -7,7 +7,7 @@ Asynchronous training uses samples of earlier steps and overlaps the transfer of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,36 @@ from cdmpp.plan.rl.generation import Floats, Ints
 Mode = Literal["sync", "async"]
 #: Largest number of batches of a streamed step.
 MOST_BATCHES = 32
+
+
+@dataclass(frozen=True)
+class SizedCosts:
+    """Costs of training by the number of units, each with a layout of its own.
+
+    Attributes
+    ----------
+    units : int64 array
+        Numbers of units that can train, growing.
+    token_s, update_s, inference_s, swap_s : float64 array, (len(units),)
+        Seconds of a token, of an update besides its tokens, of the forward passes of a token, and of moving the
+        training state out of the devices and back if the same units generate.
+    """
+
+    units: Ints
+    token_s: Floats
+    update_s: Floats
+    inference_s: Floats
+    swap_s: Floats
+
+    def at(self, units: Floats | float) -> Ints:
+        """Index of each number of units; that of the next larger one for others."""
+        found: Ints = np.minimum(np.searchsorted(self.units, np.asarray(units)), len(self.units) - 1)
+        return found
+
+    def scaled(self, training: float, inference: float, transfer: float) -> SizedCosts:
+        """The costs times factors."""
+        update_s, swap_s = training * self.update_s, transfer * self.swap_s
+        return SizedCosts(self.units, training * self.token_s, update_s, inference * self.inference_s, swap_s)
 
 
 @dataclass(frozen=True)
@@ -35,11 +65,14 @@ class TrainingCost:
     inference_s : float
         Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
     run_s : float
-        Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines.
+        Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines. With
+        ``sized``, ``run_samples`` is the number of samples of an update.
     run_samples, run_units : int
         Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
     memory_units : int
         Fewest units whose memory holds weights, gradients and optimizer states.
+    sized : SizedCosts or None
+        In place of all other seconds but ``fixed_s`` and ``batch_overhead_s``.
     """
 
     per_sample_s: float = 0.0
@@ -52,11 +85,28 @@ class TrainingCost:
     run_samples: int = 1
     run_units: int = 1
     memory_units: int = 1
+    sized: SizedCosts | None = None
 
     @property
     def least_units(self) -> int:
         """Fewest units that can train."""
         return -(-self.memory_units // self.run_units) * self.run_units
+
+    def can_train(self, units: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether each number of units can train."""
+        if self.sized is not None:
+            return np.isin(units, self.sized.units)
+        return units >= self.least_units
+
+    def inference_work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
+        """Seconds of inference on the training units."""
+        if self.sized is not None:
+            return np.asarray(self.sized.inference_s[self.sized.at(units)] * tokens)
+        return np.asarray(self.inference_s * samples / np.asarray(units, dtype=np.float64))
+
+    def swap_s(self, units: int) -> float:
+        """Seconds to move the training state out of the devices and back, if the same units generate."""
+        return 0.0 if self.sized is None else float(self.sized.swap_s[self.sized.at(units)])
 
     def speedup(self, units: Floats | float) -> Floats:
         """Speed-up of ``units`` over one unit."""
@@ -66,9 +116,11 @@ class TrainingCost:
 
     def work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
         """Seconds of work on samples and tokens, without pipelines, ``fixed_s`` and ``batch_overhead_s``."""
+        inferred = self.inference_work_s(samples, tokens, units)
+        if self.sized is not None:
+            return np.asarray(self.sized.token_s[self.sized.at(units)] * tokens + inferred)
         on_one_unit = self.per_sample_s * samples + self.per_token_s * np.asarray(tokens)
-        count = np.asarray(units, dtype=np.float64)
-        work: Floats = on_one_unit / self.speedup(count) + self.inference_s * samples / count
+        work: Floats = on_one_unit / self.speedup(units) + inferred
         return work
 
     def pipelines(self, units: Floats | float) -> Floats:
@@ -82,7 +134,9 @@ class TrainingCost:
         return count
 
     def runs_s(self, samples: Floats | float, units: Floats | float) -> Floats:
-        """Seconds of the pipelines for one batch of samples; 0 without pipelines."""
+        """Seconds of the pipelines, or of updates besides their tokens, for one batch of samples."""
+        if self.sized is not None:
+            return np.asarray(self.sized.update_s[self.sized.at(units)] * np.ceil(samples / self.run_samples))
         slowdown = self.efficiency ** np.log2(self.pipelines(units))
         seconds: Floats = self.run_s * self.runs(samples, units) / slowdown
         return seconds

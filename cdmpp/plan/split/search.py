@@ -88,18 +88,21 @@ def split(
     """
     control, emulator = control or SearchControl(), emulator or Emulator()
     try:
-        slowest = best_split(table, ranks, any_order, longest, control=control)
+        seeds = [s for s in (equal_count(table, ranks), greedy(table, ranks)) if s.fits()]
+        most_s = min((seed.slowest_s for seed in seeds), default=np.inf)
+        slowest = best_split(table, ranks, any_order, longest, control=control, most_s=most_s)
         if slowest is None:
             raise _infeasible(table, ranks, any_order)
         if goal == "slowest":
             return SplitResult(slowest, slowest.slowest_s, slowest.slowest_s, complete=True)
-        least = best_split(table, ranks, any_order, bound, control=control)
+        most_s = min((step_bound_s(seed) for seed in [*seeds, slowest]), default=np.inf) / table.micro_batches
+        least = best_split(table, ranks, any_order, bound, control=control, most_s=most_s)
         assert least is not None  # the same splits fit
     except UnfinishedError:
         return _simple(table, ranks, goal, emulator)
     bound_s = step_bound_s(least)
     # All of these, whatever the budget: the result is not worse than the baselines.
-    seeds = [s for s in (least, slowest, equal_count(table, ranks), greedy(table, ranks)) if s.fits()]
+    seeds = [least, slowest, *seeds]
     values_s = [seed.step(emulator).makespan_s for seed in seeds]
     best_s, steps = min(values_s), len(seeds)
     best = seeds[values_s.index(best_s)]
@@ -192,9 +195,7 @@ def _infeasible(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> In
     count = len(ranks)
 
     def weigh(rank: Rank, position: int) -> Floats:
-        held = table.all_bytes_held(table.ahead(position, count))
-        at = np.arange(len(table) + 1)
-        return np.where(at[None, :] > at[:, None], held / rank.memory_bytes, np.inf)
+        return table.all_bytes_held(table.ahead(position, count), table.ends()) / rank.memory_bytes
 
     least = best_split(table, ranks, any_order, larger, weigh)
     assert least is not None
@@ -250,10 +251,12 @@ def best_split(
     join: Join,
     weigh: Callable[[Rank, int], Floats] | None = None,
     control: SearchControl | None = None,
+    most_s: float = np.inf,
 ) -> Split | None:
     """The split with the least value, from the last stage to the first; None where none fits.
 
-    ``weigh`` replaces the time of every run of layers on a rank by another figure.
+    ``weigh`` replaces the time of every run of layers on a rank by another figure. ``most_s``: the longest stage of
+    the split is not longer.
 
     Raises
     ------
@@ -266,9 +269,12 @@ def best_split(
     best: dict[tuple[int, ...], Floats] = {left[0]: np.full(layers + 1, np.inf)}
     best[left[0]][layers] = 0.0
     choice: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
-    transfer_s = np.concatenate(([0.0], table.transfer_s))
+    transfer_s = np.concatenate(([0.0], table.transfer_s, [0.0]))
     transfer_s[layers] = 0.0
-    runs = {kind: table.times_s(kind.kind) for kind in kinds} if weigh is None else {}
+    ends = table.ends(most_s * (1 + 1e-9))
+    after_s = transfer_s[ends]
+    runs = {kind: table.times_s(kind, ends) for kind in dict.fromkeys(rank.kind for rank in kinds)}
+    has_limit = any(np.isfinite(rank.memory_bytes) for rank in kinds)
     for state in left[1:]:
         if control is not None and control.expired:
             raise UnfinishedError
@@ -280,15 +286,17 @@ def best_split(
         for k in nexts:
             rest_s = best[tuple(n - (other == k) for other, n in enumerate(state))]
             if weigh is None:
-                held = table.all_bytes_held(table.ahead(position, count))
-                time_s = np.where(held <= kinds[k].memory_bytes, runs[kinds[k]], np.inf)
+                time_s = runs[kinds[k].kind]
+                if has_limit:
+                    held = table.all_bytes_held(table.ahead(position, count), ends)
+                    time_s = np.where(held <= kinds[k].memory_bytes, time_s, np.inf)
             else:
                 time_s = weigh(kinds[k], position)
-            joined = join(time_s, transfer_s[None, :], rest_s[None, :], table.micro_batches)
+            joined = join(time_s, after_s, np.append(rest_s, np.inf)[ends], table.micro_batches)
             at = joined.argmin(axis=1)
             least = joined[np.arange(layers + 1), at]
             better = least < value
-            value[better], until[better], which[better] = least[better], at[better], k
+            value[better], until[better], which[better] = least[better], ends[np.arange(layers + 1), at][better], k
         best[state], choice[state] = value, (which, until)
     if not np.isfinite(best[left[-1]][0]):
         return None

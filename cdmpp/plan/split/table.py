@@ -97,20 +97,31 @@ class LayerTable:
         both = self.forward_s[kind] + self.backward_s[kind]
         return float(both[last] - both[first])
 
-    def times_s(self, kind: int) -> Floats:
-        """:meth:`time_s` of all runs, shape (n + 1, n + 1); infinite for runs without a layer."""
-        both = self.forward_s[kind] + self.backward_s[kind]
-        return np.where(_runs(len(self)), both[None, :] - both[:, None], np.inf)
+    def ends(self, most_s: float = np.inf) -> NDArray[np.int64]:
+        """Ends of the runs of layers that begin at each layer, shape (n + 1, width); n + 1 behind the last layer.
+
+        ``most_s``: runs that take longer on every kind may be left out.
+        """
+        both, layers = self.forward_s + self.backward_s, len(self)
+        last = [np.searchsorted(row, row * (1 + 1e-12) + most_s, side="right") - 1 for row in both]
+        width = layers if most_s == np.inf else max(1, int((np.max(last, axis=0) - np.arange(layers + 1)).max()))
+        ends: NDArray[np.int64] = np.arange(layers + 1)[:, None] + np.arange(1, width + 1)
+        return np.minimum(ends, layers + 1)
+
+    def times_s(self, kind: int, ends: NDArray[np.int64]) -> Floats:
+        """:meth:`time_s` of all runs; infinite behind the last layer."""
+        both = np.append(self.forward_s[kind] + self.backward_s[kind], np.inf)
+        return np.asarray(both[ends] - both[:-1, None])
 
     def bytes_held(self, ahead: int, first: int, last: int) -> float:
         """Memory of a rank with these layers and the activations of ``ahead`` micro-batches."""
         held = self._weights[last] - self._weights[first] + self._whole(ahead) * (self._held[last] - self._held[first])
         return float(held + (ahead - 1) * self._input[first])
 
-    def all_bytes_held(self, ahead: int) -> Floats:
-        """:meth:`bytes_held` of all runs, shape (n + 1, n + 1)."""
-        both: Floats = self._weights + self._whole(ahead) * self._held
-        held: Floats = both[None, :] - both[:, None] + (ahead - 1) * self._input[:, None]
+    def all_bytes_held(self, ahead: int, ends: NDArray[np.int64]) -> Floats:
+        """:meth:`bytes_held` of all runs; infinite behind the last layer."""
+        both = np.append(self._weights + self._whole(ahead) * self._held, np.inf)
+        held: Floats = both[ends] - both[:-1, None] + (ahead - 1) * self._input[:, None]
         return held
 
     def _whole(self, ahead: int) -> int:
@@ -120,11 +131,6 @@ class LayerTable:
     def ahead(self, rank: int, ranks: int) -> int:
         """Most micro-batches whose activations a rank holds at a time under 1F1B."""
         return min(ranks - rank, self.micro_batches)
-
-
-def _runs(layers: int) -> NDArray[np.bool_]:
-    at = np.arange(layers + 1)
-    return np.greater(at[None, :], at[:, None])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+#: A second of a budget lasts at most so many seconds of the clock, on a machine that does other work.
+WALL = 4.0
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -33,12 +36,13 @@ class Progress:
 
 
 class SearchControl:
-    """Time limit and cancellation of a search, and a listener for its progress. Thread-safe.
+    """Budget and cancellation of a search, and a listener for its progress. Thread-safe.
 
     Parameters
     ----------
     budget_s : float, optional
-        Seconds from now; without it, the search ends when its work is done.
+        Seconds of this process's CPU time from now, at most :data:`WALL` times as many of the clock; without it, the
+        search ends when its work is done.
     listener : callable, optional
         Called with a :class:`Progress` at most every ``every_s`` seconds, in the thread of the search.
     every_s : float
@@ -52,14 +56,14 @@ class SearchControl:
         self, budget_s: float | None = None, listener: Callable[[Progress], None] | None = None, every_s: float = 0.2
     ) -> None:
         self.budget_s = budget_s
-        self._started = time.monotonic()
+        self.restart()
         self._listener, self._every_s = listener, every_s
-        self._reported_at = self._started
+        self._reported_at = time.monotonic()
         self._stopped = threading.Event()
 
     def restart(self) -> None:
         """Begin the budget now; earlier work, such as compilation, is not part of it."""
-        self._started = time.monotonic()
+        self._started, self._started_at = time.process_time(), time.monotonic()
 
     def part(self, budget_s: float | None = None, reserve_s: float = 0.0) -> SearchControl:
         """A control for one part of this search, without a listener. It ends with this one at the latest.
@@ -75,8 +79,8 @@ class SearchControl:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._started
+        """Seconds of CPU time since the start; of a process that hardly runs, a part of those of the clock."""
+        return max(time.process_time() - self._started, (time.monotonic() - self._started_at) / WALL)
 
     @property
     def stopped(self) -> bool:
@@ -123,7 +127,7 @@ class SearchControl:
         if now - self._reported_at < self._every_s:
             return
         self._reported_at = now
-        spent = now - self._started
+        spent = self.spent_s
         if done is None:
             done = 0.0 if not self.budget_s else spent / self.budget_s
         self._listener(Progress(spent, min(max(done, 0.0), 1.0), best, bound, answer))

@@ -213,6 +213,8 @@ def cost_of(field: float | PredictedCost | None, seconds: float | None = None) -
 _COST = re.compile(r"(^|_)(s|seconds)(_per_\w+)?$|_per_s$")
 #: Fields with such names that are no costs: goals, limits, arrivals and what-ifs.
 _OTHER = frozenset({"budget_s", "tpot_s", "tokens_per_s", "iteration_limit_s", "most_step_s", "arrivals_s", "delay_s"})
+#: Fields with rows that have an interval of their own, or that were measured.
+_WITH_INTERVAL = frozenset({"sizes", "measured"})
 
 
 def given_costs(request: BaseModel) -> list[str]:
@@ -254,6 +256,8 @@ def _fields(model: type[BaseModel]) -> tuple[tuple[str, bool], ...]:
     """Fields that are costs or may hold some, and whether they are: long lists of numbers are not walked."""
     fields = []
     for name, field in model.model_fields.items():
+        if name in _WITH_INTERVAL:
+            continue
         types = set(_types(field.annotation))
         is_cost = name not in _OTHER and (_COST.search(name) is not None or PredictedCost in types)
         if is_cost or any(issubclass(part, BaseModel) and _fields(part) for part in types):

@@ -133,11 +133,11 @@ class Replayer:
         if COMPILED:
             start, end, cause = np.zeros(n), np.full(n, -1.0), np.full(n, -1, dtype=np.int64)
             compiled: tuple[Any, ...] = (durations, *fixed, start, end, cause)
-            _walk(*compiled)
+            walk(*compiled)
             return start, end, cause
         lists: tuple[list[float], list[float], list[int]] = ([0.0] * n, [-1.0] * n, [-1] * n)
         plain: tuple[Any, ...] = (durations.tolist(), *fixed, *lists)
-        _walk(*plain)  # plain Python is several times faster on lists
+        walk(*plain)  # plain Python is several times faster on lists
         return np.array(lists[0]), np.array(lists[1]), np.array(lists[2], dtype=np.int64)
 
     def makespans(self, duration_s: Floats) -> Floats:
@@ -172,13 +172,13 @@ class Replayer:
 
 
 def _prepared(a: Arrays, edges: Follow, uses_start: Ints, uses: Ints) -> tuple[Any, ...]:
-    """The constant arguments of :func:`_walk`, in the fastest types."""
+    """The constant arguments of :func:`walk`, in the fastest types."""
     fixed = (a.gap_s, edges.waits, edges.start, edges.next, uses_start, uses)
     return (*(fixed if COMPILED else (array.tolist() for array in fixed)), len(a.streams))
 
 
 @jit
-def _walk(
+def walk(
     duration_s: Any,
     gap_s: Any,
     waits: Any,
@@ -248,7 +248,7 @@ def _many(
     makespans = np.zeros(replays)
     start, end, cause = np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64)
     for row in range(replays):
-        makespans[row] = _walk(
+        makespans[row] = walk(
             durations[row], gap_s, waits, next_start, following, uses_start, uses, streams, start, end, cause
         )
     return makespans

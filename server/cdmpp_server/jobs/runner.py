@@ -13,6 +13,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from cdmpp.errors import OverloadedError
+from cdmpp.predict.requests.budget import WALL
 from cdmpp_server.jobs.store import DEFAULT_BUDGET_S, MAX_ATTEMPTS, JobStore, LeasedJob, State
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
@@ -142,7 +143,7 @@ class Runner:
         except OverloadedError as error:
             return "failed", {"error": _error(ProblemError(error.code, error.message, error.hint))}
         header = {"do": "solve", "kind": job.kind, "body": len(job.request), "progress": True}
-        limit_s = (DEFAULT_BUDGET_S if job.budget_s is None else job.budget_s) + GRACE_S
+        limit_s = WALL * (DEFAULT_BUDGET_S if job.budget_s is None else job.budget_s) + GRACE_S
         try:
             reply, data = await run_job(worker, header, job.request + job.prices, limit_s, on_progress)
         except ProblemError as error:

@@ -239,3 +239,51 @@ def test_model_and_device_give_the_decode_curve(tmp_path: Path) -> None:
     named = import_request("openrlhf", text, "rl", device="h100-sxm", model="other.json").request
     assert named["decode"]["llm"]["config"] == "other.json"
     assert "decode" not in import_request("openrlhf", text, "rl").request
+
+
+def sized_plan(**layout: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A request and its plan with two GPUs to a unit, of which sixteen train."""
+    whole = {"gpus": 16, "tp": 2, "pp": 2, "virtual_pp": 1, "cp": 1, "ep": 1, "micro_batch": 2}
+    whole |= {"sharding": "optimizer", "recompute": "none", **layout}
+    sizes = [{"units": 8, "token_s": 0.001, "layout": whole}]
+    changes = {"layout": "separate", "generation_units": 8, "training_units": 8}
+    pools = [{"name": "near", "units": 16}]
+    request = {**REQUEST, **changes, "pools": pools, "training": {"sizes": sizes, "mini_batch": 16}}
+    return request, make_plan("rl", request)
+
+
+def test_verl_has_the_training_layout() -> None:
+    found = read_yaml(export_plan("verl", "rl", *sized_plan(recompute="full"), tp=2, samples_per_prompt=4).text)
+    actor = found["actor_rollout_ref"]["actor"]
+    assert (actor["strategy"], actor["ppo_mini_batch_size"], actor["ppo_micro_batch_size_per_gpu"]) == (
+        "megatron",
+        4,
+        2,
+    )
+    megatron = actor["megatron"]
+    assert (megatron["tensor_model_parallel_size"], megatron["pipeline_model_parallel_size"]) == (2, 2)
+    assert megatron["virtual_pipeline_model_parallel_size"] is None and megatron["param_offload"] is False
+    assert megatron["override_transformer_config"]["recompute_method"] == "uniform"
+    sharded = sized_plan(tp=1, pp=1, sharding="fsdp", micro_batch=1)
+    actor = read_yaml(export_plan("verl", "rl", *sharded, tp=2).text)["actor_rollout_ref"]["actor"]
+    assert actor["strategy"] == "fsdp2" and "megatron" not in actor
+
+
+def test_openrlhf_has_the_training_layout() -> None:
+    found = options(export_plan("openrlhf", "rl", *sized_plan(pp=1, cp=2), tp=2).text)
+    assert (found["ds.tensor_parallel_size"], found["ds.ring_attn_size"], found["ds.zero_stage"]) == ("2", "2", "2")
+    assert (found["train.batch_size"], found["train.micro_batch_size"]) == ("16", "2")
+    with pytest.raises(FieldError, match="pp=2"):
+        export_plan("openrlhf", "rl", *sized_plan(), tp=2)
+
+
+@pytest.mark.parametrize("format", ["verl", "openrlhf"])
+def test_samples_that_the_framework_does_not_divide_are_refused(format: str) -> None:
+    with pytest.raises(FieldError, match="no multiple of 24"):
+        export_plan(format, "rl", *sized_plan(pp=1, micro_batch=3), tp=2)
+
+
+def test_verl_refuses_samples_that_its_gpus_do_not_divide() -> None:
+    request = {**REQUEST, "layout": "separate", "generation_units": 3, "training_units": 5, "samples_per_step": 32}
+    with pytest.raises(FieldError, match="32 samples of a step"):
+        export_plan("verl", "rl", request, make_plan("rl", request), tp=2)

@@ -300,7 +300,7 @@ def test_many_replays_are_single_ones(graph: Graph) -> None:
 def test_compiled_and_plain_are_equal(graph: Graph) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "COMPILED", False)
-        patch.setattr(engine, "_walk", getattr(engine._walk, "py_func", engine._walk))
+        patch.setattr(engine, "walk", getattr(engine.walk, "py_func", engine.walk))
         plain = replay(graph)
     result = replay(graph)
     assert result.start_s.tolist() == plain.start_s.tolist()
