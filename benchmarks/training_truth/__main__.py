@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
 from benchmarks.training_truth.left_out import kind_of, left_out_profiles
-from benchmarks.training_truth.rows import Row, read_rows
+from benchmarks.training_truth.rows import PublishedStep, read_rows
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.data.load import public_data_dir
 from cdmpp.errors import CdmppError

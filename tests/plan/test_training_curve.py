@@ -9,6 +9,7 @@ import pytest
 
 from cdmpp import make_plan
 from cdmpp.errors import CdmppError, FieldError
+from cdmpp.llm import training_step
 from cdmpp.plan.rl.from_config import read_lengths, request_from_config
 from cdmpp.predict.predictor import LatencyPredictor
 

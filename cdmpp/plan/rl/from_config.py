@@ -11,6 +11,12 @@ from typing import Any, Literal
 from cdmpp.devices.paths import RANKS_PER_NODE, host_link, link_of_device, network_of_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, FieldError, InfeasibleError
+from cdmpp.llm import read_config
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.engines.profile import load_engine
+from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
+from cdmpp.llm.memory import parameter_count
+from cdmpp.llm.read import config_fields
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.solve import predict_prices, read_request, solve_request
 from cdmpp.plan.rl.layouts import InstanceLayout, TrainingQuestion, instance_layouts, training_sizes
@@ -18,13 +24,7 @@ from cdmpp.plan.rl.measured import DEGREES, STAGES
 from cdmpp.plan.rl.problem import make_problem, stages_s
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.size_search import shortest_step_s
-from cdmpp.predict.engines.profile import load_engine
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm import read_config
-from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.estimate import resolved_device, shipped_predictor
-from cdmpp.predict.llm.memory import parameter_count
-from cdmpp.predict.llm.read import config_fields
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
 

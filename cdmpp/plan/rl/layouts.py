@@ -10,16 +10,16 @@ from typing import Any
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import InfeasibleError
-from cdmpp.predict.engines.profile import load_training_engine
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.engines.profile import load_training_engine
+from cdmpp.llm.layout import Layout, Types, allowed_tp, expert_fits
+from cdmpp.llm.memory import cache_tokens, part_memory
+from cdmpp.llm.training.fitting import candidates, rough_cost
+from cdmpp.llm.training.layout import TrainingLayout, training_types
+from cdmpp.llm.training.links import Links
+from cdmpp.llm.training.memory import TrainingMemory, training_memory
+from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.llm.config import LLMConfig
-from cdmpp.predict.llm.layout import Layout, Types, allowed_tp, expert_fits
-from cdmpp.predict.llm.memory import cache_tokens, part_memory
-from cdmpp.predict.llm.training.fitting import candidates, rough_cost
-from cdmpp.predict.llm.training.layout import TrainingLayout, training_types
-from cdmpp.predict.llm.training.links import Links
-from cdmpp.predict.llm.training.memory import TrainingMemory, training_memory
-from cdmpp.predict.llm.training.step import TrainingPlan
 from cdmpp.predict.prediction import Query
 
 #: Layouts of each size that are priced, those of the lowest rough cost.

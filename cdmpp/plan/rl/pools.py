@@ -18,8 +18,6 @@ from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.generation import UNLIMITED, Floats
 from cdmpp.plan.rl.sizes import Stage
 from cdmpp.plan.rl.training import SizedCosts
-from cdmpp.predict.llm.memory import TRAINING_BYTES, parameter_count
-from cdmpp.predict.llm.read import read_config
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.memory import does_not_fit, memory_limit
 from cdmpp.predict.requests.pricing import Cost, CostField, PredictedCost
