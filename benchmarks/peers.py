@@ -68,7 +68,7 @@ def sample_of(table: MeasurementTable, chosen: Array, rng: np.random.Generator) 
 
 
 class LeftOut:
-    """A pipeline whose peers and siblings lack some devices."""
+    """A pipeline whose peers lack some devices."""
 
     def __init__(self, model: str) -> None:
         self.pipeline = InferencePipeline(load_artifact(model))
@@ -142,6 +142,8 @@ def main() -> None:
     parser.add_argument("--model", default="models/base")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    # Nor does the network's own prediction widen intervals.
+    peers.APART = np.inf
     for rule in ("LIBRARY_RULE", "EXPERTS_RULE"):
         setattr(peers, rule, getattr(peers, rule)._replace(share=1.0))
     config = load_config("configs/base.toml")

@@ -265,7 +265,8 @@ def _with_peers(
     for i, (device, kind, protocol, backend, framework) in enumerate(distinct.tolist()):
         members = np.flatnonzero(inverse.ravel() == i)
         operator, dtype = dataset.kinds[kind]
-        spec, rule = dataset.devices[device], rule_of(operator)
+        spec = dataset.devices[device]
+        rule = rule_of(spec, operator)
         meant = implementation_of(operator, framework_name(framework))
         known = peers.of(spec.kind, spec.vendor, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], meant)
         if not known or not corrects(spec.kind, operator):

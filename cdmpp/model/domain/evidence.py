@@ -177,15 +177,16 @@ class Evidence:
     def was_trained_as(self, kind: QueryKind, protocol: str, framework: str) -> bool:
         """Whether training had this type on this device with the protocol and the framework ("": not stated).
 
-        On a device that training did not have, products of 8-bit floats count as trained under a framework whose
-        kernel was measured on any device: it has one tile everywhere (:func:`cdmpp.model.nn.inputs.one_tile_s`).
+        Bare products of 8-bit floats count as trained in every protocol under a framework whose kernel was measured on
+        the device, or on any where training did not have it: that kernel has one tile
+        (:func:`cdmpp.model.nn.inputs.one_tile_s`).
         """
         if not self._frameworks:
             return self.was_trained(kind)
         context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
-        if not kind.device and kind.dtype == "float8_e4m3" and operator_family(kind.operator) == "gemm":
-            devices = self._devices.get((kind.operator, kind.dtype, kind.backend), {})
-            return bool(framework) and framework in devices
+        if kind.dtype == "float8_e4m3" and operator_family(kind.operator) == "gemm":
+            measured = self._devices.get((kind.operator, kind.dtype, kind.backend), {}).get(framework, set())
+            return bool(framework) and (kind.device in measured if kind.device else bool(measured))
         return bool(kind.device) and framework in self._frameworks.get(context, ())
 
     def several_frameworks(

@@ -59,32 +59,32 @@ class PeerRule(NamedTuple):
 LIBRARY_RULE = PeerRule((0.7, 0.5, 0.8, 0.6, 0.8, 0.5), 5.0, 0.8, 0.15, 0.5)
 #: Layers of experts: the data sheet alone, chosen on either half of the architectures.
 EXPERTS_RULE = LIBRARY_RULE._replace(nominal=1.0)
-#: Programs given as TIR: each GPU of five left out.
-TVM_RULE = PeerRule((1.0, 1.0, 0.0, 0.0, 0.0, 0.0), 1.0, 0.7, np.inf, 0.0)
+#: Programs given as TIR (each GPU of five left out), and devices that are no GPU.
+PLAIN_RULE = PeerRule((1.0, 1.0, 0.0, 0.0, 0.0, 0.0), 1.0, 0.7, np.inf, 0.0)
 
 #: A peer of less weight does not count: each peer costs a row of the network. On devices left out (10,500 rows of seven
 #: sources, without Hopper GPUs and the MI100) the error is 25.7 % with every peer and with those above 0.05.
 MIN_WEIGHT = 0.05
 
-#: Of a device whose specification does not state them: watts, and bytes of the L2 cache.
-UNSTATED_W, UNSTATED_CACHE = 250.0, 4e6
+#: Bytes of the L2 cache of a device whose specification does not state them.
+UNSTATED_CACHE = 4e6
 #: Log of the time of a fused pass, per factor of two by which its bytes are less than the L2 cache, up to so many.
 FITS, FITS_REACH = 0.2, 4.0
-#: Log of the time of attention and experts, per factor of two in bytes from memory per unit and cycle.
-UNUSED = {"attention": 0.25, "moe": 0.1}
+#: Log of the time of attention and experts, per factor of two in bytes from memory per unit and cycle beyond the usual.
+UNUSED, USUAL_BYTES = {"attention": 0.25, "moe": 0.1}, 8.0
 _UNUSED = {SUMMARY_COLUMNS.index(f"family_{family}"): share for family, share in UNUSED.items()}
 _LOW, _MEDIAN, _HIGH = (LEVELS.index(level) for level in (0.1, 0.5, 0.9))
 _VECTOR = SUMMARY_COLUMNS.index("family_vector")
 _BYTES = SUMMARY_COLUMNS.index("bytes")
 
-#: Factor on the intervals of library kernels on an unseen device, by vendor and family of the operator ("" for any
+#: Factor on the intervals of library kernels on an unseen GPU, by vendor and family of the operator ("" for any
 #: other family), and of another vendor. 80 % intervals of devices left out covered 62 % (passes over memory) to 95 %.
 WIDTHS = {
     "NVIDIA": {"vector": 1.9, "attention": 1.2, "conv": 0.85, "moe": 0.85, "": 1.0},
     "AMD": {"gemm": 1.9, "conv": 1.5, "moe": 1.2, "": 1.2},
 }
 OTHER_WIDTH = 1.8
-#: Where the network's own prediction and the peers' differ by more than this log ratio, the interval has both.
+#: Where the answer differs from the network's own prediction by more than this log ratio, the interval has both.
 APART = float(np.log(1.5))
 
 #: Trained devices: index in the network's embedding, and specification.
@@ -143,10 +143,10 @@ def corrects(kind: str, operator: str) -> bool:
     return kind != "cpu" or operator != TIR
 
 
-def rule_of(operator: str) -> PeerRule:
-    """The rule for an operator ("tir" for a program given as TIR)."""
-    if operator == TIR:
-        return TVM_RULE
+def rule_of(device: DeviceSpec, operator: str) -> PeerRule:
+    """The rule for an operator ("tir" for a program given as TIR) on a device."""
+    if operator == TIR or device.kind != "gpu":
+        return PLAIN_RULE
     return EXPERTS_RULE if operator_family(operator) == "moe" else LIBRARY_RULE
 
 
@@ -156,9 +156,10 @@ def weights(device: DeviceSpec, operator: str, dtype: str, peers: Sequence[Devic
     Weights follow the similarity of the devices' figures, and of their architecture. Peers of one architecture share
     one weight.
     """
-    names, rule = [peer.arch for peer in peers], rule_of(operator)
+    names, rule = [peer.arch for peer in peers], rule_of(device, operator)
     scales, of_device = np.array(rule.scales), _likeness_figures(device, dtype)
-    far = np.array([((scales * (_likeness_figures(peer, dtype) - of_device)) ** 2).sum() for peer in peers])
+    gaps = np.nan_to_num(np.stack([_likeness_figures(peer, dtype) for peer in peers]) - of_device)
+    far = ((scales * gaps) ** 2).sum(axis=1)
     # The smallest distance is subtracted, so that the nearest of several distant peers still count.
     weight = np.exp(-0.5 * (far - far.min())) / np.array([names.count(name) for name in names])
     weight *= np.where(np.array(names) == device.arch, rule.same_architecture, 1.0)
@@ -171,11 +172,14 @@ def weights(device: DeviceSpec, operator: str, dtype: str, peers: Sequence[Devic
 @lru_cache(maxsize=8192)
 def _likeness_figures(device: DeviceSpec, dtype: str) -> Array:
     """log2 of: operations of the type and bytes from memory per unit and cycle, operations per byte, units, watts per
-    operation, and L2 bytes. They separate inference cards from training boards, and generations from each other."""
+    operation, and L2 bytes; NaN where the specification does not state them.
+
+    They separate inference cards from training boards, and generations from each other.
+    """
     peak, bandwidth = device.peak(base_type(dtype), matrix=True), device.mem_bandwidth_bytes_per_s
-    cycles, watts = device.compute_units * device.clock_hz, device.tdp_w or UNSTATED_W
-    figures = (peak / cycles, bandwidth / cycles, peak / bandwidth, device.compute_units, watts / peak)
-    return np.asarray(np.log2(np.array((*figures, device.l2_bytes or UNSTATED_CACHE))))
+    cycles, watts, cache = device.compute_units * device.clock_hz, device.tdp_w or np.nan, device.l2_bytes or np.nan
+    figures = (peak / cycles, bandwidth / cycles, peak / bandwidth, device.compute_units, watts / peak, cache)
+    return np.asarray(np.log2(np.array(figures)))
 
 
 def carried_reference(reference: Array, sheets: RowInputs, rows: QueryRows, rule: PeerRule) -> Array:
@@ -199,7 +203,7 @@ def carried_reference(reference: Array, sheets: RowInputs, rows: QueryRows, rule
     terms = reference_terms(summary, device, rows.protocol)
     cache = np.where(np.isfinite(device[:, CACHE]), device[:, CACHE], UNSTATED_CACHE)
     fits = np.clip(np.log2(cache) - summary[:, _BYTES], 0.0, FITS_REACH)
-    per_unit = np.log2(device[:, BANDWIDTH] / (device[:, UNITS] * device[:, CLOCK]))
+    per_unit = np.log2(device[:, BANDWIDTH] / (device[:, UNITS] * device[:, CLOCK] * USUAL_BYTES))
     unused = sum(summary[:, column] * share for column, share in _UNUSED.items())
     moved = np.minimum(terms.memory / terms.reference, 1.0) * (unused * per_unit - FITS * fits * summary[:, _VECTOR])
     return np.asarray(rule.nominal * np.log(terms.reference) + (1.0 - rule.nominal) * reference + moved)
@@ -234,7 +238,7 @@ def interval_factor(device: DeviceSpec, operator: str, levels: Array, by: Array,
     factor : (rows,)
         Factor that follows from the coverage of training.
     """
-    if operator == TIR:
+    if operator == TIR or device.kind != "gpu":
         return factor
     of_family = WIDTHS.get(device.vendor, {})
     factor = factor * of_family.get(operator_family(operator), of_family.get("", OTHER_WIDTH))

@@ -235,8 +235,9 @@ class InferencePipeline:
     def _relatives(self, kind: QueryKind, where: Where) -> str:
         """The peers of most weight of an unseen device, at most three, as "t4 (60 %), p4 (40 %)"; "" without peers."""
         device, protocol, framework = where
-        [(index, spec)] = self._figures([device])
-        if index or not corrects(spec.kind, kind.operator):
+        [(index, spec)], [name] = self._figures([device]), self._evidence_names([device])
+        is_known = index and not self.evidence.lacks(kind._replace(device=name), framework)
+        if is_known or not corrects(spec.kind, kind.operator):
             return ""
         meant = implementation_of(kind.operator, "pytorch" if framework == "pytorch" else None)
         peers = self._peers.of(spec.kind, spec.vendor, kind.operator, kind.dtype, protocol, kind.backend, meant)
@@ -333,6 +334,7 @@ class InferencePipeline:
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
+                moved.append((spec, kind[0], members, np.zeros(len(members))))
                 continue
             weight = weights(spec, *kind[:2], [peer for _, peer in peers])
             counts = (weight > 0) & corrects(spec.kind, kind[0])
@@ -341,7 +343,7 @@ class InferencePipeline:
             groups.append((members, spec, kind[0], weight[counts], columns, counts[computed]))
             parts.append(as_peers(rows.take(members), len(specs) + columns))
             step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
-        output, every_point, efficiency = self._run(inputs, concatenate(parts), len(rows), embedding, details)
+        output, every_point, reference = self._run(inputs, concatenate(parts), len(rows), embedding, details)
         point, levels = output.point, output.levels
         opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if details else None
         start = len(rows)
@@ -350,15 +352,13 @@ class InferencePipeline:
             span = slice(start, start + len(members) * len(columns))
             start = span.stop
             if len(weight):
-                part, rule = rows.take(members), rule_of(operator)
+                part, rule = rows.take(members), rule_of(spec, operator)
                 # A device with measured rates is compared with the peers' measured ones.
                 sheets = nominal if spec.sustained is None else inputs
                 on_peers = as_peers(part, len(specs) + columns[counts])
                 used = np.arange(span.start, span.stop).reshape(shape)[:, counts].reshape(-1)
                 both = np.concatenate([members, used])
-                carried = carried_reference(
-                    every_point[both] - efficiency[both], sheets, concatenate([part, on_peers]), rule
-                )
+                carried = carried_reference(reference[both], sheets, concatenate([part, on_peers]), rule)
                 relative = every_point[both] - carried
                 own, of_peers = relative[: len(members)], relative[len(members) :].reshape(len(members), -1)
                 by = shift(own, of_peers, weight, rule)
@@ -366,7 +366,7 @@ class InferencePipeline:
                 levels[members] += by[:, None]
                 moved.append((spec, operator, members, by))
             if opinions is not None:
-                opinions[members[:, None], columns[None, :]] = efficiency[span].reshape(shape)
+                opinions[members[:, None], columns[None, :]] = (every_point - reference)[span].reshape(shape)
         distance = self.distance(batch)
         step = limited_step(distance, step, _status_codes(batch) > 0)
         factor = self.factor(distance + step) * self._open_factor(batch, names)
@@ -400,7 +400,7 @@ class InferencePipeline:
     def _run(
         self, inputs: RowInputs, rows: QueryRows, queries: int, embedding: Array, view: bool
     ) -> tuple[RawPredictions, Array, Array]:
-        """Network output of the first ``queries`` rows; log latency and log(latency / reference) of all rows."""
+        """Network output of the first ``queries`` rows; log latency and log reference of all rows."""
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
@@ -415,8 +415,8 @@ class InferencePipeline:
                 )
             )
         point = np.concatenate([block.point for block in blocks])
-        efficiency = np.concatenate([block.point - block.reference for block in blocks])
-        return RawPredictions.join(blocks, queries), point, efficiency
+        reference = np.concatenate([block.reference for block in blocks])
+        return RawPredictions.join(blocks, queries), point, reference
 
     def _figures(self, specs: Sequence[DeviceSpec]) -> list[Trained]:
         """:func:`as_trained`; the adapted device has the figures that it was adapted with."""

@@ -253,7 +253,8 @@ def test_only_the_measured_framework_exempts_a_narrow_type() -> None:
     kind = QueryKind("h100-sxm", "linear", "float8_e4m3", "library")
     assert evidence.was_trained_as(kind, "kernel", "vendor")
     assert not evidence.was_trained_as(kind, "kernel", "")
-    assert not evidence.was_trained_as(kind, "eager", "vendor")
+    assert evidence.was_trained_as(kind, "eager", "vendor")
+    assert not evidence.was_trained_as(kind._replace(dtype="int8"), "eager", "vendor")
     assert not evidence.was_trained_as(kind._replace(device="l4"), "kernel", "vendor")
     # A device that training did not have runs the same kernel.
     assert evidence.was_trained_as(kind._replace(device=""), "kernel", "vendor")
@@ -278,3 +279,14 @@ def test_the_reason_is_in_json_only_where_there_is_one(predictor: LatencyPredict
     assert "16-bit" not in json.dumps(trained.to_dict())
     assert "ratio of the rooflines" in str(follows.to_dict()["domain_reason"])
     assert follows.latency_s is not None and math.isfinite(follows.latency_s)
+
+
+def test_engine_whose_kernel_contradicts_a_sibling_is_left_out_on_that_device_alone() -> None:
+    contexts: set[str] = set()
+    for device, engine in (("h100-sxm", "vllm"), ("h100-sxm", "trtllm"), ("h200", "vllm")):
+        context = Context(device, "moe", "float8_e4m3+tensor", "kernel", "library", engine)
+        contexts |= {*context.keys(), context.launch_key()}
+    evidence = Evidence(contexts, host_bound={"h100-sxm|moe|float8_e4m3+tensor|vllm"})
+    kind = QueryKind("h100-sxm", "moe", "float8_e4m3+tensor", "library")
+    assert evidence.measured_engine(kind, "vllm") == "trtllm"
+    assert evidence.measured_engine(kind._replace(device="h200"), "vllm") == "vllm"

@@ -9,12 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdmpp.devices import lookup
+from cdmpp.features.encode import encode_operator
 from cdmpp.model.domain.calibration import scale_quantiles
-from cdmpp.model.domain.peers import LIBRARY_RULE, interval_factor, shift, weights
+from cdmpp.model.domain.peers import LIBRARY_RULE, carried_reference, interval_factor, shift, weights
 from cdmpp.model.inference import pipeline
 from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.nn.figures import stack_devices, summarise
+from cdmpp.model.nn.rows import ProgramStore, QueryRows, RowInputs
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.operators import parse_operator
 from cdmpp.programs.program import TensorProgram
+from cdmpp.programs.query_options import PROTOCOLS
 
 RECORDS = Path(__file__).resolve().parents[3] / "data" / "cdmpp-measured" / "records.parquet"
 
@@ -84,4 +89,29 @@ def test_reason_names_the_relatives_of_an_unseen_device(predictor: LatencyPredic
     (unseen,) = predictor.predict(["linear:m=512,n=1024,k=1024,dtype=bfloat16"], "rtx-4090", framework="vllm")
     (known,) = predictor.predict(["linear:m=512,n=1024,k=1024,dtype=bfloat16"], "h100-sxm", framework="vllm")
     assert unseen.domain_reason is not None and "carried over from" in unseen.domain_reason
-    assert "carried over" not in (known.domain_reason or "")
+    assert known.domain == "in" and "carried over" not in (known.domain_reason or "")
+
+
+@pytest.mark.parametrize("m", [16, 64])
+@pytest.mark.parametrize("board", ["h20", "h100-sxm", "my-h100"])
+def test_protocols_of_bare_fp8_products_are_in_order(predictor: LatencyPredictor, board: str, m: int) -> None:
+    device = lookup("h100-sxm" if board == "my-h100" else board)
+    if board == "my-h100":
+        device = device.model_copy(update={"name": board, "clock_hz": 1.01 * device.clock_hz, "sustained": None})
+    text = f"linear:m={m},n=4096,k=7168,dtype=float8_e4m3"
+    times = [predictor.predict([text], device, protocol=p, framework="vendor")[0].latency_s for p in PROTOCOLS]
+    assert times == sorted(times)
+
+
+def test_carried_reference_counts_the_cache_for_passes_over_memory_alone() -> None:
+    devices = [lookup("rtx-4090").model_copy(update={"l2_bytes": size}) for size in (4e6, 256e6)]
+    store = ProgramStore(2)
+    for key, text in enumerate(("silu_and_mul:rows=4096,cols=4096,dtype=bfloat16", "linear:m=4096,n=4096,k=4096")):
+        encoded = encode_operator(parse_operator(text))
+        store.add(np.array([key]), encoded, summarise(encoded))
+    store.finish()
+    inputs = RowInputs(store, stack_devices(devices))
+    rows = QueryRows(*(np.array(column) for column in ([0, 0, 1, 1], [0, 1, 0, 1], [0] * 4, [0] * 4, [-1] * 4)))
+    small, large, product, same = carried_reference(inputs.reference(rows), inputs, rows, LIBRARY_RULE)
+    assert large < small - 0.3
+    assert product == pytest.approx(same)
