@@ -75,10 +75,17 @@ def test_rl_plan_from_a_configuration(run: Run, tmp_path: Path) -> None:
     lengths.write_text("tokens\n" + "\n".join(str(200 + 13 * i % 900) for i in range(64)), encoding="utf-8")
     options = ("plan", "rl", "--config", LLAMA, "--device", "h100-sxm", "--gpus", 8, "--samples", 64)
     request = json.loads(run(*options, "--lengths", lengths, "--print-request").stdout)
-    assert request["training"]["curve"]["llm"]["phase"] == "train"
+    assert all(size["layout"]["tp"] >= 1 and size["memory_bytes"] < 8.5e10 for size in request["training"]["sizes"])
     result = run(*options, "--lengths", lengths)
     assert result.exit_code == 0, result.stderr
-    assert "colocated" in result.stdout and "not streamed" in result.stdout
+    assert "colocated" in result.stdout and "transfer of weights" in result.stdout
+    measured = tmp_path / "steps.csv"
+    measured.write_text("step_s,generation_gpus\n60,8\n", encoding="utf-8")
+    fixed = ("--generation-tp", 1, "--degrees", "pp=1,ep=1", "--budget", 5, "--print-request")
+    request = json.loads(run(*options, "--lengths", lengths, "--measured", measured, *fixed).stdout)
+    assert request["measured"][0]["step_s"] == 60 and request["budget_s"] == 5
+    assert {size["layout"]["pp"] for size in request["training"]["sizes"]} == {1}
+    assert "--degrees" in run(*options, "--lengths", lengths, "--degrees", "px=1").stderr
     assert "--lengths" in run(*options).stderr
     assert "either" in run("plan", "rl").stderr
 

@@ -17,7 +17,8 @@ from cdmpp.plan.fused import FusedProblem, Model, search
 from cdmpp.plan.fused.list_scheduling import list_schedule
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.plan.split.schema import SplitRequest
-from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests import budget
+from cdmpp.predict.requests.budget import WALL, SearchControl
 from cdmpp_server.plan.warm import REQUESTS
 
 STAGE = {"forward_s": 1.0, "backward_s": 2.0}
@@ -126,3 +127,39 @@ def test_pairs_of_changes_are_made_one_by_one() -> None:
     improve(tensors, (0,) * 400, lambda: False)
     assert tracemalloc.get_traced_memory()[1] < 20e6  # a list of all pairs takes 200 MB
     tracemalloc.stop()
+
+
+class SlowProcess:
+    """A clock, and the CPU time of a process that has a tenth of it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def process_time(self) -> float:
+        return self.now_s / 10
+
+
+def test_budget_counts_cpu_time_up_to_a_limit_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowProcess()
+    monkeypatch.setattr(budget, "time", clock)
+    control = SearchControl(1.0)
+    clock.now_s = 2.0
+    assert not control.expired
+    clock.now_s = WALL - 0.01
+    assert not control.expired
+    clock.now_s = WALL
+    assert control.expired
+    control.restart()
+    assert not control.expired
+
+
+def test_search_that_did_not_begin_says_so() -> None:
+    request = PLANNERS["application"].read(APPLICATION)
+    control = Looks(0)
+    answer = solve_priced(request, [], control)
+    assert answer.steps == 0 and answer.gap > 0  # type: ignore[attr-defined]
+    assert any("did not begin" in line for line in answer.explanation)  # type: ignore[attr-defined]
+    assert not any("did not begin" in line for line in solve_priced(request, []).explanation)  # type: ignore[attr-defined]

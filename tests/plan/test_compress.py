@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest
 from cdmpp.plan.compress.solver import tensors_of
-from cdmpp.plan.compress.strategy import Bound, GradientTensor, Option, bytecomp, hidden, improve, search, timeline
+from cdmpp.plan.compress.strategy import (
+    Bound,
+    GradientTensor,
+    Option,
+    bytecomp,
+    hidden,
+    improve,
+    iteration_s,
+    search,
+    timeline,
+)
 from cdmpp.plan.compress.view import draw
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
@@ -221,3 +231,23 @@ def test_error_names_the_field(path: str, change: Any) -> None:
     with pytest.raises(FieldError) as caught:
         make_plan("compress", request)
     assert caught.value.path == path
+
+
+def test_iteration_equals_the_replayed_timeline() -> None:
+    chance = np.random.default_rng(4)
+    for count in (1, 2, 7, 30):
+        tensors = [
+            GradientTensor(
+                str(i),
+                float(chance.choice([0.0, 1.0, chance.random()])),
+                (
+                    Option(None, "none", float(chance.random())),
+                    Option("c", "gpu", *chance.random(3).tolist()),
+                    Option("c", "cpu", *chance.random(3).tolist()),
+                ),
+            )
+            for i in range(count)
+        ]
+        for _ in range(20):
+            choice = tuple(chance.integers(0, 3, count).tolist())
+            assert iteration_s(tensors, choice) == timeline(tensors, choice).makespan_s

@@ -18,7 +18,7 @@ from cdmpp.plan.base.solve import predict_prices, solve_priced
 from cdmpp.plan.fused import FusedProblem, Model, lower_bound_s, search
 from cdmpp.plan.fused.check import check
 from cdmpp.plan.fused.list_scheduling import list_schedule, serial_1f1b
-from cdmpp.plan.fused.problem import all_tasks, makespan_s, peaks, predecessor, run_order
+from cdmpp.plan.fused.problem import FusedTask, all_tasks, makespan_s, peaks, predecessor, run_numbers, run_order
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.predictor import LatencyPredictor
@@ -433,3 +433,19 @@ def test_interval_of_predicted_costs_is_simulated_again(predictor: LatencyPredic
         wrong = {**answer, "interval": {**answer["interval"], name: 0.5 * answer["interval"][name]}}
         assert [fault.partition(":")[0] for fault in check(request, wrong, prices)] == [f"interval.{name}"]
     assert check(request, {**answer, "interval": None}, prices) == ["interval: missing, and costs are predicted"]
+
+
+def test_runs_by_numbers_equal_runs_by_tasks() -> None:
+    problem = FusedProblem(4, (Model(4, 6, 1.0, 2.5), Model(2, 5, 0.5, 1.5)))
+    tasks, replicas = problem.tasks, problem.replicas()
+    found = search(problem, max_steps=50).schedule
+    orders = [numbers[np.argsort(found.start_s[numbers], kind="stable")] for numbers in tasks.by_rank()]
+
+    def task(number: int) -> FusedTask:
+        g = tasks.group[number]
+        m, replica = replicas[tasks.replica[g]]
+        return FusedTask(m, replica, int(tasks.stage[g]), "F" if tasks.forward[g] else "B", int(tasks.index[number]))
+
+    times = run_order(problem, [[task(n) for n in order] for order in orders])
+    start_s, end_s = run_numbers(problem, orders)
+    assert all(times[task(n)] == (start_s[n], end_s[n]) for n in range(tasks.size))

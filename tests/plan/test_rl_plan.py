@@ -447,3 +447,11 @@ def test_example_is_predicted_rendered_and_plotted(predictor: LatencyPredictor, 
     assert [axes.get_xlabel() for axes in figure.axes] == labels
     figure.savefig(tmp_path / "rl.png")
     assert (tmp_path / "rl.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("changes", [{}, {"objective": "cost"}, {"mode": "async"}, {"kv": {"max_batch": 8}}])
+def test_plan_of_one_size_is_not_worse_than_its_baselines(changes: dict[str, Any]) -> None:
+    pools = [{"name": "a", "units": 40, "price_per_hour": 3}]
+    plan = solve(pools=pools, max_steps=1, budget_s=600.0, **changes)
+    simpler = {name: value for name, value in plan.baselines.items() if name not in ("floor", "guesses", "random")}
+    assert plan.sizes_tried == 1 and plan.objective.value <= min(simpler.values()) * (1 + 1e-9)

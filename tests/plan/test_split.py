@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.split import Layer, LayerTable, Rank, Split, split, stage_costs
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
-from cdmpp.plan.split.search import arrangements, every
+from cdmpp.plan.split.search import arrangements, best_split, every, longest
 from cdmpp.plan.split.table import equal_count, greedy
 from cdmpp.plan.split.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
@@ -259,3 +259,15 @@ def test_rank_without_a_limit_has_the_memory_of_its_device() -> None:
     with pytest.raises(InfeasibleError, match="no split fits"):
         make_plan("split", request)
     assert make_plan("split", {**request, "ignore_memory": True})["stages"][0]["peak_bytes"] == 45e9
+
+
+def test_runs_that_are_longer_than_a_baseline_are_left_out_without_loss() -> None:
+    chance = np.random.default_rng(1)
+    for _ in range(30):
+        layers = [Layer((float(f),), (2 * float(f),), 0.0, 0.0, 0.0) for f in chance.integers(1, 9, 40)]
+        table, ranks = LayerTable(layers, 4), [Rank(0, float("inf"))] * 8
+        most_s = greedy(table, ranks).slowest_s
+        wide, narrow = (best_split(table, ranks, False, longest, most_s=most) for most in (np.inf, most_s))
+        assert wide is not None and narrow is not None
+        assert narrow.slowest_s == wide.slowest_s <= most_s
+        assert table.ends(most_s).shape[1] < 20 < table.ends().shape[1]
