@@ -87,6 +87,27 @@ def study(results: Results) -> str:
     return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
 
+def new_device(results: Results) -> str:
+    """Devices that a model was not trained on, by group of programs, before and after measurements."""
+    result = results.get("schedules_device")
+    if result is None:
+        return not_measured("schedules_device")
+    parts = [f"`{result['command']}`, model `{result['model']}`."]
+    errors = ("mape", "median_ape", "covered", "better_than_random")
+    for device, groups in result["devices"].items():
+        first, *_ = groups.values()
+        rows = []
+        for key in first:
+            cells = [" / ".join(percent(of[key][m]) for m in errors if m in of[key]) for of in groups.values()]
+            ranks = [
+                f"{number(of[key]['task_kendall_tau'])} / {number(of[key]['top1_score'])}" for of in groups.values()
+            ]
+            rows.append([key.replace(" ", " by "), *(f"{a}; {b}" for a, b in zip(cells, ranks, strict=True))])
+        header = ("measurements", *(f"{group} ({figures['0']['n']:,.0f})" for group, figures in groups.items()))
+        parts.append(f"{device}:\n\n{table(header, rows)}")
+    return "\n\n".join(parts)
+
+
 def search(results: Results) -> str:
     """Offline searches by group of pools; a method that learns has none in pools of one round."""
     result = results.get("schedules_search")

@@ -1,0 +1,70 @@
+"""A model on devices that it was not trained on (``python -m benchmarks.schedules device --device NAME --model DIR``).
+
+The records of each device are predicted from its data sheet, then after some of its programs were measured and used as
+by ``cdmpp adapt``. Schedules of MetaSchedule's space are measured; figures are of the others, of training tasks and of
+new tasks, and of irregular schedules (``cdmpp collect --irregular``).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.report.results import STUDIES, Results, rounded, write_result
+from benchmarks.report.schedules import new_device as report
+from benchmarks.schedules.study import by_choice, mean_figures
+from cdmpp.data.load import load_table
+from cdmpp.data.split_file import without_sealed
+from cdmpp.data.splits import TRAIN
+from cdmpp.errors import CdmppError
+from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.train.config import DataConfig
+from cdmpp.train.dataset import make_dataset
+from cdmpp.train.evaluation.parts import row_parts
+
+DRAWS = {"kmeans": 10, "variance": 5, "random": 10, "tvm": 10}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table and write the result file."""
+    study = STUDIES["schedules_device"]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.schedules device", description=__doc__)
+    parser.add_argument("--records", default="data/cdmpp-measured", help="dataset folder or records")
+    parser.add_argument("--device", required=True, help="start of the devices' names")
+    parser.add_argument("--model", type=Path, required=True, help="a model that was not trained on them")
+    parser.add_argument("--out", type=Path, default=study.path)
+    options = parser.parse_args(arguments)
+    try:
+        predictor = LatencyPredictor.load(options.model)
+        table = without_sealed(load_table(options.records), [options.records])
+        names = sorted({n for n in table.device.array().tolist() if n.startswith(options.device)})
+        part = predictor.artifact.part(scheduled=True)
+        if not names or set(names) & set(part.devices):
+            raise SystemExit(
+                f"--device {options.device}: no device of the records, or {options.model} was trained on it"
+            )
+        devices = {}
+        for name in names:
+            own = table.select(np.flatnonzero(table.device.is_(name)))
+            dataset = make_dataset(own, DataConfig(records=(options.records,)), schedule=True, every_part=True)
+            key, program = own.program_key, dataset.rows.program
+            irregular = np.isin(program, key[own.provenance["origin"].array() == "irregular"])
+            known = np.isin(program, key[row_parts(predictor.artifact, own) == TRAIN])
+            groups = {
+                "all but irregular": ~irregular,
+                "training tasks": ~irregular & known,
+                "new tasks": ~irregular & ~known,
+                "irregular": irregular,
+            }
+            found = by_choice(dataset, part, dataset.rows, groups, DRAWS)
+            devices[name] = {group: {} for group in groups}
+            for (group, key), runs in found.items():
+                devices[name][group][key] = mean_figures(runs)
+    except CdmppError as error:
+        raise SystemExit(f"{error}\nhint: {error.hint}") from None
+    result = rounded({"command": study.command, "model": predictor.model_id, "devices": devices})
+    write_result(options.out, result)
+    print(report(Results({"schedules_device": result})))
