@@ -93,12 +93,12 @@ def new_device(results: Results) -> str:
     if result is None:
         return not_measured("schedules_device")
     parts = [f"`{result['command']}`, model `{result['model']}`."]
-    errors = ("mape", "median_ape", "covered", "better_than_random")
     for device, groups in result["devices"].items():
         first, *_ = groups.values()
         rows = []
         for key in first:
-            cells = [" / ".join(percent(of[key][m]) for m in errors if m in of[key]) for of in groups.values()]
+            metrics = ["mape", "median_ape", "covered"] + ["better_than_random"] * (" " in key and "random" not in key)
+            cells = [" / ".join(percent(of[key][m]) for m in metrics if m in of[key]) for of in groups.values()]
             ranks = [
                 f"{number(of[key]['task_kendall_tau'])} / {number(of[key]['top1_score'])}" for of in groups.values()
             ]

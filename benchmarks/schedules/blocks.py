@@ -1,7 +1,7 @@
 """Blocks that are not in the zoo, as ``.pt2`` files for ``cdmpp collect``.
 
-``python -m benchmarks.schedules.blocks DIR`` writes them. Each block is a function of one input and its weights. Programs
-of these files are part of ``data/cdmpp-measured``.
+``python -m benchmarks.schedules.blocks DIR`` writes them. Each block is a function of one input and its weights. Their
+programs are part of ``data/cdmpp-measured``.
 """
 
 from __future__ import annotations

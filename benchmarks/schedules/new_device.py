@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(
                 f"--device {options.device}: no device of the records, or {options.model} was trained on it"
             )
-        devices = {}
+        devices: dict[str, dict[str, dict[str, Any]]] = {}
         for name in names:
             own = table.select(np.flatnonzero(table.device.is_(name)))
             dataset = make_dataset(own, DataConfig(records=(options.records,)), schedule=True, every_part=True)
@@ -61,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             }
             found = by_choice(dataset, part, dataset.rows, groups, DRAWS)
             devices[name] = {group: {} for group in groups}
-            for (group, key), runs in found.items():
-                devices[name][group][key] = mean_figures(runs)
+            for (group, choice), runs in found.items():
+                devices[name][group][choice] = mean_figures(runs)
     except CdmppError as error:
         raise SystemExit(f"{error}\nhint: {error.hint}") from None
     result = rounded({"command": study.command, "model": predictor.model_id, "devices": devices})

@@ -257,7 +257,8 @@ def by_choice(
     Programs of the first group are measured. The sampler "tvm" takes all schedules of one task after the other, as
     TVM's search does, whose rounds are of 64 trials of one task and whose cost model ranks at random up to trial 100.
     """
-    pipeline, found = InferencePipeline(artifact), {}
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    pipeline = InferencePipeline(artifact)
     batch = QueryBatch(dataset.store, dataset.kinds, dataset.kind, dataset.devices, own)
     base, maker, number = pipeline.predict_base(batch), FeatureMaker(artifact.weights), np.arange(len(own))
     assert base.peers is not None and base.view is not None
@@ -296,9 +297,10 @@ def by_choice(
     return found
 
 
-def mean_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean of each figure over draws."""
-    return {m: float(np.mean([run[m] for run in runs])) for m in runs[0]}
+def mean_figures(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """Mean of each figure over draws; None where a draw has too few tasks for it."""
+    values = {m: [run[m] for run in runs] for m in runs[0]}
+    return {m: None if None in column else float(np.mean(column)) for m, column in values.items()}
 
 
 def covered(rows: MeasuredRows, levels: Array, factor: Array) -> float:
