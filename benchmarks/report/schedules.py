@@ -88,21 +88,27 @@ def study(results: Results) -> str:
 
 
 def new_device(results: Results) -> str:
-    """Devices that a model was not trained on, by group of programs, before and after measurements."""
+    """Devices that a model was not trained on, by group of programs, before and after measurements.
+
+    Mean and median error, share inside the interval, wins against random choice; tau and top-1 where tasks are ranked.
+    """
     result = results.get("schedules_device")
     if result is None:
         return not_measured("schedules_device")
     parts = [f"`{result['command']}`, model `{result['model']}`."]
     for device, groups in result["devices"].items():
+        groups = {group: figures for group, figures in groups.items() if "0" in figures}
         first, *_ = groups.values()
         rows = []
         for key in first:
             metrics = ["mape", "median_ape", "covered"] + ["better_than_random"] * (" " in key and "random" not in key)
-            cells = [" / ".join(percent(of[key][m]) for m in metrics if m in of[key]) for of in groups.values()]
-            ranks = [
-                f"{number(of[key]['task_kendall_tau'])} / {number(of[key]['top1_score'])}" for of in groups.values()
+            metrics += ["task_kendall_tau", "top1_score"]
+            kinds = dict.fromkeys(metrics[-2:], number)
+            cells = [
+                " / ".join(kinds.get(m, percent)(of[key][m]) for m in metrics if of[key].get(m) is not None)
+                for of in groups.values()
             ]
-            rows.append([key.replace(" ", " by "), *(f"{a}; {b}" for a, b in zip(cells, ranks, strict=True))])
+            rows.append([key.replace(" ", " by "), *cells])
         header = ("measurements", *(f"{group} ({figures['0']['n']:,.0f})" for group, figures in groups.items()))
         parts.append(f"{device}:\n\n{table(header, rows)}")
     return "\n\n".join(parts)

@@ -1,8 +1,8 @@
 """A model on devices that it was not trained on (``python -m benchmarks.schedules device --device NAME --model DIR``).
 
 The records of each device are predicted from its data sheet, then after some of its programs were measured and used as
-by ``cdmpp adapt``. Schedules of MetaSchedule's space are measured; figures are of the others, of training tasks and of
-new tasks, and of irregular schedules (``cdmpp collect --irregular``).
+by ``cdmpp adapt``. Defaults and schedules of MetaSchedule's space are measured; figures are of the others: of programs
+that training had on other devices, of new programs, of irregular schedules (``cdmpp collect --irregular``), and of all.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from benchmarks.report.schedules import new_device as report
 from benchmarks.schedules.study import by_choice, mean_figures
 from cdmpp.data.load import load_table
 from cdmpp.data.split_file import without_sealed
-from cdmpp.data.splits import TRAIN
 from cdmpp.errors import CdmppError
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.config import DataConfig
 from cdmpp.train.dataset import make_dataset
-from cdmpp.train.evaluation.parts import row_parts
+from cdmpp.train.evaluation.parts import row_parts, trained_on
 
 DRAWS = {"kmeans": 10, "variance": 5, "random": 10, "tvm": 10}
 
@@ -47,18 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(
                 f"--device {options.device}: no device of the records, or {options.model} was trained on it"
             )
+        trained = table.program_key[trained_on(predictor.artifact, table, row_parts(predictor.artifact, table))]
         devices: dict[str, dict[str, dict[str, Any]]] = {}
         for name in names:
             own = table.select(np.flatnonzero(table.device.is_(name)))
             dataset = make_dataset(own, DataConfig(records=(options.records,)), schedule=True, every_part=True)
-            key, program = own.program_key, dataset.rows.program
-            irregular = np.isin(program, key[own.provenance["origin"].array() == "irregular"])
-            known = np.isin(program, key[row_parts(predictor.artifact, own) == TRAIN])
+            program = dataset.rows.program
+            irregular = np.isin(program, own.program_key[own.provenance["origin"].array() == "irregular"])
+            known = np.isin(program, trained) & ~irregular
             groups = {
                 "all but irregular": ~irregular,
-                "training tasks": ~irregular & known,
-                "new tasks": ~irregular & ~known,
+                "programs of training": known,
+                "new programs": ~irregular & ~known,
                 "irregular": irregular,
+                "all": np.ones(len(program), dtype=bool),
             }
             found = by_choice(dataset, part, dataset.rows, groups, DRAWS)
             devices[name] = {group: {} for group in groups}
