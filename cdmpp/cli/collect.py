@@ -193,6 +193,8 @@ def collect(
             file=sys.stderr,
         )
     sizes = parse_sizes(dim or [])
+    if irregular and chosen[0].kind != "llvm":
+        raise typer.BadParameter("irregular schedules are of programs of a CPU", param_hint="--irregular")
     if (good or active) and build_only:
         raise typer.BadParameter("an archive has random schedules only", param_hint="--good, --active")
     selected = any(is_scheduled_todo(Path(source)) for source in wanted)

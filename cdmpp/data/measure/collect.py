@@ -124,9 +124,10 @@ class Collector:
             arguments = [(text, digest, target, drawn, self.settings.seed) for digest, _, text in tasks]
             outcomes = pool.run(sample_programs, arguments)
             number = self.settings.irregular
-            irregular = pool.run(irregular_programs, [(t, d, number, self.settings.seed) for d, _, t in tasks])
+            jobs = [(text, digest, number, self.settings.seed) for digest, _, text in tasks] if number else []
+            irregular = dict(zip([digest for _, digest, *_ in jobs], pool.run(irregular_programs, jobs), strict=True))
             failed = []
-            for (digest, name, text), outcome, further in zip(tasks, outcomes, irregular, strict=True):
+            for (digest, name, text), outcome in zip(tasks, outcomes, strict=True):
                 if outcome.failure:
                     logger.warning("task %s: no schedules: %s", name, outcome.failure)
                     failed.append((digest, text, outcome.failure))
@@ -134,9 +135,12 @@ class Collector:
                     programs = outcome.value
                     if self._chooser is not None:
                         programs = self._chooser(programs, self.settings.schedules)
+                    further = irregular.get(digest, Outcome([]))
+                    if further.failure:
+                        logger.warning("task %s: no irregular schedules: %s", name, further.failure)
                     mixed = [p for pair in zip_longest(programs, further.value or ()) for p in pair if p is not None]
                     self.store.add_programs(digest, mixed, self.settings.schedules)
-                self._step(not (outcome.failure or further.failure))
+                self._step(not outcome.failure)
             # A task without a design space still has its default.
             defaults = pool.run(sample_programs, [(text, digest, target, 0, 0) for digest, text, _ in failed])
             for (digest, _, reason), outcome in zip(failed, defaults, strict=True):
