@@ -76,6 +76,13 @@ def schedules_study(m: dict[str, Any]) -> dict[str, Any]:
     return {"command": "run me", "steps": 1000, "variants": {"base": choice, "without k80: plain": left}}
 
 
+def schedules_device(m: dict[str, Any]) -> dict[str, Any]:
+    """One device that is adapted, without irregular programs after measurements."""
+    after = m | {"mape": 0.123, "better_than_random": 0.9}
+    groups = {"new tasks": {"0": m, "40 variance": after}, "irregular": {"0": m, "40 variance": m}}
+    return {"command": "run me", "model": "base-1", "devices": {"cpu-1t": groups}}
+
+
 def schedules_search() -> dict[str, Any]:
     """One group of pools, with a speed that is not known."""
     order = {"trials": 12.34, "median_trials": 6.5, "speed_16": 0.9123, "speed_32": None}
@@ -193,6 +200,7 @@ def results() -> Results:
             "schedules": scheduled(methods),
             "schedules_gpu": scheduled_gpu(metrics(0.4) | ranked),
             "schedules_study": schedules_study(metrics(0.4) | ranked),
+            "schedules_device": schedules_device(metrics(0.4) | ranked | {"covered": 0.5}),
             "schedules_search": schedules_search(),
         },
         model_id="base-1",
@@ -262,6 +270,8 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     shown = schedules.study(results)
     assert "| base | 1,000 | 41.0 ± 1.4 % | 20.0 ± 0.0 % | 0.610 | 0.820 | 41.0 ± 1.4 % |" in shown
     assert "| k80 | plain | 41.0 ± 1.4 % | 20.0 ± 0.0 % | 0.610 | 0.820 | 40.0 % / 20.0 % | 40.0 % / 20.0 % |" in shown
+    shown = schedules.new_device(results)
+    assert "| 40 by variance | 12.3 % / 20.0 % / 50.0 % / 90.0 % / 0.610 / 0.820 | 40.0 % / 20.0 % / 50.0 % /" in shown
     shown = goals.headlines(results)
     assert "| 10.85 % |" in shown and "| 40.0 % | device left out, k = 40 by variance: k80 |" in shown
     # Of CPUs, only those without near twins in training.

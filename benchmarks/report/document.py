@@ -27,6 +27,7 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
         "schedules": schedules.schedules,
         "schedules-gpu": schedules.gpu,
         "schedules-study": schedules.study,
+        "schedules-device": schedules.new_device,
         "original": schedules.original,
     },
     "docs/model_card.md": {

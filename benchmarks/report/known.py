@@ -18,7 +18,7 @@ TITLES = {
     "vidur": "fp16 LLM layers (vidur)",
     "miopen": "convolutions on AMD GPUs (MIOpen)",
     "deepbench": "operators on devices of 2014-2018 (DeepBench)",
-    "cdmpp_collect": "TVM programs on six CPU configurations (own measurements)",
+    "cdmpp_collect": "TVM programs on eight CPU configurations (own measurements)",
     "aiconfigurator_gemm_quantised": "quantised GEMM (aiconfigurator)",
     "aiconfigurator_moe": "expert layers (aiconfigurator)",
     "aiconfigurator_mla": "latent attention (aiconfigurator)",

@@ -67,6 +67,10 @@ STUDIES: dict[str, Study] = {
     "schedules_study": Study(
         "benchmarks/results/schedules_study.json", f"python -m benchmarks.schedules study {_PUBLIC}"
     ),
+    "schedules_device": Study(
+        "benchmarks/results/schedules_device.json",
+        "python -m benchmarks.schedules device --device intel-xeon-emerald-rapids --model FOLDER",
+    ),
     "schedules_search": Study(
         "benchmarks/results/schedules_search.json", f"python -m benchmarks.schedules search {_PUBLIC}"
     ),

@@ -87,6 +87,33 @@ def study(results: Results) -> str:
     return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
 
+def new_device(results: Results) -> str:
+    """Devices that a model was not trained on, by group of programs, before and after measurements.
+
+    Mean and median error, share inside the interval, wins against random choice; tau and top-1 where tasks are ranked.
+    """
+    result = results.get("schedules_device")
+    if result is None:
+        return not_measured("schedules_device")
+    parts = [f"`{result['command']}`, model `{result['model']}`."]
+    for device, groups in result["devices"].items():
+        groups = {group: figures for group, figures in groups.items() if "0" in figures}
+        first, *_ = groups.values()
+        rows = []
+        for key in first:
+            metrics = ["mape", "median_ape", "covered"] + ["better_than_random"] * (" " in key and "random" not in key)
+            metrics += ["task_kendall_tau", "top1_score"]
+            kinds = dict.fromkeys(metrics[-2:], number)
+            cells = [
+                " / ".join(kinds.get(m, percent)(of[key][m]) for m in metrics if of[key].get(m) is not None)
+                for of in groups.values()
+            ]
+            rows.append([key.replace(" ", " by "), *cells])
+        header = ("measurements", *(f"{group} ({figures['0']['n']:,.0f})" for group, figures in groups.items()))
+        parts.append(f"{device}:\n\n{table(header, rows)}")
+    return "\n\n".join(parts)
+
+
 def search(results: Results) -> str:
     """Offline searches by group of pools; a method that learns has none in pools of one round."""
     result = results.get("schedules_search")

@@ -11,7 +11,8 @@ also evaluated after 40 measurements of the held-out configuration. PerStoreFeat
 the user's cache. Networks that are held out are those of ``splits.parquet`` beside the records, or ``--test-networks
 a,b``. ``--sealed LABEL`` evaluates the sealed networks, once per label; the result file records date and model. The
 figures go into ``benchmarks/results/schedules.json``, split by split. :mod:`benchmarks.schedules.gpu` is ``gpu``,
-:mod:`benchmarks.schedules.study` is ``study``, :mod:`benchmarks.schedules.search` is ``search``.
+:mod:`benchmarks.schedules.study` is ``study``, :mod:`benchmarks.schedules.search` is ``search``,
+:mod:`benchmarks.schedules.new_device` is ``device``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.schedules import gpu, search, study
+from benchmarks.schedules import gpu, new_device, search, study
 from benchmarks.schedules.configuration import MEASURED, after_measurements
 from benchmarks.schedules.document import add, check_unread, header, line, read, sealed_read
 from benchmarks.schedules.methods import Contest, Predict, cost_ratio, figures, mean_of
@@ -166,5 +167,5 @@ def _chosen(data: Scheduled, wanted: list[str], configurations: str) -> list[str
 
 
 if __name__ == "__main__":
-    commands = {"gpu": gpu.main, "study": study.main, "search": search.main}
+    commands = {"device": new_device.main, "gpu": gpu.main, "study": study.main, "search": search.main}
     commands[sys.argv.pop(1)]() if commands.keys() & {*sys.argv[1:2]} else main()

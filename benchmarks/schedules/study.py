@@ -233,43 +233,74 @@ def run(everything: Dataset, config: TrainConfig, name: str, runs: Path) -> dict
     return result
 
 
-def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, Any]:
+def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, dict[str, float]]:
     """Figures of devices that are left out, by number of measurements, chosen and used as by ``cdmpp adapt``.
 
     ``covered`` is the share of programs inside their 80 % interval, ``better_than_random`` the share of draws in which
     a sampler has a smaller mean error than random.
     """
-    pipeline, found = InferencePipeline(artifact), {}
+    found: dict[str, list[dict[str, float]]] = {}
     place = np.random.default_rng(0).permutation(dataset.task.max() + 1)[dataset.task]
     for code in np.unique(dataset.rows.device[rows]):
         own = dataset.rows.take(rows[dataset.rows.device[rows] == code])
         own = own.take(np.argsort(place[own.program], kind="stable")[:SAMPLE])  # of few tasks, all programs
-        batch = QueryBatch(dataset.store, dataset.kinds, dataset.kind, dataset.devices, own)
-        base, maker, number = pipeline.predict_base(batch), FeatureMaker(artifact.weights), np.arange(len(own))
-        assert base.peers is not None and base.view is not None
-        features = maker.features(batch, base.peers, base.view)
-        columns = base.point, base.levels, base.factor, base.coverage, base.point
-        known = Survey(number, number, *columns, features, maker.names, 0)
-        queries = MeasuredQueries(own.log_latency, base.point, base.levels, features)
-        before = figures_of(dataset, own, base.point) | {"covered": covered(own, base.levels, base.factor)}
-        found.setdefault("0", []).append(before)
-        for k, draw in itertools.product(MEASURED, range(max(DRAWS.values()))):
-            runs = {}
-            for sampler in (name for name, draws in DRAWS.items() if draw < draws):
-                chosen = choose_rows(known, number, k, sampler, draw)
-                fitted, rest = fit_process(queries.take(chosen)), np.delete(number, chosen)
-                point, levels, width = base.point, base.levels, base.factor
-                if fitted.weight:
-                    error = fitted.process.mean_and_variance(features)
-                    point, levels = centre_and_spread(fitted.process, point, levels, *error, fitted.weight)
-                    width = np.full(len(own), fitted.width)
-                left = own.take(rest)
-                after = figures_of(dataset, left, point[rest]) | {"covered": covered(left, levels[rest], width[rest])}
-                runs[sampler] = after
-            for sampler, run in runs.items():
-                run["better_than_random"] = float(run["mape"] < runs["random"]["mape"])
-                found.setdefault(f"{k} {sampler}", []).append(run)
-    return {key: {m: float(np.mean([run[m] for run in runs])) for m in runs[0]} for key, runs in found.items()}
+        for (_, key), runs in by_choice(dataset, artifact, own, {"": np.ones(len(own), dtype=bool)}, DRAWS).items():
+            found.setdefault(key, []).extend(runs)
+    return {key: mean_figures(runs) for key, runs in found.items()}
+
+
+def by_choice(
+    dataset: Dataset, artifact: Artifact, own: MeasuredRows, groups: Mapping[str, Array], draws: Mapping[str, int]
+) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """Figures of each draw by group of rows of one device and by choice: "0", or number and sampler.
+
+    Programs of the first group are measured. The sampler "tvm" takes all schedules of one task after the other, as
+    TVM's search does, whose rounds are of 64 trials of one task and whose cost model ranks at random up to trial 100.
+    """
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    pipeline = InferencePipeline(artifact)
+    batch = QueryBatch(dataset.store, dataset.kinds, dataset.kind, dataset.devices, own)
+    base, maker, number = pipeline.predict_base(batch), FeatureMaker(artifact.weights), np.arange(len(own))
+    assert base.peers is not None and base.view is not None
+    features, pool = maker.features(batch, base.peers, base.view), np.flatnonzero(next(iter(groups.values())))
+    columns = base.point, base.levels, base.factor, base.coverage, base.point
+    known = Survey(number, number, *columns, features, maker.names, 0)
+    queries = MeasuredQueries(own.log_latency, base.point, base.levels, features)
+
+    def add(key: str, left: Array, point: Array, levels: Array, width: Array) -> None:
+        for group, mask in groups.items():
+            if not len(index := left[mask[left]]):
+                continue
+            rows = own.take(index)
+            run = figures_of(dataset, rows, point[index]) | {"covered": covered(rows, levels[index], width[index])}
+            found.setdefault((group, key), []).append(run)
+
+    add("0", number, base.point, base.levels, base.factor)
+    for k, draw in itertools.product(MEASURED, range(max(draws.values()))):
+        for sampler in (name for name, count in draws.items() if draw < count):
+            if sampler == "tvm":
+                place = np.random.default_rng(draw).permutation(dataset.task.max() + 1)[dataset.task[own.program]]
+                chosen = pool[np.argsort(place[pool], kind="stable")[:k]]
+            else:
+                chosen = pool[choose_rows(known, pool, k, sampler, draw)]
+            fitted = fit_process(queries.take(chosen))
+            point, levels, width = base.point, base.levels, base.factor
+            if fitted.weight:
+                error = fitted.process.mean_and_variance(features)
+                point, levels = centre_and_spread(fitted.process, point, levels, *error, fitted.weight)
+                width = np.full(len(own), fitted.width)
+            add(f"{k} {sampler}", np.delete(number, chosen), point, levels, width)
+    for (group, key), runs in found.items():
+        random = found.get((group, f"{key.partition(' ')[0]} random"), ())
+        for run, other in zip(runs, random, strict=False):
+            run["better_than_random"] = float(run["mape"] < other["mape"])
+    return found
+
+
+def mean_figures(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:
+    """Mean of each figure over draws; None where a draw has too few tasks for it."""
+    values = {m: [run[m] for run in runs] for m in runs[0]}
+    return {m: None if None in column else float(np.mean(column)) for m, column in values.items()}
 
 
 def covered(rows: MeasuredRows, levels: Array, factor: Array) -> float:

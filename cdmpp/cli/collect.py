@@ -59,6 +59,9 @@ def collect(
         ),
     ] = None,
     schedules: Annotated[int, typer.Option(min=0, help="Random schedules of each task.")] = 64,
+    irregular: Annotated[
+        int, typer.Option(min=0, help="Also schedules with random loops and annotations: so many of each task (CPU).")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the schedules.")] = 0,
     good: Annotated[
         int, typer.Option(min=0, help="Also the predicted fastest of a pool of schedules: so many of each task.")
@@ -170,6 +173,7 @@ def collect(
         )
     settings = CollectSettings(
         schedules=schedules,
+        irregular=irregular,
         seed=seed,
         tune=tune,
         time_limit_s=time_limit_s,
@@ -189,6 +193,8 @@ def collect(
             file=sys.stderr,
         )
     sizes = parse_sizes(dim or [])
+    if irregular and chosen[0].kind != "llvm":
+        raise typer.BadParameter("irregular schedules are of programs of a CPU", param_hint="--irregular")
     if (good or active) and build_only:
         raise typer.BadParameter("an archive has random schedules only", param_hint="--good, --active")
     selected = any(is_scheduled_todo(Path(source)) for source in wanted)

@@ -357,7 +357,9 @@ class Expressions:
             # A load like any other, except that it is marked. Its argument is the address of an element.
             counts[_OP["other_call"]] += 1
             return self.array(self.data(args[1])["args"])
-        if name.startswith("tirx.") and "float" in self.dtype(index):
+        if name == "tirx.pow" and self._is_product(args):
+            counts[_OP["float_mul"]] += 1
+        elif name.startswith("tirx.") and "float" in self.dtype(index):
             counts[_OP["float_math"]] += 1
             if name not in _INSTRUCTIONS:
                 self.library_calls += 2.0 if name in _DEAR else 1.0
@@ -373,9 +375,13 @@ class Expressions:
         extern = name == "tirx.call_pure_extern" and "float" in self.dtype(index)
         if extern:
             name = f"tirx.{self._string(args[0]).removesuffix('f')}"
-        if name == "tirx.pow" and constant[-1]:
-            return self.data(args[-1])["value"] not in _PRODUCTS
+        if name == "tirx.pow" and self._is_product(args):
+            return False
         return name in _CALLED or (extern and name not in _INSTRUCTIONS)
+
+    def _is_product(self, args: list[int]) -> bool:
+        """Whether LLVM makes a power of these arguments a product, a quotient or a root."""
+        return self.nodes[args[-1]]["type"].endswith("Imm") and self.data(args[-1])["value"] in _PRODUCTS
 
     def _string(self, index: int) -> str:
         """Text of a StringImm; "" for anything else."""

@@ -15,7 +15,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Modules that need the public tables: only their help is tested.
+#: Modules that need the public tables, or another model: only their help is tested.
 NEED_PUBLIC_DATA = [
     "accuracy",
     "leave_one_device_out",
@@ -24,6 +24,7 @@ NEED_PUBLIC_DATA = [
     "training_truth.__main__",
     "quick.__main__",
     "schedules.gpu",
+    "schedules.new_device",
     "schedules.study",
     "unseen_shapes",
 ]

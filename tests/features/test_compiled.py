@@ -223,3 +223,15 @@ def test_nothing_is_undefined_without_loops() -> None:
     counts = columns(CompactAST([leaf((), at(x, {}))], [], [x]))
     assert all(0 <= value < inf for value in counts.values())
     assert counts["vector_trips"] == 1
+
+
+@pytest.mark.parametrize(("exponent", "is_call"), [(2.0, False), (-1.0, False), (0.5, False), (3.0, True)])
+def test_power_that_llvm_makes_a_product_is_no_call(exponent: float, is_call: bool) -> None:
+    tvm = pytest.importorskip("tvm")
+    x = tvm.te.placeholder((64,), name="x")
+    power = tvm.te.compute((64,), lambda i: tvm.tirx.pow(x[i], tvm.tirx.const(exponent, "float32")))
+    nodes, root = load(str(tvm.ir.save_json(tvm.te.create_prim_func([x, power]))))
+    (found,) = build_ast(nodes, root).leaves
+    operations = dict(zip(OPERATIONS, found.counts, strict=True))
+    assert (operations["float_math"], operations["float_mul"]) == (int(is_call), int(not is_call))
+    assert (found.library_calls > 0) == is_call

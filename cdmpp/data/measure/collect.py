@@ -14,13 +14,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from cdmpp.data.folder import STORE
 from cdmpp.data.measure.building import Library, build_program, check_toolchain, import_tvm_alone
 from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
-from cdmpp.data.measure.sampling import begin_search, continue_search, prepare_sampler, prepare_search, sample_programs
+from cdmpp.data.measure.sampling import (
+    begin_search,
+    continue_search,
+    irregular_programs,
+    prepare_sampler,
+    prepare_search,
+    sample_programs,
+)
 from cdmpp.data.measure.settings import Chooser, CollectSettings, ProgressListener
 from cdmpp.data.measure.store import (
     FIRST,
@@ -103,6 +111,7 @@ class Collector:
         target = self.store.settings().get("sampling_target") or dict(first.target)
         self.store.settle({"sampling_target": target})
         self.store.settle({"chooser": self._chooser.description if self._chooser is not None else None})
+        self.store.settle({"irregular": self.settings.irregular})
         self._lower(list(dict.fromkeys(sources)), dims or {})
         tasks = self._chosen(self.store.unsampled(self.settings.schedules))
         if not tasks:
@@ -114,6 +123,9 @@ class Collector:
             drawn = self.settings.schedules + (self._chooser.pool if self._chooser else 0)
             arguments = [(text, digest, target, drawn, self.settings.seed) for digest, _, text in tasks]
             outcomes = pool.run(sample_programs, arguments)
+            number = self.settings.irregular
+            jobs = [(text, digest, number, self.settings.seed) for digest, _, text in tasks] if number else []
+            irregular = dict(zip([digest for _, digest, *_ in jobs], pool.run(irregular_programs, jobs), strict=True))
             failed = []
             for (digest, name, text), outcome in zip(tasks, outcomes, strict=True):
                 if outcome.failure:
@@ -123,7 +135,11 @@ class Collector:
                     programs = outcome.value
                     if self._chooser is not None:
                         programs = self._chooser(programs, self.settings.schedules)
-                    self.store.add_programs(digest, programs, self.settings.schedules)
+                    further = irregular.get(digest, Outcome([]))
+                    if further.failure:
+                        logger.warning("task %s: no irregular schedules: %s", name, further.failure)
+                    mixed = [p for pair in zip_longest(programs, further.value or ()) for p in pair if p is not None]
+                    self.store.add_programs(digest, mixed, self.settings.schedules)
                 self._step(not outcome.failure)
             # A task without a design space still has its default.
             defaults = pool.run(sample_programs, [(text, digest, target, 0, 0) for digest, text, _ in failed])

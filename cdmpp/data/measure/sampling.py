@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import random
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ ROUND = 16
 POPULATION, GENERATIONS, MEASURED_SHARE = 64, 2, 0.25
 #: Latency in seconds that is reported for a failed program.
 FAILED_S = 1e10
+#: Irregular schedules: sizes of inner loops, of vectors, and the largest loop that is unrolled.
+FACTORS, VECTORS, UNROLLED = (2, 3, 5, 6, 7, 12, 13, 24, 48, 100), (2, 3, 4, 7, 8, 12, 16, 24, 32, 64), 24
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ class SampledProgram:
     hash : str
         Structural hash; traces with equal programs count once.
     tvm_json : str
-    origin : {"default", "sampled", "good", "active", "tuned"}
-        Untuned program, random schedule, best predicted schedule of a pool, schedule of a pool on which models
-        disagree, or program proposed by a search.
+    origin : {"default", "sampled", "irregular", "good", "active", "tuned"}
+        Untuned program, random schedule of a design space, random loops and annotations, best predicted schedule of a
+        pool, schedule of a pool on which models disagree, or program proposed by a search.
     """
 
     hash: str
@@ -151,6 +154,67 @@ def sample_programs(
         idle = idle + 1 if len(programs) == before else 0
         strategy.notify_runner_results(candidates, _no_results(len(candidates)))
     return list(programs.values())
+
+
+def irregular_programs(tvm_json: str, task_hash: str, count: int, seed: int) -> list[SampledProgram]:
+    """Return up to ``count`` distinct schedules of a CPU task that no design space has.
+
+    Every block is rearranged at random: splits that do not divide, loops in any order, vectors that cross rows or lie
+    over broadcast operands, parallel and unrolled loops at any depth.
+    """
+    from tvm.s_tir import Schedule
+
+    draw = random.Random(task_seed(task_hash, seed))
+    programs: dict[str, SampledProgram] = {}
+    for _ in range(4 * count):
+        schedule = Schedule(_module(tvm_json), seed=1)
+        root = schedule.get_sblock("root")
+        for block in schedule.get_child_blocks(root):
+            _rearrange(schedule, block, draw)
+        program = scheduled_program(schedule.mod, "irregular")
+        if program.hash != task_hash:
+            programs.setdefault(program.hash, program)
+        if len(programs) == count:
+            break
+    return list(programs.values())
+
+
+def _rearrange(schedule: Any, block: Any, draw: random.Random) -> None:
+    """Apply random primitives to the loops of a block; those that would change its result are left out."""
+    from tvm.error import InternalError
+    from tvm.s_tir.schedule import ScheduleError
+
+    def apply(share: float, primitive: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return primitive(*arguments) if draw.random() < share else None
+        except (ScheduleError, InternalError):
+            return None
+
+    def extent(loop: Any) -> int:
+        return int(schedule.get(loop).extent)
+
+    def loops(most: float = float("inf")) -> list[Any]:
+        return [loop for loop in schedule.get_loops(block) if 1 < extent(loop) <= most]
+
+    def split(share: float, loop: Any, sizes: Sequence[int]) -> None:
+        if smaller := [size for size in sizes if size < extent(loop)]:
+            apply(share, schedule.split, loop, [None, draw.choice(smaller)])
+
+    if not loops():
+        return
+    fused = apply(0.3, schedule.fuse, *schedule.get_loops(block))
+    for loop in [fused] if fused else draw.sample(loops(), min(2, len(loops()))):
+        split(0.5, loop, FACTORS)
+    order = loops()
+    draw.shuffle(order)
+    apply(0.0 if fused else 0.4, schedule.reorder, *order)
+    split(0.6, loops()[-1], VECTORS)
+    if extent(inner := loops()[-1]) <= VECTORS[-1]:
+        apply(0.8, schedule.vectorize, inner)
+    apply(0.5, schedule.parallel, draw.choice(loops()))
+    for loop in draw.sample(loops(UNROLLED), min(1, len(loops(UNROLLED)))):
+        apply(0.4, schedule.unroll, loop)
+    apply(0.3, schedule.decompose_reduction, block, draw.choice(loops()))
 
 
 def _module(tvm_json: str) -> Any:

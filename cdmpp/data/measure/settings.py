@@ -18,6 +18,7 @@ class CollectSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     schedules: int = Field(64, ge=0, description="random schedules per task, besides the untuned default")
+    irregular: int = Field(0, ge=0, description="further schedules per task with random loops and annotations")
     seed: int = Field(0, ge=0)
     tune: int = Field(0, ge=0, description="measured trials per task of a search for good schedules")
     timing: TimingSettings = TimingSettings()

@@ -213,6 +213,18 @@ def test_folder_resumes_with_another_target_after_a_kill(
     assert summary["records"] == 2 * len(collected.hashes)
 
 
+def test_irregular_schedules_follow_the_default_of_each_task(
+    tmp_path: Path, quick: CollectSettings, one_thread: Configuration
+) -> None:
+    settings = quick.model_copy(update={"irregular": 2})
+    with Store(tmp_path / "irregular") as store:
+        Collector(store, settings, [one_thread]).prepare(["elementwise:rows=3,columns=17"])
+        origins: dict[str, list[str]] = {}
+        for program in store.all_programs():
+            origins.setdefault(program.task, []).append(program.origin)
+    assert len(origins) == 8 and all(found == ["default", "irregular", "irregular"] for found in origins.values())
+
+
 def test_duplicate_network_is_collected_once(tmp_path: Path, quick: CollectSettings, one_thread: Configuration) -> None:
     model = tmp_path / "model.onnx"
     model.write_bytes(two_layers())

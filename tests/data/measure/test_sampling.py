@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from cdmpp.data.measure.pools import WorkerPool, WorkerSettings
-from cdmpp.data.measure.sampling import SampledProgram, prepare_sampler, sample_programs, task_seed
+from cdmpp.data.measure.sampling import SampledProgram, irregular_programs, prepare_sampler, sample_programs, task_seed
 from cdmpp.data.measure.targets import configurations
 from cdmpp.programs.program import TensorProgram
 
@@ -102,3 +103,23 @@ def test_half_precision_products_use_tensor_cores_on_a_gpu() -> None:
     with WorkerPool(1, WorkerSettings(time_limit_s=120), prepare_sampler, ("cuda",)) as cuda:
         programs = cuda.call(sample_programs, text, TensorProgram.from_tvm_json(text).hash, dict(gpu.target), 4, 0)
     assert any("wmma" in program.tvm_json for program in programs)
+
+
+def test_irregular_schedules_are_distinct_and_compute_the_same() -> None:
+    import tvm
+
+    text, digest = matmul()
+    found = irregular_programs(text, digest, 8, 0)
+    assert len({p.hash for p in found} - {digest}) == len(found) == 8
+    assert [p.hash for p in irregular_programs(text, digest, 3, 0)] == [p.hash for p in found[:3]]
+    rng, outputs, written = np.random.default_rng(0), [], ""
+    a, b = (rng.random(shape, dtype=np.float32) for shape in ((32, 64), (64, 48)))
+    for program in found:
+        function = tvm.ir.load_json(program.tvm_json)
+        written += str(function)
+        arguments = [tvm.runtime.tensor(x) for x in (a, b, np.full((32, 48), np.nan, dtype=np.float32))]
+        tvm.tirx.build(function.with_attr("global_symbol", "main"), target="llvm")(*arguments)
+        outputs.append(arguments[-1].numpy())
+    np.testing.assert_allclose(outputs, [a @ b] * 8, rtol=1e-4)
+    # Splits that do not divide, and annotated loops.
+    assert all(what in written for what in ("T.where", "T.vectorized", "T.parallel", "T.unroll"))
