@@ -13,7 +13,6 @@ from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles,
 from cdmpp.cli.ray_option import RayCommand, RayOption
 from cdmpp.errors import DataError
 from cdmpp.plan.registry import PLANNERS
-from cdmpp.plan.rl.measured import DEGREES
 
 __all__ = ["plan", "rl"]
 
@@ -147,6 +146,8 @@ def rl(
 
 def _degrees(text: str | None) -> dict[str, int]:
     """Degrees of ``tp=2,pp=1``."""
+    from cdmpp.plan.rl.measured import DEGREES
+
     found: dict[str, int] = {}
     for part in filter(None, (text or "").split(",")):
         name, _, value = part.partition("=")

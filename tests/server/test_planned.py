@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 
 from cdmpp.devices import lookup
 from cdmpp.errors import FieldError
-from cdmpp.llm import EstimatePlan, read_config, serving
+from cdmpp.llm import EstimatePlan, read_config
+from cdmpp.llm.serving import simulate as serving
 from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.load import FIRST_S, SHARE, Load

@@ -100,7 +100,7 @@ def test_concurrent_writers_lose_nothing(store: ObservationStore, database: str)
 
 def test_processes_can_create_the_tables_concurrently(database: str) -> None:
     code = (
-        "import sys; from cdmpp_server.observe.store import Store; s = Store(sys.argv[1]);"
+        "import sys; from cdmpp_server.observe.store import ObservationStore as S; s = S(sys.argv[1]);"
         "s.put_programs({32 * 'a': {'operator': 'relu'}}); s.check()"
     )
     started = [
@@ -319,9 +319,9 @@ async def test_failed_transaction_fails_all_its_writes() -> None:
 
 KILLED = """
 import sys, threading
-from cdmpp_server.observe.store import Store
+from cdmpp_server.observe.store import ObservationStore
 from tests.server.test_store import observation
-store = Store(sys.argv[1])
+store = ObservationStore(sys.argv[1])
 lock = threading.Lock()
 def write(seed):
     n = 0

@@ -168,7 +168,7 @@ def test_plans_that_frameworks_cannot_run_are_named() -> None:
         export_plan("verl", "rl", request, make_plan("rl", request))
     pools = [
         {"name": "a", "units": 2, "stages": ["generation"]},
-        {"name": "b", "units": 2, "stages": ["generation"], "decode": {"a_s": 0.02}},
+        {"name": "b", "units": 2, "stages": ["generation"], "decode": {"a_s": 0.012}},
         {"name": "c", "units": 2, "stages": ["training"]},
     ]
     request = {**REQUEST, "pools": pools, "mix_pools": True}
