@@ -17,6 +17,8 @@ tir = pytest.importorskip("cdmpp.programs.frontends.tir")
 pytest.importorskip("tvm")
 
 ONE_CORE, TWO_CORES = "intel-xeon-amx-1t-avx2", "intel-xeon-amx-2t-avx2"
+#: CPU that training did not have: there the network's own answer is below the limit.
+UNSEEN = "xeon-platinum-8124m"
 ELEMENTWISE = """
 from tvm.script import tirx as T
 @T.prim_func(s_tir=True)
@@ -72,10 +74,12 @@ def predictor() -> LatencyPredictor:
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "erf", "sigmoid", "log", "sin"])
 def test_serial_library_calls_take_nanoseconds_each(predictor: LatencyPredictor, name: str) -> None:
-    [prediction] = predictor.predict([program(elementwise(f"T.{name}(A[vi, vj])"))], TWO_CORES)
-    assert prediction.latency_s is not None and prediction.latency_s >= 2e-9 * 256 * 256
-    assert prediction.domain != "in"
-    assert prediction.domain_reason is not None and "C library" in prediction.domain_reason
+    source = program(elementwise(f"T.{name}(A[vi, vj])"))
+    known, unseen = (predictor.predict([source], device)[0] for device in (TWO_CORES, UNSEEN))
+    assert known.latency_s is not None and known.latency_s >= 2e-9 * 256 * 256
+    assert unseen.latency_s is not None and unseen.latency_s >= 2e-9 * 256 * 256
+    assert unseen.domain != "in"
+    assert unseen.domain_reason is not None and "C library" in unseen.domain_reason
 
 
 def test_calls_in_vectorized_loops_are_made_one_by_one_by_each_thread(predictor: LatencyPredictor) -> None:
@@ -85,11 +89,10 @@ def test_calls_in_vectorized_loops_are_made_one_by_one_by_each_thread(predictor:
     assert one.latency_s is not None and two.latency_s is not None
     assert one.latency_s >= 2e-9 * 256 * 48
     assert one.latency_s / 2 <= two.latency_s < one.latency_s
-    assert one.domain == "near"
 
 
 def test_call_of_a_program_has_a_cost_on_every_cpu(predictor: LatencyPredictor) -> None:
-    for device in (ONE_CORE, TWO_CORES, "xeon-platinum-8124m", "core-i9-10940x"):
+    for device in (ONE_CORE, TWO_CORES, UNSEEN, "core-i9-10940x"):
         [prediction] = predictor.predict([program(PACK)], device)
         assert prediction.latency_s is not None and prediction.latency_s >= 5e-9
 
@@ -101,7 +104,7 @@ def test_threads_have_a_cost(predictor: LatencyPredictor) -> None:
 
 
 def test_serial_sum_does_not_profit_from_many_cores(predictor: LatencyPredictor) -> None:
-    [prediction] = predictor.predict([program(ROW_SUM)], "xeon-platinum-8124m")
+    [prediction] = predictor.predict([program(ROW_SUM)], UNSEEN)
     assert prediction.latency_s is not None and prediction.latency_s >= 256 * 256 * 0.75 / 3e9
 
 
@@ -144,6 +147,6 @@ def test_features_of_the_version_before_are_still_read(predictor: LatencyPredict
     features = encode_tvm_json(source.tvm_json or "", schedule=True)
     older = replace(features, leaves=features.leaves[:, :, : WIDTH + NETWORK_SCHEDULE_WIDTH])
     encoded = [EncodedProgram(f"v{i}", f"{i:032x}", "tvm", "tir", part) for i, part in enumerate((features, older))]
-    limited, unlimited = predictor.predict_queries([Query(part, ONE_CORE) for part in encoded])
-    assert limited.latency_s == predictor.predict([source], ONE_CORE)[0].latency_s
+    limited, unlimited = predictor.predict_queries([Query(part, UNSEEN) for part in encoded])
+    assert limited.latency_s == predictor.predict([source], UNSEEN)[0].latency_s
     assert unlimited.latency_s is not None and limited.latency_s is not None and unlimited.latency_s < limited.latency_s
