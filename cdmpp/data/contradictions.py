@@ -70,26 +70,31 @@ def _structure(block: OperatorBlock) -> tuple[tuple[str, object], ...]:
 def _of_block(
     table: MeasurementTable, block: OperatorBlock, wide: Mapping[tuple[str, object], OperatorBlock]
 ) -> Iterator[Contradiction]:
+    half = wide.get((block.operator, _structure(block)))
+    if half is None:
+        return
     labels = (table.source, table.framework, table.protocol, table.device)
     places = np.stack([label.codes[block.row_index] for label in labels])
     groups = _split(np.asarray(np.ravel_multi_index(list(places), [len(label.names) for label in labels])))
     for members in groups:
-        place, half = places[:, members[0]], wide.get((block.operator, _structure(block)))
+        place = places[:, members[0]]
         for others in groups:
             other = places[:, others[0]]
-            if (other[:3] != place[:3]).any() or other[3] == place[3] or half is None:
+            if (other[:3] != place[:3]).any() or other[3] == place[3]:
                 continue
             names = [table.device.names[code] for code in (place[3], other[3])]
             try:
                 device, sibling = (table.device_spec(name) for name in names)
             except UnknownDeviceError:
                 continue
+            if not _same_chip(device, sibling):
+                continue
             rows, other_rows = block.row_index[members], block.row_index[others]
             limit = RATIO * max(1.0, sibling.mem_bandwidth_bytes_per_s / device.mem_bandwidth_bytes_per_s)
             over_sibling = _median_ratio(
                 table, rows, other_rows, table.program_key[rows], table.program_key[other_rows]
             )
-            if not _same_chip(device, sibling) or over_sibling <= limit:
+            if over_sibling <= limit:
                 continue
             same = np.all(
                 [label.codes[half.row_index] == code for label, code in zip(labels, place, strict=True)], axis=0

@@ -214,13 +214,15 @@ def one_tile_s(summary: Array, device: Array, batch: Array, m: Array, n: Array, 
 
 
 class ReferenceTerms(NamedTuple):
-    """Seconds of arithmetic, traffic and launch of rows, and of all; and their contraction (batch, m, n, k)."""
+    """Seconds of arithmetic, traffic and launch of rows, and of all; their contraction (batch, m, n, k), and the
+    :func:`sustained_rates` of their devices."""
 
     compute: Array
     memory: Array
     floor: Array
     reference: Array
     contraction: tuple[Array, Array, Array, Array]
+    rates: tuple[Array, Array]
 
 
 def reference_terms(summary: Array, device: Array, protocol: Array) -> ReferenceTerms:
@@ -242,7 +244,7 @@ def reference_terms(summary: Array, device: Array, protocol: Array) -> Reference
             summary[tiled], device[tiled], batch[tiled], m[tiled], n[tiled], k[tiled]
         )
         reference[tiled] = np.maximum(compute[tiled], memory[tiled]) + floor[tiled]
-    return ReferenceTerms(compute, memory, floor, reference, (batch, m, n, k))
+    return ReferenceTerms(compute, memory, floor, reference, (batch, m, n, k), (peak, bandwidth))
 
 
 def query_inputs(
@@ -264,8 +266,7 @@ def query_inputs(
     log_reference : float64, (rows,)
         Natural log of the reference in seconds: arithmetic + traffic + the protocol's floor.
     """
-    compute, memory, floor, reference, (batch, m, n, k) = reference_terms(summary, device, protocol)
-    peak, bandwidth = sustained_rates(summary, device)
+    compute, memory, floor, reference, (batch, m, n, k), (peak, bandwidth) = reference_terms(summary, device, protocol)
     cache, units = device[:, CACHE], device[:, UNITS]
     known = np.isfinite(cache)
     cache = np.where(known, cache, 4e6)
