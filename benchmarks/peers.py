@@ -13,7 +13,6 @@ network's own prediction, which the shipped answer mixes in, has seen the device
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report.results import write_result
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.model.artifact.load import load_artifact
@@ -33,7 +33,6 @@ from cdmpp.train.evaluation.cache import FeatureCache
 from cdmpp.train.evaluation.query_batches import query_parts
 from cdmpp.train.evaluation.tables import INTERVAL
 from cdmpp.train.run import load_training_table
-from cdmpp.utils.writing import replacing
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -154,8 +153,7 @@ def main() -> None:
         groups += measure(table, source, left_out, rng)
         print(f"{source}: {len(groups)} groups", flush=True)
     content = {"format": 1, "command": "python -m benchmarks.peers --public-data DIR", "rows": ROWS, "groups": groups}
-    with replacing(options.out) as aside:
-        aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_result(options.out, content)
     for form in ("device", "architecture"):
         chosen = [group for group in groups if group["left_out"] == form]
         sources: dict[tuple[str, str], list[float]] = {}
