@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.model.domain.calibration import fit_factor, read_quantiles
-from cdmpp.model.domain.peers import Peers, as_peers, carried_reference, corrects, rule_of, shift, weights
+from cdmpp.model.domain.peers import Peers, as_peers, carried_shift, corrects, rule_of, weights
 from cdmpp.model.domain.score import Context, Domain
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.figures import stack_devices
@@ -273,11 +273,10 @@ def _with_peers(
             continue
         part, sheet = rows.take(members), sheets if spec.sustained is None else inputs
         on_peers = as_peers(part, [index - 1 for index, _ in known])
-        own = point[members] - carried_reference(inputs.reference(part), sheet, part, rule)
-        carried = carried_reference(inputs.reference(on_peers), sheet, on_peers, rule)
-        of_peers = predict_rows(network, inputs, on_peers, embedding=embedding)[0] - carried
+        logs = np.concatenate([point[members], predict_rows(network, inputs, on_peers, embedding=embedding)[0]])
+        reference = np.concatenate([inputs.reference(part), inputs.reference(on_peers)])
         weight = weights(spec, operator, dtype, [peer for _, peer in known])
-        by = shift(own, of_peers.reshape(len(members), len(known)), weight, rule)
+        by = carried_shift(logs, reference, sheet, (part, on_peers), weight, rule)
         point[members], levels[members] = point[members] + by, levels[members] + by[:, None]
     return point, levels
 

@@ -21,7 +21,7 @@ from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Domain, parse_contexts
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.inputs import BANDWIDTH, CACHE, CLOCK, SUMMARY_COLUMNS, UNITS, reference_terms
-from cdmpp.model.nn.rows import QueryRows, RowInputs
+from cdmpp.model.nn.rows import QueryRows, RowInputs, concatenate
 from cdmpp.programs.elements import base_type
 from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import implementation_of
@@ -224,6 +224,24 @@ def shift(unseen: Array, peers: Array, weight: Array, rule: PeerRule) -> Array:
     # Row by row: the last digits of a matrix product depend on the number of rows.
     by_peers = (peers * weight).sum(axis=1) - unseen
     return np.asarray(by_peers - np.clip((1.0 - rule.share) * by_peers, -rule.own_reach, rule.own_reach))
+
+
+def carried_shift(
+    logs: Array, reference: Array, sheets: RowInputs, parts: Sequence[QueryRows], weight: Array, rule: PeerRule
+) -> Array:
+    """:func:`shift` of rows, (rows,).
+
+    Parameters
+    ----------
+    logs, reference : (rows + rows * peers,)
+        Log latency that the network predicts, and log reference seconds: of the device itself, then on the peers.
+    sheets : RowInputs
+        As of :func:`carried_reference`.
+    parts : pair of QueryRows
+        The rows, and :func:`as_peers` of them.
+    """
+    relative, rows = logs - carried_reference(reference, sheets, concatenate(parts), rule), len(parts[0])
+    return shift(relative[:rows], relative[rows:].reshape(rows, -1), weight, rule)
 
 
 def interval_factor(device: DeviceSpec, operator: str, levels: Array, by: Array, factor: Array) -> Array:

@@ -22,11 +22,10 @@ from cdmpp.model.domain.peers import (
     Peers,
     Trained,
     as_peers,
-    carried_reference,
+    carried_shift,
     corrects,
     interval_factor,
     rule_of,
-    shift,
     weights,
 )
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, limited_step
@@ -358,10 +357,7 @@ class InferencePipeline:
                 on_peers = as_peers(part, len(specs) + columns[counts])
                 used = np.arange(span.start, span.stop).reshape(shape)[:, counts].reshape(-1)
                 both = np.concatenate([members, used])
-                carried = carried_reference(reference[both], sheets, concatenate([part, on_peers]), rule)
-                relative = every_point[both] - carried
-                own, of_peers = relative[: len(members)], relative[len(members) :].reshape(len(members), -1)
-                by = shift(own, of_peers, weight, rule)
+                by = carried_shift(every_point[both], reference[both], sheets, (part, on_peers), weight, rule)
                 point[members] += by
                 levels[members] += by[:, None]
                 moved.append((spec, operator, members, by))

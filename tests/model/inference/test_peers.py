@@ -10,9 +10,9 @@ import pytest
 
 from cdmpp.devices import lookup
 from cdmpp.features.encode import encode_operator
+from cdmpp.model.domain import peers
 from cdmpp.model.domain.calibration import scale_quantiles
 from cdmpp.model.domain.peers import LIBRARY_RULE, carried_reference, interval_factor, shift, weights
-from cdmpp.model.inference import pipeline
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.nn.figures import stack_devices, summarise
 from cdmpp.model.nn.rows import ProgramStore, QueryRows, RowInputs
@@ -33,7 +33,7 @@ def corrected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(own))
         return np.zeros(len(own))
 
-    monkeypatch.setattr(pipeline, "shift", counted)
+    monkeypatch.setattr(peers, "shift", counted)
     return counts
 
 
