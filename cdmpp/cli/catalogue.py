@@ -1,13 +1,28 @@
-"""``cdmpp devices``: the devices that can be named."""
+"""``cdmpp devices``: the devices that can be named, and what kernels sustain on them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import JsonOption, print_json, print_table
-from cdmpp.utils.units import format_si
+from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json, print_table
+from cdmpp.utils.units import format_si, format_latency
+
+if TYPE_CHECKING:
+    from cdmpp.devices.spec import DeviceSpec
+
+#: Large kernels of one family each, and one so small that it takes as long as any launch.
+_KERNELS = {
+    "product": "linear:m=8192,n=8192,k=8192",
+    "product of few rows": "linear:m=16,n=8192,k=8192",
+    "attention": "attention_prefill:batch=8,q_len=4096,heads=32,kv_heads=32,head_dim=128",
+    "pass over memory": "add:rows=16384,cols=16384",
+    "norm": "rmsnorm:rows=16384,cols=8192",
+    "launch": "add:rows=1,cols=1024",
+}
 
 
 def devices(
@@ -15,6 +30,10 @@ def devices(
         list[str] | None,
         typer.Argument(help="Print these devices as .toml: every figure, with sources.", metavar="NAME|FILE"),
     ] = None,
+    sustained: Annotated[
+        bool, typer.Option("--sustained", help="Print what share of their data sheet kernels reach, as predicted.")
+    ] = False,
+    model: ModelOption = None,
     json: JsonOption = False,
 ) -> None:
     """List the known devices. Any other can be given as a .json or .toml specification; `native` is this CPU."""
@@ -22,6 +41,9 @@ def devices(
     from cdmpp.devices.loading import specification_toml
 
     found = [load_device(name) for name in names] if names else known()
+    if sustained:
+        _print_sustained(found, model, json)
+        return
     if json:
         print_json({"devices": [spec.model_dump(mode="json") for spec in found]})
         return
@@ -62,3 +84,46 @@ def devices(
         for spec in found
     ]
     print_table(header, rows, right=(3, 4, 5, 6, 7, 8))
+
+
+def _print_sustained(devices: Sequence[DeviceSpec], model: Path | None, json: bool) -> None:
+    rows = [row for device in devices for row in _sustained(device, model)]
+    if json:
+        print_json({"sustained": rows})
+        return
+    print_table(
+        ("device", "kernel", "type", "latency", "sustained", "interval", "domain", "why"),
+        [
+            (
+                *(row[name] for name in ("device", "kernel", "dtype")),
+                format_latency(row["latency_s"]),
+                percent(row["share"]),
+                f"{percent(row['lower_share'])} - {percent(row['upper_share'])}",
+                row["domain"],
+                row["domain_reason"] or "-",
+            )
+            for row in rows
+        ],
+        right=(3, 4, 5),
+    )
+    print("sustained: the seconds of the data sheet (operations at peak or bytes at full bandwidth) over the latency")
+
+
+def _sustained(device: DeviceSpec, model: Path | None) -> Iterator[dict[str, Any]]:
+    """Rows of one device: predictions of :data:`_KERNELS` in the types that its data sheet names."""
+    from cdmpp.predict.predictor import LatencyPredictor
+
+    predictor = LatencyPredictor.load(model)
+    types = ["float32", "bfloat16" if device.peak_flops_fp16_matrix else "float16"]
+    narrow = "float8_e4m3" if device.peak_flops_fp8_matrix else "int8" if device.peak_ops_int8 else None
+    kernels = [(name, dtype) for name in _KERNELS for dtype in types]
+    kernels += [("product", narrow)] * bool(narrow)
+    for name, dtype in kernels:
+        (answer,) = predictor.predict([f"{_KERNELS[name]},dtype={dtype}"], device)
+        yield {
+            **{"device": device.name, "kernel": name, "dtype": dtype, "latency_s": answer.latency_s},
+            "share": answer.roofline_s / answer.latency_s,
+            "lower_share": answer.roofline_s / answer.upper_s,
+            "upper_share": answer.roofline_s / answer.lower_s,
+            **{"domain": answer.domain, "domain_reason": answer.domain_reason},
+        }

@@ -1,4 +1,4 @@
-"""``cdmpp inspect``: loop tree, feature vectors by group, and hash of a program."""
+"""``cdmpp inspect`` and ``cdmpp devices``: features of a program, figures of a device."""
 
 from __future__ import annotations
 
@@ -85,3 +85,16 @@ def test_invalid_programs_are_refused(run: Run) -> None:
     result = run("inspect", "linear:m=1", "--json")
     assert result.exit_code == 1
     assert result.stdout == "" and result.stderr.startswith("error: ") and "hint: " in result.stderr
+
+
+def test_sustained_shares_are_the_data_sheets_seconds_over_predicted_ones(run: Run) -> None:
+    rows = json.loads(run("devices", "rtx-4090", "h100-sxm", "--sustained", "--json").stdout)["sustained"]
+    assert {row["device"] for row in rows} == {"rtx-4090", "h100-sxm"}
+    for row in rows:
+        assert 0 < row["lower_share"] <= row["share"] <= row["upper_share"] and row["latency_s"] > 0
+        assert row["kernel"] == "launch" or row["share"] > 0.2
+    (product,) = (r for r in rows if (r["device"], r["kernel"], r["dtype"]) == ("rtx-4090", "product", "bfloat16"))
+    assert product["share"] == pytest.approx(2 * 8192**3 / 165.2e12 / product["latency_s"], rel=0.02)
+    assert product["domain"] == "near" and "carried over from" in product["domain_reason"]
+    text = run("devices", "rtx-4090", "--sustained").stdout
+    assert text.startswith("device") and "pass over memory" in text and "interval" in text

@@ -151,7 +151,9 @@ class Alike:
         # A device that training had without the operator says less than one of which it had rows, also of other types.
         levels = [measured_on, on_it, *([known] if evidence.lacks(kind, framework) else [])]
         smaller = [nearest(device, [spec for spec in specs if is_larger(device, spec)]) for specs in levels]
-        larger = [nearest(device, [spec for spec in specs if is_larger(spec, device)]) for specs in levels[:2]]
+        # Of two with the same figures and without a measurement of the type, the lower prediction holds for both.
+        apart = [spec for spec in on_it if not is_larger(device, spec)]
+        larger = [nearest(device, [spec for spec in specs if is_larger(spec, device)]) for specs in (measured_on, apart)]
         below, above = _first(smaller), _first(larger)
         limits = []
         if below < len(smaller) and below <= above:
