@@ -80,13 +80,13 @@ def coverage_row(tasks: TaskList, found: Measured, predictor: LatencyPredictor) 
 
 def coverage_table(lowered: Callable[[str], TaskList]) -> str:
     """The whole table, one row for each network."""
-    predictor, found = LatencyPredictor.load(), measured()
+    predictor, tables = LatencyPredictor.load(), measured()
     head = (
         "| network | what it is | parameters and defaults | launches | programs | lowered | predicted"
         " | measured sizes | measured tasks |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     )
-    rows = (coverage_row(lowered(name), found.get(name, Measured()), predictor) for name in network_names())
+    rows = (coverage_row(lowered(name), tables.get(name, Measured()), predictor) for name in network_names())
     return "\n".join((*head, *rows))
 
 

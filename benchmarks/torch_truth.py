@@ -123,14 +123,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
             groups[row["execution"], row["level"], row["device"]].append(row)
             groups[row["execution"], row["level"], "all"].append(row)
     for (execution, level, device), group in sorted(groups.items()):
-        own, whole = errors(group), [row for row in group if not row["lower_bound"]]
-        if not own:
+        misses, whole = errors(group), [row for row in group if not row["lower_bound"]]
+        if not misses:
             continue
         inside = statistics.fmean(row["lower_s"] <= row["measured_s"] <= row["upper_s"] for row in whole)
-        figures = (statistics.median(own), statistics.fmean(own))
+        figures = (statistics.median(misses), statistics.fmean(misses))
         baselines = [statistics.median(errors(group, field)) for field in ("sum_s", "roofline_s")]
         cells = [f"{100 * value:.0f} %" for value in (*figures, *baselines, inside)]
-        lines.append(f"| {execution} | {level[-1]} | {device} | {len(own)} of {len(group)} | {' | '.join(cells)} |")
+        lines.append(f"| {execution} | {level[-1]} | {device} | {len(misses)} of {len(group)} | {' | '.join(cells)} |")
     return lines
 
 

@@ -74,10 +74,10 @@ class Answered:
         """The metrics of ``cdmpp eval``; with the order within tasks where programs are schedules."""
         point, measured = np.exp(self.point), np.exp(self.log_measured)
         low, high = np.exp(read_quantiles(self.levels, self.factor, INTERVAL)).T
-        found = measure(point, measured, np.minimum(low, point), np.maximum(high, point))
+        result = measure(point, measured, np.minimum(low, point), np.maximum(high, point))
         if (self.task >= 0).any():
-            found |= rank(point, measured, self.task, self.program)
-        figures: dict[str, Any] = rounded(found)
+            result |= rank(point, measured, self.task, self.program)
+        figures: dict[str, Any] = rounded(result)
         return figures
 
 
@@ -132,10 +132,10 @@ def _family(operator: str) -> str:
 def parts_of(rows: Answered) -> Iterator[dict[str, Any]]:
     """Figures by source, by source and device, by source and family, and by all three."""
     for source in sorted(set(rows.source)):
-        own = rows.take(np.flatnonzero(rows.source == source))
-        views = [(own, False)]
-        if not own.filtered.all():
-            views.append((own.take(np.flatnonzero(own.filtered)), True))
+        of_source = rows.take(np.flatnonzero(rows.source == source))
+        views = [(of_source, False)]
+        if not of_source.filtered.all():
+            views.append((of_source.take(np.flatnonzero(of_source.filtered)), True))
         for view, filtered in views:
             devices, families = sorted(set(view.device)), sorted(set(view.family))
             for device in ("", *devices):
@@ -170,8 +170,8 @@ def study(artifact: Artifact, public_data: str | None) -> dict[str, Any]:
     rows = answer_rows(artifact, table, held_out_rows(table, config))
     sources = {}
     for source in sorted(set(rows.source)):
-        own = rows.take(np.flatnonzero(rows.source == source))
-        sources[source] = coverage_curve(own.log_measured, own.point, own.levels, own.factor)
+        of_source = rows.take(np.flatnonzero(rows.source == source))
+        sources[source] = coverage_curve(of_source.log_measured, of_source.point, of_source.levels, of_source.factor)
     return {
         "model_id": artifact.model_id,
         "n": len(rows),
@@ -188,10 +188,10 @@ def main() -> None:
     parser.add_argument("--model", default="models/base")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    found = study(load_artifact(options.model), options.public_data)
+    results = study(load_artifact(options.model), options.public_data)
     command = f"python -m benchmarks.unseen_shapes --public-data DIR --model {options.model}"
-    write_result(options.out, {"command": command, **found})
-    print(f"{found['model_id']}: {found['n']:,} test rows, written to {options.out}")
+    write_result(options.out, {"command": command, **results})
+    print(f"{results['model_id']}: {results['n']:,} test rows, written to {options.out}")
 
 
 if __name__ == "__main__":

@@ -44,12 +44,12 @@ def main() -> int:
             if surface.path not in document["paths"]:
                 print(f"not tested: {surface.name}: this service has no {surface.path}")
         warm_up(served, with_tvm=any(surface.name == "TVMScript" for surface in known))
-        found = 0
+        failures = 0
         for _ in range(options.passes):
             run = FuzzRun(served, known, options.cases, options.seed, options.seconds, options.connections)
             show(run.run())
-            found += len(run.report.findings)
-    return 1 if found else 0
+            failures += len(run.report.findings)
+    return 1 if failures else 0
 
 
 def warm_up(served: Served, with_tvm: bool) -> None:

@@ -53,8 +53,8 @@ def study(results: Results) -> str:
         """Figures of a group of rows, errors with their spread; a group that was not trained on has none."""
         if group not in runs[0]:
             return ["-"] * len(of)
-        found = [(text, [run[group][key] for run in runs]) for key, text in of.items()]
-        return [spread(values) if text is percent else number(mean(values)) for text, values in found]
+        columns = [(text, [run[group][key] for run in runs]) for key, text in of.items()]
+        return [spread(values) if text is percent else number(mean(values)) for text, values in columns]
 
     def measured(run: Any, key: str) -> list[float]:
         """Mean and median error; what the interval covers, and draws of a sampler that are better than random."""

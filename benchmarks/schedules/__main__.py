@@ -53,11 +53,11 @@ class Study:
 
     def methods(self, contest: Contest, network: LatencyNetwork) -> dict[str, Predict]:
         """Every method, fitted."""
-        own, trees = contest.best(contest.trees("summed", None))
+        label, trees = contest.best(contest.trees("summed", None))
         store, per_store = contest.best(contest.per_store(self.features))
         ours = contest.predicts([network])
         result = {"cdmpp": ours, "cdmpp and XGBoost, mean": mean_of(ours, trees)}
-        result |= {f"XGBoost, our features ({own})": trees, f"XGBoost, PerStoreFeature ({store})": per_store}
+        result |= {f"XGBoost, our features ({label})": trees, f"XGBoost, PerStoreFeature ({store})": per_store}
         original = {} if self.options.original == "without" else self.original(contest)
         return result | original | {"roofline": contest.roofline}
 

@@ -136,7 +136,7 @@ def mean_of(first: Predict, second: Predict) -> Predict:
 def figures(dataset: Dataset, rows: MeasuredRows, predicted_log: Array) -> dict[str, Any]:
     """Errors over all rows and per device, and order within tasks."""
     predicted, latency = np.exp(predicted_log), np.exp(rows.log_latency)
-    found = measure(predicted, latency) | rank(predicted, latency, dataset.group(rows), rows.program)
+    result = measure(predicted, latency) | rank(predicted, latency, dataset.group(rows), rows.program)
     devices = {}
     for code in np.unique(rows.device).tolist():
         here = rows.device == code
@@ -144,7 +144,7 @@ def figures(dataset: Dataset, rows: MeasuredRows, predicted_log: Array) -> dict[
             "n": int(here.sum()),
             "mape": float(np.abs(predicted[here] / latency[here] - 1).mean()),
         }
-    return found | {"devices": devices}
+    return result | {"devices": devices}
 
 
 def cost_ratio(first: Predict, second: Predict, rows: MeasuredRows, rounds: int = 5) -> float:

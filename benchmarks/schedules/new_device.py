@@ -49,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         trained = table.program_key[trained_on(predictor.artifact, table, row_parts(predictor.artifact, table))]
         devices: dict[str, dict[str, dict[str, Any]]] = {}
         for name in names:
-            own = table.select(np.flatnonzero(table.device.is_(name)))
-            dataset = make_dataset(own, DataConfig(records=(options.records,)), schedule=True, every_part=True)
+            of_device = table.select(np.flatnonzero(table.device.is_(name)))
+            dataset = make_dataset(of_device, DataConfig(records=(options.records,)), schedule=True, every_part=True)
             program = dataset.rows.program
-            irregular = np.isin(program, own.program_key[own.provenance["origin"].array() == "irregular"])
+            irregular = np.isin(program, of_device.program_key[of_device.provenance["origin"].array() == "irregular"])
             known = np.isin(program, trained) & ~irregular
             groups = {
                 "all but irregular": ~irregular,
@@ -61,9 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "irregular": irregular,
                 "all": np.ones(len(program), dtype=bool),
             }
-            found = by_choice(dataset, part, dataset.rows, groups, DRAWS)
+            by_group = by_choice(dataset, part, dataset.rows, groups, DRAWS)
             devices[name] = {group: {} for group in groups}
-            for (group, choice), runs in found.items():
+            for (group, choice), runs in by_group.items():
                 devices[name][group][choice] = mean_figures(runs)
     except CdmppError as error:
         raise SystemExit(f"{error}\nhint: {error.hint}") from None

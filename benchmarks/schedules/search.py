@@ -197,17 +197,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         predictor = LatencyPredictor.load(options.model or default_model())
         artifact, part = predictor.artifact, options.part
-        found = list(
+        results = list(
             pools(artifact, without_sealed(load_table(options.records), [options.records]), part, LEAST_OF_RECORDS)
         )
         for table in find_public_tables(options.public_data, SOURCES):
             assert isinstance(table.importer, TuningLogImporter)
             rows = of_part(table.path, table.importer, artifact, part, options.per_task)
-            found += pools(artifact, rows, part, LEAST)
+            results += pools(artifact, rows, part, LEAST)
     except CdmppError as error:
         raise SystemExit(f"{error}\nhint: {error.hint}") from None
     by_group: dict[str, list[Search]] = {}
-    for pool in found:
+    for pool in results:
         source = pool.source if pool.source in SOURCES else "records"
         by_group.setdefault(f"{source}, {pool.device.name}", []).append(Search(pool, predictor))
     logs = [s for searches in by_group.values() for s in searches if s.pool.source in SOURCES]

@@ -214,8 +214,8 @@ def run(everything: Dataset, config: TrainConfig, name: str, runs: Path) -> dict
         trees = Booster(dataset, inputs, config).fit(index)
     else:
         with patch("cdmpp.train.loop.LatencyNetwork", variant.network):
-            own = folder.with_name(f"{folder.name}.run")
-            network = train(dataset, config, own, make_objective=variant.objective)[0]
+            run_folder = folder.with_name(f"{folder.name}.run")
+            network = train(dataset, config, run_folder, make_objective=variant.objective)[0]
     inverse = box_cox(rows.log_latency[index])[1] if variant.objective is BoxCox else np.asarray
     unknown = np.isin(rows.device, [names.index(n) for n in held])
     test, gpu = (rows.part == 2) & ~unknown, launched(dataset)
@@ -242,9 +242,11 @@ def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, dic
     found: dict[str, list[dict[str, float]]] = {}
     place = np.random.default_rng(0).permutation(dataset.task.max() + 1)[dataset.task]
     for code in np.unique(dataset.rows.device[rows]):
-        own = dataset.rows.take(rows[dataset.rows.device[rows] == code])
-        own = own.take(np.argsort(place[own.program], kind="stable")[:SAMPLE])  # of few tasks, all programs
-        for (_, key), runs in by_choice(dataset, artifact, own, {"": np.ones(len(own), dtype=bool)}, DRAWS).items():
+        sample = dataset.rows.take(rows[dataset.rows.device[rows] == code])
+        sample = sample.take(np.argsort(place[sample.program], kind="stable")[:SAMPLE])  # of few tasks, all programs
+        for (_, key), runs in by_choice(
+            dataset, artifact, sample, {"": np.ones(len(sample), dtype=bool)}, DRAWS
+        ).items():
             found.setdefault(key, []).extend(runs)
     return {key: mean_figures(runs) for key, runs in found.items()}
 
@@ -311,8 +313,8 @@ def covered(rows: MeasuredRows, levels: Array, factor: Array) -> float:
 
 def figures_of(dataset: Dataset, rows: MeasuredRows, log_predicted: Array) -> dict[str, Any]:
     """:data:`METRICS` of rows."""
-    found = figures(dataset, rows, log_predicted)
-    return {key: found[key] for key in METRICS}
+    all_figures = figures(dataset, rows, log_predicted)
+    return {key: all_figures[key] for key in METRICS}
 
 
 def load_dataset(config: TrainConfig, public_data: Path | None) -> Dataset:
@@ -346,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except CdmppError as error:
         raise SystemExit(f"{error}\nhint: {error.hint}") from None
     for name, seed in wanted:
-        found = rounded(run(dataset, config.model_copy(update={"seed": seed}), name, options.runs))
-        result["variants"].setdefault(name, {})[str(seed)] = found
+        figures_of_run = rounded(run(dataset, config.model_copy(update={"seed": seed}), name, options.runs))
+        result["variants"].setdefault(name, {})[str(seed)] = figures_of_run
         write_result(options.out, result)
     print(report(Results({"schedules_study": result})))

@@ -154,8 +154,8 @@ def _records(path: Path, device: str | None, artifact: Artifact) -> DeviceRecord
             return device_records(path, native_name(device), artifact)
         except UnknownDeviceError:
             pass
-    found = device_of(artifact, device) if device is not None and is_local(device) else device
-    return device_records(path, found, artifact)
+    known_device = device_of(artifact, device) if device is not None and is_local(device) else device
+    return device_records(path, known_device, artifact)
 
 
 def _print(result: dict[str, Any], out: Path) -> None:

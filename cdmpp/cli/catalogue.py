@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json, print_table
-from cdmpp.utils.units import format_si, format_latency
+from cdmpp.errors import InvalidProgramError
+from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
@@ -40,15 +41,15 @@ def devices(
     from cdmpp.devices import known, load_device
     from cdmpp.devices.loading import specification_toml
 
-    found = [load_device(name) for name in names] if names else known()
+    specs = [load_device(name) for name in names] if names else known()
     if sustained:
-        _print_sustained(found, model, json)
+        _print_sustained(specs, model, json)
         return
     if json:
-        print_json({"devices": [spec.model_dump(mode="json") for spec in found]})
+        print_json({"devices": [spec.model_dump(mode="json") for spec in specs]})
         return
     if names:
-        print("\n".join(specification_toml(spec) for spec in found), end="")
+        print("\n".join(specification_toml(spec) for spec in specs), end="")
         return
 
     def shown(value: float | None, unit: str) -> str:
@@ -81,7 +82,7 @@ def devices(
             spec.link or "-",
             spec.status,
         )
-        for spec in found
+        for spec in specs
     ]
     print_table(header, rows, right=(3, 4, 5, 6, 7, 8))
 
@@ -120,10 +121,9 @@ def _sustained(device: DeviceSpec, model: Path | None) -> Iterator[dict[str, Any
     kernels += [("product", narrow)] * bool(narrow)
     for name, dtype in kernels:
         (answer,) = predictor.predict([f"{_KERNELS[name]},dtype={dtype}"], device)
-        yield {
-            **{"device": device.name, "kernel": name, "dtype": dtype, "latency_s": answer.latency_s},
-            "share": answer.roofline_s / answer.latency_s,
-            "lower_share": answer.roofline_s / answer.upper_s,
-            "upper_share": answer.roofline_s / answer.lower_s,
-            **{"domain": answer.domain, "domain_reason": answer.domain_reason},
-        }
+        if answer.error is not None:
+            raise InvalidProgramError(answer.error.message, hint=answer.error.hint)
+        sheet, *seconds = (s or 0.0 for s in (answer.roofline_s, answer.latency_s, answer.upper_s, answer.lower_s))
+        shares = zip(("share", "lower_share", "upper_share"), (sheet / s for s in seconds), strict=True)
+        about: dict[str, Any] = {"device": device.name, "kernel": name, "dtype": dtype, "latency_s": answer.latency_s}
+        yield about | dict(shares) | {"domain": answer.domain, "domain_reason": answer.domain_reason}

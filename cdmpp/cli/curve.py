@@ -74,7 +74,7 @@ def curve(
     from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor
 
     devices = [local_device(d) for d in device]
-    found = predict_curve(
+    answer = predict_curve(
         LatencyPredictor.load(model),
         [_template(text) for text in program],
         _axes(axis),
@@ -87,14 +87,14 @@ def curve(
         implementation=implementation,
     )
     if json:
-        print_json(found.to_dict())
+        print_json(answer.to_dict())
     else:
-        _print(found, protocol)
+        _print(answer, protocol)
     for (message, hint), _ in itertools.groupby(
-        sorted((p.error.message, p.error.hint) for p in found.points if p.error is not None)
+        sorted((p.error.message, p.error.hint) for p in answer.points if p.error is not None)
     ):
         report(message, hint)
-    if all(point.error is not None for point in found.points):
+    if all(point.error is not None for point in answer.points):
         raise typer.Exit(FAILED)
 
 

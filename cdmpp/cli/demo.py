@@ -102,7 +102,7 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
     command = [sys.executable, "-m", "cdmpp_server", "--host", "127.0.0.1", "--port", str(port), *arguments]
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as log:
         # It leaves no database behind.
-        own = {"CDMPP_DATABASE": str(Path(folder) / "service.sqlite")}
+        variables = {"CDMPP_DATABASE": str(Path(folder) / "service.sqlite")}
         # From the folder that holds the package: a file server.py where the user stands is not ours.
         # A SIGTERM while the process is made would leave it behind: nobody would hold it yet.
         postponed: list[Any] = []
@@ -110,7 +110,7 @@ def running_server(*arguments: str, environment: Mapping[str, str] | None = None
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**inherited, **own, **(environment or {})},
+            env={**inherited, **variables, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -312,7 +312,7 @@ def _serve(
                 several = powers_to(load["concurrency"])[:-1]
                 curve = load_curve(config, device, several, **settings)
                 curves[device.name] = [*curve, results[-1]]
-                value["curve"] = [one.to_dict() for one in curves[device.name]]
+                value["curve"] = [point.to_dict() for point in curves[device.name]]
             if goals:
                 limit = goodput(config, device, **settings, **goals)
                 limits.append((device.name, limit))

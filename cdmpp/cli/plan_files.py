@@ -121,14 +121,14 @@ class PlanFiles:
         fields = None if self.fields is None else read_json(self.fields)
         if fields is not None and not isinstance(fields, dict):
             raise DataError(f"{self.fields}: not a JSON object", hint="give fields of the request by name")
-        found = import_request(self.read, read_text(file), self.kind, fields=fields, **options)
-        notes = list(found.notes)
-        if found.missing:
-            notes.append("not in the file: " + ", ".join(found.missing) + "; --with gives further fields")
-        if found.ignored:
-            notes.append("ignored: " + ", ".join(found.ignored))
+        imported = import_request(self.read, read_text(file), self.kind, fields=fields, **options)
+        notes = list(imported.notes)
+        if imported.missing:
+            notes.append("not in the file: " + ", ".join(imported.missing) + "; --with gives further fields")
+        if imported.ignored:
+            notes.append("ignored: " + ", ".join(imported.ignored))
         _print_notes(notes)
-        return found.request
+        return imported.request
 
     def write(self, request: Any, plan: Any) -> None:
         """Write the plan where that is wanted; what the format cannot express goes to stderr."""

@@ -96,20 +96,28 @@ def select(
         "sampler": sampler,
         "seed": seed,
     }
-    found: Selection[Any]
+    selection: Selection[Any]
     if backend == "tvm":
-        found = _choose_scheduled(artifact, spec, pool or _NETWORKS, network or [], out, about)
-        texts = [f"{p.task_name} {p.hash}" for p in found.programs]
-        kinds, timed, what = Counter(p.task_name for p in found.programs), "kernel", {}
+        selection = _choose_scheduled(artifact, spec, pool or _NETWORKS, network or [], out, about)
+        texts = [f"{p.task_name} {p.hash}" for p in selection.programs]
+        kinds, timed, what = Counter(p.task_name for p in selection.programs), "kernel", {}
     else:
         programs = read_pool(Path(pool)) if pool is not None else model_pool(folder)
         timed = protocol or ("eager" if spec.kind == "cpu" else "kernel")
-        found = choose(artifact, spec, programs, k, sampler=sampler, seed=seed, protocol=timed, framework=framework)
+        selection = choose(artifact, spec, programs, k, sampler=sampler, seed=seed, protocol=timed, framework=framework)
         about["pool"] = pool or str(folder)
-        todo = Todo(found.programs, tuple(found.expected_s.tolist()), spec, timed, framework, about, found.estimate_s)
+        todo = Todo(
+            selection.programs,
+            tuple(selection.expected_s.tolist()),
+            spec,
+            timed,
+            framework,
+            about,
+            selection.estimate_s,
+        )
         write_todo(todo, out)
-        texts, kinds = [p.text() for p in found.programs], Counter(p.operator for p in found.programs)
-        families = Counter(operator_family(p.operator) for p in found.programs)
+        texts, kinds = [p.text() for p in selection.programs], Counter(p.operator for p in selection.programs)
+        families = Counter(operator_family(p.operator) for p in selection.programs)
         what = {"framework": framework, "operators": dict(kinds), "families": dict(families)}
     if json:
         print_json(
@@ -118,24 +126,24 @@ def select(
                 "device": spec.name,
                 "protocol": timed,
                 "path": str(out),
-                "estimate_s": round(found.estimate_s, 2),
-                "pool_programs": found.pool,
-                "left_out": dict(found.left_out),
+                "estimate_s": round(selection.estimate_s, 2),
+                "pool_programs": selection.pool,
+                "left_out": dict(selection.left_out),
                 **what,
                 "programs": [
                     {"program": text, "expected_latency_s": float(f"{s:.6g}")}
-                    for text, s in zip(texts, found.expected_s.tolist(), strict=True)
+                    for text, s in zip(texts, selection.expected_s.tolist(), strict=True)
                 ],
             }
         )
         return
-    rows = [(text, format_latency(s)) for text, s in zip(texts, found.expected_s.tolist(), strict=True)]
+    rows = [(text, format_latency(s)) for text, s in zip(texts, selection.expected_s.tolist(), strict=True)]
     print_table(("program", "expected"), rows[:_MOST_SHOWN], right=(1,))
     if len(rows) > _MOST_SHOWN:
         print(f"... and {len(rows) - _MOST_SHOWN} more: " + ", ".join(f"{n} {c}" for n, c in kinds.most_common()))
-    left = ", ".join(f"{reason} {count:,}" for reason, count in found.left_out.items())
-    print(f"{len(rows)} of {found.pool:,} programs" + (f" (left out: {left})" if left else ""))
-    print(f"measuring them on {spec.name} ({timed}) takes about {format_latency(found.estimate_s)}")
+    left = ", ".join(f"{reason} {count:,}" for reason, count in selection.left_out.items())
+    print(f"{len(rows)} of {selection.pool:,} programs" + (f" (left out: {left})" if left else ""))
+    print(f"measuring them on {spec.name} ({timed}) takes about {format_latency(selection.estimate_s)}")
     if backend == "tvm":
         print(f"next, on that machine: cdmpp measure {out}; then cdmpp adapt --records {out}")
         return
@@ -160,6 +168,6 @@ def _choose_scheduled(
     else:
         about["pool"] = pool
         programs = read_scheduled_pool(Path(pool))
-    found = select_scheduled(artifact, spec, programs, about["k"], sampler=about["sampler"], seed=about["seed"])
-    write_scheduled_todo(found.programs, found.expected_s.tolist(), spec, about, out)
-    return found
+    selection = select_scheduled(artifact, spec, programs, about["k"], sampler=about["sampler"], seed=about["seed"])
+    write_scheduled_todo(selection.programs, selection.expected_s.tolist(), spec, about, out)
+    return selection

@@ -29,19 +29,19 @@ def support(
     predictor = LatencyPredictor.load(model)
     operator = None if operator is None else known_operator(operator)
     name = device_of(predictor.artifact, device).name if device is not None else None
-    found = predictor.support()
-    matrix = selected(found["matrix"], operator, name)
+    coverage = predictor.support()
+    matrix = selected(coverage["matrix"], operator, name)
     if json:
         whole = operator is None and name is None
-        print_json(found if whole else {"model_id": found["model_id"], "matrix": matrix})
+        print_json(coverage if whole else {"model_id": coverage["model_id"], "matrix": matrix})
         return
-    print(f"model {found['model_id']}")
+    print(f"model {coverage['model_id']}")
     if operator is not None:
-        print(f"{operator}: {_fields(found['operators'][operator])}")
+        print(f"{operator}: {_fields(coverage['operators'][operator])}")
     if operator is None and name is None:
-        _print_all(found)
+        _print_all(coverage)
         return
-    trained = [every or _is_trained(row) for row in found["matrix"]["rows"] if operator in (None, row["operator"])]
+    trained = [every or _is_trained(row) for row in coverage["matrix"]["rows"] if operator in (None, row["operator"])]
     shown = {**matrix, "rows": [row for row, known in zip(matrix["rows"], trained, strict=True) if known]}
     hidden = [row for row, known in zip(matrix["rows"], trained, strict=True) if not known]
     if name is not None:

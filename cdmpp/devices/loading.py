@@ -56,8 +56,8 @@ def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
         return DeviceSpec.model_validate(dict(values))
     except ValidationError as error:
         # Misspelled fields first: they explain most of the missing ones.
-        found = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
-        problems = "; ".join(_describe(problem) for problem in found[:_MAX_PROBLEMS])
+        errors = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+        problems = "; ".join(_describe(problem) for problem in errors[:_MAX_PROBLEMS])
         raise InvalidDeviceError(
             f"device specification: {problems}", hint=f"required: {REQUIRED}; optional: {OPTIONAL}"
         ) from None

@@ -45,9 +45,9 @@ _NEW = ("hopper", "blackwell", "cdna3", "cdna4")
 
 def known_link(device: DeviceSpec) -> LinkSpec | None:
     """The link that a device states, or that its name implies; None: not known."""
-    own = getattr(device, "link", None)
-    if own:
-        name = canonical_link(own)
+    link_of_device = getattr(device, "link", None)
+    if link_of_device:
+        name = canonical_link(link_of_device)
         if name is not None:
             return link_of_name(name)
     starts = [start for start in _OWN if device.name.startswith(start)]

@@ -220,7 +220,7 @@ def _straight(t: Tables, where: Places, access: int, n: int) -> Any:
     first, known = t.buffer_at[buffer], where.count[buffer]
     indices = t.index_at[access + 1] - index
     movable = n - where.fixed[buffer]
-    parts, least, most = np.zeros(n, np.int64), np.zeros(n), np.zeros(n)
+    parts, least, highest = np.zeros(n, np.int64), np.zeros(n), np.zeros(n)
     pitch, shape = 1.0, max(known, indices)
     for back in range(indices):
         d, place = indices - 1 - back, shape - 1 - back
@@ -230,12 +230,12 @@ def _straight(t: Tables, where: Places, access: int, n: int) -> Any:
             if value == 0.0 or whole <= 1 or loop >= movable:
                 continue
             least[loop] = value if parts[loop] == 0 else min(least[loop], value)
-            most[loop] = max(most[loop], value)
+            highest[loop] = max(highest[loop], value)
             parts[loop] += 1
         pitch *= whole
     straight = np.zeros(n, np.int64)
     for loop in range(n):
-        straight[loop] = parts[loop] > 1 and most[loop] - least[loop] <= 1e-6 * most[loop]
+        straight[loop] = parts[loop] > 1 and highest[loop] - least[loop] <= 1e-6 * highest[loop]
     return straight
 
 

@@ -108,10 +108,10 @@ class EncodedPrograms:
 
     def row(self, index: int) -> EncodedPrograms:
         """One program, as arrays of its own."""
-        one = slice(index, index + 1)
-        where = self.positions if self.positions.ndim == 1 else self.positions[one].copy()
-        sizes = None if self.sizes is None else self.sizes[one].copy()
-        leaves, totals = self.leaves[one].copy(), self.totals[one].copy()
+        row = slice(index, index + 1)
+        where = self.positions if self.positions.ndim == 1 else self.positions[row].copy()
+        sizes = None if self.sizes is None else self.sizes[row].copy()
+        leaves, totals = self.leaves[row].copy(), self.totals[row].copy()
         return EncodedPrograms(leaves, where, totals, self.dtype, self.family, self.structure, sizes)
 
 

@@ -143,16 +143,16 @@ def compile_leaf(t: Tables, m: Moves, leaf: int, contiguous: Any) -> Code:
         body += 1
     vector, by_schedule = _vectorised(t, m, leaf, contiguous, body)
     lanes = m.extent[vector] if vector >= 0 else 1.0
-    most = min(max(step, UNROLL / weight), MOVED)
+    movable = min(max(step, UNROLL / weight), MOVED)
     hoisted = inside = repeats = parallel = 1.0
     for i in range(n):
         if t.path_needed[start + i]:
             inside *= m.extent[i]
-        elif t.loop_kind[t.path_loop[start + i]] == PARALLEL and inside > most:
+        elif t.loop_kind[t.path_loop[start + i]] == PARALLEL and inside > movable:
             parallel *= m.extent[i]
         else:
             repeats *= m.extent[i]
-            if inside <= most:
+            if inside <= movable:
                 hoisted *= m.extent[i]
     return Code(body, vector, by_schedule, lanes, hoisted, inside, repeats, parallel)
 

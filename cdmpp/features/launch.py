@@ -140,7 +140,7 @@ class Kernel:
         """Trips per thread, share of active lanes, and requests to global and shared memory of a statement."""
         lanes = Lanes(self._recorder, statement, self.shape, self.own(statement), points)
         store = statement.store, statement.indices, statement.conditions
-        found = []
+        asked = []
         for read, (access, indices, conditions) in ((False, store), *((True, item) for item in statement.loads)):
             buffer = access.buffer
             if buffer.scope not in ("global", "shared"):
@@ -149,8 +149,8 @@ class Kernel:
             count, width, vectors = lanes.transactions(buffer, shape, indices, conditions, access.box)
             runs = self.repeats(access, statement, read)
             terms = sum(len(index.steps) for index in access.indices)
-            found.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
-        return self.trips(statement), lanes.active_share(), found
+            asked.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
+        return self.trips(statement), lanes.active_share(), asked
 
     def held_bytes(self) -> tuple[int, int]:
         """32-bit words of a thread with all its virtual threads, and shared bytes of a block."""
@@ -180,10 +180,10 @@ class Kernel:
     def repeats(self, access: Access, statement: Statement, read: bool) -> float:
         """Runs of an access per thread: a register keeps what the innermost loops neither move nor write."""
         loops = self.loops
-        own = [p for p in self.own(statement) if loops[p].kind != "vectorized" and int(loops[p].extent) > 1]
+        repeated = [p for p in self.own(statement) if loops[p].kind != "vectorized" and int(loops[p].extent) > 1]
         moved = {p for index in access.indices for p in index.steps} | self.shared_loops(access, statement, read)
-        last = max((n for n, p in enumerate(own) if p in moved), default=-1)
-        return float(math.prod(int(loops[p].extent) for p in own[: last + 1]))
+        last = max((n for n, p in enumerate(repeated) if p in moved), default=-1)
+        return float(math.prod(int(loops[p].extent) for p in repeated[: last + 1]))
 
     def shared_loops(self, access: Access, statement: Statement, read: bool) -> set[int]:
         """Loops of a statement in which another one writes what an access reads, or uses what it writes."""

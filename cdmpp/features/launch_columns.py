@@ -76,9 +76,9 @@ def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
 def _columns(kernel: Kernel, statement: Statement, launch: tuple[int, int, int], points: int) -> list[float]:
     """Columns behind the kernel's number; ``launch`` is local words, shared bytes and asynchronous stages."""
     loops, leaf = kernel.loops, statement.leaf
-    own = kernel.own(statement)
+    thread_loops = kernel.own(statement)
     limit = max((loops[p].unroll_step for p in statement.path), default=0)
-    unrolled = _unrolled(kernel, own, limit)
+    unrolled = _unrolled(kernel, thread_loops, limit)
     trips, active, requests = kernel.requests(statement, points)
     done = trips * active
     floats, integers, slow = (sum(leaf.counts[i] for i in group) for group in (_FLOATS, _INTEGERS, _SLOW))
@@ -91,11 +91,11 @@ def _columns(kernel: Kernel, statement: Statement, launch: tuple[int, int, int],
         chosen = [r for r in requests if r.scope == scope and r.read is read]
         return sum(r.instructions for r in chosen), sum(r.transactions for r in chosen)
 
-    outputs = math.prod(float(loops[p].extent) for p in own if p not in leaf.reduce_loops)
+    outputs = math.prod(float(loops[p].extent) for p in thread_loops if p not in leaf.reduce_loops)
     written = outputs * active * kernel.threads * kernel.blocks
     buffer = leaf.store.buffer
     size = float(math.prod(int(s) for s in buffer.shape))
-    reduces = bool(leaf.reduce_loops.intersection(own)) and not leaf.is_init
+    reduces = bool(leaf.reduce_loops.intersection(thread_loops)) and not leaf.is_init
     widths = [max((r.bytes for r in requests if r.scope == s), default=0.0) for s in ("global", "shared")]
     return [
         float(kernel.blocks),
@@ -111,14 +111,14 @@ def _columns(kernel: Kernel, statement: Statement, launch: tuple[int, int, int],
         slow * done,
         statement.tensor_ops * done,
         float(sum(r.instructions * r.terms for r in requests)),
-        _loop_steps(kernel, own, unrolled),
+        _loop_steps(kernel, thread_loops, unrolled),
         *of("global", True),
         sum(r.instructions * r.bytes for r in requests if r.scope == "global" and r.read),
         *of("global", False),
         *of("shared", True),
         *of("shared", False),
         _barriers(kernel, statement),
-        _spilled(kernel, statement, own, unrolled),
+        _spilled(kernel, statement, thread_loops, unrolled),
         float(kernel.words(buffer)) if reduces and buffer.scope == "local" else 0.0,
         math.prod(float(loops[p].extent) for p in unrolled),
         *widths,
@@ -173,11 +173,11 @@ def _barriers(kernel: Kernel, statement: Statement) -> float:
 
 def _spilled(kernel: Kernel, statement: Statement, own: Sequence[int], unrolled: set[int]) -> float:
     """Local words whose index a loop moves that is not unrolled: a compiler must unroll it, or keep them in memory."""
-    most = 0.0
+    largest = 0.0
     rolled = [p for p in own if p not in unrolled]
     for access, _, _ in statement.accesses():
         if access.buffer.scope == "local":
             moved = {p for index in access.indices for p in index.steps}
             count = math.prod(float(kernel.loops[p].extent) for p in rolled if p in moved)
-            most = max(most, count if count > 1 else 0.0)
-    return most
+            largest = max(largest, count if count > 1 else 0.0)
+    return largest

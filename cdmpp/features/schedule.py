@@ -167,17 +167,17 @@ def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
     """
     plain = [ast for ast in asts if not _launched(ast)]
     parts = iter(_cpu_matrices(plain) if plain else [])
-    found = []
+    matrices = []
     for ast in asts:
         if _launched(ast):
             if ast.launches is None:
                 raise ValueError("the walk of a program with thread bindings recorded no launches: use recorded_ast")
             part = np.zeros((len(ast.leaves), SCHEDULE_WIDTH), dtype=np.float32)
             part[:, LAUNCH_FROM:-1] = ast.launches
-            found.append(part)
+            matrices.append(part)
         else:
-            found.append(next(parts))
-    return found
+            matrices.append(next(parts))
+    return matrices
 
 
 def _launched(ast: CompactAST) -> bool:

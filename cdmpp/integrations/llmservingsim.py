@@ -132,9 +132,9 @@ def write_profile(
     try:
         shutil.rmtree(aside, ignore_errors=True)
         for degree, pricer in pricers.items():
-            own = aside / f"tp{degree}"
-            own.mkdir(parents=True)
-            _write_tables(own, pricer, max_tokens, max_sequences, max_cached)
+            folder_of_degree = aside / f"tp{degree}"
+            folder_of_degree.mkdir(parents=True)
+            _write_tables(folder_of_degree, pricer, max_tokens, max_sequences, max_cached)
         fields = {
             "profiler_version": f"cdmpp-{__version__}",
             "vllm_version": "n/a",
@@ -171,8 +171,8 @@ def _write_tables(folder: Path, pricer: StepPricer, max_tokens: int, max_sequenc
     _write(folder / "per_sequence.csv", ("layer", "sequences", "time_us"), rows)
 
     def attention_us(batch: EngineBatch) -> float:
-        own = times(batch)
-        return sum(own.get(name, 0.0) for name in ATTENTION)
+        measured = times(batch)
+        return sum(measured.get(name, 0.0) for name in ATTENTION)
 
     cached = [0, *_doubling(_LEAST_CACHED, max_cached)]
     chunks = {
@@ -224,10 +224,10 @@ def _check_model(llm: LLMConfig) -> None:
         "feed-forward layers without a gate": not llm.gated,
         "other norms than RMS": llm.norm != "rmsnorm",
     }
-    found = [name for name, present in problems.items() if present]
-    if found:
+    present_problems = [name for name, present in problems.items() if present]
+    if present_problems:
         raise FieldError(
-            f"config: {llm.model_type} has {', '.join(found)}",
+            f"config: {llm.model_type} has {', '.join(present_problems)}",
             path="config",
             hint="profiles are written for dense models such as Llama, Mistral without windows, Qwen2 and Qwen3",
         )

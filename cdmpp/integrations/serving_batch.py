@@ -128,15 +128,15 @@ class StepPricer:
         new = [tokens for tokens, _ in batch.prefills for _ in range(replicas)]
         decodes = len(batch.decodes) * replicas
         every = self._step(Prefill([*new, *[1] * decodes]))
-        own = {*PREFILL_PARTS, *DECODE_PARTS}
-        place = next(i for i, part in enumerate(every) if part.name in own)
+        parts = {*PREFILL_PARTS, *DECODE_PARTS}
+        place = next(i for i, part in enumerate(every) if part.name in parts)
         attention = []
         if new:
             attention += [self._chunk(part, batch) for part in self._step(Prefill(new)) if part.name in PREFILL_PARTS]
         if decodes:
             step = Decode(decodes, past_total=sum(batch.decodes) * replicas)
             attention += [replace(p, name=f"{p.name}_decode") for p in self._step(step) if p.name in DECODE_PARTS]
-        return [*every[:place], *attention, *(part for part in every[place:] if part.name not in own)]
+        return [*every[:place], *attention, *(part for part in every[place:] if part.name not in parts)]
 
     def _step(self, step: Prefill | Decode) -> list[StepPart]:
         return step_operators(self.config, self.layout, step, **self._types)  # type: ignore[arg-type]

@@ -63,10 +63,10 @@ def support_matrix(artifact: Artifact) -> dict[str, Any]:
         elsewhere = _at_best("near", labels.best(row, ELSEWHERE))
         domain = {}
         for device in devices:
-            found = labels.best(row, device)
-            found = _at_best("near", found) if device in limited else found
-            if found != elsewhere:
-                domain[device] = found
+            label = labels.best(row, device)
+            label = _at_best("near", label) if device in limited else label
+            if label != elsewhere:
+                domain[device] = label
         if types is None:
             mape = {d: e for d, e in operators.get(row.operator, {}).items() if domain.get(d) == "in"}
         else:

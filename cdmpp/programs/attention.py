@@ -183,9 +183,11 @@ class AttentionBackward(OperatorSpec):
 
     def tensor_bytes(self) -> float:
         """Queries, keys, values, results and the results' gradients; gradients of queries, keys and values."""
-        own, widths = DTYPE_BYTES[self.dtype], self.head_dim + self.v_dim
+        element_size, widths = DTYPE_BYTES[self.dtype], self.head_dim + self.v_dim
         queries, keys = self.heads * widths, self.kv_heads * widths
-        return self.batch * self.q_len * ((queries + self.heads * self.v_dim + keys) * own + self._written(keys))
+        return (
+            self.batch * self.q_len * ((queries + self.heads * self.v_dim + keys) * element_size + self._written(keys))
+        )
 
     def _written(self, keys: int) -> float:
         return max(DTYPE_BYTES[self.dtype], 2.0) * (self.heads * self.head_dim + keys)
@@ -289,13 +291,13 @@ class LatentAttention(_Cached):
 
     def tensor_bytes(self) -> float:
         """Latents of all tokens, queries and results of the new ones; with the projections their weights too."""
-        own, new = DTYPE_BYTES[self.dtype], self.batch * self.q_len
-        result = max(own, 2)
+        element_size, new = DTYPE_BYTES[self.dtype], self.batch * self.q_len
+        result = max(element_size, 2)
         cache = self.batch * (self.past_len + self.q_len) * (self.latent + self.rope) * self.cache_element_bytes
         if self.operator == "mla_decode":
-            heads = new * self.heads * ((self.latent + self.rope) * own + self.latent * result)
+            heads = new * self.heads * ((self.latent + self.rope) * element_size + self.latent * result)
         else:
-            heads = new * self.heads * ((self.nope + self.rope) * own + self.v_dim * result)
+            heads = new * self.heads * ((self.nope + self.rope) * element_size + self.v_dim * result)
         if not self.module:
             return cache + heads
         weights = (

@@ -72,9 +72,9 @@ class Product(OperatorSpec):
 
     def operand_bytes(self, m: int, n: int, k: int) -> float:
         """Bytes of one product's operands and result. Results of 8-bit and 4-bit products have up to 32 bits."""
-        own, weight = DTYPE_BYTES[self.dtype], DTYPE_BYTES[self.weight_dtype or self.dtype]
-        result = 4 if self.out_dtype or own < 2 else own
-        return m * k * own + k * n * weight + m * n * result
+        element_size, weight = DTYPE_BYTES[self.dtype], DTYPE_BYTES[self.weight_dtype or self.dtype]
+        result = 4 if self.out_dtype or element_size < 2 else element_size
+        return m * k * element_size + k * n * weight + m * n * result
 
 
 class Linear(Product):
@@ -210,8 +210,12 @@ class _Experts(OperatorSpec):
 
     def bytes_of(self, inputs: int, weights: int, results: int) -> float:
         """Bytes of so many elements of each. Results have at least 16 bits."""
-        own = DTYPE_BYTES[self.dtype]
-        return inputs * own + weights * DTYPE_BYTES[self.weight_dtype or self.dtype] + results * max(own, 2)
+        element_size = DTYPE_BYTES[self.dtype]
+        return (
+            inputs * element_size
+            + weights * DTYPE_BYTES[self.weight_dtype or self.dtype]
+            + results * max(element_size, 2)
+        )
 
 
 class Moe(_Experts):
@@ -283,8 +287,8 @@ class GroupedGemm(_Experts):
     def derived_sizes(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Sizes of the lowered structure besides the fields, for integers or int64 arrays."""
         rows, groups = fields["rows"], fields["groups"]
-        one = np.ones_like(groups) if isinstance(groups, np.ndarray) else 1
-        return loads(rows, rows, groups, one, fields["balance"])
+        ones = np.ones_like(groups) if isinstance(groups, np.ndarray) else 1
+        return loads(rows, rows, groups, ones, fields["balance"])
 
     @classmethod
     def elements(cls, sizes: Mapping[str, Any]) -> Any:

@@ -104,8 +104,8 @@ class OperatorSpec(BaseModel):
     @classmethod
     def structural_flags(cls, operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """All structural flags (see :mod:`.templates`); a field that is None is not one."""
-        own = {name: value for name in cls.structural_fields if (value := fields[name]) is not None}
-        return own | cls.shape_flags(operator, fields)
+        structure = {name: value for name in cls.structural_fields if (value := fields[name]) is not None}
+        return structure | cls.shape_flags(operator, fields)
 
     @classmethod
     def derived_sizes(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,8 +115,8 @@ class OperatorSpec(BaseModel):
     def bindings(self) -> dict[str, int]:
         """Values of a template's symbols: the integer fields and the derived sizes."""
         sizes = self.sizes()
-        own = {name: getattr(self, name) for name in self.structural_fields}
-        return sizes | self.derived_sizes({**own, **sizes})
+        structure = {name: getattr(self, name) for name in self.structural_fields}
+        return sizes | self.derived_sizes({**structure, **sizes})
 
     def structural_class(self) -> str:
         """Key of the lowered structure that this specification shares with other sizes."""

@@ -80,25 +80,25 @@ def stored_class(operator: str, dtype: str, flags: Mapping[str, Any]) -> tuple[s
         Element types in its template -> those of the class that was asked for, as TVM writes them.
     """
     # Routing changes the sizes of the lowered structure, and nothing else.
-    own = {name: value for name, value in flags.items() if name != "balance"}
+    kept_flags = {name: value for name, value in flags.items() if name != "balance"}
     renamed: dict[str, str] = {}
     if dtype == "tfloat32":
         dtype = "float32"
     elif dtype == "float16":
         dtype, renamed = "bfloat16", {"bfloat16": "float16"}
-        if own.get("weight_dtype") == "bfloat16":
-            own["weight_dtype"], renamed["float16"] = "float16", "bfloat16"
+        if kept_flags.get("weight_dtype") == "bfloat16":
+            kept_flags["weight_dtype"], renamed["float16"] = "float16", "bfloat16"
     elif dtype == "float4_e2m1":
         dtype, renamed = "float8_e4m3", {"float8_e4m3fn": "float4_e2m1fn"}
-    if own.get("kv_dtype"):
-        renamed[CACHE_DTYPE] = TVM_NAMES.get(own["kv_dtype"], own["kv_dtype"])
-        own["kv_dtype"] = CACHE_DTYPE
-    weight = own.get("weight_dtype")
+    if kept_flags.get("kv_dtype"):
+        renamed[CACHE_DTYPE] = TVM_NAMES.get(kept_flags["kv_dtype"], kept_flags["kv_dtype"])
+        kept_flags["kv_dtype"] = CACHE_DTYPE
+    weight = kept_flags.get("weight_dtype")
     # A weight of another type than the activations is widened; integers are added up as integers.
     if weight in TVM_NAMES or (weight in ("int4", "int8") and dtype != "int8" and not operator.startswith("mla_")):
         renamed[WEIGHT_DTYPE] = TVM_NAMES.get(weight, weight)
-        own["weight_dtype"] = WEIGHT_DTYPE
-    return dtype, own, renamed
+        kept_flags["weight_dtype"] = WEIGHT_DTYPE
+    return dtype, kept_flags, renamed
 
 
 def class_name(operator: str, dtype: str, flags: Mapping[str, Any]) -> str:
@@ -225,9 +225,9 @@ def partition(
         columns["kv"] = np.where(kv == heads, "same", np.where(kv == 1, "one", "grouped"))
         if operator not in ("attention_mixed", "attention_backward"):
             columns["causal"] = (sizes["q_len"] > 1) & (operator == "attention_prefill")
-    own = {name: v for name in operator_types()[operator].structural_fields if (v := fixed.get(name)) is not None}
+    structure = {name: v for name in operator_types()[operator].structural_fields if (v := fixed.get(name)) is not None}
     if not columns:
-        yield own, np.arange(count)
+        yield structure, np.arange(count)
         return
     codes = np.zeros(count, dtype=np.int64)
     levels: list[tuple[str, np.ndarray]] = []
@@ -237,5 +237,5 @@ def partition(
         levels.append((name, distinct))
     for code in np.unique(codes):
         rows = np.flatnonzero(codes == code)
-        flags = {**own, **{name: columns[name][rows[0]].item() for name, _ in levels}}
+        flags = {**structure, **{name: columns[name][rows[0]].item() for name, _ in levels}}
         yield flags, rows

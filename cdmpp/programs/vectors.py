@@ -172,8 +172,8 @@ class MoeGating(_Rows):
 
     def tensor_bytes(self) -> float:
         """Scores of all experts; values and indices of the chosen ones."""
-        own = DTYPE_BYTES[self.dtype]
-        return self.rows * (self.cols * own + self.topk * (own + INDEX_BYTES))
+        element_size = DTYPE_BYTES[self.dtype]
+        return self.rows * (self.cols * element_size + self.topk * (element_size + INDEX_BYTES))
 
 
 class MoeShuffle(_Rows):

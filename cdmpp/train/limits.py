@@ -34,7 +34,7 @@ def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, 
     """
     usable = table.excluded.is_("") & np.isfinite(table.latency_s) & table.backend.is_("library")
     one_kernel = table.implementation.is_in(("fused", "tuned"))
-    bound, most = np.full(len(table), np.nan), np.full(len(table), np.nan)
+    bound, highest = np.full(len(table), np.nan), np.full(len(table), np.nan)
     operators = np.full(len(table), -1, dtype=np.int64)
     names: list[str] = []
     for block in table.specs:
@@ -52,8 +52,8 @@ def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, 
                 from_memory = (
                     work(part.operator, part.dtype, part.flags, part.sizes)[1] / device.mem_bandwidth_bytes_per_s
                 )
-                most[part.row_index] = FUSED_FACTOR * np.maximum(compute, from_memory) + FUSED_S
-    most += CALL_S * table.protocol.is_("eager")
+                highest[part.row_index] = FUSED_FACTOR * np.maximum(compute, from_memory) + FUSED_S
+    highest += CALL_S * table.protocol.is_("eager")
     # Of an operator that was only measured as several kernels, these are the rows that a query is compared with.
     with_one = np.isin(operators, np.unique(operators[usable & one_kernel]))
     rows = np.flatnonzero(usable & np.isfinite(bound) & (one_kernel | ~with_one))
@@ -69,8 +69,8 @@ def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, 
         share = float(np.quantile(latency_s / bound[of_group], 1 - QUANTILE)) / SHARE
         if share < 1.0:
             fast[key] = round(share, 3)
-        if np.isfinite(most[of_group]).all() and implementation_of(names[operator], launcher) != "composed":
-            factor = float(np.quantile(latency_s / most[of_group], QUANTILE))
+        if np.isfinite(highest[of_group]).all() and implementation_of(names[operator], launcher) != "composed":
+            factor = float(np.quantile(latency_s / highest[of_group], QUANTILE))
             if factor > 1.0:
                 slow[key] = round(factor, 2)
     return fast, slow

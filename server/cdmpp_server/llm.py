@@ -417,9 +417,9 @@ class Estimates:
             if isinstance(plan, Failed):
                 yield plan
                 continue
-            own = list(islice(predictions, len(plan.queries)))
+            answers = list(islice(predictions, len(plan.queries)))
             try:
-                yield plan.estimate(model_id, own)
+                yield plan.estimate(model_id, answers)
             except CdmppError as error:
                 if self._single:
                     raise

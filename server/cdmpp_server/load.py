@@ -69,8 +69,8 @@ class Load:
             work: dict[str, float] = {}
             for other in self._open:
                 work[other.sender] = work.get(other.sender, 0.0) + self.seconds(other)
-            own = work.pop(sender, 0.0) + self.seconds(place)
-            finish_s = (own + sum(min(other, own) for other in work.values())) / self._processes
+            of_sender = work.pop(sender, 0.0) + self.seconds(place)
+            finish_s = (of_sender + sum(min(other, of_sender) for other in work.values())) / self._processes
             if finish_s > SHARE * left_s:
                 raise RefusedError(finish_s - SHARE * left_s)
         self._open.add(place)

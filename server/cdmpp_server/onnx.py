@@ -461,8 +461,8 @@ async def predict_model(request: Request) -> Response:
         predictor = await state.service.model(query.model)
         devices = [device_of(predictor.artifact, name) for name in query.devices]
         # The rows of one request are bounded as in /predict.
-        most = max(1, state.settings.max_items // len(devices))
-        summary = await _read(state.sandbox, bytes(body), query, most, deadline)
+        items_per_device = max(1, state.settings.max_items // len(devices))
+        summary = await _read(state.sandbox, bytes(body), query, items_per_device, deadline)
         queries = model_queries(summary, devices, query)
         count_items(request, len(queries))
         predictions = await state.batcher.ask(predictor, queries, DEFAULT_QUANTILES, deadline)

@@ -106,8 +106,8 @@ async def _answer(request: Request, path: str, body: bytes, deadline: Deadline) 
         count_items(request, len(queries))
         predictions = await state.batcher.ask(predictor, queries, reply["levels"], deadline)
         state.metrics.items(
-            [(one.device, one.domain) for one in predictions if one.domain is not None],
-            [one.error.code for one in predictions if one.error is not None],
+            [(prediction.device, prediction.domain) for prediction in predictions if prediction.domain is not None],
+            [prediction.error.code for prediction in predictions if prediction.error is not None],
         )
         prices = await state.service.do(len(queries) <= 256, partial(encode_prices, predictions), deadline)
         return (await run("answer", prices, reply["seconds"]))[1]

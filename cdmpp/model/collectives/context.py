@@ -99,8 +99,10 @@ def _of_fewer_ranks(
     inside = link_of_device(device) if fields["link"] is None else link_of_name(fields["link"])
     network = inside.kind == "network"
     within = network or not context.crosses
-    most = context.ranks - 1 if within else int(min(context.ranks, devices_together(device, inside)))
-    for ranks in sorted({*range(2, min(most, 8) + 1)} | {2**exponent for exponent in range(4, most.bit_length())}):
+    peers_at_once = context.ranks - 1 if within else int(min(context.ranks, devices_together(device, inside)))
+    for ranks in sorted(
+        {*range(2, min(peers_at_once, 8) + 1)} | {2**exponent for exponent in range(4, peers_at_once.bit_length())}
+    ):
         per_node = fields["ranks_per_node"] if network else ranks
         fewer = {**fields, "ranks": ranks, "ranks_per_node": per_node, "span": None}
         yield context_of_fields(fewer, device, protocol, context.device)

@@ -80,8 +80,8 @@ def predict_rows(
     model: CollectiveModel, table: MeasurementTable, rows: Array, specs: Mapping[str, DeviceSpec] | None = None
 ) -> RawPredictions:
     """Predict rows of a table, all of them collectives of known devices, in their order."""
-    found = collective_rows(table, rows, model.known_as, dict(specs or {}))
-    return model.predict(found.contexts, found.context, found.bytes)
+    collectives = collective_rows(table, rows, model.known_as, dict(specs or {}))
+    return model.predict(collectives.contexts, collectives.context, collectives.bytes)
 
 
 def _context(model: CollectiveModel, query: CollectiveQuery) -> CollectiveContext:

@@ -73,8 +73,8 @@ def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -
     low = SHARE * fast * np.maximum(compute, _least_memory_s(batch, summary, device, memory))
     low = np.where(rows.backend == _LIBRARY, low, np.where(fast > 0, _issue_s(batch), 0.0))
     fused = (summary[:, _AT["family_vector"]] > 0) & (device[:, GPU] > 0) & (rows.backend == _LIBRARY)
-    most = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
-    high = np.where(fused, slow * most, np.inf)
+    longest_fused = FUSED_FACTOR * np.maximum(compute, memory) + FUSED_S + CALL_S * (rows.protocol == _EAGER)
+    high = np.where(fused, slow * longest_fused, np.inf)
     with np.errstate(divide="ignore"):
         return between(output, np.log(low), np.log(high))
 

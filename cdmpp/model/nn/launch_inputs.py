@@ -72,14 +72,14 @@ def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
     reference = np.full(len(x), LAUNCH_S)
     times = np.zeros(real.shape)
     for number in range(int(kernel.max(initial=0)) + 1):
-        own = real & (kernel == number)
-        if not own.any():
+        of_kernel = real & (kernel == number)
+        if not of_kernel.any():
             continue
-        figures, ratios, time = _kernel(x, leaf, own, d)
-        reference += time + LAUNCH_S * own.any(axis=1) * (number > 0)
+        figures, ratios, time = _kernel(x, leaf, of_kernel, d)
+        reference += time + LAUNCH_S * of_kernel.any(axis=1) * (number > 0)
         values = np.concatenate([figures, ratios], axis=1)[:, None, :]
-        out[..., : values.shape[2]] = np.where(own[..., None], values, out[..., : values.shape[2]])
-        times = np.where(own, time[:, None], times)
+        out[..., : values.shape[2]] = np.where(of_kernel[..., None], values, out[..., : values.shape[2]])
+        times = np.where(of_kernel, time[:, None], times)
     safe = reference[:, None]
     out[..., KERNEL.index("kernel_share")] = np.where(real, times / safe, 0)
     shares = np.stack([leaf[name] for name in (*RESOURCES[:-2], "latency")], axis=2)

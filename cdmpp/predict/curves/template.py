@@ -95,11 +95,11 @@ class Expression:
     def _read(self) -> Iterator[str]:
         place, text = 0, self.text.rstrip()
         while place < len(text):
-            found = _TOKEN.match(text, place)
-            if found is None:
+            token = _TOKEN.match(text, place)
+            if token is None:
                 raise self._wrong(f"has {text[place:].lstrip()[:1]!r} in it")
-            yield found[found.lastindex or 0]
-            place = found.end()
+            yield token[token.lastindex or 0]
+            place = token.end()
 
     def _next(self) -> str:
         return self._tokens[self._place] if self._place < len(self._tokens) else ""

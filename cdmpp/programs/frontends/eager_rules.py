@@ -38,12 +38,12 @@ class AtenCall:
     @property
     def tensors(self) -> list[Any]:
         """Tensors among the arguments, those in lists included."""
-        found = []
+        rules = []
         for value in (*self.args, *self.kwargs.values()):
             for item in value if isinstance(value, list | tuple) else (value,):
                 if is_tensor(item):
-                    found.append(item)
-        return found
+                    rules.append(item)
+        return rules
 
     @property
     def results(self) -> list[Any]:
@@ -629,7 +629,7 @@ def foreach(call: AtenCall) -> Launches:
     results = lists[0] if call.name.endswith("_") else call.results
     written = [] if call.name.endswith("_") or not results else [results]
     groups = list(zip(*lists, *written, strict=False))
-    most = TENSORS.get(len(lists) + len(written), min(TENSORS.values()))
+    per_launch = TENSORS.get(len(lists) + len(written), min(TENSORS.values()))
     launches: list[Fields] = []
     moved, tensors, blocks = 0.0, 0, 0
     for group in groups:
@@ -642,7 +642,7 @@ def foreach(call: AtenCall) -> Launches:
             moved += bytes_moved * taken / elements
             blocks += -(-taken // CHUNK)
             remaining -= taken
-            if blocks == BLOCKS or (tensors == most and not remaining):
+            if blocks == BLOCKS or (tensors == per_launch and not remaining):
                 launches.append(traffic_of(moved, COLUMNS))
                 # The remainder of a tensor counts as one of the next launch.
                 moved, tensors, blocks = 0.0, int(remaining > 0), 0

@@ -100,8 +100,8 @@ def _without_pickles(content: bytes, place: str, torch: Any) -> bytes:
     try:
         value = torch.load(io.BytesIO(content), weights_only=True)
     except Exception as error:  # torch and the file's pickle raise a dozen kinds
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = "content that torch cannot read" if found is None else found[1][:200]
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        what = "content that torch cannot read" if refused is None else refused[1][:200]
         raise _refused(place, f"holds more than tensors and plain values: {what}") from None
     written = io.BytesIO()
     torch.save(value, written)
@@ -202,10 +202,10 @@ def _check_powers(nodes: list[dict[str, Any]], place: str) -> None:
 def _is_operator(name: str, torch: Any) -> bool:
     if not _OPERATOR.fullmatch(name):
         return _CALL.fullmatch(name) is not None
-    found = torch.ops
+    function = torch.ops
     for part in name.split(".")[2:]:
-        found = getattr(found, part, None)
-    return isinstance(found, torch._ops.OperatorBase | torch._ops.OpOverloadPacket)
+        function = getattr(function, part, None)
+    return isinstance(function, torch._ops.OperatorBase | torch._ops.OpOverloadPacket)
 
 
 def _refused(place: str, why: str) -> InvalidProgramError:

@@ -149,8 +149,8 @@ def _gelu_tanh(graph: OnnxGraph, tanh: OnnxNode) -> Found | None:
 
 def _gelu(graph: OnnxGraph, anchor: OnnxNode, x: str, inner: list[OnnxNode]) -> Found | None:
     add = graph.sole_consumer(anchor.outputs[0])
-    one = _scaled(graph, add, "Add")
-    if add is None or one is None or not _near(one[1], 1.0):
+    added = _scaled(graph, add, "Add")
+    if add is None or added is None or not _near(added[1], 1.0):
         return None
     members = _times_x_half(graph, add, x, inner)
     return None if members is None else (members, over(graph, "gelu", x), "")

@@ -90,9 +90,9 @@ def compiled_trace(trace: EagerTrace) -> EagerTrace:
             copies = _channels_last_copies(first, trace.launches, made)
             launches += copies
             calls += [HostCall("compiled", first.phase, 1) for _ in copies]
-        own = _fused(group, place, used, made) if group.is_fused else _library(first, trace.launches, used)
-        launches += own
-        calls.append(HostCall("compiled" if group.is_fused else first.name, first.phase, len(own), first.times))
+        kernels = _fused(group, place, used, made) if group.is_fused else _library(first, trace.launches, used)
+        launches += kernels
+        calls.append(HostCall("compiled" if group.is_fused else first.name, first.phase, len(kernels), first.times))
     return replace(trace, launches=tuple(launches), calls=tuple(calls), graph=())
 
 
@@ -195,7 +195,7 @@ def _channels_last_copies(
 
 def _library(call: TracedCall, launches: Sequence[EagerLaunch], used: dict[Value, set[int]]) -> list[EagerLaunch]:
     """The call's own kernels. Inside of the program, images of convolutions are channels-last."""
-    own = []
+    kernels = []
     for launch in launches[call.start : call.start + call.launches]:
         work = launch.work
         if isinstance(work, ConvolutionWork):
@@ -203,5 +203,5 @@ def _library(call: TracedCall, launches: Sequence[EagerLaunch], used: dict[Value
             outer = sum(call.sizes[value] for value in call.writes if value not in used)
             changed = min(outer, work.layout_bytes) if work.axes == 2 else work.layout_bytes
             work = replace(work, bias=bias, layout_bytes=changed)
-        own.append(replace(launch, work=work))
-    return own
+        kernels.append(replace(launch, work=work))
+    return kernels

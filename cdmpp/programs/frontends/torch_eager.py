@@ -403,13 +403,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes: dict[Value, float] = {}
 
         def values(tensors: Sequence[Tensor]) -> tuple[Value, ...]:
-            found = []
+            programs = []
             for tensor in tensors:
                 storage = tensor.untyped_storage()._cdata
                 value = Value(storage, self._versions[storage])
                 sizes[value] = max(sizes.get(value, 0.0), size_bytes(tensor))
-                found.append(value)
-            return tuple(dict.fromkeys(found))
+                programs.append(value)
+            return tuple(dict.fromkeys(programs))
 
         reads = values(inputs)
         for storage in {tensor.untyped_storage()._cdata for tensor in outputs}:

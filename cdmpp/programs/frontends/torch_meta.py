@@ -159,8 +159,8 @@ def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidPro
     for signs, problem, hint in _PROBLEMS:
         if any(sign in text for sign in signs):
             # Of its operators of control flow PyTorch says where objects are in memory.
-            said = "" if "HigherOrderOperator" in signs else f": {line}"
-            return InvalidProgramError(f"{name}: {problem}{said}", hint=hint)
+            detail = "" if "HigherOrderOperator" in signs else f": {line}"
+            return InvalidProgramError(f"{name}: {problem}{detail}", hint=hint)
     return InvalidProgramError(
         f"{name}: does not run on these inputs: {type(error).__name__}: {line}",
         hint="check shapes and types of example_inputs: does module(*example_inputs) run?",

@@ -66,10 +66,10 @@ class ExpectedValues:
         if name == "topk" and len(results) == 2:
             self.choose(results[1], tensors[0].shape[-1] if tensors[0].ndim else 1)
         elif name in _KEEPING and tensors and results and tensors[0].is_meta and results[0].is_meta:
-            found = self._choices.get(tensors[0].untyped_storage()._cdata)
-            if found is not None:
+            chosen = self._choices.get(tensors[0].untyped_storage()._cdata)
+            if chosen is not None:
                 key = results[0].untyped_storage()._cdata
-                self._choices.setdefault(key, (found[0], found[1] or name in ("sum", "any"), results[0]))
+                self._choices.setdefault(key, (chosen[0], chosen[1] or name in ("sum", "any"), results[0]))
 
     def without_masks(self, indices: Sequence[Any]) -> list[Any]:
         """Indices in which masks are replaced by the numbers of their elements."""
@@ -90,11 +90,11 @@ class ExpectedValues:
         if name != "nonzero":
             self._assume(f"{name} gives the largest result")
             return _DEPENDENT[name](x)
-        found = self._choices.get(x.untyped_storage()._cdata)
-        if found is None:
+        chosen = self._choices.get(x.untyped_storage()._cdata)
+        if chosen is None:
             self._assume("nonzero() finds every element")
             return x.new_empty((x.numel(), x.ndim), dtype=torch.int64)
-        choices, counted, _ = found
+        choices, counted, _ = chosen
         if counted:
             choices.experts = choices.hit
             # Real numbers: the loop over them indexes modules and compares them.

@@ -371,13 +371,13 @@ class ExpertLayer(nn.Module):
         super().__init__()
         plan = route(tokens, experts, second)
         self.router = nn.Linear(width, experts, bias=False)
-        self.sizes = [len(own) for own in plan]
-        self.experts = nn.ModuleList(SwiGLU(width, hidden) for own in plan if own)
+        self.sizes = [len(experts_of_rank) for experts_of_rank in plan]
+        self.experts = nn.ModuleList(SwiGLU(width, hidden) for experts_of_rank in plan if experts_of_rank)
         self.shared = SwiGLU(width, shared) if shared else None
-        rows = [(token, expert) for expert, own in enumerate(plan) for token, _ in own]
+        rows = [(token, expert) for expert, experts_of_rank in enumerate(plan) for token, _ in experts_of_rank]
         self.register_buffer("gather", torch.tensor([token for token, _ in rows]))
         self.register_buffer("scores", torch.tensor([token * experts + expert for token, expert in rows]))
-        places = {pair: row for row, pair in enumerate(pair for own in plan for pair in own)}
+        places = {pair: row for row, pair in enumerate(pair for experts_of_rank in plan for pair in experts_of_rank)}
         self.register_buffer("first", torch.tensor([places[token, 0] for token in range(tokens)]))
         # Tokens without a second expert read the row of zeros behind the others.
         seconds = [places.get((token, 1), len(rows)) for token in range(tokens)]

@@ -282,8 +282,8 @@ class _Packed(nn.Module):
         q, k, v = part.query(x), part.key(x), part.value(x)
         attended, start = [], 0
         for size in self.sizes:
-            own = slice(start, start + size)
-            heads = (split_heads(whole[None, own], self.heads) for whole in (q, k, v))
+            span = slice(start, start + size)
+            heads = (split_heads(whole[None, span], self.heads) for whole in (q, k, v))
             attended.append(merge_heads(attend(*heads))[0])
             start += size
         x = self.layer.norm(x + part.out(torch.cat(attended, 0)))

@@ -167,13 +167,13 @@ def _stage(number: int, form: StageForm, costs: Sequence[tuple[Cost, Cost, Cost 
         passes.append(
             PassCost(getattr(forward, figure), backward_s, weight_s, given.activation_bytes, given.boundary_bytes)
         )
-    own = passes[0]
+    first_pass = passes[0]
     return Stage(
-        own.forward_s,
-        own.backward_s,
-        own.weight_s,
-        own.activation_bytes,
-        own.boundary_bytes,
+        first_pass.forward_s,
+        first_pass.backward_s,
+        first_pass.weight_s,
+        first_pass.activation_bytes,
+        first_pass.boundary_bytes,
         form.weight_bytes,
         form.memory,
         tuple(passes[1:]),

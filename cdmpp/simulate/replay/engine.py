@@ -166,9 +166,9 @@ class Replayer:
         users = np.repeat(np.arange(len(a.place)), np.diff(a.uses_start))
         gaps = a.gap_s[users]
         held = np.bincount(a.uses, a.duration_s[users] + gaps)
-        most = np.zeros(len(a.streams))
-        np.maximum.at(most, a.uses, gaps)
-        return float((held - most).max())
+        busiest = np.zeros(len(a.streams))
+        np.maximum.at(busiest, a.uses, gaps)
+        return float((held - busiest).max())
 
 
 def _prepared(a: Arrays, edges: Follow, uses_start: Ints, uses: Ints) -> tuple[Any, ...]:
@@ -387,10 +387,10 @@ class Timeline:
         """Nodes of each stream, in their order."""
         held: dict[tuple[str, str], list[int]] = {}
         for i, node in enumerate(self.graph.nodes):
-            own = (node.device, node.stream)
-            held.setdefault(own, []).append(i)
+            lane = (node.device, node.stream)
+            held.setdefault(lane, []).append(i)
             for where in dict.fromkeys(node.also):
-                if where != own:
+                if where != lane:
                     held.setdefault(where, []).append(i)
         return {where: np.array(nodes, dtype=np.int64) for where, nodes in held.items()}
 

@@ -38,10 +38,10 @@ _HINT = "docs/replay.md lists the columns"
 def _check(name: str) -> TypeAdapter[list[Any]]:
     """Validator of a column of one field."""
     field = NodeForm.model_fields[name]
-    one: Any = field.annotation
+    item_type: Any = field.annotation
     if field.metadata:
-        one = Annotated[(one, *field.metadata)]
-    return TypeAdapter(list[one], config=ConfigDict(strict=True, allow_inf_nan=False))
+        item_type = Annotated[(item_type, *field.metadata)]
+    return TypeAdapter(list[item_type], config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 _CHECKS = {name: _check(name) for name in FIELDS}

@@ -261,14 +261,14 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
         return hook
 
     for name, part in module.named_modules():
-        own = [(n, p) for n, p in part.named_parameters(prefix=name, recurse=False) if id(p) not in seen]
-        own = [(n, p) for n, p in own if p.requires_grad]
-        if not own:
+        parameters = [(n, p) for n, p in part.named_parameters(prefix=name, recurse=False) if id(p) not in seen]
+        parameters = [(n, p) for n, p in parameters if p.requires_grad]
+        if not parameters:
             continue
-        names[name] = [n for n, _ in own]
-        seen |= {id(p) for _, p in own}
+        names[name] = [n for n, _ in parameters]
+        seen |= {id(p) for _, p in parameters}
         hooks.append(part.register_forward_hook(called(name)))
-        hooks += [p.register_post_accumulate_grad_hook(ready(n)) for n, p in own]
+        hooks += [p.register_post_accumulate_grad_hook(ready(n)) for n, p in parameters]
     try:
         yield stamps, names
     finally:

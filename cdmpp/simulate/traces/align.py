@@ -98,14 +98,14 @@ def windows(traces: Sequence[RankTrace], iteration: int | None = None, mark: str
 
 def _marks(trace: RankTrace, pattern: re.Pattern[str]) -> dict[tuple[int, int], tuple[str, float, float]]:
     """(number, occurrence) -> name, start and end of a mark."""
-    found = sorted(
+    pairs = sorted(
         (event for event in trace.events if event.kind == "annotation" and pattern.fullmatch(event.name)),
         key=lambda event: event.start_s,
     )
     marks: dict[tuple[int, int], tuple[str, float, float]] = {}
     ends: dict[str, float] = {}
     position = -1
-    for event in found:
+    for event in pairs:
         if event.start_s < ends.get(event.name, -math.inf):
             continue  # the same step, marked on another thread too
         position, ends[event.name] = position + 1, event.end_s

@@ -179,8 +179,8 @@ class _Walk:
             self._spend(self._graph.nodes[i], end_s - start_s, start_s)
             at_s = end_s
         rank = self._graph.nodes[positions[0]].rank
-        own = [i for i, node in enumerate(self._graph.nodes) if node.rank == rank and node.role not in _POINTS]
-        last = max(own, key=lambda i: float(timeline.end_s[i]))
+        of_rank = [i for i, node in enumerate(self._graph.nodes) if node.rank == rank and node.role not in _POINTS]
+        last = max(of_rank, key=lambda i: float(timeline.end_s[i]))
         ended_s = float(timeline.end_s[last])
         if ended_s > at_s:
             self._blame(last, at_s, ended_s)

@@ -94,14 +94,14 @@ def read_chrome(path: Path, header: Callable[[str, Any], None]) -> Iterator[dict
 
 def _of_object(text: _Text, header: Callable[[str, Any], None]) -> Iterator[dict[str, Any]]:
     text.skip("{")
-    found = False
+    has_events = False
     while text.peek() != "}":
         name = text.value()
         text.skip(":")
         if name == "traceEvents":
             if text.peek() != "[":
                 raise DataError(f"{text.path}: traceEvents is not a list", hint=_HINT)
-            found = True
+            has_events = True
             yield from _elements(text)
         else:
             value = text.value()
@@ -114,7 +114,7 @@ def _of_object(text: _Text, header: Callable[[str, Any], None]) -> Iterator[dict
             header(str(name), value)
         if text.peek() == ",":
             text.skip(",")
-    if not found:
+    if not has_events:
         raise DataError(
             f"{text.path}: JSON without traceEvents: not a profiler trace",
             hint="give a Chrome trace of torch.profiler, or a replay request (docs/replay.md)",

@@ -329,12 +329,12 @@ class HostThreads:
 
     def issues(self) -> list[tuple[float, int | None, str, float | None]]:
         """Calls that hand a collective to a library: start, node before, kind and size, in time order."""
-        found = []
+        calls = []
         for host in self.lanes:
             for segment, before in zip(host.segments, host.before, strict=True):
                 event = segment.event
                 if event is not None and issues_work(event.name) and collective_of(event) is None:
                     detail = event.detail
                     call = shaped_call(event.name, detail if isinstance(detail, Arguments) else None, None)
-                    found.append((segment.start_s, before, kind_of(event.name), call.bytes))
-        return sorted(found, key=lambda issue: issue[0])
+                    calls.append((segment.start_s, before, kind_of(event.name), call.bytes))
+        return sorted(calls, key=lambda issue: issue[0])

@@ -211,15 +211,15 @@ class Streams:
 
 def _typical_latency_s(lanes: Iterable[list[Activity]]) -> float:
     """Time from a launch to its kernel, where the stream was idle: the lower quartile, as some wait for more."""
-    found = []
+    segments = []
     for lane in lanes:
         idle_from_s = -1.0
         for activity in lane:
             alone = activity.launch_s is not None and activity.launch_s >= idle_from_s
             if alone and activity.launch_s is not None and activity.call is None:
-                found.append(max(activity.start_s - activity.launch_s, 0.0))
+                segments.append(max(activity.start_s - activity.launch_s, 0.0))
             idle_from_s = max(idle_from_s, activity.end_s)
-    return float(np.quantile(found, 0.25)) if found else _DEFAULT_LATENCY_S
+    return float(np.quantile(segments, 0.25)) if segments else _DEFAULT_LATENCY_S
 
 
 #: A copy that the host waits for keeps its call busy at least this long.
@@ -324,8 +324,8 @@ class TracedRank:
 
     def collectives(self) -> list[TraceEvent]:
         """Collectives of the window."""
-        found = [segment.event for _, segment in self._work if segment.event is not None]
-        return found + [activity.event for activity in self._device if activity.role == "comm"]
+        events = [segment.event for _, segment in self._work if segment.event is not None]
+        return events + [activity.event for activity in self._device if activity.role == "comm"]
 
     def build(self, joint: set[int]) -> None:
         """Add the nodes of all threads and streams."""
@@ -347,7 +347,7 @@ class TracedRank:
     def _host_work(self, device: str, joint: set[int]) -> list[Activity]:
         """Collectives on threads of their library, with the calls that issued them."""
         pending = self.host.issues()
-        found = []
+        spans = []
         for lane, segment in sorted(self._work, key=lambda item: item[1].start_s):
             event = segment.event
             assert event is not None
@@ -361,8 +361,8 @@ class TracedRank:
             for issue in (same or fitting)[:1]:
                 pending.remove(issue)
                 activity.launch_s, activity.after = issue[0], issue[1]
-            found.append(activity)
-        return found
+            spans.append(activity)
+        return spans
 
     def _link_launches(self, joint: set[int]) -> None:
         """Connect device work with its launches, and streams with what their events wait for."""
@@ -428,8 +428,8 @@ class TracedRank:
                     self._wait(position, segment, by_stream, detail)
                 elif segment.role == "launch" and segment.end_s - segment.start_s > _BLOCKING_S:
                     # A copy of pageable memory: its call returns after it.
-                    own = copies.get(segment.event.correlation, []) if segment.event is not None else []
-                    done = [a for a in own if segment.start_s < a.end_s <= segment.end_s + TINY_S]
+                    correlated = copies.get(segment.event.correlation, []) if segment.event is not None else []
+                    done = [a for a in correlated if segment.start_s < a.end_s <= segment.end_s + TINY_S]
                     self._let_wait(position, done)
 
     def _wait(self, position: int, segment: Segment, by_stream: dict[str, list[Activity]], detail: Sync | None) -> None:
@@ -459,7 +459,7 @@ class TracedRank:
     def _queue(self) -> None:
         """Let launches that found the queue full return when the work has ended whose end made room."""
         work = sorted(self._device, key=lambda activity: activity.end_s)
-        own = {activity.event.correlation: activity for activity in work}
+        by_correlation = {activity.event.correlation: activity for activity in work}
         begun, ended = sorted(map(_launched_s, work)), [activity.end_s for activity in work]
         calls: list[tuple[int, Segment, int, int | None]] = []
         for host in self.host.lanes:
@@ -475,7 +475,7 @@ class TracedRank:
             node = self.graph.nodes[position]
             if depth < full or segment.end_s - segment.start_s < _BLOCKED * own_s or node.start_s > segment.start_s:
                 continue
-            launched = own.get(segment.event.correlation) if segment.event is not None else None
+            launched = by_correlation.get(segment.event.correlation) if segment.event is not None else None
             at = bisect.bisect_right(ended, segment.end_s + TINY_S) - 1
             while at >= 0 and ended[at] > segment.start_s and launched and work[at].stream != launched.stream:
                 at -= 1

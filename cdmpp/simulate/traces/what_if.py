@@ -331,7 +331,7 @@ def device_ratios(
         Others have the ratio of the matrix peaks or of the memory bandwidths. Copies to and from the host keep their
         time, and so do threads.
     """
-    found = Ratios()
+    ratios = Ratios()
     specs: dict[int, tuple[OperatorSpec, ...]] = {}
     seconds: Counter[int] = Counter()
     for node in nodes:
@@ -341,30 +341,30 @@ def device_ratios(
             operators, reason = _operators(node)
             if operators:
                 as_tf32 = node.role == "kernel" and _ran_as_tf32(node, operators, seconds[id(node.operation)], old)
-                found.tf32 += as_tf32
+                ratios.tf32 += as_tf32
                 specs[i] = tuple(map(_tf32, operators)) if as_tf32 else operators
             else:
-                found.set(i, roofline_ratio(node, old, new), "roofline", reason)
+                ratios.set(i, roofline_ratio(node, old, new), "roofline", reason)
         elif node.role == "copy":
             inside = bool(_ON_DEVICE.search(node.label))
             ratio = old.mem_bandwidth_bytes_per_s / new.mem_bandwidth_bytes_per_s if inside else 1.0
-            found.set(i, ratio, "roofline" if inside else "kept")
+            ratios.set(i, ratio, "roofline" if inside else "kept")
     latencies: dict[tuple[OperatorSpec, str], float] = {}
     for device in (old, new):
         wanted = [_for_device(spec, device) for group in specs.values() for spec in group]
-        latencies |= _predict(predictor, wanted, (device,), found)
+        latencies |= _predict(predictor, wanted, (device,), ratios)
     for i, operators in specs.items():
         sums = [
             sum(latencies.get((_for_device(spec, device), device.name), float("nan")) for spec in operators)
             for device in (old, new)
         ]
         if sums[0] > 0 and sums[1] > 0:
-            found.set(i, sums[1] / sums[0], "predicted")
+            ratios.set(i, sums[1] / sums[0], "predicted")
         else:
-            found.set(i, roofline_ratio(nodes[i], old, new), "roofline", "its operator has no prediction")
+            ratios.set(i, roofline_ratio(nodes[i], old, new), "roofline", "its operator has no prediction")
     if not host:
-        _collectives(found, nodes, predictor, (old, new), (None, None), None)
-    return found
+        _collectives(ratios, nodes, predictor, (old, new), (None, None), None)
+    return ratios
 
 
 def _ran_as_tf32(node: WorkNode, operators: Sequence[OperatorSpec], seconds: float, device: DeviceSpec) -> bool:
@@ -408,13 +408,13 @@ def link_ratios(
     FieldError
         The graph has no collective.
     """
-    found = Ratios()
+    ratios = Ratios()
     if not any(node.role == "comm" for node in nodes):
         raise FieldError(
             "the trace has no collective to change", path="link" if ranks is None else "ranks", hint="leave it out"
         )
-    _collectives(found, nodes, predictor, (device, device), (None, link), ranks)
-    return found
+    _collectives(ratios, nodes, predictor, (device, device), (None, link), ranks)
+    return ratios
 
 
 def formula_ratios(nodes: Sequence[WorkNode], *, link: str | None, ranks: int | None) -> Ratios:
@@ -428,7 +428,7 @@ def formula_ratios(nodes: Sequence[WorkNode], *, link: str | None, ranks: int | 
     FieldError
         The graph has no collective, or the link is not known.
     """
-    found = Ratios()
+    ratios = Ratios()
     if not any(node.role == "comm" for node in nodes):
         raise FieldError(
             "the trace has no collective to change", path="link" if ranks is None else "ranks", hint="leave it out"
@@ -439,17 +439,17 @@ def formula_ratios(nodes: Sequence[WorkNode], *, link: str | None, ranks: int | 
         if node.role != "comm":
             continue
         if call is None or call.kind not in COLLECTIVES or not call.ranks or call.ranks < 2 or not call.bytes:
-            found.set(
+            ratios.set(
                 i, 1.0, "kept", f"{call.kind if call else node.label}: its size or number of ranks is not recorded"
             )
             continue
         new_ranks = ranks if ranks is not None and call.kind != "send_recv" else call.ranks
         if ring is None:
-            found.set(i, traffic_factor(call.kind, new_ranks) / traffic_factor(call.kind, call.ranks), "link")
+            ratios.set(i, traffic_factor(call.kind, new_ranks) / traffic_factor(call.kind, call.ranks), "link")
         elif node.duration_s > 0:
             op: Collective = "send" if call.kind == "send_recv" else call.kind  # type: ignore[assignment]
-            found.set(i, collective_s(op, new_ranks, call.bytes, ring) / node.duration_s, "link")
-    return found
+            ratios.set(i, collective_s(op, new_ranks, call.bytes, ring) / node.duration_s, "link")
+    return ratios
 
 
 def roofline_ratio(node: WorkNode, old: DeviceSpec, new: DeviceSpec) -> float:

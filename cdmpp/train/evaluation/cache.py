@@ -62,11 +62,11 @@ class FeatureCache:
         try:
             arrays = load(payload)
             dtype, family = arrays["names"].tobytes().decode().split("\0")
-            found = EncodedPrograms(arrays["leaves"], arrays["positions"], arrays["totals"], dtype, family)
+            encoded = EncodedPrograms(arrays["leaves"], arrays["positions"], arrays["totals"], dtype, family)
         except (SafetensorError, KeyError, ValueError):
             return None
-        fits = found.leaves.shape[2:] == (self.width,) and found.totals.shape == (1, len(PROGRAM_COLUMNS))
-        return found if fits else None
+        fits = encoded.leaves.shape[2:] == (self.width,) and encoded.totals.shape == (1, len(PROGRAM_COLUMNS))
+        return encoded if fits else None
 
     def put(self, text: str, encoded: EncodedPrograms) -> None:
         """Store a program's features; a temporary file is renamed, so that no partial file is read."""

@@ -88,7 +88,7 @@ def _inversions(ranks: NDArray[np.int64]) -> int:
     Elements that agree in all higher bits form a group, in their original order. Within a group, each element with
     the bit set is discordant with every later one without it.
     """
-    found, place = 0, np.arange(len(ranks))
+    inversions, place = 0, np.arange(len(ranks))
     for bit in reversed(range(int(ranks.max()).bit_length())):
         high = (ranks >> bit) & 1
         starts = np.flatnonzero(np.diff(ranks >> (bit + 1), prepend=-1))
@@ -96,12 +96,12 @@ def _inversions(ranks: NDArray[np.int64]) -> int:
         start, zeros = (np.repeat(v, sizes) for v in (starts, sizes - np.add.reduceat(high, starts)))
         ones_before = np.cumsum(high) - high
         ones_before -= ones_before[start]
-        found += int(ones_before[high == 0].sum())
+        inversions += int(ones_before[high == 0].sum())
         # Within each group, elements without the bit come first; the order is otherwise kept.
         split = np.empty_like(ranks)
         split[np.where(high, start + zeros + ones_before, place - ones_before)] = ranks
         ranks = split
-    return found
+    return inversions
 
 
 Int = NDArray[np.int64]

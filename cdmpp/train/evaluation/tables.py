@@ -193,10 +193,10 @@ def _score_collectives(
     """Predict and score the collectives among the rows; returns the other rows."""
     collective = table.collective[rows]
     if collective.any():
-        own = rows[collective]
-        output = predict_rows(collectives_of(artifact), table, own)
-        _score(scores, table, own, output.point, output.levels, output.factor)
-        progress(len(own))
+        of_collectives = rows[collective]
+        output = predict_rows(collectives_of(artifact), table, of_collectives)
+        _score(scores, table, of_collectives, output.point, output.levels, output.factor)
+        progress(len(of_collectives))
     return rows[~collective]
 
 

@@ -200,9 +200,11 @@ class JobStore:
             self._drop_old(connection)
             columns = (func.count(), func.max(jobs.c.created_at), func.min(jobs.c.turn), func.max(jobs.c.turn), now_s())
             of_all = select(*columns).where(jobs.c.state.in_(OPEN))
-            own, _, _, last_own, _ = connection.execute(of_all.where(jobs.c.sender == sender)).one()
-            if own >= self._max_of_sender:
-                raise QuotaError(f"{own} jobs of this sender wait or run; one sender may have {self._max_of_sender}")
+            of_sender, _, _, last_own, _ = connection.execute(of_all.where(jobs.c.sender == sender)).one()
+            if of_sender >= self._max_of_sender:
+                raise QuotaError(
+                    f"{of_sender} jobs of this sender wait or run; one sender may have {self._max_of_sender}"
+                )
             count, newest, due, _, now = connection.execute(of_all).one()
             if count >= self._max_jobs:
                 raise FullError(f"{count} jobs wait or run")

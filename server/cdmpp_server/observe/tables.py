@@ -247,8 +247,8 @@ def _upgrade(connection: Connection) -> None:
         for index in table.indexes:
             if index.name not in indexes:
                 index.create(connection)
-    most = (RATIO_LIMIT - 1) * (1 + 1e-9)
-    connection.execute(delete(running).where(running.c.relative_error > most * running.c.number))
+    largest_gap = (RATIO_LIMIT - 1) * (1 + 1e-9)
+    connection.execute(delete(running).where(running.c.relative_error > largest_gap * running.c.number))
 
 
 _log = logging.getLogger(__name__)

@@ -141,8 +141,8 @@ class Lane:
     def work_until(self, sender: str, work: float) -> float:
         """Work of this lane that is completed before a new request of this much work finishes."""
         waiting = self._senders.get(sender)
-        own = work + (waiting.work if waiting is not None else 0.0)
-        return own + sum(min(other.work, own) for other in self._senders.values() if other is not waiting)
+        total_work = work + (waiting.work if waiting is not None else 0.0)
+        return total_work + sum(min(other.work, total_work) for other in self._senders.values() if other is not waiting)
 
     def delayed(self, sender: str, work: float) -> Iterator[tuple[Ticket, float, float]]:
         """Requests that another request of this sender would delay.

@@ -46,8 +46,8 @@ _EXAMPLE: dict[str, Any] = {
 
 def describe_predict(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add requests, responses and problems of ``/predict`` and ``/programs``."""
-    most = settings.max_items
-    add_models(schemas, request_model(most), PredictResponse, register_request_model(most), RegisterResponse)
+    max_items = settings.max_items
+    add_models(schemas, request_model(max_items), PredictResponse, register_request_model(max_items), RegisterResponse)
     schemas.update(strict_schemas())
     _add_strict_request(schemas)
     predict = document["paths"]["/predict"]["post"]

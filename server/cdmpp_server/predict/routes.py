@@ -72,8 +72,8 @@ async def predict(request: Request) -> Response:
     media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
     deadline, on_items = Deadline.of(request, state.settings), partial(count_items, request)
     if media == MEDIA_TYPE:
-        most = state.settings.max_items
-        work = predict_features(body, state.service, state.metrics, deadline, most, on_items)
+        max_items = state.settings.max_items
+        work = predict_features(body, state.service, state.metrics, deadline, max_items, on_items)
     else:
         work = state.service.predict(body, deadline, on_items)
     return Response(await cancel_on_disconnect(request, work), media_type=media)
