@@ -118,11 +118,12 @@ def _sustained(device: DeviceSpec, model: Path | None) -> Iterator[dict[str, Any
     types = ["float32", "bfloat16" if device.peak_flops_fp16_matrix else "float16"]
     narrow = "float8_e4m3" if device.peak_flops_fp8_matrix else "int8" if device.peak_ops_int8 else None
     kernels = [(name, dtype) for name in _KERNELS for dtype in types]
-    kernels += [("product", narrow)] * bool(narrow)
+    if narrow is not None:
+        kernels.append(("product", narrow))
     for name, dtype in kernels:
         (answer,) = predictor.predict([f"{_KERNELS[name]},dtype={dtype}"], device)
         if answer.error is not None:
-            raise InvalidProgramError(answer.error.message, hint=answer.error.hint)
+            raise InvalidProgramError(answer.error.message, hint=answer.error.hint or "")
         sheet, *seconds = (s or 0.0 for s in (answer.roofline_s, answer.latency_s, answer.upper_s, answer.lower_s))
         shares = zip(("share", "lower_share", "upper_share"), (sheet / s for s in seconds), strict=True)
         about: dict[str, Any] = {"device": device.name, "kernel": name, "dtype": dtype, "latency_s": answer.latency_s}
