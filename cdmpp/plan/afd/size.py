@@ -166,16 +166,16 @@ def size(
         fastest = enumeration.least(_Stage(enumeration), control)
         if fastest is None or fastest.value > goal.stage_s:
             slowest = np.inf if fastest is None else fastest.value
-            raise InfeasibleError(
-                f"tpot_s: no choice reaches {tpot_s:g} s between tokens; the fastest takes {IN_FLIGHT * slowest:.6g} s",
-                path="tpot_s",
+            raise InfeasibleError.at(
+                "tpot_s",
+                f"no choice reaches {tpot_s:g} s between tokens; the fastest takes {IN_FLIGHT * slowest:.6g} s",
                 hint="allow more time, more or faster instances, or a faster link",
             )
         richest = enumeration.least(_Rate(enumeration, goal), control)
         rate = 0.0 if richest is None else -richest.value
-        raise InfeasibleError(
-            f"tokens_per_s: within {tpot_s:g} s between tokens at most {rate:.6g} tokens/s are reached",
-            path="tokens_per_s",
+        raise InfeasibleError.at(
+            "tokens_per_s",
+            f"within {tpot_s:g} s between tokens at most {rate:.6g} tokens/s are reached",
             hint="allow more instances or more time",
         )
     on_attention, on_ffn = -(-choice.batch // choice.x), -(-choice.batch // choice.y)

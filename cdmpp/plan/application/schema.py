@@ -127,15 +127,13 @@ class ApplicationRequest(Request[ApplicationPlan]):
         for i, primitive in enumerate(self.primitives):
             path = f"primitives.{i}"
             if primitive.engine not in engines:
-                raise FieldError(f"{path}.engine: no engine is called {primitive.engine!r}", path=f"{path}.engine")
+                raise FieldError.at(f"{path}.engine", f"no engine is called {primitive.engine!r}")
             items = sum(part.items for part in primitive.parts or [])
             if primitive.parts is not None and items != primitive.items:
-                raise FieldError(
-                    f"{path}.parts: they have {items} items, the primitive has {primitive.items}", path=f"{path}.parts"
-                )
+                raise FieldError.at(f"{path}.parts", f"they have {items} items, the primitive has {primitive.items}")
             unknown = sorted(primitive.predecessors - ids)
             if unknown:
-                raise FieldError(f"{path}.after: no primitive is called {unknown[0]!r}", path=f"{path}.after")
+                raise FieldError.at(f"{path}.after", f"no primitive is called {unknown[0]!r}")
         self.sorted_primitives()
         for device in dict.fromkeys(engine.device or engine.name for engine in self.engines):
             self._check_memory(device)
@@ -202,4 +200,4 @@ class ApplicationRequest(Request[ApplicationPlan]):
 def _check_unique(names: Sequence[str], where: str, field: str) -> None:
     for i, name in enumerate(names):
         if names.index(name) != i:
-            raise FieldError(f"{where}.{i}.{field}: {name!r} occurs twice", path=f"{where}.{i}.{field}")
+            raise FieldError.at(f"{where}.{i}.{field}", f"{name!r} occurs twice")

@@ -145,9 +145,9 @@ class LanguageModelForm(Closed):
             The configuration or the layout is wrong; ``path`` is the place of this form in the request.
         """
         if len(batches) > MAX_BATCHES or max(batches) > MAX_BATCH:
-            raise FieldError(
-                f"{path}: a language model has at most {MAX_BATCHES} batch sizes of at most {MAX_BATCH} sequences",
-                path=path,
+            raise FieldError.at(
+                path,
+                f"a language model has at most {MAX_BATCHES} batch sizes of at most {MAX_BATCH} sequences",
                 hint="give fewer or smaller sizes in batch",
             )
         try:
@@ -309,13 +309,11 @@ class BatchCurve(Priced):
     def check(self, path: str) -> None:
         """Raise :class:`FieldError` where the parts contradict each other."""
         if any(b <= a for a, b in zip(self.batch, self.batch[1:], strict=False)):
-            raise FieldError(f"{path}.batch: sizes must grow", path=f"{path}.batch")
+            raise FieldError.at(f"{path}.batch", "sizes must grow")
         if self.seconds is not None and len(self.seconds) != len(self.batch):
-            raise FieldError(
-                f"{path}.seconds: {len(self.seconds)} values for {len(self.batch)} batch sizes", path=f"{path}.seconds"
-            )
+            raise FieldError.at(f"{path}.seconds", f"{len(self.seconds)} values for {len(self.batch)} batch sizes")
         if self.is_predicted and self.device is None:
-            raise FieldError(f"{path}.device: programs need a device", path=f"{path}.device")
+            raise FieldError.at(f"{path}.device", "programs need a device")
 
     def price_requests(self, path: str) -> list[PriceRequest]:
         """Programs at each batch size, sizes outermost; none where seconds are given.
@@ -337,11 +335,11 @@ class BatchCurve(Priced):
             grid = Grid(templates, {"batch": self.batch})
             made = [grid.programs(at, self.backend or "library") for at in grid.points()]
         except CdmppError as error:
-            raise FieldError(f"{field}: {error.message}", path=field, hint=error.hint) from None
+            raise FieldError.at(field, error.message, hint=error.hint) from None
         out: list[PriceRequest] = []
         for point in made:
             if isinstance(point, CdmppError):
-                raise FieldError(f"{field}: {point.message}", path=field, hint=point.hint)
+                raise FieldError.at(field, point.message, hint=point.hint)
             for i, (program, _) in enumerate(point):
                 assert program.operator is not None
                 form: dict[str, Any] = program.operator.canonical()

@@ -76,7 +76,7 @@ def solve_request(request: Request[A], predictor: Predictor | None = None, contr
         return solve_priced(request, [], control)
     if predictor is None:
         path = programs[0].path
-        raise FieldError(f"{path}: the cost of a program must be predicted", path=path, hint="pass a predictor")
+        raise FieldError.at(path, "the cost of a program must be predicted", hint="pass a predictor")
     prices = predict_prices(programs, predictor)
     if control is not None:
         control.restart()  # the budget is that of the search
@@ -206,16 +206,14 @@ def check_price(request: PriceRequest, prediction: Prediction) -> Prediction:
     """
     if prediction.error is not None:
         error = prediction.error
-        raise FieldError(f"{request.path}: {error.message}", path=request.path, hint=error.hint)
+        raise FieldError.at(request.path, error.message, hint=error.hint)
     return prediction
 
 
 def _program(request: PriceRequest) -> TensorProgram:
     if set(request.program) == {"hash"}:
-        raise FieldError(
-            f"{request.path}: a hash names a program that a service has stored",
-            path=request.path,
-            hint="give the program itself",
+        raise FieldError.at(
+            request.path, "a hash names a program that a service has stored", hint="give the program itself"
         )
     backend: Backend | None = request.backend
     return program_from_request(request.program, backend)
@@ -229,5 +227,5 @@ def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) 
         except FieldError:
             raise
         except CdmppError as error:
-            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
+            raise FieldError.at(path, error.message, hint=error.hint) from None
     return read[key]

@@ -105,4 +105,4 @@ def training_cost(plan: TrainingPlan, form: TrainForm, prices: Iterator[Predicti
 
 def needs_device(path: str) -> FieldError:
     """The error of a training step without a known device."""
-    return FieldError(f"{path}: a training step needs a known device", path=path, hint="give a name or a specification")
+    return FieldError.at(path, "a training step needs a known device", hint="give a name or a specification")

@@ -33,10 +33,8 @@ def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
     first = least(jobs, capacity)
     if not any(first):
         smallest = min(job.workers[0] for job in jobs)
-        raise InfeasibleError(
-            f"gpus: {capacity} workers, and every job needs more",
-            path="gpus",
-            hint=f"the smallest job needs {smallest}",
+        raise InfeasibleError.at(
+            "gpus", f"{capacity} workers, and every job needs more", hint=f"the smallest job needs {smallest}"
         )
     chosen = allocate(jobs, capacity)
     total = total_s(jobs, chosen)

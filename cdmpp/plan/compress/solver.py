@@ -86,9 +86,9 @@ def tensors_of(request: CompressRequest) -> list[GradientTensor]:
     links: dict[str, Link] = {}
     algorithm: Algorithm = "ring" if predicted is None else "measured"
     if predicted is not None and predicted.ranks != request.workers:
-        raise FieldError(
-            f"link.collective.ranks: {predicted.ranks} ranks, and the request has {request.workers} workers",
-            path="link.collective.ranks",
+        raise FieldError.at(
+            "link.collective.ranks",
+            f"{predicted.ranks} ranks, and the request has {request.workers} workers",
             hint="give the same number",
         )
 
@@ -97,7 +97,7 @@ def tensors_of(request: CompressRequest) -> list[GradientTensor]:
         try:
             return collective_s(op, request.workers, size, link, algorithm)
         except FieldError as error:
-            raise FieldError(f"link.table: {error.message}", path="link.table", hint=error.hint) from None
+            raise FieldError.at("link.table", error.message, hint=error.hint) from None
 
     _check_unique([compressor.name for compressor in request.compressors], "compressors")
     _check_unique([tensor.name for tensor in request.tensors], "tensors")
@@ -121,7 +121,7 @@ def tensors_of(request: CompressRequest) -> list[GradientTensor]:
 def _check_unique(names: Sequence[str], field: str) -> None:
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise FieldError(f"{field}.{i}.name: {name!r} occurs twice", path=f"{field}.{i}.name")
+            raise FieldError.at(f"{field}.{i}.name", f"{name!r} occurs twice")
 
 
 def _longest_passes(request: CompressRequest) -> list[str]:

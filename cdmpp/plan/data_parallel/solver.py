@@ -88,9 +88,9 @@ def _setup(request: DataParallelRequest, figure: str) -> Setup:
     """Ranks, link and slowdowns; ``figure`` of a predicted link: "latency_s", "lower_s" or "upper_s"."""
     collective = request.link.collective
     if collective is not None and collective.ranks != request.ranks:
-        raise FieldError(
-            f"link.collective.ranks: {collective.ranks} ranks, and the request has {request.ranks}",
-            path="link.collective.ranks",
+        raise FieldError.at(
+            "link.collective.ranks",
+            f"{collective.ranks} ranks, and the request has {request.ranks}",
             hint="give the same number",
         )
     return Setup(

@@ -55,7 +55,7 @@ def parse_layout(text: str) -> list[str]:
     for pattern in (r"\(([^()]+)\)\*(\d{1,9})", r"(.)\*(\d{1,9})"):
         size = len(expanded) + sum(len(part) * int(count) for part, count in re.findall(pattern, expanded))
         if size > _MAX_LAYERS:
-            raise FieldError(f"{_OPTION}: more than {_MAX_LAYERS} symbols", path=_OPTION, hint="correct its numbers")
+            raise FieldError.at(_OPTION, f"more than {_MAX_LAYERS} symbols", hint="correct its numbers")
         expanded = re.sub(pattern, lambda found: found.group(1) * int(found.group(2)), expanded)
     wrong = set(expanded) - set(SYMBOLS + "|")
     if wrong or not set(expanded) - {"|"}:
@@ -91,10 +91,8 @@ def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]
     values = request.model_dump(mode="json", include=set(fields) or None)
     ranks = sorted(set(_all_reduces(values)))
     if len(ranks) > 1:
-        raise FieldError(
-            f"tp: programs of the request have {' and '.join(map(str, ranks))} ranks",
-            path="tp",
-            hint="give the option tp",
+        raise FieldError.at(
+            "tp", f"programs of the request have {' and '.join(map(str, ranks))} ranks", hint="give the option tp"
         )
     if ranks:
         return ranks[0], [f"tp {ranks[0]}: ranks of the programs in the request"]
@@ -143,9 +141,9 @@ def nodes(units: int, unit_gpus: int, node_gpus: int) -> tuple[int, int]:
     """
     if unit_gpus > node_gpus:
         if unit_gpus % node_gpus:
-            raise FieldError(
-                f"tp: a unit of {unit_gpus} GPUs does not fill nodes of {node_gpus}",
-                path="tp",
+            raise FieldError.at(
+                "tp",
+                f"a unit of {unit_gpus} GPUs does not fill nodes of {node_gpus}",
                 hint="choose a multiple of the option node_gpus",
             )
         return units * unit_gpus // node_gpus, node_gpus

@@ -52,9 +52,9 @@ class RayExporter(PlanExporter):
 
     def _group(self, role: str, pool: str, units: int, tp: int) -> Group:
         if tp > self.node_gpus and tp % self.node_gpus:
-            raise FieldError(
-                f"tp: a unit of {tp} GPUs does not fill nodes of {self.node_gpus}",
-                path="tp",
+            raise FieldError.at(
+                "tp",
+                f"a unit of {tp} GPUs does not fill nodes of {self.node_gpus}",
                 hint="choose a multiple of the option node_gpus",
             )
         gpus = min(tp, self.node_gpus)
@@ -91,15 +91,15 @@ class RayImporter(RequestImporter):
         for group in _groups(text):
             role = group.name.partition("-")[0]
             if role not in ("generation", "training", "shared") or role in units:
-                raise FieldError(
-                    f"groups: {group.name!r} is no single group of generation, training or shared",
-                    path="groups",
+                raise FieldError.at(
+                    "groups",
+                    f"{group.name!r} is no single group of generation, training or shared",
                     hint="an rl request is read from one group of each role",
                 )
             units[role] = group.units(self.tp)
         generation = units.get("generation", units.get("shared"))
         if generation is None:
-            raise FieldError("groups: no group generates", path="groups", hint='name one "generation" or "shared"')
+            raise FieldError.at("groups", "no group generates", hint='name one "generation" or "shared"')
         request = rl_request(
             generation=generation,
             training=None if "shared" in units else units.get("training", 0),
@@ -131,9 +131,9 @@ class _Group(Row):
         gpus = [bundle.get("GPU", 0.0) for bundle in self.bundles]
         size = tp if tp is not None else max(gpus[0], 1.0)
         if sum(gpus) % size or not sum(gpus):
-            raise FieldError(
-                f"groups: {sum(gpus):g} GPUs of {self.name} are no multiple of {size:g}",
-                path="groups",
+            raise FieldError.at(
+                "groups",
+                f"{sum(gpus):g} GPUs of {self.name} are no multiple of {size:g}",
                 hint="give the option tp: GPUs of a unit",
             )
         return int(sum(gpus) / size)

@@ -163,9 +163,9 @@ def merge(request: Any, fields: Any, path: str = "") -> Any:
     if _objects(request) and _objects(fields):
         if len(request) != len(fields):
             place = path.removesuffix(".")
-            raise FieldError(
-                f"{place}: {len(fields)} items for the {len(request)} of the file",
-                path=place,
+            raise FieldError.at(
+                place,
+                f"{len(fields)} items for the {len(request)} of the file",
                 hint="give as many items, or one object for all of them",
             )
         return [merge(one, more, f"{path}{i}.") for i, (one, more) in enumerate(zip(request, fields, strict=True))]

@@ -156,9 +156,9 @@ class RlExporter(PlanExporter, ABC):
                 hint="plan without mix_pools, or use the format ray",
             )
         if plan.training is None:
-            raise FieldError(
-                "training: the plan only generates, and the format has a trainer",
-                path="training",
+            raise FieldError.at(
+                "training",
+                "the plan only generates, and the format has a trainer",
                 hint="give the training cost, or use the format ray",
             )
         tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request, "decode", "pools")
@@ -175,10 +175,9 @@ class RlExporter(PlanExporter, ABC):
     def mini_prompts(self, pools: Pools) -> int:
         """Prompts of an update."""
         if pools.mini_batch % self.samples_per_prompt:
-            raise FieldError(
-                f"samples_per_prompt: {self.samples_per_prompt} does not divide the {pools.mini_batch} samples of an "
-                "update",
-                path="samples_per_prompt",
+            raise FieldError.at(
+                "samples_per_prompt",
+                f"{self.samples_per_prompt} does not divide the {pools.mini_batch} samples of an update",
                 hint="choose a divisor",
             )
         return pools.mini_batch // self.samples_per_prompt
@@ -204,10 +203,9 @@ class RlExporter(PlanExporter, ABC):
             The responses to a prompt do not divide the samples of a step.
         """
         if request.samples_per_step % self.samples_per_prompt:
-            raise FieldError(
-                f"samples_per_prompt: {self.samples_per_prompt} does not divide the {request.samples_per_step} samples "
-                "of a step",
-                path="samples_per_prompt",
+            raise FieldError.at(
+                "samples_per_prompt",
+                f"{self.samples_per_prompt} does not divide the {request.samples_per_step} samples of a step",
                 hint="choose a divisor",
             )
         return request.samples_per_step // self.samples_per_prompt
@@ -411,16 +409,14 @@ class OpenRlhfImporter(RlImporter):
         actor = (whole("actor.num_nodes", 1) or 1) * (whole("actor.num_gpus_per_node", 8) or 8)
         engines = whole("vllm.num_engines")
         if engines is None:
-            raise FieldError(
-                "--vllm.num_engines: missing", path="--vllm.num_engines", hint="an rl request generates with an engine"
-            )
+            raise FieldError.at("--vllm.num_engines", "missing", hint="an rl request generates with an engine")
         asynchronous = flag("train.async_enable")
         queue = whole("train.async_queue_size", 1)
         shared = flag("train.colocate_all") and not asynchronous
         if actor % tp or (shared and actor != engines * tp):
-            raise FieldError(
-                f"--actor.num_gpus_per_node: {actor} GPUs of the actor do not fit {engines} engines of {tp} GPUs",
-                path="--actor.num_gpus_per_node",
+            raise FieldError.at(
+                "--actor.num_gpus_per_node",
+                f"{actor} GPUs of the actor do not fit {engines} engines of {tp} GPUs",
                 hint="correct the sizes",
             )
         new_tokens = whole("rollout.max_new_tokens", args.whole("generate_max_len"))
@@ -544,9 +540,9 @@ class VerlImporter(RlImporter):
             except ValueError:
                 number = -1
             if not least <= number <= MAX_COUNT:
-                raise FieldError(
-                    f"{path}: {str(value)[:80]!r} is not a whole number from {least} to {MAX_COUNT}",
-                    path=path,
+                raise FieldError.at(
+                    path,
+                    f"{str(value)[:80]!r} is not a whole number from {least} to {MAX_COUNT}",
                     hint="correct the file",
                 )
             return number
@@ -561,16 +557,12 @@ class VerlImporter(RlImporter):
         mode = known(at(tree, _MODE, "sync"), _MODE)
         separate = mode == "separate_async"
         if separate and not rollout:
-            raise FieldError(
-                f"{_ROLLOUT}.nnodes: 0, and the mode is {mode}",
-                path=f"{_ROLLOUT}.nnodes",
-                hint="give the rollout's nodes",
-            )
+            raise FieldError.at(f"{_ROLLOUT}.nnodes", f"0, and the mode is {mode}", hint="give the rollout's nodes")
         hybrid = "actor_rollout_ref.hybrid_engine"
         if separate and known(at(tree, hybrid, True), hybrid) is not False:
-            raise FieldError(
-                "actor_rollout_ref.hybrid_engine: true with separate_async lets the trainer's GPUs generate too",
-                path="actor_rollout_ref.hybrid_engine",
+            raise FieldError.at(
+                "actor_rollout_ref.hybrid_engine",
+                "true with separate_async lets the trainer's GPUs generate too",
                 hint="an rl request has no such layout; set hybrid_engine to false",
             )
         versions = whole(_VERSIONS) if separate else None
@@ -607,9 +599,7 @@ def _tree(text: str) -> tuple[dict[str, Any], list[str]]:
         )
     for name in ("trainer", "actor_rollout_ref", "data"):
         if not isinstance(loaded.get(name) or {}, Mapping):
-            raise FieldError(
-                f"{name}: {str(loaded[name])[:80]!r} is no section", path=name, hint="write its keys below it"
-            )
+            raise FieldError.at(name, f"{str(loaded[name])[:80]!r} is no section", hint="write its keys below it")
     return dict(loaded), list(leaves(loaded))
 
 

@@ -63,7 +63,7 @@ class Unknown(str):
 def known(value: Any, path: str) -> Any:
     """The value; ``FieldError`` where it is :class:`Unknown`."""
     if isinstance(value, Unknown):
-        raise FieldError(f"{path}: {value.why}", path=path, hint="assign it in the text, or write the value itself")
+        raise FieldError.at(path, value.why, hint="assign it in the text, or write the value itself")
     return value
 
 

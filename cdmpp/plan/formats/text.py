@@ -156,9 +156,9 @@ class CommandOptions:
                 self.assumed[f"--{name}"] = default
             return default
         if not re.fullmatch(r"\d{1,12}", value) or not 1 <= int(value) <= MAX_COUNT:
-            raise FieldError(
-                f"--{name}: {value[:40]!r} is not a whole number from 1 to {MAX_COUNT}",
-                path=f"--{name}",
+            raise FieldError.at(
+                f"--{name}",
+                f"{value[:40]!r} is not a whole number from 1 to {MAX_COUNT}",
                 hint="write the number, or assign the variable in the same text",
             )
         return int(value)

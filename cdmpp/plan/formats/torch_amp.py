@@ -29,20 +29,20 @@ class TorchAmpExporter(PlanExporter):
         assert isinstance(plan, PrecisionPlan)
         by_name = {device.name: device.dtypes for device in plan.devices}
         if self.device is None and len(by_name) > 1:
-            raise FieldError(
-                "device: the plan has several devices, and a map is for one",
-                path="device",
+            raise FieldError.at(
+                "device",
+                "the plan has several devices, and a map is for one",
                 hint="give the option device: one of " + ", ".join(by_name),
             )
         name = self.device if self.device is not None else next(iter(by_name))
         if name not in by_name:
-            raise FieldError(f"device: {name!r} is not in the plan", path="device", hint="one of " + ", ".join(by_name))
+            raise FieldError.at("device", f"{name!r} is not in the plan", hint="one of " + ", ".join(by_name))
         types = by_name[name]
         integer = [operator for operator, dtype in types.items() if dtype not in TYPES]
         if integer:
-            raise FieldError(
-                f"operators: {', '.join(integer[:5])} compute in {types[integer[0]]}, for which torch has no training",
-                path="operators",
+            raise FieldError.at(
+                "operators",
+                f"{', '.join(integer[:5])} compute in {types[integer[0]]}, for which torch has no training",
                 hint=f"leave {', '.join(TYPES)} in the dtypes of the device {name!r}",
             )
         notes = ["operators are modules of the same name; apply_types names those that the module does not have"]
@@ -77,5 +77,5 @@ def read_types(text: str) -> dict[str, str]:
         raise FieldError("the file is not a JSON object", hint='module names to types: {"layers.0": "float16"}')
     for name, dtype in types.items():
         if not isinstance(dtype, str) or dtype not in TYPES:
-            raise FieldError(f"{name}: {dtype!r} is no type", path=name, hint="one of " + ", ".join(TYPES))
+            raise FieldError.at(name, f"{dtype!r} is no type", hint="one of " + ", ".join(TYPES))
     return types

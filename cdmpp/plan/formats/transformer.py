@@ -76,9 +76,9 @@ class TrainingJob:
         """
         check_dense(self.model)
         if self.pp * self.virtual > self.model.layers + 2:
-            raise FieldError(
-                f"pipeline: {self.pp} ranks of {self.virtual} stages are too many for {self.model.layers} layers",
-                path="pipeline",
+            raise FieldError.at(
+                "pipeline",
+                f"{self.pp} ranks of {self.virtual} stages are too many for {self.model.layers} layers",
                 hint="use fewer stages",
             )
         check_tensor_parallel(self.model, self.run.tp, "tensor-parallel size")
@@ -140,9 +140,9 @@ def micro_batch_count(sequences: int, micro_batch: int, dp: int, option: str) ->
         The sequences of a step cannot be divided into them.
     """
     if sequences % (micro_batch * dp):
-        raise FieldError(
-            f"{option}: {sequences} sequences are no multiple of {micro_batch} in a micro-batch times {dp} copies",
-            path=option,
+        raise FieldError.at(
+            option,
+            f"{sequences} sequences are no multiple of {micro_batch} in a micro-batch times {dp} copies",
             hint="correct the file, or give the option dp",
         )
     return sequences // (micro_batch * dp)
@@ -204,10 +204,8 @@ def check_dense(model: LLMConfig) -> None:
         what = "layers of experts" if model.experts is not None else "latent attention"
         if model.experts is None and model.latent is None:
             what = "layers that differ"
-        raise FieldError(
-            f"model: {what} cannot be imported",
-            path="model",
-            hint="write the layers of the request by hand (docs/pipelines.md)",
+        raise FieldError.at(
+            "model", f"{what} cannot be imported", hint="write the layers of the request by hand (docs/pipelines.md)"
         )
 
 
@@ -216,9 +214,7 @@ def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
     for name in ("heads", "kv_heads", "intermediate", "vocab"):
         count = getattr(model, name)
         if count % tp and not (name == "kv_heads" and tp % count == 0):
-            raise FieldError(
-                f"{option}: {tp} ranks do not divide {count} ({name})", path=option, hint="choose a divisor"
-            )
+            raise FieldError.at(option, f"{tp} ranks do not divide {count} ({name})", hint="choose a divisor")
 
 
 def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:

@@ -75,16 +75,16 @@ class FusedProblem:
     def __post_init__(self) -> None:
         for index, model in enumerate(self.models):
             if self.ranks % model.stages:
-                raise FieldError(
-                    f"models.{index}.stages: {model.stages} stages do not divide {self.ranks} ranks",
-                    path=f"models.{index}.stages",
+                raise FieldError.at(
+                    f"models.{index}.stages",
+                    f"{model.stages} stages do not divide {self.ranks} ranks",
                     hint="the replicas of a model fill the ranks side by side",
                 )
         largest = max(model.activation for model in self.models)
         if self.max_activations is not None and self.max_activations < largest:
-            raise InfeasibleError(
-                f"max_activations: {self.max_activations:g} is too small; at least {largest:g} is needed",
-                path="max_activations",
+            raise InfeasibleError.at(
+                "max_activations",
+                f"{self.max_activations:g} is too small; at least {largest:g} is needed",
                 hint="a rank holds at least one micro-batch of the model with the largest activations",
             )
 
@@ -312,7 +312,7 @@ def run_order(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> di
         if remaining == before:
             rank = next(r for r, row in enumerate(order) if position[r] < len(row))
             path = f"order.{rank}.{position[rank]}"
-            raise FieldError(f"{path}: never starts: the orders of the ranks are in a deadlock", path=path)
+            raise FieldError.at(path, "never starts: the orders of the ranks are in a deadlock")
     return times
 
 

@@ -169,8 +169,8 @@ class FusedRequest(Request[FusedPlan]):
         needing = "memory_bytes" if self.memory_bytes is not None else "activation_bytes"
         if not all(in_bytes) and (any(in_bytes) or self.memory_bytes is not None):
             path = f"models.{in_bytes.index(False)}.activation_bytes"
-            raise FieldError(
-                f"{path}: missing, and the request has {needing}", path=path, hint="give it for all models or for none"
+            raise FieldError.at(
+                path, f"missing, and the request has {needing}", hint="give it for all models or for none"
             )
         self._problem([(1.0, 1.0)] * len(self.models))
 

@@ -23,9 +23,9 @@ def solve(request: FusedRequest, control: SearchControl) -> FusedPlan:
     problem = request.problem()
     seconds = [s for model in problem.models for s in (model.forward_s, model.backward_s)]
     if max(seconds) > MAX_RATIO * min(seconds):
-        raise FieldError(
-            f"models: the longest pass takes more than {MAX_RATIO:g} times the shortest",
-            path="models",
+        raise FieldError.at(
+            "models",
+            f"the longest pass takes more than {MAX_RATIO:g} times the shortest",
             hint="leave out models whose passes take negligible time",
         )
 

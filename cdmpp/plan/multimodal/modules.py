@@ -132,7 +132,7 @@ def sort_topologically(names: Sequence[str], after: Sequence[Sequence[int]]) -> 
         if ready is None:
             cycle = ", ".join(names[i] for i in remaining)
             path = f"modules.{remaining[0]}.after"
-            raise FieldError(f"{path}: modules wait for each other: {cycle}", path=path)
+            raise FieldError.at(path, f"modules wait for each other: {cycle}")
         remaining.remove(ready)
         order.append(ready)
     return order

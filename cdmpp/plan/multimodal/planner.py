@@ -405,9 +405,9 @@ def _infeasible(designs: Sequence[StepDesigns], memory: MemoryOptions) -> Infeas
     # A placement needs what its largest step needs; the leanest placement decides.
     placements = set.intersection(*(set(designs_of_step.least_bytes) for designs_of_step in designs))
     least = min(max(designs_of_step.least_bytes[placement] for designs_of_step in designs) for placement in placements)
-    return InfeasibleError(
-        f"memory_bytes: no plan fits {memory.limit_bytes:.0f} bytes per rank; "
-        f"the leanest plan that was found needs {np.ceil(least):.0f}",
-        path="memory_bytes",
+    return InfeasibleError.at(
+        "memory_bytes",
+        f"no plan fits {memory.limit_bytes:.0f} bytes per rank; the leanest plan that was found needs "
+        f"{np.ceil(least):.0f}",
         hint=f"raise memory_bytes, allow more knobs, or use more ranks; {IGNORE_HINT}",
     )

@@ -94,18 +94,18 @@ def _check_levels(network: Network) -> None:
     """Each operator has a type on each device, and a sensitivity for each of its types."""
     for d, device in enumerate(network.devices):
         if len(set(device.dtypes)) < len(device.dtypes):
-            raise FieldError(f"devices.{d}.dtypes: a type twice", path=f"devices.{d}.dtypes")
+            raise FieldError.at(f"devices.{d}.dtypes", "a type twice")
         for i, position in enumerate(network.positions):
             levels = network.dtypes(device, i)
             if not levels:
                 path = f"operators.{position}.dtypes"
-                raise FieldError(f"{path}: {device.name!r} has none of these types", path=path)
+                raise FieldError.at(path, f"{device.name!r} has none of these types")
             missing = [name for name in levels if name not in network.sensitivity[i]]
             if missing:
                 path = f"operators.{position}.sensitivity"
-                raise FieldError(
-                    f"{path}: no value for {', '.join(missing)}",
-                    path=path,
+                raise FieldError.at(
+                    path,
+                    f"no value for {', '.join(missing)}",
                     hint="give the error that each allowed type adds, or statistics",
                 )
 
@@ -116,7 +116,7 @@ def _index_of(names: Sequence[str], where: str, field: str) -> dict[str, int]:
     for i, name in enumerate(names):
         if name in index:
             path = f"{where}.{i}.{field}"
-            raise FieldError(f"{path}: {name!r} is already the {field} of {where}.{index[name]}", path=path)
+            raise FieldError.at(path, f"{name!r} is already the {field} of {where}.{index[name]}")
         index[name] = i
     return index
 
@@ -143,9 +143,9 @@ def _topological_order(operators: Sequence[OperatorForm], index: Mapping[str, in
         for k, name in enumerate(operator.deps):
             path = f"operators.{i}.deps.{k}"
             if name not in index:
-                raise FieldError(f"{path}: no operator is called {name!r}", path=path)
+                raise FieldError.at(path, f"no operator is called {name!r}")
             if name in operator.deps[:k]:
-                raise FieldError(f"{path}: {name!r} is listed twice", path=path)
+                raise FieldError.at(path, f"{name!r} is listed twice")
         sorter.add(i, *(index[name] for name in operator.deps))
     try:
         sorter.prepare()
@@ -153,7 +153,7 @@ def _topological_order(operators: Sequence[OperatorForm], index: Mapping[str, in
         cycle: list[int] = error.args[1]
         names = " -> ".join(operators[i].id for i in cycle[:9])
         path = f"operators.{cycle[0]}.deps"
-        raise FieldError(f"{path}: a cycle: {names}", path=path) from None
+        raise FieldError.at(path, f"a cycle: {names}") from None
     order: list[int] = []
     ready = list(sorter.get_ready())
     heapq.heapify(ready)

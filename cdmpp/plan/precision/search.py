@@ -43,9 +43,9 @@ def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:
     path = f"devices.{d}.memory_bytes"
     need = math.ceil(least.objective)
     smallest = "the plan of least memory" if least.proven else "the smallest plan found"
-    raise InfeasibleError(
-        f"{path}: {costs.name!r} has {costs.memory_bytes:.0f} bytes; {smallest} needs {need}",
-        path=path,
+    raise InfeasibleError.at(
+        path,
+        f"{costs.name!r} has {costs.memory_bytes:.0f} bytes; {smallest} needs {need}",
         hint=_more_time(control, least.proven)
         + f"at least {need}, or smaller batches, or recomputation (fewer kept elements); {IGNORE_HINT}",
     )
@@ -66,10 +66,10 @@ def within_time(
     if fastest[slowest].objective > limit_s:
         least_s = rounded_up(fastest[slowest].objective)
         bound_s = max(solution.bound for solution in fastest)
-        raise InfeasibleError(
-            f"iteration_limit_s: {limit_s} s; the fastest plan found takes {least_s} s on "
-            f"{devices[slowest].name!r}, and none takes less than {bound_s:.6g} s",
-            path="iteration_limit_s",
+        raise InfeasibleError.at(
+            "iteration_limit_s",
+            f"{limit_s} s; the fastest plan found takes {least_s} s on {devices[slowest].name!r}, and none takes less "
+            f"than {bound_s:.6g} s",
             hint=_more_time(control, fastest[slowest].proven) + f"at least {least_s}",
         )
     return [solution.levels for solution in fastest]

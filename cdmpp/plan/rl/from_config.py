@@ -289,7 +289,7 @@ def request_from_config(
     model, spec = read_config(fields), resolved_device(device, predictor)
     node = spec.ranks_per_node or RANKS_PER_NODE
     if gpus > node and gpus % node:
-        raise FieldError(f"gpus: {gpus} do not fill nodes of {node}", path="gpus", hint=f"use a multiple of {node}")
+        raise FieldError.at("gpus", f"{gpus} do not fill nodes of {node}", hint=f"use a multiple of {node}")
     mini_batch = samples if mini_batch is None else mini_batch
     given = tuple(sorted((degrees or {}).items()))
     question = TrainingQuestion(

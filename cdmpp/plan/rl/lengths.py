@@ -318,9 +318,9 @@ class RankerForm(Closed):
             Its recall is below chance.
         """
         if self.recall < self.share:
-            raise FieldError(
-                f"ranker.recall: {self.recall:g} is below ranker.share = {self.share:g}, the recall of a random order",
-                path="ranker.recall",
+            raise FieldError.at(
+                "ranker.recall",
+                f"{self.recall:g} is below ranker.share = {self.share:g}, the recall of a random order",
                 hint="give a recall of at least the share",
             )
         return LengthRanker(self.recall, self.share, self.misses)

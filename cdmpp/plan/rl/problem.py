@@ -274,7 +274,7 @@ def stages_s(problem: RlProblem, step: MeasuredStep, path: str) -> Floats:
     dispatcher = Dispatcher(pool.generation_engine(), problem.steps(held_out=False).first(MEASURED_DRAWS))
     units, samples = step.training_units or step.generation_units, float(problem.samples)
     if cost is None or not cost.can_train(np.array(units)):
-        raise FieldError(f"{path}: {units} units do not train", path=path, hint="give predicted beside the seconds")
+        raise FieldError.at(path, f"{units} units do not train", hint="give predicted beside the seconds")
     split = TailSplit(0, step.generation_units)
     tokens, shared = float(dispatcher.tokens.mean()), step.training_units is None
     trained_s, inferred_s = cost.whole_s(samples, tokens, units), cost.inference_work_s(samples, tokens, units)

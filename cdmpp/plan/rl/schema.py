@@ -152,7 +152,7 @@ class RlRequest(Request[RlPlan]):
                 "training has a cost, but no pool trains", path="pools", hint='add "training" to the stages of a pool'
             )
         if self.mix_pools and any(pool.placement > 1 for pool in pools):
-            raise FieldError("mix_pools: not with a placement", path="mix_pools", hint="leave one of them out")
+            raise FieldError.at("mix_pools", "not with a placement", hint="leave one of them out")
         generating = [pool for pool in pools if pool.decode is not None]
         if not generating:
             raise FieldError("no pool generates", path="pools", hint='add "generation" to the stages of a pool')
@@ -262,18 +262,16 @@ class RlRequest(Request[RlPlan]):
     def _check_mode(self) -> None:
         """Raise FieldError if mode and staleness contradict each other."""
         if "mode" in self.model_fields_set and self.effective_mode != self.mode:
-            raise FieldError(
-                f"staleness: {self.staleness} is {self.effective_mode}, but mode is {self.mode}",
-                path="staleness",
+            raise FieldError.at(
+                "staleness",
+                f"{self.staleness} is {self.effective_mode}, but mode is {self.mode}",
                 hint="omit mode: a staleness of 0 is sync, of 1 or more async",
             )
 
     def _with_costs(self, index: int) -> PoolForm:
         pool, path = self.pools[index], f"pools.{index}"
         if any(other.name == pool.name for other in self.pools[:index]):
-            raise FieldError(
-                f"{path}.name: {pool.name!r} is used twice", path=f"{path}.name", hint="give each pool its own name"
-            )
+            raise FieldError.at(f"{path}.name", f"{pool.name!r} is used twice", hint="give each pool its own name")
         if pool.memory_bytes is not None and self.kv.bytes_per_token is None:
             raise FieldError(
                 f"{path}.memory_bytes: needs kv.bytes_per_token",
@@ -293,17 +291,15 @@ class RlRequest(Request[RlPlan]):
     def _decode_of(self, pool: PoolForm, path: str) -> DecodeForm:
         decode = _own_or_common(pool.decode, self.decode)
         if decode is None:
-            raise FieldError(
-                f"{path}.decode: pool {pool.name!r} generates, but has no decode curve",
-                path=f"{path}.decode",
+            raise FieldError.at(
+                f"{path}.decode",
+                f"pool {pool.name!r} generates, but has no decode curve",
                 hint='give "decode" to the pool or to the request, or remove "generation" from the pool\'s stages',
             )
         if isinstance(decode, BatchCurve) and decode.is_predicted and decode.device is None:
             if pool.device is None:
-                raise FieldError(
-                    f"{path}.device: programs need a device",
-                    path=f"{path}.device",
-                    hint='give "device" to the pool or to "decode"',
+                raise FieldError.at(
+                    f"{path}.device", "programs need a device", hint='give "device" to the pool or to "decode"'
                 )
             decode = decode.model_copy(update={"device": pool.device})
         return decode
@@ -357,8 +353,8 @@ def _check_pipeline(pool: PoolForm, pipeline: PipelineForm, path: str, ignore_me
         except FieldError as error:
             raise within(error, f"{path}.request") from None
     if pipeline.units > pool.units:
-        raise FieldError(
-            f"{path}.units: a pipeline of {pipeline.units} units does not fit into pool {pool.name!r} of {pool.units}",
-            path=f"{path}.units",
+        raise FieldError.at(
+            f"{path}.units",
+            f"a pipeline of {pipeline.units} units does not fit into pool {pool.name!r} of {pool.units}",
             hint='give the pool more units, or remove "training" from its stages',
         )

@@ -319,18 +319,18 @@ class WeightsForm(Closed):
         transfer = self.transfer
         for index, form in enumerate(self.transfer.links):
             if form.sites[0] == form.sites[1]:
-                raise FieldError(
-                    f"weights.transfer.links.{index}.sites: both are {form.sites[0]!r}",
-                    path=f"weights.transfer.links.{index}.sites",
+                raise FieldError.at(
+                    f"weights.transfer.links.{index}.sites",
+                    f"both are {form.sites[0]!r}",
                     hint="a link within a site is same_site",
                 )
         for trainer, source in training.items():
             for generator, target in generation.items():
                 if not transfer.sites_linked(source, target) or transfer.same_site is None:
                     inside = source == target or transfer.sites_linked(source, target)
-                    raise FieldError(
-                        f"weights.transfer: no link {'within' if inside else 'from ' + repr(source) + ' to'} site "
-                        f"{target!r}, for weights from pool {trainer!r} to pool {generator!r}",
-                        path="weights.transfer",
+                    raise FieldError.at(
+                        "weights.transfer",
+                        f"no link {'within' if inside else 'from ' + repr(source) + ' to'} site {target!r}, for "
+                        f"weights from pool {trainer!r} to pool {generator!r}",
                         hint='give "same_site"' if inside else 'give "cross_site", or both sites in "links"',
                     )

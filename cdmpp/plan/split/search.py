@@ -137,10 +137,8 @@ def _simple(table: LayerTable, ranks: Sequence[Rank], goal: Goal, emulator: Emul
     """
     seeds = [split for split in (equal_count(table, ranks), greedy(table, ranks)) if split.fits()]
     if not seeds:
-        raise InfeasibleError(
-            "budget_s: the budget ended before a split was found that fits into the memory",
-            path="budget_s",
-            hint="allow more time",
+        raise InfeasibleError.at(
+            "budget_s", "the budget ended before a split was found that fits into the memory", hint="allow more time"
         )
     values_s = [split.slowest_s if goal == "slowest" else split.step(emulator).makespan_s for split in seeds]
     best_s = min(values_s)
@@ -205,10 +203,9 @@ def _infeasible(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> In
         if needed > rank.memory_bytes
     ]
     s, needed, limit = max(over, key=lambda stage: stage[1] / stage[2])
-    return InfeasibleError(
-        f"ranks.{least.order[s]}.memory_bytes: no split fits: the closest one needs {needed:.12g} "
-        f"bytes there, {needed / limit:.4g} times {limit:.12g}",
-        path=f"ranks.{least.order[s]}.memory_bytes",
+    return InfeasibleError.at(
+        f"ranks.{least.order[s]}.memory_bytes",
+        f"no split fits: the closest one needs {needed:.12g} bytes there, {needed / limit:.4g} times {limit:.12g}",
         hint=f"with {needed / limit:.6g} times the memory on every rank a split fits; or use more ranks; "
         + IGNORE_HINT,
     )

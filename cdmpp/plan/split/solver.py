@@ -95,8 +95,8 @@ def _problem(request: SplitRequest) -> _Problem:
         for form in request.rank_forms
     ]
     if len(ranks) > len(layers):
-        raise FieldError(
-            f"ranks: {len(ranks)}, and {len(layers)} layers", path="ranks", hint="each rank needs at least one layer"
+        raise FieldError.at(
+            "ranks", f"{len(ranks)}, and {len(layers)} layers", hint="each rank needs at least one layer"
         )
     return _Problem(request, layers, costs, ranks)
 
