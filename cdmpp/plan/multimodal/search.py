@@ -293,8 +293,7 @@ class Tree:
         shift = MOVE_SCALES[int(rng.integers(len(MOVE_SCALES)))] * rng.standard_normal(segments)
         draws = rng.random(segments)
         moved = draws < max(MOVED_SHARES[int(rng.integers(len(MOVED_SHARES)))], 2 / segments)
-        key: np.ndarray = self.best_key + np.where(moved, shift, 0.0)
-        return key
+        return self.best_key + np.where(moved, shift, 0.0)
 
     def _lagged_key(self, rng: np.random.Generator) -> np.ndarray:
         """Segments by their share of the step, with a random lag and pace of each class."""

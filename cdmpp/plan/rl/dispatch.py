@@ -167,8 +167,7 @@ class Dispatcher:
         if self.pessimistic is None or self.doubt == 0:
             return gain
         pessimistic: Floats = 1 - self.pessimistic.makespans(split) / self.pessimistic.makespans(unsplit)
-        expected: Floats = gain + self.doubt * (pessimistic - gain)
-        return expected
+        return gain + self.doubt * (pessimistic - gain)
 
     def best_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
         """The split into two groups with the largest mean gain, which may be negative.
@@ -213,8 +212,7 @@ class Dispatcher:
         def seconds(samples: int, instances: Ints, length: float) -> Floats:
             samples_each = -(-samples // instances)
             batch = np.minimum(samples_each, self.engine.max_batch)
-            whole: Floats = self.engine.usual_s(batch, length) * length * -(-samples_each // batch)
-            return whole
+            return self.engine.usual_s(batch, length) * length * -(-samples_each // batch)
 
         tails = np.arange(1, instances)
         long = seconds(self.steps.tail_samples, tails, high)

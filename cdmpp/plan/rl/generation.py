@@ -88,8 +88,7 @@ class GenerationEngine:
     def usual_s(self, batch: Ints, length: float) -> Floats:
         """Seconds of a step of ``batch`` samples that have half of ``length``."""
         cached = batch * (self.prompt_tokens + length / 2)
-        seconds: Floats = self.seconds_per_token[batch] + self.seconds_per_cached[batch] * cached
-        return seconds
+        return self.seconds_per_token[batch] + self.seconds_per_cached[batch] * cached
 
     def refill_s(self) -> float:
         """Seconds to recompute the keys and values of one token."""

@@ -139,8 +139,7 @@ def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     logs = np.log(np.maximum(seconds, 1e-15))
     fitted = monotone_fit(logs, [0])
     smooth = np.where(fitted == logs, np.maximum(seconds, 1e-15), np.exp(fitted))
-    table: Floats = np.asarray(interpolate(sizes, smooth, np.arange(max_batch + 1)), dtype=np.float64)
-    return table
+    return np.asarray(interpolate(sizes, smooth, np.arange(max_batch + 1)), dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -217,8 +217,7 @@ class SizingProblem:
         """Price of a second, by number of training units."""
         training_price = 0.0 if training is None else self.pools[training].price_per_hour
         generation_price = sum(units * self.pools[pool].price_per_hour for pool, units in stage.units)
-        prices: Floats = (generation_price + np.asarray(training_units, dtype=np.float64) * training_price) / 3600
-        return prices
+        return (generation_price + np.asarray(training_units, dtype=np.float64) * training_price) / 3600
 
     def price_per_s(self, sizes: PoolSizes) -> float:
         """Price of a second with these sizes."""
