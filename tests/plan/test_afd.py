@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.afd import AfdLink, AfdSide, size
 from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
-from cdmpp.plan.afd.solver import side_bytes
-from cdmpp.plan.afd.view import draw
+from cdmpp.plan.afd.solver import draw, side_bytes
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl

@@ -17,9 +17,8 @@ from cdmpp import FieldError, make_plan
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.application import Application, BatchingEngine, Policy, Primitive, simulate
 from cdmpp.plan.application.schema import ApplicationPlan, ApplicationRequest
-from cdmpp.plan.application.search import replay_graph, search
-from cdmpp.plan.application.simulate import without_idle_time
-from cdmpp.plan.application.view import draw
+from cdmpp.plan.application.search import replay_graph, search, without_idle_time
+from cdmpp.plan.application.solver import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
-from cdmpp.plan.cluster.allocate import total_s
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest
-from cdmpp.plan.cluster.view import draw
+from cdmpp.plan.cluster.solver import draw, total_s
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 

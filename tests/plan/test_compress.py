@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest
-from cdmpp.plan.compress.solver import tensors_of
+from cdmpp.plan.compress.solver import draw, tensors_of
 from cdmpp.plan.compress.strategy import (
     Bound,
     GradientTensor,
@@ -28,7 +28,6 @@ from cdmpp.plan.compress.strategy import (
     search,
     timeline,
 )
-from cdmpp.plan.compress.view import draw
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
 

@@ -24,7 +24,9 @@ from cdmpp.plan.multimodal.check import check
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes, peak_bytes
 from cdmpp.plan.multimodal.modules import MemoryOptions, chunk_cost, link_items, split_evenly
 from cdmpp.plan.multimodal.placement import balanced_cuts, contiguous, in_segments
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest
+from cdmpp.plan.multimodal.solver import draw
+from cdmpp.plan.multimodal.tasks import (
     RULES,
     data_order_key,
     least_memory_orders,
@@ -32,8 +34,6 @@ from cdmpp.plan.multimodal.schedule import (
     schedule_orders,
     sequence_by,
 )
-from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest
-from cdmpp.plan.multimodal.view import draw
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import Progress, SearchControl

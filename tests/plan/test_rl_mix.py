@@ -20,8 +20,8 @@ from cdmpp.plan.rl.problem import RlProblem
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.size_search import candidate_sizes, search_mixes
 from cdmpp.plan.rl.sizes import Pool, SizingProblem
+from cdmpp.plan.rl.solver import draw
 from cdmpp.plan.rl.training import Mode, TrainingCost
-from cdmpp.plan.rl.view import draw
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
 from tests.seeds import seeds

@@ -26,9 +26,8 @@ from cdmpp.plan.rl.problem import RlProblem, token_table
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.size_search import candidate_sizes, pareto_front
 from cdmpp.plan.rl.sizes import Pool, PoolSizes, SizingProblem, coarse_to_fine
-from cdmpp.plan.rl.solver import search
+from cdmpp.plan.rl.solver import draw, search
 from cdmpp.plan.rl.training import Mode, ReadyTimes, TrainingCost
-from cdmpp.plan.rl.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl

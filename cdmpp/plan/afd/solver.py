@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +24,13 @@ from cdmpp.plan.afd.size import (
 )
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import check_fits, memory_limit
+from cdmpp.predict.requests.plot import new_figure
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.programs.operators import make_operator, resident_bytes
 from cdmpp.utils.units import format_latency, format_si
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
@@ -205,3 +210,18 @@ def _remedy(best: Sizing, link: AnyLink, layers: int) -> str:
 def _dominating(name: str, costs: Sequence[Cost]) -> list[str]:
     largest = costs[-1].largest() if costs else ""
     return [f"{name} at its largest batch: {largest}"] if largest else []
+
+
+def draw(request: AfdRequest, plan: AfdPlan) -> Figure:
+    """Bars of the stages, with the share of the goal that each may take."""
+    figure = new_figure(6, 2.4)
+    axes = figure.subplots()
+    milliseconds = [1e3 * seconds for seconds in plan.stage_s.values()]
+    axes.barh(list(plan.stage_s), milliseconds, color=["#4269d0", "#efb118", "#9498a0"])
+    axes.axvline(1e3 * request.tpot_s / IN_FLIGHT, color="#ff725c", label="goal: a third of the time per token")
+    axes.set_xlabel("time of one micro-batch in all layers (ms)")
+    axes.set_title(
+        f"{plan.attention_instances} attention + {plan.ffn_instances} FFN instances, micro-batch {plan.micro_batch}"
+    )
+    axes.legend(frameon=False)
+    return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,9 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, FieldError, InfeasibleError
+from cdmpp.errors import CdmppError, FieldError, InfeasibleError, violation_text
 from cdmpp.model.domain.score import worst as worst_domain
-from cdmpp.plan.base.validation_errors import places
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.requests.budget import SearchControl
@@ -229,3 +228,63 @@ def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) 
         except CdmppError as error:
             raise FieldError.at(path, error.message, hint=error.hint) from None
     return read[key]
+
+
+def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
+    """Path and message of each violation.
+
+    Parameters
+    ----------
+    error : ValidationError
+    value : JSON value
+        What was checked.
+
+    Returns
+    -------
+    list of (str, str)
+        Paths as ``stages.0.forward_s``: without the union branches that
+        pydantic inserts. Violations that only exclude other branches of a union are left out.
+    """
+    violations = [
+        (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])
+        for problem in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return [
+        (".".join(path), violation_text(kind, message))
+        for path, kind, message in violations
+        if not _beside(path, kind, violations)
+    ]
+
+
+def schema_faults(error: ValidationError, most: int) -> list[str]:
+    """The first ``most`` violations of an answer's schema as lines of text, with the path of each."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    return [
+        f"{'.'.join(map(str, p['loc'])) or 'answer'}: {violation_text(p['type'], p['msg'])}" for p in problems[:most]
+    ]
+
+
+def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:
+    parts: list[str] = []
+    at = value
+    for number, part in enumerate(loc):
+        inside = isinstance(at, Mapping) and part in at
+        if isinstance(at, list) and isinstance(part, int):
+            inside = part < len(at)
+        if inside:
+            at = at[part]
+        elif not (kind == "missing" and number == len(loc) - 1):
+            continue  # a branch of a union
+        parts.append(str(part)[:80])
+    return parts
+
+
+def _beside(path: list[str], kind: str, violations: list[tuple[list[str], str, str]]) -> bool:
+    """Whether a violation belongs to another branch of a union than the value's."""
+    for other, other_kind, _ in violations:
+        deeper = len(other) > len(path) and other[: len(path)] == path
+        if deeper and (kind.endswith("_type") or kind == "literal_error"):
+            return True
+        if other == path and kind.endswith("_type") and not other_kind.endswith("_type"):
+            return True
+    return False

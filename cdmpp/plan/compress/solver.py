@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest, Span, Stage, Stream, TensorPlan
@@ -21,10 +21,15 @@ from cdmpp.plan.compress.strategy import (
     timeline,
 )
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.plot import BLUE, GREEN, GREY, YELLOW, Bar, draw_legend, draw_timeline, new_figure
 from cdmpp.predict.requests.pricing import cost_of
 from cdmpp.simulate.replay.build import read_link
 from cdmpp.simulate.replay.links import Algorithm, Collective, Link, collective_s
 from cdmpp.utils.units import format_latency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -182,3 +187,21 @@ def _plan(tensors: Sequence[GradientTensor], longest_passes: Sequence[str], incu
             *longest_passes,
         ],
     )
+
+
+_COLOURS = {"backward": GREY, "compress": YELLOW, "exchange": BLUE, "decompress": GREEN}
+_ROWS = ("gpu", "cpu", "network")
+
+
+def draw(request: CompressRequest, plan: CompressPlan) -> Figure:
+    """One row for each processor; baselines as vertical lines."""
+    figure = new_figure(9, 2.8)
+    bars = [
+        Bar(_ROWS.index(span.stream), span.start_s, span.end_s, _COLOURS[span.stage], span.tensor)
+        for span in plan.timeline
+    ]
+    marks = {"no compression": plan.baselines["none"], "ByteComp": plan.baselines["bytecomp"]}
+    xlabel = "time from the start of the backward pass"
+    draw_timeline(figure.subplots(), bars, _ROWS, plan.iteration_s, marks=marks, xlabel=xlabel)
+    draw_legend(figure, _COLOURS)
+    return figure

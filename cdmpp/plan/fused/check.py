@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.base import validation_errors
+from cdmpp.plan.base.solve import schema_faults
 from cdmpp.plan.fused.list_scheduling import EQUAL, greedy, lower_bound_s, serial_1f1b
 from cdmpp.plan.fused.problem import FusedProblem, FusedTask, all_tasks, duration_s, peaks, predecessor, run_order
 from cdmpp.plan.fused.schema import Figure, FusedRequest
@@ -76,7 +76,7 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     try:
         claim = _Claim.model_validate(answer)
     except ValidationError as error:
-        return validation_errors.faults(error, _MAX_FAULTS)
+        return schema_faults(error, _MAX_FAULTS)
     faults = list(_task_faults(problem, claim))
     if not faults:
         faults = [*_time_faults(problem, claim), *_figure_faults(problem, claim), *_baseline_faults(problem, claim)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cdmpp.plan.base import validation_errors
+from cdmpp.plan.base.solve import schema_faults
 from cdmpp.plan.multimodal.modules import Module, chunk_cost, link_items
 from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest, StepPlan
 from cdmpp.predict.prediction import Prediction
@@ -37,7 +37,7 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
         claim = MultimodalPlan.model_validate(answer)
         plans = claim.step_plans()
     except ValidationError as error:
-        return validation_errors.faults(error, _MAX_FAULTS)
+        return schema_faults(error, _MAX_FAULTS)
     faults = list(_faults(request.with_prices(prices), answer, claim, plans))
     faults += _interval_faults(claim, bool(prices), "")
     for number, plan in enumerate(claim.plans or []):

@@ -26,10 +26,13 @@ from cdmpp.plan.multimodal.exact import ROUNDING, shorten
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
 from cdmpp.plan.multimodal.modules import split_evenly
 from cdmpp.plan.multimodal.placement import Cuts, Items, Placement, cuts_of, move_layer, place
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.multimodal.task_graph import DispatchRule
+from cdmpp.plan.multimodal.tasks import (
     ALTERNATE_RULE,
     FIRST_RULES,
     Schedule,
+    StepSettings,
+    Tasks,
     data_order_key,
     initial_keys,
     least_memory_orders,
@@ -37,8 +40,6 @@ from cdmpp.plan.multimodal.schedule import (
     schedule_orders,
     sequence_by,
 )
-from cdmpp.plan.multimodal.task_graph import DispatchRule
-from cdmpp.plan.multimodal.tasks import StepSettings, Tasks
 from cdmpp.predict.requests.budget import SearchControl
 
 _MEMORY_RULES = FIRST_RULES[:2]

@@ -11,16 +11,17 @@ import numpy as np
 from cdmpp.plan.multimodal.candidates import split_micro_batches, task_count
 from cdmpp.plan.multimodal.modules import split_evenly
 from cdmpp.plan.multimodal.placement import Chunk, Items, Placement, every_cut, place
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.multimodal.task_graph import TaskGraph
+from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
     Schedule,
+    StepSettings,
+    Tasks,
     data_order_key,
     list_schedule,
     schedule_orders,
     sequence_by,
 )
-from cdmpp.plan.multimodal.task_graph import TaskGraph
-from cdmpp.plan.multimodal.tasks import StepSettings, Tasks
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.jit import COMPILED, jit
 

@@ -23,9 +23,8 @@ from cdmpp.plan.multimodal.knobs import choose_knobs
 from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
 from cdmpp.plan.multimodal.placement import Items, Placement, contiguous_at, contiguous_cuts, cuts_of, move_layer
 from cdmpp.plan.multimodal.request_bound import request_bound_s
-from cdmpp.plan.multimodal.schedule import Schedule, schedule_orders
 from cdmpp.plan.multimodal.search import CacheCounts, search
-from cdmpp.plan.multimodal.tasks import StepSettings
+from cdmpp.plan.multimodal.tasks import Schedule, StepSettings, schedule_orders
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
 

@@ -13,18 +13,18 @@ from typing import TypeVar
 import numpy as np
 
 from cdmpp.plan.multimodal.exact import ROUNDING
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.multimodal.task_graph import DispatchRule
+from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
     RULES,
     STRICT_RULES,
     Schedule,
+    Tasks,
     allowed_classes,
     initial_keys,
     list_schedule,
     sequence_by,
 )
-from cdmpp.plan.multimodal.task_graph import DispatchRule
-from cdmpp.plan.multimodal.tasks import Tasks
 from cdmpp.predict.requests.budget import SearchControl
 
 #: Exploration weight of the upper confidence bounds.

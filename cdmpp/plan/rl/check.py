@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from cdmpp.plan.base import validation_errors
+from cdmpp.plan.base.solve import schema_faults
 from cdmpp.plan.fused.check import check as check_fused
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
@@ -56,7 +56,7 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
     try:
         plan = RlPlan.model_validate(answer)
     except ValidationError as error:
-        return validation_errors.faults(error, _MAX_FAULTS)
+        return schema_faults(error, _MAX_FAULTS)
     faults = [*pipeline_faults(request, plan), *unit_faults(request, plan)]
     if not faults:
         checker = _Checker(request, plan)

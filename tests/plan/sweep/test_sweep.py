@@ -17,8 +17,7 @@ from cdmpp.cli.main import app
 from cdmpp.errors import CdmppError
 from cdmpp.llm import estimate, goodput, simulate
 from cdmpp.llm.serving.load import share_met
-from cdmpp.plan.sweep.points import pareto_front
-from cdmpp.plan.sweep.request import read_sweep
+from cdmpp.plan.sweep.points import pareto_front, read_sweep
 from cdmpp.predict.predictor import LatencyPredictor
 
 ROOT = Path(__file__).parents[3]
