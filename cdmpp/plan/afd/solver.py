@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.afd.schema import AfdLinkForm, AfdPlan, AfdRequest, ColocatedPlan, SideForm
+from cdmpp.plan.afd.schema import AfdLinkForm, AfdPlan, AfdRequest, SideForm
 from cdmpp.plan.afd.size import (
     IN_FLIGHT,
     AfdLink,
@@ -52,8 +52,7 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     together = _colocated_sides(request, attention, ffn)
     alone = None
     if together is not None:
-        own = request.colocated
-        most = own.instances if own is not None else attention.most + ffn.most
+        most = attention.most + ffn.most if request.colocated is None else request.colocated.instances
         alone = colocated(*together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, most=most)
     if alone is not None:
         baselines["colocated"] = alone.price_s_per_token
@@ -93,7 +92,7 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
         lower_bound_price_s_per_token=bound(attention, ffn, layers=layers, tpot_s=tpot_s),
         baselines=baselines,
         recommended="colocated" if cheaper else "disaggregated",
-        colocated=None if alone is None else ColocatedPlan(**vars(alone)),
+        colocated=alone,
         dead_zone=slowest == "communication",
         explanation=explanation,
     )

@@ -289,16 +289,18 @@ class BestRun:
     steps: int
 
 
-def search(
-    whole: Application,
-    split: Application,
-    arrivals_s: Sequence[float],
-    control: SearchControl,
-    seed: int = 0,
-    max_steps: int | None = None,
-    describe: Callable[[BestRun], Answer] | None = None,
-) -> BestRun:
-    """The policy with the least mean latency.
+@dataclass(frozen=True)
+class _Tried:
+    """A simulated policy."""
+
+    run: Run
+    app: Application
+    policy: Policy
+    name: str
+
+
+class PolicySearch:
+    """Search for the policy with the least mean latency.
 
     Parameters
     ----------
@@ -313,29 +315,16 @@ def search(
     describe : callable, optional
         Makes the plan so far, for progress reports.
     """
-    return _Search(whole, split, arrivals_s, control, seed, max_steps, describe).run()
 
-
-@dataclass(frozen=True)
-class _Tried:
-    """A simulated policy."""
-
-    run: Run
-    app: Application
-    policy: Policy
-    name: str
-
-
-class _Search:
     def __init__(
         self,
         whole: Application,
         split: Application,
         arrivals_s: Sequence[float],
         control: SearchControl,
-        seed: int,
-        max_steps: int | None,
-        describe: Callable[[BestRun], Answer] | None,
+        seed: int = 0,
+        max_steps: int | None = None,
+        describe: Callable[[BestRun], Answer] | None = None,
     ) -> None:
         self.apps = {"": whole} if split is whole else {"": whole, ", split": split}
         self.arrivals_s, self.control, self.max_steps, self.describe = arrivals_s, control, max_steps, describe
@@ -353,6 +342,7 @@ class _Search:
         }
 
     def run(self) -> BestRun:
+        """The best run within the budget."""
         for suffix, app in self.apps.items():
             if suffix:
                 self._simulate(app, Policy(), "first come" + suffix)

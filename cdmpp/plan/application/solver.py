@@ -19,12 +19,12 @@ from cdmpp.plan.application.search import (
     Application,
     BatchingEngine,
     BestRun,
+    PolicySearch,
     Primitive,
     PrimitiveBatch,
     Run,
     least_bound_s,
     replay_graph,
-    search,
 )
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.plot import PALETTE, Bar, draw_timeline, new_figure
@@ -71,7 +71,8 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
             explanation=_explain(engines, costs, incumbent, request.arrivals_s),
         )
 
-    return describe(search(whole, split, request.arrivals_s, control, request.seed, request.max_steps, describe))
+    seed, max_steps = request.seed, request.max_steps
+    return describe(PolicySearch(whole, split, request.arrivals_s, control, seed, max_steps, describe).run())
 
 
 def figure_of(request: ApplicationRequest, plan: ApplicationPlan) -> float:

@@ -172,34 +172,13 @@ def _concave(items: Sequence[tuple[int, float]]) -> list[tuple[float, int]]:
     return out
 
 
-@dataclass(frozen=True)
-class Reclaimed:
-    """Servers to give back.
-
-    Attributes
-    ----------
-    servers : tuple of str
-    preempted : tuple of str
-        Jobs that are left with fewer workers than they need, and start again from their checkpoint.
-    shrunk : tuple of str
-        Jobs that go on with fewer workers.
-    cost_s : float
-        Sum of the preempted jobs' costs.
-    """
-
-    servers: tuple[str, ...]
-    preempted: tuple[str, ...]
-    shrunk: tuple[str, ...]
-    cost_s: float
-
-
 def reclaim(
     servers: Mapping[str, Mapping[str, int]],
     wanted: int,
     workers: Mapping[str, int],
     needed: Mapping[str, int],
     cost_s: Mapping[str, float],
-) -> Reclaimed:
+) -> ReclaimPlan:
     """The ``wanted`` servers whose return costs least; equal costs: fewer jobs shrunk, then by name.
 
     Parameters
@@ -219,7 +198,7 @@ def reclaim(
     names = sorted(servers)
     return min(
         (_of(chosen, servers, workers, needed, cost_s) for chosen in combinations(names, wanted)),
-        key=lambda each: (each.cost_s, len(each.preempted), len(each.shrunk), each.servers),
+        key=lambda plan: (plan.cost_s, len(plan.preempted), len(plan.shrunk), plan.servers),
     )
 
 
@@ -229,14 +208,18 @@ def _of(
     workers: Mapping[str, int],
     needed: Mapping[str, int],
     cost_s: Mapping[str, float],
-) -> Reclaimed:
+) -> ReclaimPlan:
     lost: dict[str, int] = {}
     for server in chosen:
         for job, count in servers[server].items():
             lost[job] = lost.get(job, 0) + count
-    preempted = tuple(sorted(job for job, count in lost.items() if workers[job] - count < needed[job]))
-    shrunk = tuple(sorted(job for job in lost if job not in preempted))
-    return Reclaimed(tuple(chosen), preempted, shrunk, float(sum(cost_s[job] for job in preempted)))
+    preempted = sorted(job for job, count in lost.items() if workers[job] - count < needed[job])
+    return ReclaimPlan(
+        servers=list(chosen),
+        preempted=preempted,
+        shrunk=sorted(job for job in lost if job not in preempted),
+        cost_s=float(sum(cost_s[job] for job in preempted)),
+    )
 
 
 def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
@@ -310,15 +293,12 @@ def _returned(request: ClusterRequest) -> ReclaimPlan | None:
     for running in servers.values():
         for name, count in running.items():
             workers[name] += count
-    choice = reclaim(
+    return reclaim(
         servers,
         request.reclaim,
         workers,
         {job.name: job.workers[0] for job in request.jobs},
         {job.name: job.preemption_cost_s for job in request.jobs},
-    )
-    return ReclaimPlan(
-        servers=list(choice.servers), preempted=list(choice.preempted), shrunk=list(choice.shrunk), cost_s=choice.cost_s
     )
 
 

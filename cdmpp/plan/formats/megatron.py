@@ -8,8 +8,8 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import Symbol, layout_text, parse_layout, symbol, tensor_parallel
-from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
+from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol
+from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
 from cdmpp.plan.formats.transformer import Training, TrainingJob, micro_batch_count
 from cdmpp.plan.multimodal.schema import MultimodalPlan
@@ -62,8 +62,7 @@ class MegatronImporter(RequestImporter):
             fp8_scaling=_fp8_scaling(args, notes),
             fp8_weight_gradient=not args.flag("no-fp8-wgrad"),
         )
-        if run.sequence_parallel and run.tp > 1:
-            notes.append("sequence parallelism is priced as all-reduces of the same bytes")
+        notes += run.notes()
         pp = args.whole("pipeline-model-parallel-size", 1) or 1
         dp = self._copies(args, run.tp * pp, notes)
         batch = args.whole("global-batch-size")
@@ -195,18 +194,10 @@ def _stages(args: CommandOptions, layers: int, pp: int) -> tuple[list[dict[str, 
     return parts, len(symbols) // pp
 
 
-class MegatronLayoutExporter(PlanExporter):
+class MegatronLayoutExporter(LayerExporter):
     """Writes arguments, one on each line."""
 
     kinds = ("split", "pipeline")
-
-    tp: Annotated[
-        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
-    ] = None
-    symbols: Annotated[
-        dict[str, Symbol],
-        Field(default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."),
-    ]
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """Sizes and layout; the number of stages divided by the ranks is the virtual size."""
@@ -220,7 +211,7 @@ class MegatronLayoutExporter(PlanExporter):
                 "a fused pipeline has equal stages without layers",
                 hint="a split plan, or a pipeline plan of one module, has layers",
             )
-        tp, more = (self.tp, []) if self.tp is not None else tensor_parallel(request)
+        tp, more = self.ranks_of(request)
         flat = "".join(stages)
         text = line(
             [

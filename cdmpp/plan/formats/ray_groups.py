@@ -10,12 +10,12 @@ from pydantic import Field
 from cdmpp.errors import FieldError
 from cdmpp.plan.afd.schema import AfdPlan
 from cdmpp.plan.base.solve import read_request
-from cdmpp.plan.formats.layers import tensor_parallel
+from cdmpp.plan.formats.layers import check_fills_nodes, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.formats.rl_jobs import MISSING, rl_request
+from cdmpp.plan.formats.text import read_json
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.predict.requests.request import MAX_COUNT, Answer, Count, Name, Request, Row
-from cdmpp.utils.files import parse_json
 
 Group = dict[str, Any]
 
@@ -51,12 +51,7 @@ class RayExporter(PlanExporter):
         return Exported(json.dumps({"groups": groups}, indent=1) + "\n", tuple(notes))
 
     def _group(self, role: str, pool: str, units: int, tp: int) -> Group:
-        if tp > self.node_gpus and tp % self.node_gpus:
-            raise FieldError.at(
-                "tp",
-                f"a unit of {tp} GPUs does not fill nodes of {self.node_gpus}",
-                hint="choose a multiple of the option node_gpus",
-            )
+        check_fills_nodes(tp, self.node_gpus)
         gpus = min(tp, self.node_gpus)
         bundles = [{"GPU": gpus, "CPU": gpus * self.cpus} for _ in range(units * tp // gpus)]
         group: Group = {"name": role if role == pool else f"{role}-{pool}", "strategy": "PACK", "bundles": bundles}
@@ -144,10 +139,4 @@ class _File(Row):
 
 
 def _groups(text: str) -> list[_Group]:
-    try:
-        value = parse_json(text)
-    except ValueError as error:
-        raise FieldError(
-            f"the file is not JSON: {error}", hint='{"groups": [{"name", "strategy", "bundles"}]}'
-        ) from None
-    return read_request(_File, value).groups
+    return read_request(_File, read_json(text, '{"groups": [{"name", "strategy", "bundles"}]}')).groups

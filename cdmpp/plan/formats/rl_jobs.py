@@ -172,15 +172,21 @@ class RlExporter(PlanExporter, ABC):
         layout, samples = plan.training.layout, request.samples_per_step
         return request, plan, Pools(generation, training, shared, tp, everything, layout, samples, mini_batch)
 
-    def mini_prompts(self, pools: Pools) -> int:
-        """Prompts of an update."""
-        if pools.mini_batch % self.samples_per_prompt:
+    def prompts(self, samples: int, whole: str = "a step") -> int:
+        """Prompts of a step, or of another ``whole``.
+
+        Raises
+        ------
+        FieldError
+            The responses to a prompt do not divide the samples.
+        """
+        if samples % self.samples_per_prompt:
             raise FieldError.at(
                 "samples_per_prompt",
-                f"{self.samples_per_prompt} does not divide the {pools.mini_batch} samples of an update",
+                f"{self.samples_per_prompt} does not divide the {samples} samples of {whole}",
                 hint="choose a divisor",
             )
-        return pools.mini_batch // self.samples_per_prompt
+        return samples // self.samples_per_prompt
 
     def _pool(self, name: str, units: int, tp: int) -> NodePool:
         return NodePool(name, units, tp, *nodes(units, tp, self.node_gpus))
@@ -193,22 +199,6 @@ class RlExporter(PlanExporter, ABC):
             f"{pool.units} units of {pool.unit_gpus} GPUs in pool {pool.name!r} take {pool.nodes} nodes of "
             f"{pool.node_gpus} GPUs: all nodes have equally many"
         )
-
-    def prompts(self, request: RlRequest) -> int:
-        """Prompts of a step.
-
-        Raises
-        ------
-        FieldError
-            The responses to a prompt do not divide the samples of a step.
-        """
-        if request.samples_per_step % self.samples_per_prompt:
-            raise FieldError.at(
-                "samples_per_prompt",
-                f"{self.samples_per_prompt} does not divide the {request.samples_per_step} samples of a step",
-                hint="choose a divisor",
-            )
-        return request.samples_per_step // self.samples_per_prompt
 
 
 class RlImporter(RequestImporter, ABC):
@@ -348,7 +338,7 @@ class OpenRlhfExporter(RlExporter):
             ("train.colocate_all", pools.shared),
             ("vllm.enable_sleep", pools.shared),
             ("train.colocate_actor_ref", not pools.shared),
-            ("rollout.batch_size", self.prompts(rl)),
+            ("rollout.batch_size", self.prompts(rl.samples_per_step)),
             ("rollout.n_samples_per_prompt", self.samples_per_prompt),
         ]
         tokens = rl_plan.lengths.limit
@@ -447,7 +437,7 @@ class VerlExporter(RlExporter):
         """Nodes and GPUs of rollout and trainer, sizes of a step, staleness."""
         rl, rl_plan, pools = self.pools(request, plan)
         pools.check("veRL", per_gpu=True)
-        generation, training, prompts = pools.generation, pools.training, self.prompts(rl)
+        generation, training, prompts = pools.generation, pools.training, self.prompts(rl.samples_per_step)
         notes = list(pools.notes)
         values: dict[str, Any] = {
             "trainer.nnodes": training.nodes,
@@ -469,7 +459,7 @@ class VerlExporter(RlExporter):
             stale = 0 if rl_plan.streaming is None else rl_plan.streaming.staleness
             values |= {
                 "trainer.v1.separate_async.parameter_sync_step": 1,
-                f"{_ACTOR}.ppo_mini_batch_size": self.mini_prompts(pools),
+                f"{_ACTOR}.ppo_mini_batch_size": self.prompts(pools.mini_batch, "an update"),
                 f"{_ROLLOUT}.checkpoint_engine.backend": "nccl",
                 _VERSIONS: None if stale is None else stale + 1,
                 "trainer.v1.sampler.max_off_policy_strategy": "wait",
@@ -488,7 +478,7 @@ class VerlExporter(RlExporter):
     def _training(self, pools: Pools, layout: Mapping[str, Any]) -> dict[str, Any]:
         """Keys of the training step: FSDP where it divides weights among copies alone, else Megatron."""
         values: dict[str, Any] = {
-            f"{_ACTOR}.ppo_mini_batch_size": self.mini_prompts(pools),
+            f"{_ACTOR}.ppo_mini_batch_size": self.prompts(pools.mini_batch, "an update"),
             f"{_ACTOR}.ppo_micro_batch_size_per_gpu": layout["micro_batch"],
             f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": layout["micro_batch"],
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": layout["micro_batch"],

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
+from cdmpp.plan.formats.text import read_json
 from cdmpp.plan.precision.schema import PrecisionPlan
 from cdmpp.predict.requests.request import Answer, Name, Request
-from cdmpp.utils.files import parse_json
 
 #: Types that a torch module computes in, forward and backward.
 TYPES = ("float16", "bfloat16", "float32")
@@ -69,10 +69,7 @@ def read_types(text: str) -> dict[str, str]:
     FieldError
         The text is not a JSON object of types.
     """
-    try:
-        types = parse_json(text)
-    except ValueError as error:
-        raise FieldError(f"the file is not JSON: {error}", hint="give a file of the format torch-amp") from None
+    types = read_json(text, "give a file of the format torch-amp")
     if not isinstance(types, dict) or not types:
         raise FieldError("the file is not a JSON object", hint='module names to types: {"layers.0": "float16"}')
     for name, dtype in types.items():

@@ -225,11 +225,11 @@ class TorchCsvImporter(RequestImporter):
             order.append(passes)
         if not any(order):
             raise FieldError("no pass in the file", hint="a schedule has rows of actions such as 0F0,0F1,0B0,0B1")
-        found = {step["stage"] for row in order for step in row}
-        stages = 1 + max(found)
-        if len(found) < stages:
+        numbers = {step["stage"] for row in order for step in row}
+        stages = 1 + max(numbers)
+        if len(numbers) < stages:
             raise FieldError(
-                f"stage {next(s for s in range(stages) if s not in found)} has no passes, and stage {stages - 1} has",
+                f"stage {next(s for s in range(stages) if s not in numbers)} has no passes, and stage {stages - 1} has",
                 hint="number the stages from 0",
             )
         micro_batches = 1 + max(step["micro_batch"] for row in order for step in row)
@@ -247,9 +247,9 @@ def _actions(cell: str, place: str) -> tuple[list[tuple[int, str, int]], bool]:
 
 def _parse(parts: list[str], place: str) -> Iterator[tuple[int, str, int]]:
     for part in filter(None, map(str.strip, parts)):
-        found = _ACTION.fullmatch(part)
-        if found is None or (found.group(2) in _PASSES and not found.group(3)):
+        match = _ACTION.fullmatch(part)
+        if match is None or (match.group(2) in _PASSES and not match.group(3)):
             raise FieldError(
                 f"{place}: {part[:40]!r} is no action", hint="an action is stage, type and micro-batch, such as 2F0"
             )
-        yield int(found.group(1)), found.group(2), int(found.group(3) or 0)
+        yield int(match.group(1)), match.group(2), int(match.group(3) or 0)

@@ -10,8 +10,8 @@ from pydantic import Field
 from cdmpp.errors import FieldError
 from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import Symbol, symbol, tensor_parallel
-from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter, at, leaves
+from cdmpp.plan.formats.layers import LayerExporter, symbol
+from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter, at, leaves
 from cdmpp.plan.formats.transformer import Training, TrainingJob, ended, micro_batch_count
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
@@ -40,18 +40,10 @@ _FLAVORS: dict[str, dict[str, tuple[int, int, int, int, int, int, int]]] = {
 }
 
 
-class TorchtitanExporter(PlanExporter):
+class TorchtitanExporter(LayerExporter):
     """Writes TOML for ``[parallelism]``: degrees, schedule and ``module_fqns_per_model_part``."""
 
     kinds = ("split",)
-
-    tp: Annotated[
-        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
-    ] = None
-    symbols: Annotated[
-        dict[str, Symbol],
-        Field(default_factory=dict, description="Symbol of a layer by its name, as in megatron-layout."),
-    ]
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """1F1B with one stage on each rank, as the plan's step is emulated."""
@@ -62,7 +54,7 @@ class TorchtitanExporter(PlanExporter):
             [name for layer in modules[stage.first_layer : stage.last_layer + 1] for name in layer]
             for stage in plan.stages
         ]
-        tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request)
+        tp, notes = self.ranks_of(request)
         text = "\n".join(
             [
                 "[parallelism]",
@@ -148,8 +140,7 @@ class TorchtitanImporter(RequestImporter):
             dtype=str(fields.value("training.mixed_precision_param", "bfloat16")),
             sequence_parallel=True,
         )
-        if run.tp > 1:
-            notes.append("sequence parallelism is priced as all-reduces of the same bytes")
+        notes += run.notes()
         replicate = fields.whole("parallelism.data_parallel_replicate_degree", 1)
         shard = fields.whole("parallelism.data_parallel_shard_degree", 1)
         if at(tree, "parallelism.data_parallel_shard_degree", -1) == -1 and self.dp is None:

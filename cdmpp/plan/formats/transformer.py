@@ -192,6 +192,11 @@ class Training:
         """Element types of the products that give the gradients of their weights."""
         return self.product_types if self.fp8_weight_gradient else {"dtype": self.dtype}
 
+    def notes(self) -> list[str]:
+        """Assumptions of the price."""
+        exact = not self.sequence_parallel or self.tp == 1
+        return [] if exact else ["sequence parallelism is priced as all-reduces of the same bytes"]
+
     @property
     def row_tokens(self) -> int:
         """Tokens of a tensor-parallel rank between the linear layers."""

@@ -6,7 +6,7 @@ Layouts of both stages are on whole nodes: training by size of its pool, and gen
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -113,7 +113,7 @@ class TrainingQuestion:
         """Layouts of some devices that fit their memory, in order of growing rough cost."""
         loop = load_training_engine(self.engine).training
         assert loop is not None
-        found = candidates(
+        layouts = candidates(
             self.model,
             lambda layout: self.memory(layout).fits_with_margin,
             Links.of(self.device, None, None).domain_ranks,
@@ -124,7 +124,7 @@ class TrainingQuestion:
             given=dict(self.given),
         )
         return [
-            replace(layout, sequence=self.mean) for layout in sorted(found, key=rough_cost) if layout.cp <= self.mean
+            replace(layout, sequence=self.mean) for layout in sorted(layouts, key=rough_cost) if layout.cp <= self.mean
         ]
 
 
@@ -190,14 +190,14 @@ def _training_sizes(
     predictions = predictor.predict_queries(queries)
     best: dict[int, dict[str, Any]] = {}
     for plan in plans:
-        own = [predictions[places[query.program.operator]] for query in plan.queries]
-        step, layout = plan.result(predictor.model_id, own), plan.layout
+        plan_predictions = [predictions[places[query.program.operator]] for query in plan.queries]
+        step, layout = plan.result(predictor.model_id, plan_predictions), plan.layout
         seconds = step.breakdown
         update_s = seconds["bubble"] + seconds["optimizer"] + seconds["exposed"]["dp"]
         padding = question.padding(layout)
         if layout.gpus in best and best[layout.gpus]["step_s"] <= padding * step.step_s:
             continue
-        passes = [float(plan.layer_pass(own, backward=back)[0][0]) for back in (False, True)]
+        passes = [float(plan.layer_pass(plan_predictions, backward=back)[0][0]) for back in (False, True)]
         forward_s = (step.step_s - seconds["optimizer"] - seconds["exposed"]["dp"]) * passes[0] / sum(passes)
         tokens, memory = layout.global_batch * question.mean / padding, question.memory(layout)
         names = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute")
@@ -264,46 +264,33 @@ def instance_layouts(
     InfeasibleError
         None fits.
     """
-    found = list(_instances(model, device, gpus, node, mean, longest, tp, weights))
-    if not found:
+    types, most = Types.of(model, "bfloat16", weights, None), gpus
+    layouts: list[InstanceLayout] = []
+    for ranks in (n for n in allowed_tp(model) if n & (n - 1) == 0 and gpus % n == 0):
+        if ranks > most or (ranks > node and ranks % node) or tp not in (None, ranks):
+            continue
+        degrees = [1]
+        if model.experts is not None:
+            fitting = [n for n in range(1, ranks + 1) if expert_fits(model, ranks, n)]
+            degrees = sorted({fitting[0], fitting[-1]})
+        for ep in degrees:
+            layout = Layout(ranks, 1, ep)
+            tokens = cache_tokens(model, layout, types, device.memory_bytes, CACHE_SHARE, longest)
+            if tokens < max(longest, IN_FLIGHT * mean):
+                continue
+            token_bytes = ranks * part_memory(model, layout, types, None, longest)[1] / longest
+            cache_bytes = None if tokens == inf else tokens * token_bytes
+            layouts.append(InstanceLayout(ranks, ep, token_bytes, cache_bytes, weights))
+            # Instances of several nodes only where none fits on one.
+            most = min(most, node if ranks <= node else ranks)
+    if not layouts:
         raise InfeasibleError(
             f"no instance of up to {gpus} {device.name} holds the model and {IN_FLIGHT} samples of {mean} tokens"
             + ("" if tp is None else f" with tp={tp}"),
             path="gpus",
             hint="use more devices, or devices with more memory",
         )
-    return found
-
-
-def _instances(
-    model: LLMConfig,
-    device: DeviceSpec,
-    gpus: int,
-    node: int,
-    mean: int,
-    longest: int,
-    wanted: int | None,
-    quantised: str | None,
-) -> Iterator[InstanceLayout]:
-    types, most = Types.of(model, "bfloat16", quantised, None), gpus
-    for tp in (n for n in allowed_tp(model) if n & (n - 1) == 0 and gpus % n == 0):
-        if tp > most or (tp > node and tp % node) or wanted not in (None, tp):
-            continue
-        degrees = [1]
-        if model.experts is not None:
-            fitting = [n for n in range(1, tp + 1) if expert_fits(model, tp, n)]
-            degrees = sorted({fitting[0], fitting[-1]})
-        for ep in degrees:
-            layout = Layout(tp, 1, ep)
-            tokens = cache_tokens(model, layout, types, device.memory_bytes, CACHE_SHARE, longest)
-            if tokens < max(longest, IN_FLIGHT * mean):
-                continue
-            cache = part_memory(model, layout, types, None, longest)[1]
-            token_bytes = tp * cache / longest
-            cache_bytes = None if tokens == inf else tokens * token_bytes
-            yield InstanceLayout(tp, ep, token_bytes, cache_bytes, quantised)
-            # Instances of several nodes only where none fits on one.
-            most = min(most, node if tp <= node else tp)
+    return layouts
 
 
 MAX_LENGTH_BYTES, MAX_LENGTHS = 64 * MAX_CONFIG_BYTES, 10**7
@@ -329,8 +316,8 @@ def read_lengths(path: str | PathLike[str]) -> list[int]:
         cells = cells[1:]
     wrong = next((cell for cell in cells if not re.fullmatch(r"\d{1,9}", cell) or int(cell) < 1), None)
     if not cells or wrong is not None:
-        found = "no lengths" if wrong is None else f"{wrong[:80]!r} is no length"
-        raise DataError(f"{fspath(path)}: {found}", hint="one number of tokens on each line")
+        problem = "no lengths" if wrong is None else f"{wrong[:80]!r} is no length"
+        raise DataError(f"{fspath(path)}: {problem}", hint="one number of tokens on each line")
     return [int(cell) for cell in cells]
 
 

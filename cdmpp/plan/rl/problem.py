@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -238,7 +239,7 @@ def make_problem(
         request.generation_units,
         request.training_units,
         request.staleness if request.effective_mode == "async" else None,
-        None if weights.transfer is None else weights.transfer.transfer(figure),
+        None if weights.transfer is None else partial(weights.transfer.seconds, figure=figure),
         request.mix_pools,
     )
     problem = RlProblem(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Literal
@@ -12,7 +12,6 @@ import numpy as np
 from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
 from cdmpp.plan.rl.generation import Floats, GenerationEngine, Ints
 from cdmpp.plan.rl.training import Mode, TrainingCost
-from cdmpp.plan.rl.weights import WeightTransfer
 
 Objective = Literal["time", "cost"]
 Stage = Literal["generation", "training"]
@@ -152,8 +151,8 @@ class SizingProblem:
         Fixed sizes; None: searched.
     staleness : int or None
         Of :func:`cdmpp.plan.rl.training.asynchronous_step`.
-    transfer : WeightTransfer or None
-        Replaces ``same_site_s`` and ``cross_site_s``.
+    transfer : callable or None
+        Seconds by site of training, site of generation and instances; replaces ``same_site_s`` and ``cross_site_s``.
     mix : bool
         Whether several pools may generate at once.
     transfer_factor : float
@@ -169,7 +168,7 @@ class SizingProblem:
     generation_units: int | None = None
     training_units: int | None = None
     staleness: int | None = None
-    transfer: WeightTransfer | None = None
+    transfer: Callable[[str, str, int], float] | None = None
     mix: bool = False
     transfer_factor: float = 1.0
 
@@ -210,7 +209,7 @@ class SizingProblem:
 
     def _transfer_s(self, source: str, target: str, instances: int) -> float:
         if self.transfer is not None:
-            return self.transfer.seconds(source, target, instances)
+            return self.transfer(source, target, instances)
         return self.same_site_s if source == target else self.cross_site_s
 
     def prices_per_s(self, stage: GenerationStage, training: int | None, training_units: Ints | int) -> Floats:
