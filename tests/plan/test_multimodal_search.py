@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.plan.base.one_machine import preemptive_makespan_s
+from cdmpp.plan.base.task_graph import longest_paths_s, preemptive_makespan_s, run_in_order
+from cdmpp.plan.multimodal.dispatch import DispatchRule, dispatch
 from cdmpp.plan.multimodal.exact import branch_and_bound, solve_exactly
 from cdmpp.plan.multimodal.modules import MemoryOptions
 from cdmpp.plan.multimodal.search import CacheCounts, search
-from cdmpp.plan.multimodal.task_graph import DispatchRule, dispatch, longest_paths_s, run_in_order
 from cdmpp.plan.multimodal.tasks import (
     RULES,
     Schedule,

@@ -134,7 +134,6 @@ def size(
     layers: int,
     tpot_s: float,
     tokens_per_s: float = 0.0,
-    micro_batch: int | None = None,
     equal: bool = False,
     control: SearchControl | None = None,
 ) -> Sizing:
@@ -146,8 +145,6 @@ def size(
         Most seconds between two tokens.
     tokens_per_s : float
         Fewest tokens a second of the whole service.
-    micro_batch : int, optional
-        Largest micro-batch to try; default: what all attention instances hold.
     equal : bool
         As many instances on either side.
     control : SearchControl, optional
@@ -159,7 +156,7 @@ def size(
         No choice keeps the goal; the message says what the best one reaches.
     """
     control = control or SearchControl()
-    enumeration = _Enumeration(attention, ffn, link, layers, micro_batch, equal)
+    enumeration = _Enumeration(attention, ffn, link, layers, equal)
     stage_s = tpot_s / IN_FLIGHT
     choice = enumeration.least(_Price(enumeration, stage_s, tokens_per_s), control)
     if choice is None:
@@ -217,11 +214,8 @@ class _Enumeration:
         Largest micro-batch.
     """
 
-    def __init__(
-        self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, micro_batch: int | None, equal: bool
-    ) -> None:
-        held = min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
-        self.largest = held if micro_batch is None else min(micro_batch, held)
+    def __init__(self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, equal: bool) -> None:
+        self.largest = min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
         self.attention, self.ffn, self.layers, self.equal = attention, ffn, layers, equal
         self.most_x, self.most_y = attention.most, ffn.most
         if equal:

@@ -49,6 +49,13 @@ def read_request(model: type[R], value: Any) -> R:
         ) from None
 
 
+def check_unique(names: Sequence[str], where: str, field: str = "name") -> None:
+    """Raise FieldError for a name that an earlier item of a list has; ``where``, ``field``: the list, and its field."""
+    for i, name in enumerate(names):
+        if names.index(name) != i:
+            raise FieldError.at(f"{where}.{i}.{field}", f"{name!r} occurs twice")
+
+
 def solve_request(request: Request[A], predictor: Predictor | None = None, control: SearchControl | None = None) -> A:
     """Price the programs of a request and solve it.
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast, get_args
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.solve import check_unique
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest, Span, Stage, Stream, TensorPlan
 from cdmpp.plan.compress.strategy import (
     GradientTensor,
@@ -104,8 +105,8 @@ def tensors_of(request: CompressRequest) -> list[GradientTensor]:
         except FieldError as error:
             raise FieldError.at("link.table", error.message, hint=error.hint) from None
 
-    _check_unique([compressor.name for compressor in request.compressors], "compressors")
-    _check_unique([tensor.name for tensor in request.tensors], "tensors")
+    check_unique([compressor.name for compressor in request.compressors], "compressors")
+    check_unique([tensor.name for tensor in request.tensors], "tensors")
     tensors = []
     for form in request.tensors:
         options = [Option(None, "none", exchange_s("all_reduce", form.bytes))]
@@ -121,12 +122,6 @@ def tensors_of(request: CompressRequest) -> list[GradientTensor]:
                     options.append(Option(compressor.name, place, network_s, compress_s, decompress_s))
         tensors.append(GradientTensor(form.name, cost_of(form.backward).latency_s, tuple(options)))
     return tensors
-
-
-def _check_unique(names: Sequence[str], field: str) -> None:
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise FieldError.at(f"{field}.{i}.name", f"{name!r} occurs twice")
 
 
 def _longest_passes(request: CompressRequest) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -12,34 +12,30 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import schema_faults
 from cdmpp.plan.fused.list_scheduling import EQUAL, greedy, lower_bound_s, serial_1f1b
 from cdmpp.plan.fused.problem import FusedProblem, FusedTask, all_tasks, duration_s, peaks, predecessor, run_order
-from cdmpp.plan.fused.schema import Figure, FusedRequest
+from cdmpp.plan.fused.schema import Figure, FusedPass, FusedRequest
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.request import Interval
 
 #: Largest difference between a claimed time and the simulated one, as a share of the makespan.
 TOLERANCE = 1e-9
 _MAX_FAULTS = 20
 
 
-class _Lenient(BaseModel):
-    # Plans of other programs may have more fields.
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+# Plans of other programs may have more fields.
+_LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-class _Step(_Lenient):
-    model: int
-    copy_: Annotated[int, Field(alias="copy")]
-    way: Annotated[Literal["F", "B"], Field(alias="pass")]
-    micro_batch: int
-    start_s: float
-    end_s: float
+class _Step(FusedPass):
+    model_config = _LENIENT
 
 
-class _Interval(_Lenient):
-    lower_s: float
-    upper_s: float
+class _Interval(Interval):
+    model_config = _LENIENT
 
 
-class _Claim(_Lenient):
+class _Claim(BaseModel):
+    model_config = _LENIENT
+
     makespan_s: float
     lower_bound_s: float
     gap: float
@@ -95,7 +91,7 @@ def _tasks(problem: FusedProblem, claim: _Claim) -> list[list[FusedTask]]:
         for stage in range(model.stages)
     }
     return [
-        [FusedTask(s.model, s.copy_, stages.get((s.model, s.copy_, rank), -1), s.way, s.micro_batch) for s in row]
+        [FusedTask(s.model, s.copy_, stages.get((s.model, s.copy_, rank), -1), s.pass_, s.micro_batch) for s in row]
         for rank, row in enumerate(claim.order)
     ]
 

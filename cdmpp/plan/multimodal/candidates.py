@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from cdmpp.plan.base.task_graph import TaskGraph, make_graph, run_in_order
 from cdmpp.plan.multimodal.modules import ItemLinks, Module, split_evenly, topological_order
 from cdmpp.plan.multimodal.placement import (
     Placement,
@@ -16,8 +17,8 @@ from cdmpp.plan.multimodal.placement import (
     move_layer,
     segment_counts,
 )
-from cdmpp.plan.multimodal.task_graph import TaskGraph, make_graph, run_in_order
 from cdmpp.plan.multimodal.tasks import Tasks
+from cdmpp.simulate.emulator.orders import one_f_one_b
 
 #: Most micro-batch counts that are tried for 1F1B.
 MAX_COUNTS = 16
@@ -143,13 +144,10 @@ def one_f_one_b_orders(tasks: Tasks, micro_batch: Sequence[Sequence[int]]) -> li
             for t in row.tolist():
                 stages[int(tasks.rank[t])][micro_batch[i][unit]].append(t)
     orders = []
-    for r, stage in enumerate(stages):
-        warm_up = min(ranks - 1 - r, count)
-        order = [t for m in range(warm_up) for t in stage[m]]
-        for m in range(count):
-            if warm_up + m < count:
-                order += stage[warm_up + m]
-            order += [half + t for t in reversed(stage[m])]
+    for passes, stage in zip(one_f_one_b(ranks, ranks, count), stages, strict=True):
+        order: list[int] = []
+        for kind, _, m in passes:
+            order += stage[m] if kind == "F" else [half + t for t in reversed(stage[m])]
         orders.append(order)
     return orders
 

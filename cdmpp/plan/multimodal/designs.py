@@ -22,11 +22,11 @@ from cdmpp.plan.multimodal.candidates import (
     split_micro_batches,
     task_count,
 )
+from cdmpp.plan.multimodal.dispatch import DispatchRule
 from cdmpp.plan.multimodal.exact import ROUNDING, shorten
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
 from cdmpp.plan.multimodal.modules import split_evenly
 from cdmpp.plan.multimodal.placement import Cuts, Items, Placement, cuts_of, move_layer, place
-from cdmpp.plan.multimodal.task_graph import DispatchRule
 from cdmpp.plan.multimodal.tasks import (
     ALTERNATE_RULE,
     FIRST_RULES,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from cdmpp.plan.base.task_graph import TaskGraph
 from cdmpp.plan.multimodal.candidates import split_micro_batches, task_count
 from cdmpp.plan.multimodal.modules import split_evenly
 from cdmpp.plan.multimodal.placement import Chunk, Items, Placement, every_cut, place
-from cdmpp.plan.multimodal.task_graph import TaskGraph
 from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
     Schedule,
@@ -31,11 +31,6 @@ MAX_TASKS, MAX_NODES = 64, 500_000
 _NODES_PER_S = 2e6 if COMPILED else 5e3
 #: Relative difference of a makespan and a bound that are equal: sums of the same seconds in another order.
 ROUNDING = 1e-12
-#: Most designs that are listed, and most that are kept because their quick bound is below the best makespan.
-MAX_DESIGNS, MAX_KEPT = 400_000, 60_000
-#: Nodes of branch and bound for each of these designs.
-_DESIGN_NODES = 50_000
-_Row = tuple[Chunk, ...]
 
 
 @jit
@@ -197,6 +192,13 @@ def solve_exactly(variants: Sequence[Tasks], best: Schedule, control: SearchCont
         if schedule is not None:
             best = min(best, schedule, key=lambda choice: choice.makespan_s)
     return best, proven
+
+
+#: Most designs that are listed, and most that are kept because their quick bound is below the best makespan.
+MAX_DESIGNS, MAX_KEPT = 400_000, 60_000
+#: Nodes of branch and bound for each of these designs.
+_DESIGN_NODES = 50_000
+_Row = tuple[Chunk, ...]
 
 
 def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> tuple[Schedule, bool, int]:

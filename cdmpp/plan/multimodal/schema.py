@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, sort_topologically
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, order_modules
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, memory_limit
@@ -382,7 +382,7 @@ class MultimodalRequest(Request[MultimodalPlan]):
                 "a limit needs the memory of the modules",
                 hint="give activation_bytes or weight_bytes of the modules",
             )
-        sort_topologically(names, [[names.index(name) for name in module.after] for module in self.modules])
+        order_modules(names, [[names.index(name) for name in module.after] for module in self.modules])
 
     def named_batches(self) -> list[tuple[str, dict[str, int]]]:
         """Field and mix of each step."""

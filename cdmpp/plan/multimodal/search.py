@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from cdmpp.plan.multimodal.dispatch import DispatchRule
 from cdmpp.plan.multimodal.exact import ROUNDING
-from cdmpp.plan.multimodal.task_graph import DispatchRule
 from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
     RULES,

@@ -8,10 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from cdmpp.plan.base.one_machine import lower_bound_s
-from cdmpp.plan.multimodal.modules import ItemLinks, Knob, Knobs, MemoryOptions, Module, chunk_cost, topological_order
-from cdmpp.plan.multimodal.placement import Placement
-from cdmpp.plan.multimodal.task_graph import (
+from cdmpp.plan.base.task_graph import TaskGraph, jackson_bound_s, longest_paths_s, make_graph, run_in_order
+from cdmpp.plan.multimodal.dispatch import (
     ALTERNATE,
     BACKWARD_FIRST,
     FORWARD_FIRST,
@@ -22,12 +20,10 @@ from cdmpp.plan.multimodal.task_graph import (
     DispatchRule,
     MemoryUse,
     RankQueues,
-    TaskGraph,
     dispatch,
-    longest_paths_s,
-    make_graph,
-    run_in_order,
 )
+from cdmpp.plan.multimodal.modules import ItemLinks, Knob, Knobs, MemoryOptions, Module, chunk_cost, topological_order
+from cdmpp.plan.multimodal.placement import Placement
 from cdmpp.utils.jit import jit
 
 
@@ -145,7 +141,7 @@ class Tasks:
     @cached_property
     def bound_s(self) -> float:
         """Lower bound of the makespan of these tasks, in seconds."""
-        return lower_bound_s(self.rank_of_all, self.ranks, self.duration_s, *self.paths_s)
+        return jackson_bound_s(self.rank_of_all, self.ranks, self.duration_s, *self.paths_s)
 
     def with_costs(self, modules: Sequence[Module]) -> Tasks:
         """The same tasks with other costs of the layers."""

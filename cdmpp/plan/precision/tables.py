@@ -20,8 +20,7 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.plan.precision.indicator import gradient_dtype
-from cdmpp.plan.precision.network import Network, read_network
+from cdmpp.plan.precision.network import Network, gradient_dtype, read_network
 from cdmpp.plan.precision.pricing import DeviceCosts, Edge, Kept
 from cdmpp.plan.precision.schema import CastSource, DeviceLine, ExchangeForm, OperatorForm, PrecisionRequest
 from cdmpp.predict.prediction import Prediction

@@ -137,35 +137,32 @@ class _Checker:
 
     def step_s(self) -> float:
         """Simulated mean step."""
-        _, ready = self._generation()
-        step, training = ready.max(1), self.plan.training
-        if training is not None and self.cost is not None:
-            work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
-            if self.plan.streaming is None:
-                step = step + work + self.problem.sizing.shared_s + self._swap_s(training.units)
-            else:
-                step = self._step(ready, work, self._weights_s(training.pool))
-        return float(step.mean())
+        return float(self._simulated()[0].mean())
+
+    def _simulated(self) -> tuple[Floats, list[tuple[str, float, float]]]:
+        """Seconds of each step, and name, claim and simulated value of the figures of its stages."""
+        plan = self.plan
+        ends, ready = self._generation()
+        step = ready.max(1)
+        claims = [
+            ("generation.time_s", plan.generation.time_s, float(ends.mean())),
+            ("generation.stage_s", plan.generation.stage_s, float(step.mean())),
+        ]
+        training = plan.training
+        if training is None or self.cost is None:
+            return step, claims
+        work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
+        claims.append(("training.time_s", training.time_s, float(work.mean())))
+        if plan.streaming is None:
+            return step + work + self.problem.sizing.shared_s + self._swap_s(training.units), claims
+        weights_s = self._weights_s(training.pool)
+        claims.append(("streaming.weights_s", plan.streaming.weights_s, weights_s))
+        return self._step(ready, work, weights_s), claims
 
     def time_faults(self) -> Iterator[str]:
         """Figures that differ from the simulation."""
-        plan, sizing = self.plan, self.problem.sizing
-        ends, ready = self._generation()
-        stage = ready.max(1)
-        claims = [
-            ("generation.time_s", plan.generation.time_s, float(ends.mean())),
-            ("generation.stage_s", plan.generation.stage_s, float(stage.mean())),
-        ]
-        step, training = stage, plan.training
-        if training is not None and self.cost is not None:
-            work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
-            claims.append(("training.time_s", training.time_s, float(work.mean())))
-            if plan.streaming is None:
-                step = stage + work + sizing.shared_s + self._swap_s(training.units)
-            else:
-                weights_s = self._weights_s(training.pool)
-                claims.append(("streaming.weights_s", plan.streaming.weights_s, weights_s))
-                step = self._step(ready, work, weights_s)
+        plan, training = self.plan, self.plan.training
+        step, claims = self._simulated()
         price_per_s = sum(units * self.pools[name][1].price_per_hour for name, units, _ in self.parts) / 3600
         if training is not None and not training.shared:
             price_per_s += training.units * self.pools[training.pool][1].price_per_hour / 3600

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations_with_replacement, pairwise, permutations
 from math import comb
-from typing import Literal
 
 import numpy as np
 
@@ -192,12 +191,12 @@ class Dispatcher:
             best = best_near(best, 2)
         return TailSplit(best, instances - best)
 
-    def quantile_rule_split(self, instances: int, combine: Literal["max", "sum"] = "max") -> TailSplit:
+    def quantile_rule_split(self, instances: int) -> TailSplit:
         """Baseline: StreamRL's rule (algorithm 2), computed from quantiles instead of by simulation.
 
         An instance with M samples and batch B takes ``PTL(B) * L * ceil(M / B)`` seconds. L is the 90th percentile
-        of the lengths for the tail and the median for the others. The algorithm adds the times of both groups
-        ("sum"); they run in parallel, so the step takes their maximum ("max").
+        of the lengths for the tail and the median for the others. The algorithm adds the times of both groups;
+        they run in parallel, so the step takes their maximum.
         """
         if instances < 2 or self.samples < 2:
             return TailSplit(0, instances)
@@ -211,7 +210,7 @@ class Dispatcher:
         tails = np.arange(1, instances)
         long = seconds(self.steps.tail_samples, tails, high)
         rest = seconds(self.samples - self.steps.tail_samples, instances - tails, median)
-        tail = 1 + int((np.maximum(long, rest) if combine == "max" else long + rest).argmin())
+        tail = 1 + int(np.maximum(long, rest).argmin())
         return TailSplit(tail, instances - tail)
 
     def guessed_finish_times(self, instances: int, over: Callable[[], bool] = never) -> Floats | None:

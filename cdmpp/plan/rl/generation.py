@@ -123,11 +123,6 @@ class SampleQueues:
         return cls.of([np.arange(samples, dtype=np.int64)], [instances])
 
     @classmethod
-    def dealt(cls, samples: int, instances: int) -> SampleQueues:
-        """One queue per instance; samples 0, 1, ... are dealt to them in turn."""
-        return cls.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])
-
-    @classmethod
     def of(cls, queues: Sequence[Ints], instances: Sequence[int] | None = None) -> SampleQueues:
         """Queues from one array of sample indices each, and their numbers of instances (default: 1 each)."""
         starts, first_instances = (np.zeros(len(queues) + 1, dtype=np.int64) for _ in range(2))
