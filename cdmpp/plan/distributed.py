@@ -359,7 +359,6 @@ def predict_slices_on_ray(
     ----------
     ray : module
         As :func:`cdmpp.plan.distributed.ray_cluster` yields it.
-    task : TableTask
     load : callable
         Loads the predictor in a worker.
     rows : int

@@ -61,7 +61,6 @@ def solve_request(request: Request[A], predictor: Predictor | None = None, contr
 
     Parameters
     ----------
-    request : Request
     predictor : Predictor, optional
         Prices the programs; not needed where the request gives all its costs.
     control : SearchControl, optional
@@ -122,7 +121,6 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
     Parameters
     ----------
     request, answer
-    prices : sequence of Prediction
     control : SearchControl, optional
         Limits a search with the prices at the ends of their intervals; without it, there is no such search.
     """
@@ -242,7 +240,6 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
 
     Parameters
     ----------
-    error : ValidationError
     value : JSON value
         What was checked.
 

@@ -33,7 +33,6 @@ class Job:
 
     Attributes
     ----------
-    name : str
     workers : tuple of int
         Counts that it can run with, growing; the first is what it needs.
     remaining_s : tuple of float

@@ -91,7 +91,6 @@ def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]
 
     Parameters
     ----------
-    request : Request
     *fields : str
         Fields of the request to look at; default: all.
 

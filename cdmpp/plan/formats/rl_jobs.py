@@ -62,7 +62,6 @@ class NodePool:
 
     Attributes
     ----------
-    name : str
     units, unit_gpus : int
         Units; GPUs of each.
     nodes, node_gpus : int
@@ -88,7 +87,6 @@ class Pools:
         The units generate, then train.
     tp : int
         GPUs of a generation instance.
-    notes : tuple of str
     layout : mapping or None
         Degrees and micro-batch of training; None: the plan has none.
     samples, mini_batch : int
@@ -225,8 +223,6 @@ class RlImporter(RequestImporter, ABC):
             GPUs of a generation instance.
         model : str or None
             Model of the file: used where it is a local folder with a ``config.json``.
-        ignored : tuple of str
-        notes : sequence of str
         """
         path = Path(self.model) if self.model is not None else Path(str(model)) / "config.json"
         if self.device is None or (self.model is None and not (model and path.is_file())):

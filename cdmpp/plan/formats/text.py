@@ -82,7 +82,6 @@ def _check_single(word: str, alone: bool) -> None:
 
     Parameters
     ----------
-    word : str
     alone : bool
         No option before it takes it as its value.
     """

@@ -31,15 +31,12 @@ class TrainingJob:
 
     Attributes
     ----------
-    model : LLMConfig
-    run : Training
     pp : int
         Ranks of the pipeline.
     virtual : int
         Stages on each rank.
     micro_batches : int
         Of a step of one data-parallel copy.
-    device : str or dict
     dp : int
         Data-parallel copies.
     schedule : str or dict
@@ -158,7 +155,6 @@ class Training:
         Sequences of a micro-batch; tokens of a sequence.
     tp : int
         Tensor-parallel ranks of each stage.
-    dtype : str
     sequence_parallel : bool
         Whether each tensor-parallel rank has a part of the tokens between the linear layers.
     fp8_scaling : str, optional
@@ -227,8 +223,6 @@ def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -
 
     Parameters
     ----------
-    model : LLMConfig
-    run : Training
     transfer : dict, optional
         Predicted cost of sending a layer's output to another rank.
     """
@@ -248,7 +242,6 @@ def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device
     ----------
     parts : mapping of str to int
         Numbers of "embedding", "block" and "head" in this stage.
-    device : str or dict
     **fields
         Further fields of the stage.
     """

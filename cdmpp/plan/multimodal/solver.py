@@ -94,7 +94,6 @@ def make_plan(
 
     Parameters
     ----------
-    solutions, steps : sequence of StepSolution, sequence of StepPlan
     costs : sequence of (list of Cost, list of Cost)
         Forward and backward cost of a layer of each module, by size.
     several : bool

@@ -85,7 +85,6 @@ class Network:
 
     Attributes
     ----------
-    devices : sequence of DeviceLine
     operators : list of OperatorForm
         In topological order.
     positions : list of int

@@ -54,10 +54,8 @@ def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:
 
     Parameters
     ----------
-    costs : DeviceCosts
     d : int
         Index of the device in the request.
-    control : SearchControl
 
     Raises
     ------
@@ -155,14 +153,12 @@ def search(
 
     Parameters
     ----------
-    devices : sequence of DeviceCosts
     limit_s : float or None
         Seconds of an iteration. None: those of the start, which is the fastest plan of one type on each device.
     control : SearchControl
         Its budget is shared by the devices.
     max_steps : int, optional
         Branch-and-bound nodes of all devices together.
-    seed : int
     report : callable
         Called with better plans and bounds.
 
@@ -310,7 +306,6 @@ def rejected_raises(network: Network, priced: Sequence[Pricing], limit_s: float)
 
     Parameters
     ----------
-    network : Network
     priced : sequence of Pricing
         The plan, by device.
     limit_s : float

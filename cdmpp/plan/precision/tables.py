@@ -88,7 +88,6 @@ def buckets(
 
     Parameters
     ----------
-    form : ExchangeForm or None
     operators : sequence of OperatorForm
         In topological order.
     index : mapping of str to int
@@ -187,12 +186,7 @@ def limits(
 
 @dataclass(frozen=True)
 class OperatorCosts:
-    """Costs on one device, by operator and level.
-
-    Attributes
-    ----------
-    forward, backward : list of list of Cost
-    """
+    """Costs on one device, by operator and level."""
 
     forward: list[list[Cost]] = field(default_factory=list)
     backward: list[list[Cost]] = field(default_factory=list)
@@ -240,7 +234,6 @@ def operator_costs(network: Network, prices: Sequence[Prediction]) -> list[Opera
 
     Parameters
     ----------
-    network : Network
     prices : sequence of Prediction
         Prices of :func:`price_requests`, in its order.
 
@@ -319,10 +312,8 @@ class DeviceTables:
 
     Attributes
     ----------
-    costs, lower, upper : DeviceCosts
     operators : OperatorCosts
         The costs that they are made of.
-    cast_source : str
     """
 
     costs: DeviceCosts

@@ -41,7 +41,6 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
 
     Parameters
     ----------
-    request : RlRequest
     answer : JSON value
     prices : sequence of Prediction
         Predictions of ``request.price_requests()``.

@@ -77,8 +77,6 @@ class Dispatcher:
 
     Parameters
     ----------
-    engine : GenerationEngine
-    steps : SampledSteps
     pessimistic : SampledSteps, optional
         Steps from a ranker that misses any of the longest samples with equal chance.
     doubt : float

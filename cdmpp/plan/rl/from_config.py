@@ -224,7 +224,6 @@ class InstanceLayout:
 
     Attributes
     ----------
-    tp, ep : int
     token_bytes, cache_bytes : float
         Keys and values of a token, and the whole cache, on all its devices.
     weights : str or None

@@ -185,7 +185,6 @@ def generate(
         Describes every instance.
     lengths : int64 array, (samples,)
         Tokens that each sample still has to generate.
-    queues : SampleQueues
     done : int64 array, (samples,), optional
         Tokens already generated. Default: 0.
     resident : bool array, (samples,), optional

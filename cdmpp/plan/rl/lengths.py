@@ -226,13 +226,10 @@ def draw_steps(
 
     Parameters
     ----------
-    distribution : LengthDistribution
-    ranker : LengthRanker
     samples : int
         Samples of each step.
     draws : int
         Number of steps.
-    rng : seed or numpy Generator
     """
     rng = np.random.default_rng(rng)
     rows, orders, guesses = [], [], []

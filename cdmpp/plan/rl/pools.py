@@ -380,7 +380,6 @@ class InstanceMemory:
 
     Attributes
     ----------
-    pool : str
     devices : int
         Devices of the instance.
     limit : float

@@ -131,7 +131,6 @@ def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     sizes, seconds : float64 arrays
         Points of the curve, in order of growing size. Seconds that fall are replaced by a monotone fit, as in
         ``/curve``: a larger batch is not faster.
-    max_batch : int
 
     Notes
     -----
@@ -149,12 +148,8 @@ class RlProblem:
 
     Attributes
     ----------
-    lengths : LengthDistribution
-    ranker : LengthRanker
     samples : int
         Samples of a step.
-    sizing : SizingProblem
-    link : MigrationLink
     objective : {"time", "cost"}
     slack : float
         Share by which a step may be longer than the shortest if it is cheaper.
@@ -162,7 +157,6 @@ class RlProblem:
         Upper limit of the mean step.
     draws : int
         Number of search steps, and of held-out steps.
-    seed : int
     doubt : float
         Probability that a ranker with "near" misses has "any" misses instead.
     factors : StageFactors or None
@@ -219,7 +213,6 @@ def make_problem(
 
     Parameters
     ----------
-    request : RlRequest
     figure : {"latency_s", "lower_s", "upper_s"}
         Which value of each predicted cost to use.
     schedules : mapping of int to PipelineSchedule, optional

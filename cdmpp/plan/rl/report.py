@@ -57,7 +57,6 @@ def plan_of(
         With resolved costs.
     problem : RlProblem
         Made from the request.
-    result : SearchResult
     schedules : mapping of int to PipelineSchedule, optional
         Schedules of the pools that train by pipelines, by index.
 
@@ -462,8 +461,6 @@ def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split:
     ----------
     request : RlRequest
         With resolved costs.
-    problem : RlProblem
-    result : SearchResult
     split : SplitPart
         The tail split as the plan reports it.
     """

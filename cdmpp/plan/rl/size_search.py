@@ -88,7 +88,6 @@ def search_sizes(
 
     Parameters
     ----------
-    problem : RlProblem
     dispatchers : dict of int to Dispatcher
         By index of the generation pool, on the search steps.
     control : SearchControl
@@ -392,7 +391,6 @@ def search_mixes(
 
     Parameters
     ----------
-    problem : RlProblem
     dispatchers : dict of int to Dispatcher
         By index of the generation pool, on the search steps.
     control : SearchControl

@@ -31,7 +31,6 @@ class Pool:
 
     Attributes
     ----------
-    name : str
     units : int
         Number of units; one unit is a generation instance or a data-parallel training unit.
     price_per_hour : float
@@ -140,7 +139,6 @@ class SizingProblem:
 
     Attributes
     ----------
-    pools : tuple of Pool
     mode : {"sync", "async"}
     same_site_s, cross_site_s, shared_s : float
         Seconds to transfer the weights from training to generation: within a site, between sites, and if the same

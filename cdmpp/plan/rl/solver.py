@@ -78,7 +78,6 @@ def search(
 
     Parameters
     ----------
-    problem : RlProblem
     control : SearchControl, optional
         Ends the search for sizes early.
     max_steps : int, optional

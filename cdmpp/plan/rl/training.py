@@ -232,8 +232,6 @@ def step_times(
 
     Parameters
     ----------
-    ready : ReadyTimes
-    cost : TrainingCost
     units : int64 array
         Numbers of training units; each is evaluated separately.
     mode : {"sync", "async"}

@@ -51,7 +51,6 @@ class Goals(Closed):
         Seconds to the first token, and per further token.
     price_per_hour, price_per_million_tokens : float
         Price of all GPUs of a point, and of its output tokens.
-    gpus : int
     figure : {"point", "upper"}
         Whether the predictions or their upper bounds must keep the limits of seconds.
     """
@@ -329,8 +328,6 @@ class SweepPoint:
 
     Attributes
     ----------
-    device : DeviceSpec
-    price_per_gpu_hour : float
     precision : str
         ``dtype`` or ``dtype/weights``.
     engine : str or None
