@@ -322,10 +322,10 @@ def best_plan(plans: dict[int, Plan | CdmppError]) -> Plan:
     CdmppError
         The error of the smallest seed, where no seed has a plan.
     """
-    found = [(plan.objective_value, seed) for seed, plan in plans.items() if isinstance(plan, Plan)]
-    if not found:
+    objectives = [(plan.objective_value, seed) for seed, plan in plans.items() if isinstance(plan, Plan)]
+    if not objectives:
         raise next(plans[seed] for seed in sorted(plans))  # type: ignore[misc]
-    _, seed = min(found)
+    _, seed = min(objectives)
     best = plans[seed]
     assert isinstance(best, Plan)
     return best.model_copy(update={"seed": seed})

@@ -44,7 +44,7 @@ class AfdSide:
     ----------
     sizes, seconds : array, shape (points,)
         Seconds of one layer by tokens on one instance.
-    most : int
+    max_instances : int
         Instances that may be used.
     price : float
         Of one instance, per hour or in any unit; 1 counts devices.
@@ -54,7 +54,7 @@ class AfdSide:
 
     sizes: np.ndarray
     seconds: np.ndarray
-    most: int
+    max_instances: int
     price: float
     max_tokens: int
 
@@ -215,11 +215,11 @@ class _Enumeration:
     """
 
     def __init__(self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, equal: bool) -> None:
-        self.largest = min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
+        self.largest = min(attention.max_instances * attention.max_tokens, ffn.max_instances * ffn.max_tokens)
         self.attention, self.ffn, self.layers, self.equal = attention, ffn, layers, equal
-        self.most_x, self.most_y = attention.most, ffn.most
+        self.most_x, self.most_y = attention.max_instances, ffn.max_instances
         if equal:
-            self.most_x = self.most_y = min(attention.most, ffn.most)
+            self.most_x = self.most_y = min(attention.max_instances, ffn.max_instances)
         counts = [min(side.max_tokens, self.largest) for side in (attention, ffn)]
         self.attention_s = attention.layer_s(np.arange(counts[0] + 1))
         self.ffn_s = ffn.layer_s(np.arange(counts[1] + 1))
@@ -286,8 +286,8 @@ class _Enumeration:
             for y in range(1, self.most_y + 1):
                 if best is not None and control.expired:
                     return replace(best, complete=False)
-                most = min(x * len(a), y * len(f), self.largest)
-                batch = np.unique(np.minimum(np.concatenate([a * x, f * y]), most))
+                max_batch = min(x * len(a), y * len(f), self.largest)
+                batch = np.unique(np.minimum(np.concatenate([a * x, f * y]), max_batch))
                 value = objective.value(np.array(x), np.array(y), batch)
                 i = int(value.argmin())
                 if np.isfinite(value[i]) and (best is None or value[i] < _above(best.value, -_EQUAL)):
@@ -428,7 +428,7 @@ def _order(choice: _Choice) -> tuple[int, int, float, int]:
 
 
 def colocated(
-    *layers_in_turn: AfdSide, layers: int, tpot_s: float, tokens_per_s: float = 0.0, most: int | None = None
+    *layers_in_turn: AfdSide, layers: int, tpot_s: float, tokens_per_s: float = 0.0, max_instances: int | None = None
 ) -> ColocatedPlan | None:
     """The cheapest batch of instances that compute all parts of a layer in turn; None if no batch keeps the goal.
 
@@ -438,15 +438,15 @@ def colocated(
         Parts of a layer, at one price.
     layers, tpot_s, tokens_per_s
         As :func:`size` takes them.
-    most : int, optional
+    max_instances : int, optional
         Instances that may be used.
     """
     batches = np.arange(1, min(side.max_tokens for side in layers_in_turn) + 1)
     stage = layers * np.sum([side.layer_s(batches) for side in layers_in_turn], axis=0)
     instances = np.maximum(np.ceil(tokens_per_s * stage / batches * (1 - 1e-12)), 1.0)
     good = stage <= tpot_s
-    if most is not None:
-        good &= instances <= most
+    if max_instances is not None:
+        good &= instances <= max_instances
     if not good.any():
         return None
     cost = np.where(good, layers_in_turn[0].price * stage / batches, np.inf)

@@ -52,8 +52,12 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     together = _colocated_sides(request, attention, ffn)
     alone = None
     if together is not None:
-        most = attention.most + ffn.most if request.colocated is None else request.colocated.instances
-        alone = colocated(*together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, most=most)
+        max_instances = (
+            attention.max_instances + ffn.max_instances if request.colocated is None else request.colocated.instances
+        )
+        alone = colocated(
+            *together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, max_instances=max_instances
+        )
     if alone is not None:
         baselines["colocated"] = alone.price_s_per_token
     cheaper = alone is not None and alone.price_s_per_token < best.price_s_per_token * (1 - 1e-9)
@@ -138,8 +142,8 @@ def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[A
     sizes, costs = form.layer.points()
     seconds = np.array([cost.latency_s for cost in costs])
     held = tokens_in_memory({name: form}, request.layers, in_flight, request.ignore_memory)
-    most = form.most_tokens if held is None else min(form.most_tokens, held)
-    return AfdSide(sizes, seconds, form.instances, form.price, most), costs
+    max_tokens = form.most_tokens if held is None else min(form.most_tokens, held)
+    return AfdSide(sizes, seconds, form.instances, form.price, max_tokens), costs
 
 
 def tokens_in_memory(forms: dict[str, SideForm], layers: int, in_flight: int, ignore: bool) -> int | None:

@@ -86,12 +86,12 @@ def training_plan(
     engine = load_training_engine(layout["engine"] or "megatron", files=False)
     whole = form.passes == "step"
     micro = form.micro_batch if whole else batch
-    each = micro * layout["dp"]
+    step_batch = micro * layout["dp"]
     options = {name: layout[name] for name in ("tp", "pp", "ep", "sequence", "dtype")}
     options |= form.model_dump(exclude={"passes"}) | {
         "gpus": layout["tp"] * layout["pp"] * form.cp * layout["dp"],
         "micro_batch": micro,
-        "global_batch": -(-batch // each) * each if whole else each,
+        "global_batch": -(-batch // step_batch) * step_batch if whole else step_batch,
     }
     # The planner compares memory with its devices.
     return TrainingPlan.of(read_config(config), device, engine, options, check_memory=False)

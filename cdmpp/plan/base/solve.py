@@ -24,6 +24,8 @@ from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 
 _MOST_NAMED = 8
+#: Faults of a plan that a check lists.
+MAX_FAULTS = 20
 V = TypeVar("V")
 R = TypeVar("R", bound=BaseModel)
 A = TypeVar("A", bound=Answer)
@@ -260,12 +262,16 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
     ]
 
 
-def schema_faults(error: ValidationError, most: int) -> list[str]:
-    """The first ``most`` violations of an answer's schema as lines of text, with the path of each."""
-    problems = error.errors(include_url=False, include_input=False, include_context=False)
-    return [
-        f"{'.'.join(map(str, p['loc'])) or 'answer'}: {violation_text(p['type'], p['msg'])}" for p in problems[:most]
-    ]
+def schema_faults(error: ValidationError) -> list[str]:
+    """The first violations of an answer's schema as lines of text, with the path of each."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)[:MAX_FAULTS]
+    return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {violation_text(p['type'], p['msg'])}" for p in problems]
+
+
+def first_faults(faults: Sequence[str]) -> list[str]:
+    """The first faults of a plan, and how many there are more."""
+    more = len(faults) - MAX_FAULTS
+    return [*faults[:MAX_FAULTS], f"and {more} more"] if more > 0 else list(faults)
 
 
 def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:

@@ -191,8 +191,8 @@ class Bound:
 
     def __init__(self, tensors: Sequence[GradientTensor]) -> None:
         backward = np.cumsum([tensor.backward_s for tensor in tensors])
-        most = max(len(tensor.options) for tensor in tensors)
-        spent = np.array([[t.options[min(k, len(t.options) - 1)].spent_s for k in range(most)] for t in tensors])
+        max_options = max(len(tensor.options) for tensor in tensors)
+        spent = np.array([[t.options[min(k, len(t.options) - 1)].spent_s for k in range(max_options)] for t in tensors])
         mixes = [(a, b, _MIXES - a - b) for a in range(_MIXES + 1) for b in range(_MIXES + 1 - a)]
         weights = np.array(mixes).T / _MIXES
         #: (tensors, options, mixes), and the least of it over the options.

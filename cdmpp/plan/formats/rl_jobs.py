@@ -250,8 +250,8 @@ def _unsaid(request: RlRequest, plan: RlPlan) -> list[str]:
         notes.append(f"migration is not in the file: at {plan.migration.threshold} unfinished samples")
     devices = {pool.name: pool.device for pool in request.pools if pool.device is not None}
     if len({str(device) for device in devices.values()}) > 1:
-        each = ", ".join(f"{name}: {device}" for name, device in devices.items())
-        notes.append(f"the file does not say which nodes a pool has ({each})")
+        listed = ", ".join(f"{name}: {device}" for name, device in devices.items())
+        notes.append(f"the file does not say which nodes a pool has ({listed})")
     return notes
 
 

@@ -111,10 +111,10 @@ def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows,
     sizes = {name: set(cut.items) for name, cut in plan.sub_batches.items()}
     counts = {name: cut.count for name, cut in plan.sub_batches.items()}
     if len(set(counts.values())) > 1 or any(len(items) > 1 for items in sizes.values()):
-        each = ", ".join(f"{name} {plan.sub_batches[name].items}" for name in chain)
+        listed = ", ".join(f"{name} {plan.sub_batches[name].items}" for name in chain)
         raise FieldError.at(
             "sub_batches",
-            f"torch divides a batch into equal micro-batches, and the plan does not (items: {each})",
+            f"torch divides a batch into equal micro-batches, and the plan does not (items: {listed})",
             hint="a plan of one module whose items its number of sub-micro-batches divides can be exported",
         )
     stages: dict[tuple[str, int, int], int] = {}

@@ -228,12 +228,12 @@ def _default_stages(fields: _Fields, model: LLMConfig, pp: int, schedule: str) -
         stages = -(-whole // fields.whole(f"{prefix}layers_per_stage", 1))
     if stages == 1:
         return ended([{"block": model.layers}])
-    each, more = divmod(whole, stages)
-    if each < max(first, last, 1):
+    per_stage, remainder = divmod(whole, stages)
+    if per_stage < max(first, last, 1):
         raise FieldError.at(
             f"{prefix}degree", f"{stages} stages are too many for {model.layers} layers", hint="use fewer stages"
         )
-    sizes = [each + (index < more) for index in range(stages)]
+    sizes = [per_stage + (index < remainder) for index in range(stages)]
     sizes[0] -= first
     sizes[-1] -= last
     return ended([{"block": size} for size in sizes])

@@ -112,8 +112,8 @@ class TrainingJob:
             sends = [transfer_form(self.model, self.run, self.device, span) for span in spans]
             request["transfer"] = sends if len(set(spans)) > 1 else sends[0]
         if self.dp > 1:
-            most = max(form["weight_bytes"] for form in forms) * self.virtual
-            gradients = {"operator": "all_reduce", "bytes": most / WEIGHT_BYTES * 4, "ranks": self.dp}
+            max_bytes = max(form["weight_bytes"] for form in forms) * self.virtual
+            gradients = {"operator": "all_reduce", "bytes": max_bytes / WEIGHT_BYTES * 4, "ranks": self.dp}
             # Tensor-parallel ranks are neighbours, then come the data-parallel copies, then the stages.
             gradients["span"] = self.dp * self.run.tp
             request["replicas"] = [self.micro_batches] * (self.dp - 1)

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.base.solve import schema_faults
+from cdmpp.plan.base.solve import first_faults, schema_faults
 from cdmpp.plan.fused.list_scheduling import EQUAL, greedy, lower_bound_s, serial_1f1b
 from cdmpp.plan.fused.problem import FusedProblem, FusedTask, all_tasks, duration_s, peaks, predecessor, run_order
-from cdmpp.plan.fused.schema import Figure, FusedPass, FusedRequest
+from cdmpp.plan.fused.schema import FusedPass, FusedRequest
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.pricing import Figure
 from cdmpp.predict.requests.request import Interval
 
 #: Largest difference between a claimed time and the simulated one, as a share of the makespan.
 TOLERANCE = 1e-9
-_MAX_FAULTS = 20
 
 
 # Plans of other programs may have more fields.
@@ -72,14 +72,13 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     try:
         claim = _Claim.model_validate(answer)
     except ValidationError as error:
-        return schema_faults(error, _MAX_FAULTS)
+        return schema_faults(error)
     faults = list(_task_faults(problem, claim))
     if not faults:
         faults = [*_time_faults(problem, claim), *_figure_faults(problem, claim), *_baseline_faults(problem, claim)]
     if not faults:
         faults = list(_interval_faults(request, problem, claim))
-    more = len(faults) - _MAX_FAULTS
-    return [*faults[:_MAX_FAULTS], f"and {more} more"] if more > 0 else faults
+    return first_faults(faults)
 
 
 def _tasks(problem: FusedProblem, claim: _Claim) -> list[list[FusedTask]]:

@@ -11,7 +11,7 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.fused.problem import FusedProblem, Model
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
-from cdmpp.predict.requests.pricing import Cost, PredictedCost
+from cdmpp.predict.requests.pricing import Cost, Figure, PredictedCost
 from cdmpp.predict.requests.request import (
     Budget,
     Bytes,
@@ -32,7 +32,6 @@ from cdmpp.utils.units import format_latency
 MAX_ACTIVATION = 1e12
 #: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
 MAX_RATIO = 1e9
-Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class ModelForm(Closed):

@@ -326,8 +326,8 @@ class Proposals:
         begin[rng.random(len(models)) < 0.5] = 0.0
         place = begin[model] + (end - begin)[model] * (tasks.index + rng.random()) / tasks.count[tasks.group]
         largest = max(m.activation for m in models)
-        most = min(float(self.depth.max()), self.limit / largest)
-        in_flight = rng.uniform(0, most) * (1 - rng.choice([0.0, 1.0]) * tasks.stage / self.depth[tasks.model])
+        max_in_flight = min(float(self.depth.max()), self.limit / largest)
+        in_flight = rng.uniform(0, max_in_flight) * (1 - rng.choice([0.0, 1.0]) * tasks.stage / self.depth[tasks.model])
         priority: Floats = place * jobs + np.where(tasks.forward, 0.0, in_flight)[tasks.group]
         return priority
 
@@ -338,8 +338,8 @@ class Proposals:
         chain = self.scale * self.depth
         counts = np.array([m.micro_batches for m in models])
         if rng.random() < 0.5:  # as many micro-batches in flight as memory allows
-            most = np.minimum(self.depth, self.limit / np.array([m.activation for m in models]))
-            period = chain / np.maximum(np.floor(rng.uniform(1, np.maximum(most, 1) + 1)), 1)
+            max_in_flight = np.minimum(self.depth, self.limit / np.array([m.activation for m in models]))
+            period = chain / np.maximum(np.floor(rng.uniform(1, np.maximum(max_in_flight, 1) + 1)), 1)
         else:  # all models end at the same time
             end = self.bound * rng.uniform(1.0, 1.5)
             period = np.maximum((end - chain) / np.maximum(counts - 1, 1), self.scale)

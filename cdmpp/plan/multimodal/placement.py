@@ -111,8 +111,10 @@ def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) 
     least = min(latency_s)
     counts = []
     for module, seconds in zip(modules, latency_s, strict=True):
-        most = max(1, min(MAX_SEGMENTS, len(module.layers) // ranks))
-        counts.append(module.segments if module.segments is not None else min(max(round(seconds / least), 1), most))
+        max_segments = max(1, min(MAX_SEGMENTS, len(module.layers) // ranks))
+        counts.append(
+            module.segments if module.segments is not None else min(max(round(seconds / least), 1), max_segments)
+        )
     return counts
 
 

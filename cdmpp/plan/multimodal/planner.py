@@ -255,7 +255,7 @@ class Planner:
         """Report a better design."""
         self.best = [evaluated.schedule for evaluated in entry.evaluated]
         for designs in self.designs:
-            designs.found = True
+            designs.has_plan = True
         self._report()
 
     def _report(self) -> None:
@@ -345,9 +345,9 @@ class Planner:
             yield Design(cuts_of(placement, self.ranks), tuple(items))
         for entry in self.search.pool[:3]:
             rule = [(len(cuts) - 1) // self.ranks for cuts in entry.design.cuts]
-            most = [module.most_segments(self.ranks) for module in self.modules]
-            doubled = [min(2 * k, top) for k, top in zip(rule, most, strict=True)]
-            two = [max(k, min(2, top)) for k, top in zip(rule, most, strict=True)]
+            max_segments = [module.most_segments(self.ranks) for module in self.modules]
+            doubled = [min(2 * k, top) for k, top in zip(rule, max_segments, strict=True)]
+            two = [max(k, min(2, top)) for k, top in zip(rule, max_segments, strict=True)]
             for segments in (rule, one_segment, doubled, two):
                 yield from self._balanced(entry.design.items, segments)
 

@@ -14,7 +14,7 @@ from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, Memor
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, memory_limit
-from cdmpp.predict.requests.pricing import Cost
+from cdmpp.predict.requests.pricing import Cost, Figure
 from cdmpp.predict.requests.request import (
     MAX_COUNT,
     MAX_SECONDS,
@@ -39,7 +39,6 @@ LEAST_SECONDS = 1e-12
 LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
 Items = Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
-Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class SubBatches(Row):

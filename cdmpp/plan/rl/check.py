@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from cdmpp.plan.base.solve import schema_faults
+from cdmpp.plan.base.solve import MAX_FAULTS, schema_faults
 from cdmpp.plan.fused.check import check as check_fused
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
@@ -19,14 +19,14 @@ from cdmpp.plan.rl.generation import Floats, SampleQueues, generate
 from cdmpp.plan.rl.migration import simulate_migration
 from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pools import PoolForm
-from cdmpp.plan.rl.problem import CostFigure, PipelineSchedule, RlProblem, make_problem, pool_costs, schedules
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs, schedules
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.training import MOST_BATCHES, TrainingCost
 from cdmpp.plan.rl.weights import SiteLinkForm
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.pricing import Figure
 
-_MAX_FAULTS = 20
 #: Largest difference between a claimed figure and the simulated one, as a share of the step.
 TOLERANCE = 1e-9
 
@@ -55,14 +55,14 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
     try:
         plan = RlPlan.model_validate(answer)
     except ValidationError as error:
-        return schema_faults(error, _MAX_FAULTS)
+        return schema_faults(error)
     faults = [*pipeline_faults(request, plan), *unit_faults(request, plan)]
     if not faults:
         checker = _Checker(request, plan)
         faults = list(checker.shape_faults())
         if not faults:
             faults = [*checker.time_faults(), *_interval_faults(request, plan), *checker.bound_faults(answer)]
-    return faults[:_MAX_FAULTS]
+    return faults[:MAX_FAULTS]
 
 
 def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
     if not predicted:
         yield from (f"{name}: given, but no cost is predicted" for name, value in claims.items() if value is not None)
         return
-    figures: tuple[CostFigure, CostFigure] = ("lower_s", "upper_s")
+    figures: tuple[Figure, Figure] = ("lower_s", "upper_s")
     steps_s = [_Checker(request, plan, figure).step_s() for figure in figures]
     spread = make_problem(request).spread(plan.stages_s, plan.streaming is None)
     simulated = min(*steps_s, plan.step_s) / spread, max(*steps_s, plan.step_s) * spread
@@ -88,7 +88,7 @@ def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
 class _Checker:
     """Simulation of a plan whose units fit the request."""
 
-    def __init__(self, request: RlRequest, plan: RlPlan, figure: CostFigure = "latency_s") -> None:
+    def __init__(self, request: RlRequest, plan: RlPlan, figure: Figure = "latency_s") -> None:
         self.request, self.plan, self.figure = request, plan, figure
         self.problem = self._problem()
         self.pools = {pool.name: (index, pool) for index, pool in enumerate(self.problem.sizing.pools)}
@@ -124,10 +124,10 @@ class _Checker:
             if engine.memory_tokens < longest + engine.prompt_tokens:
                 yield f"generation: the longest sample of {longest} tokens does not fit into pool {name!r}"
         streaming, migration = self.plan.streaming, self.plan.migration
-        most = 1 if self.plan.mode == "async" else min(MOST_BATCHES, self.problem.samples)
-        counts = [2**power for power in range(most.bit_length())]
+        max_batches = 1 if self.plan.mode == "async" else min(MOST_BATCHES, self.problem.samples)
+        counts = [2**power for power in range(max_batches.bit_length())]
         if streaming is not None and streaming.batches not in counts:
-            yield f"streaming.batches: {streaming.batches}, not a power of two up to {most}"
+            yield f"streaming.batches: {streaming.batches}, not a power of two up to {max_batches}"
         if migration is not None:
             if not 0 < migration.threshold < self.problem.samples:
                 yield f"migration.threshold: {migration.threshold} of {self.problem.samples} samples"

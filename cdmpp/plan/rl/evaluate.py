@@ -223,10 +223,10 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
 
 
 def _generation_sizes(problem: SizingProblem, pool: int) -> Ints:
-    most, fixed, placement = problem.pools[pool].units, problem.generation_units, problem.pools[pool].placement
+    max_units, fixed, placement = problem.pools[pool].units, problem.generation_units, problem.pools[pool].placement
     if fixed is not None:
-        return np.array([fixed] if fixed <= most else [], dtype=np.int64)
-    return np.arange(placement, most + 1, placement, dtype=np.int64)
+        return np.array([fixed] if fixed <= max_units else [], dtype=np.int64)
+    return np.arange(placement, max_units + 1, placement, dtype=np.int64)
 
 
 def _all_training_sizes(problem: SizingProblem, stage: GenerationStage, training: int) -> Ints:

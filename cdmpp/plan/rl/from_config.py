@@ -263,10 +263,10 @@ def instance_layouts(
     InfeasibleError
         None fits.
     """
-    types, most = Types.of(model, "bfloat16", weights, None), gpus
+    types, max_ranks = Types.of(model, "bfloat16", weights, None), gpus
     layouts: list[InstanceLayout] = []
     for ranks in (n for n in allowed_tp(model) if n & (n - 1) == 0 and gpus % n == 0):
-        if ranks > most or (ranks > node and ranks % node) or tp not in (None, ranks):
+        if ranks > max_ranks or (ranks > node and ranks % node) or tp not in (None, ranks):
             continue
         degrees = [1]
         if model.experts is not None:
@@ -281,7 +281,7 @@ def instance_layouts(
             cache_bytes = None if tokens == inf else tokens * token_bytes
             layouts.append(InstanceLayout(ranks, ep, token_bytes, cache_bytes, weights))
             # Instances of several nodes only where none fits on one.
-            most = min(most, node if ranks <= node else ranks)
+            max_ranks = min(max_ranks, node if ranks <= node else ranks)
     if not layouts:
         raise InfeasibleError(
             f"no instance of up to {gpus} {device.name} holds the model and {IN_FLIGHT} samples of {mean} tokens"
@@ -413,7 +413,7 @@ class _Job:
         stated = {name: value for name, value in (("engine", self.engine), ("weights", instance.weights)) if value}
         llm = {"config": self.fields, "tp": tp, "ep": instance.ep, **stated}
         link = link_of_device(self.device) if self.gpus <= self.node else network_of_device(self.device)
-        most = max(2, min(load_engine(self.engine, None).max_sequences, self.samples))
+        max_batch = max(2, min(load_engine(self.engine, None).max_sequences, self.samples))
         # As in veRL and NeMo-RL, each device that generates receives every tensor whole, and keeps its part.
         weight_bytes = float(2 * parameter_count(self.model))
         network_s = network_of_device(self.device).bandwidth_bytes_per_s
@@ -422,13 +422,17 @@ class _Job:
             "samples_per_step": self.samples,
             "prompt_tokens": self.prompt,
             "decode": {
-                "batch": sorted({1, *(2**i for i in range(3, most.bit_length())), most}),
+                "batch": sorted({1, *(2**i for i in range(3, max_batch.bit_length())), max_batch}),
                 "from_past": self.prompt,
                 "llm": {**llm, "past_len": 2 * self.mean - self.prompt},
             },
             "prefill": self._prefill_s(llm),
             "training": {"sizes": sizes, "mini_batch": self.mini_batch},
-            "kv": {"bytes_per_token": instance.token_bytes, "memory_bytes": instance.cache_bytes, "max_batch": most},
+            "kv": {
+                "bytes_per_token": instance.token_bytes,
+                "memory_bytes": instance.cache_bytes,
+                "max_batch": max_batch,
+            },
             "pools": [{"name": self.device.name, "units": units, "device": self.device.name, "placement": placement}],
             "weights": {
                 "transfer": {

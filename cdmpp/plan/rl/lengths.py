@@ -92,9 +92,9 @@ class LengthDistribution:
         unlimited = cls(None, scores[distinct], logs[distinct], 2**62)
         top = float(np.exp(unlimited._log_lengths(np.array([normal.inv_cdf(1 - edge)])))[0])
         has_top = levels[-1] == 1
-        most = lengths[-1] if has_top else top if longest is None else float(longest)
+        max_length = lengths[-1] if has_top else top if longest is None else float(longest)
         # Limited to what the conversion to an integer can represent.
-        limit = int(min(max(np.ceil(most - 1e-6), 1), 1e9))
+        limit = int(min(max(np.ceil(max_length - 1e-6), 1), 1e9))
         return cls(None, unlimited.scores, unlimited.logs, limit if longest is None else min(longest, limit))
 
     def _log_lengths(self, scores: Floats) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from cdmpp.plan.rl.weights import WEIGHT_COSTS
 from cdmpp.predict.curves.points import monotone_fit
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import memory_limit
-from cdmpp.predict.requests.pricing import Cost, cost_of
+from cdmpp.predict.requests.pricing import Cost, Figure, cost_of
 from cdmpp.predict.requests.request import Interval
 
 #: Path of a schedule's request in the request, or in a pool with a training cost of its own.
@@ -34,8 +34,6 @@ REQUEST_PATH = "training.pipeline.request"
 MOST_SHARE = 0.25
 #: Steps that are simulated for a measured step.
 MEASURED_DRAWS = 2
-#: Fields of a predicted cost.
-CostFigure = Literal["latency_s", "lower_s", "upper_s"]
 #: Samples move without cost.
 FREE_LINK = MigrationLink(0.0, 1.0)
 
@@ -207,7 +205,7 @@ class RlProblem:
 
 
 def make_problem(
-    request: RlRequest, figure: CostFigure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
+    request: RlRequest, figure: Figure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
 ) -> RlProblem:
     """The problem of a request with resolved costs.
 
@@ -311,11 +309,7 @@ def pool_costs(pool: PoolForm) -> list[Cost]:
 
 
 def _pool(
-    request: RlRequest,
-    form: PoolForm,
-    lengths: LengthDistribution,
-    figure: CostFigure,
-    schedule: PipelineSchedule | None,
+    request: RlRequest, form: PoolForm, lengths: LengthDistribution, figure: Figure, schedule: PipelineSchedule | None
 ) -> Pool:
     """A pool of the search. An entering sample needs free memory for a response of median length."""
     engine, training = None, None

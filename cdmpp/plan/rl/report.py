@@ -33,10 +33,11 @@ from cdmpp.plan.rl.plan_schema import (
     TrainingPart,
 )
 from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
-from cdmpp.plan.rl.problem import CostFigure, PipelineSchedule, RlProblem, make_problem, pool_costs
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import MIXED, PoolSizes
 from cdmpp.plan.rl.training import asynchronous_step
+from cdmpp.predict.requests.pricing import Figure
 from cdmpp.utils.units import format_latency
 
 #: Bins of the length histogram; most points of the Pareto front that a plan lists.
@@ -188,7 +189,7 @@ def _interval(
         return None, None
     sizes = result.sizes
 
-    def step_s(figure: CostFigure) -> float:
+    def step_s(figure: Figure) -> float:
         problem = make_problem(request, figure, schedules)
         sizing = problem.sizing
         if isinstance(sizes.split, PoolMix):

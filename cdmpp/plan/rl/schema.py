@@ -327,8 +327,8 @@ class RlRequest(Request[RlPlan]):
         )
 
 
-def _own_or_common(own: V | None, common: V) -> V:
-    return common if own is None else own
+def _own_or_common(pool_value: V | None, common: V) -> V:
+    return common if pool_value is None else pool_value
 
 
 def _programs(holder: RlRequest | PoolForm) -> int:

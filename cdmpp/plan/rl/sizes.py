@@ -241,10 +241,10 @@ class SizingProblem:
 
     def generation_sizes(self, pool: int) -> list[int]:
         """Numbers of generation units to try, coarse to fine: an early end of the search covers the whole range."""
-        most, placement = self.pools[pool].units, self.pools[pool].placement
+        max_units, placement = self.pools[pool].units, self.pools[pool].placement
         if self.generation_units is not None:
-            return [self.generation_units] if self.generation_units <= most else []
-        return [placement * count for count in coarse_to_fine(most // placement)] if most >= placement else []
+            return [self.generation_units] if self.generation_units <= max_units else []
+        return [placement * count for count in coarse_to_fine(max_units // placement)] if max_units >= placement else []
 
     def training_sizes(self, stage: GenerationStage, training: int, near: int | None = None) -> Ints:
         """Numbers of training units to try beside a generation stage: all, or :data:`MOST_COUNTS` of many.
@@ -252,15 +252,15 @@ class SizingProblem:
         ``near``: all numbers around this one that the grid leaves out.
         """
         pool = self.pools[training]
-        most = pool.units - stage.of_pool(training)
+        max_units = pool.units - stage.of_pool(training)
         cost = pool.training
         if cost is None:
             return np.zeros(0, dtype=np.int64)
         if self.training_units is not None:
-            fixed = np.array([self.training_units] if self.training_units <= most else [], dtype=np.int64)
+            fixed = np.array([self.training_units] if self.training_units <= max_units else [], dtype=np.int64)
             return np.asarray(fixed[cost.can_train(fixed)])
         step = lcm(cost.run_units, pool.placement)
-        counts = grid(most // step)
+        counts = grid(max_units // step)
         if near is not None and len(counts):
             at = int(np.searchsorted(counts, near // step))
             low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
@@ -269,12 +269,12 @@ class SizingProblem:
         return np.asarray(sizes[cost.can_train(sizes)])
 
 
-def grid(most: int, count: int = MOST_COUNTS) -> Ints:
-    """The numbers 1 to ``most``; of many, about ``count``: all small ones, then in equal ratios."""
-    if most <= count:
-        return np.arange(1, most + 1, dtype=np.int64)
+def grid(highest: int, count: int = MOST_COUNTS) -> Ints:
+    """The numbers 1 to ``highest``; of many, about ``count``: all small ones, then in equal ratios."""
+    if highest <= count:
+        return np.arange(1, highest + 1, dtype=np.int64)
     dense = count // 4
-    ratios = np.geomspace(dense, most, count - dense + 1).round().astype(np.int64)
+    ratios = np.geomspace(dense, highest, count - dense + 1).round().astype(np.int64)
     return np.unique(np.concatenate([np.arange(1, dense + 1, dtype=np.int64), ratios]))
 
 
@@ -287,12 +287,12 @@ def finish_times(dispatcher: AnyDispatcher, groups: Groups) -> Floats:
     return dispatcher.finish_times(groups)
 
 
-def coarse_to_fine(most: int) -> Iterator[int]:
-    """The numbers 1 to ``most``: the ends, then repeatedly the middles of the remaining ranges."""
-    yield most
-    if most > 1:
+def coarse_to_fine(highest: int) -> Iterator[int]:
+    """The numbers 1 to ``highest``: the ends, then repeatedly the middles of the remaining ranges."""
+    yield highest
+    if highest > 1:
         yield 1
-    ranges = [(1, most)]
+    ranges = [(1, highest)]
     while ranges:
         halves = []
         for low, high in ranges:

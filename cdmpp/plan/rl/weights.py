@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from cdmpp.errors import FieldError
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.collective_forms import CollectiveOperator, CollectiveOptions, Ranks
-from cdmpp.predict.requests.pricing import Cost, PredictedCost, Priced, collect, cost_of
+from cdmpp.predict.requests.pricing import Cost, Figure, PredictedCost, Priced, collect, cost_of
 from cdmpp.predict.requests.request import (
     Closed,
     Count,
@@ -24,7 +24,6 @@ from cdmpp.predict.requests.request import (
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 
 Site = Annotated[str, Field(max_length=200)]
-Figure = Literal["latency_s", "lower_s", "upper_s"]
 #: Bytes of the message whose predicted time is the latency of a link.
 LATENCY_BYTES = 1024.0
 WeightCost = Literal["same_site", "cross_site", "shared"]

@@ -243,9 +243,9 @@ def greedy(table: LayerTable, ranks: Sequence[Rank]) -> Split:
     for s, rank in enumerate(ranks[:-1]):
         share_s = table.time_s(rank.kind, begin[-1], len(table)) / (len(ranks) - s)
         last = begin[-1] + 1
-        most = len(table) - (len(ranks) - s - 1)
+        max_end = len(table) - (len(ranks) - s - 1)
         # The layer that crosses the share is taken if that leaves a smaller difference.
-        while last < most and (
+        while last < max_end and (
             abs(table.time_s(rank.kind, begin[-1], last + 1) - share_s)
             <= abs(table.time_s(rank.kind, begin[-1], last) - share_s)
         ):

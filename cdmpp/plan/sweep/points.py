@@ -198,14 +198,8 @@ def read_sweep(path: Path) -> Sweep:
     engines = [located(name) for name in sweep.engines]
     for engine in engines or (None,):
         load_engine(engine, sweep.framework)
-    return sweep.model_copy(
-        update={
-            "config": str(folder / sweep.config),
-            "devices": devices,
-            "price_per_gpu_hour": prices,
-            "engines": engines,
-        }
-    )
+    update = {"devices": devices, "price_per_gpu_hour": prices, "engines": engines}
+    return sweep.model_copy(update={"config": str(folder / sweep.config), **update})
 
 
 @dataclass(frozen=True)
@@ -363,33 +357,15 @@ def sweep_points(sweep: Sweep, devices: dict[str, DeviceSpec]) -> Iterator[Sweep
 def evaluate_point(sweep: Sweep, config: LLMConfig, predictor: Predictor, point: SweepPoint) -> SweepResult:
     """Estimate a point and compare it with the goals; a point that is impossible has the reason."""
     dtype, _, weights = point.precision.partition("/")
+    layout = {name: getattr(point, name) for name in ("tp", "pp", "ep", "dp")}
+    types: dict[str, Any] = {"dtype": dtype, "weights": weights or None}
+    engine = load_engine(point.engine, sweep.framework).name
     result = SweepResult(
-        point.device.name,
-        point.tp,
-        point.pp,
-        point.ep,
-        point.dp,
-        point.batch,
-        dtype,
-        weights or None,
-        load_engine(point.engine, sweep.framework).name,
-        "infeasible",
+        device=point.device.name, batch=point.batch, engine=engine, status="infeasible", **layout, **types
     )
-    options: dict[str, Any] = {
-        "tp": point.tp,
-        "pp": point.pp,
-        "ep": point.ep,
-        "dp": point.dp,
-        "input": sweep.input,
-        "output": sweep.output,
-        "dtype": dtype,
-        "weights": weights or None,
-        "kv_dtype": sweep.kv_dtype,
-        "engine": point.engine,
-        "framework": sweep.framework,
-        "cuda_graph": sweep.cuda_graph,
-        "predictor": predictor,
-    }
+    shared = ("input", "output", "kv_dtype", "framework", "cuda_graph")
+    options: dict[str, Any] = {**layout, **types, **{name: getattr(sweep, name) for name in shared}}
+    options |= {"engine": point.engine, "predictor": predictor}
     limit, batch = None, point.batch
     try:
         if sweep.load is not None:
@@ -473,10 +449,10 @@ def _goodput(sweep: Sweep, config: LLMConfig, point: SweepPoint, options: dict[s
             return goodput(config, point.device, share=load.share, count=load.count, **scaled, **options)
 
         load = sweep.load
-        found = limit(1.0)
-        if sweep.goals.figure == "upper" and found.result is not None:
-            found = limit(found.result.relative_upper)
-        _LIMITS[key] = found
+        rates = limit(1.0)
+        if sweep.goals.figure == "upper" and rates.result is not None:
+            rates = limit(rates.result.relative_upper)
+        _LIMITS[key] = rates
     return _LIMITS[key]
 
 
