@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cdmpp.errors import FieldError
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.generation import GenerationEngine, SampleQueues, generate
-from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, Misses, SampledSteps, draw_steps
+from cdmpp.plan.rl.lengths import LengthDistribution, Misses, RankerForm, SampledSteps, draw_steps
+from tests.plan.rl_cases import ranker
 
 pytestmark = pytest.mark.slow
 
@@ -41,10 +42,10 @@ def true_step_s(regime: Regime, seed: int, split: TailSplit) -> dict[str, float]
     a_s, b_s, samples, instances, max_batch = regime
     lengths = true_lengths(samples, 20_000 + seed)
     rng = np.random.default_rng([seed, 30_000])
-    ranker = LengthRanker(0.87, 0.2, "near")
-    row = lengths[ranker.rank(lengths, rng)]
+    near = ranker(0.87, 0.2, "near")
+    row = lengths[near.rank(lengths, rng)]
     guesses = row * np.exp(0.5 * rng.standard_normal(samples))
-    step = SampledSteps(row[None], ranker.tail_samples(samples), rng.permutation(samples)[None], guesses[None])
+    step = SampledSteps(row[None], near.tail_samples(samples), rng.permutation(samples)[None], guesses[None])
     dispatcher = Dispatcher(GenerationEngine(a_s + b_s * np.arange(max_batch + 1)), step)
     makespans = [float(dispatcher.makespans(TailSplit(tail, instances - tail))[0]) for tail in range(instances)]
     return {
@@ -64,7 +65,7 @@ def dealt(samples: int, instances: int) -> SampleQueues:
     return SampleQueues.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])
 
 
-def sample_steps(ranker: LengthRanker, samples: int, draws: int, seed: int) -> SampledSteps:
+def sample_steps(ranker: RankerForm, samples: int, draws: int, seed: int) -> SampledSteps:
     return draw_steps(LengthDistribution.of_samples(PAST.tolist()), ranker, samples, draws, seed)
 
 
@@ -99,7 +100,7 @@ def test_quantiles_with_falling_lengths_are_refused() -> None:
 @pytest.mark.parametrize("misses", ["near", "any"])
 @pytest.mark.parametrize(("recall", "share"), [(0.87, 0.2), (0.5, 0.3), (1.0, 0.1), (0.2, 0.2)])
 def test_simulated_ranker_has_the_given_recall(misses: Misses, recall: float, share: float) -> None:
-    steps = sample_steps(LengthRanker(recall, share, misses), 1000, 20, 3)
+    steps = sample_steps(ranker(recall, share, misses), 1000, 20, 3)
     assert steps.tail_samples == round(1000 * share)
     border = np.sort(steps.lengths, axis=1)[:, -steps.tail_samples]
     hits = (steps.lengths[:, : steps.tail_samples] >= border[:, None]).mean()
@@ -109,7 +110,7 @@ def test_simulated_ranker_has_the_given_recall(misses: Misses, recall: float, sh
 @settings(max_examples=20, deadline=None)
 @given(instances=st.integers(2, 9), slope=st.floats(0, 0.01), max_batch=st.integers(1, 40), seed=st.integers(0, 99))
 def test_best_split_equals_exhaustive_search(instances: int, slope: float, max_batch: int, seed: int) -> None:
-    steps = sample_steps(LengthRanker(1.0, 0.2), 120, 2, seed)
+    steps = sample_steps(ranker(1.0, 0.2), 120, 2, seed)
     dispatcher = Dispatcher(GenerationEngine(0.01 + slope * np.arange(max_batch + 1)), steps)
 
     def gain(tail: int) -> float:
@@ -123,7 +124,7 @@ def test_best_split_equals_exhaustive_search(instances: int, slope: float, max_b
 
 
 def test_makespans_of_groups_equal_those_of_their_queues_together() -> None:
-    steps = sample_steps(LengthRanker(), 200, 3, 0)
+    steps = sample_steps(ranker(), 200, 3, 0)
     dispatcher = Dispatcher(GenerationEngine(0.01 + 1e-4 * np.arange(9)), steps)
     for split in (TailSplit(0, 5), TailSplit(2, 3), TailSplit(4, 1)):
         assert dispatcher.finish_times(split).max(1).tolist() == dispatcher.makespans(split).tolist()
@@ -139,7 +140,7 @@ def test_makespans_of_groups_equal_those_of_their_queues_together() -> None:
 @settings(max_examples=20, deadline=None)
 @given(instances=st.integers(1, 12), max_batch=st.integers(1, 60), seed=st.integers(0, 99))
 def test_no_dispatch_is_below_the_lower_bound(instances: int, max_batch: int, seed: int) -> None:
-    steps = sample_steps(LengthRanker(), 64, 2, seed)
+    steps = sample_steps(ranker(), 64, 2, seed)
     dispatcher = Dispatcher(GenerationEngine(0.01 + 1e-3 * np.arange(max_batch + 1), prefill_s=0.1), steps)
     bound = dispatcher.lower_bound_s(instances) * (1 - 1e-12)
     assert (dispatcher.longest_alone_s() <= bound * (1 + 1e-9)).all()
@@ -150,7 +151,7 @@ def test_no_dispatch_is_below_the_lower_bound(instances: int, max_batch: int, se
 
 
 def test_longest_first_balances_instances_of_batch_one() -> None:
-    steps = sample_steps(LengthRanker(1.0, 0.5), 400, 4, 0)
+    steps = sample_steps(ranker(1.0, 0.5), 400, 4, 0)
     dispatcher = Dispatcher(GenerationEngine(np.array([0.0, 0.01])), steps)
     # Graham's bound for longest first, although the ranker only separates the longer half.
     assert (dispatcher.makespans(TailSplit(0, 8)) <= 4 / 3 * dispatcher.lower_bound_s(8)).all()
@@ -170,7 +171,7 @@ def test_shared_queue_beats_dealing_if_the_batch_limit_makes_several_waves(
     }[kind]()
     past = np.clip(np.rint(drawn), 1, 16_384).astype(np.int64)
     distribution = LengthDistribution.of_samples(past.tolist())
-    steps = draw_steps(distribution, LengthRanker(recall, 0.2, "near"), 1024, 4, 0)
+    steps = draw_steps(distribution, ranker(recall, 0.2, "near"), 1024, 4, 0)
     engine = GenerationEngine(0.008 + 2e-5 * np.arange(max_batch + 1))
     queues = dealt(1024, 16)
     in_turn = np.array([generate(engine, row, queues).end_s for row in steps.lengths])
@@ -181,7 +182,7 @@ def test_shared_queue_beats_dealing_if_the_batch_limit_makes_several_waves(
 
 
 def test_shared_queue_equals_dealing_if_all_samples_run_at_once() -> None:
-    steps = sample_steps(LengthRanker(), 256, 1, 0)
+    steps = sample_steps(ranker(), 256, 1, 0)
     engine = GenerationEngine(0.008 + 5e-5 * np.arange(33), prefill_s=0.25, prompt_tokens=100)
     shared = generate(engine, steps.lengths[0], SampleQueues.shared(256, 8))
     in_turn = generate(engine, steps.lengths[0], dealt(256, 8))
@@ -191,14 +192,14 @@ def test_shared_queue_equals_dealing_if_all_samples_run_at_once() -> None:
 
 def test_doubt_of_the_ranker_reduces_the_tail_instances_down_to_no_split() -> None:
     engine = GenerationEngine(0.008 + 1e-4 * np.arange(129))
-    near = sample_steps(LengthRanker(0.87, 0.2, "near"), 2048, 6, 0)
-    pessimistic = sample_steps(LengthRanker(0.87, 0.2, "any"), 2048, 6, 1)
+    near = sample_steps(ranker(0.87, 0.2, "near"), 2048, 6, 0)
+    pessimistic = sample_steps(ranker(0.87, 0.2, "any"), 2048, 6, 1)
     tails = [Dispatcher(engine, near, pessimistic, doubt).choose_split(16).tail for doubt in (0.0, 0.1, 1.0)]
     assert tails[0] >= tails[1] > tails[2] == 0
 
 
 def test_quantile_rule_follows_its_definition() -> None:
-    steps = sample_steps(LengthRanker(), 1000, 1, 0)
+    steps = sample_steps(ranker(), 1000, 1, 0)
     engine = GenerationEngine(0.008 + 2e-5 * np.arange(33))
     median, high = np.quantile(steps.lengths, [0.5, 0.9])
 
@@ -216,8 +217,8 @@ def test_quantile_rule_follows_its_definition() -> None:
 def test_split_on_true_lengths_is_no_worse_than_longest_first_and_near_the_best(regime: Regime) -> None:
     """The planner has past lengths and a recall; the lengths and ranking errors of the step are different ones."""
     a_s, b_s, samples, instances, max_batch = regime
-    near = sample_steps(LengthRanker(0.87, 0.2, "near"), samples, 8, 5)
-    pessimistic = sample_steps(LengthRanker(0.87, 0.2, "any"), samples, 8, 6)
+    near = sample_steps(ranker(0.87, 0.2, "near"), samples, 8, 5)
+    pessimistic = sample_steps(ranker(0.87, 0.2, "any"), samples, 8, 6)
     engine = GenerationEngine(a_s + b_s * np.arange(max_batch + 1))
     split = Dispatcher(engine, near, pessimistic, 0.1).choose_split(instances)
     for seed in range(3):
@@ -233,6 +234,6 @@ def test_generation_is_deterministic() -> None:
     queues = SampleQueues.dealt(256, 4)
     first, second = (
         generate(engine, steps.lengths[0], queues)
-        for steps in (sample_steps(LengthRanker(), 256, 1, 9), sample_steps(LengthRanker(), 256, 1, 9))
+        for steps in (sample_steps(ranker(), 256, 1, 9), sample_steps(ranker(), 256, 1, 9))
     )
     assert first.finish_s.tobytes() == second.finish_s.tobytes()

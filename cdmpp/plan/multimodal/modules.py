@@ -153,25 +153,21 @@ class ItemLink:
     other: int
     forward: bool
 
-    def pairs(self, single: Sequence[int], other: Sequence[int]) -> np.ndarray:
-        """Pairs of sub-micro-batches that share items.
-
-        Parameters
-        ----------
-        single, other : sequence of int
-            Items of each sub-micro-batch of the two modules.
-
-        Returns
-        -------
-        ndarray of int64, shape (pairs, 2)
-            Sub-micro-batches of ``single`` and of ``other``, growing.
-        """
-        return _pairs(tuple(single), tuple(other))
-
 
 @lru_cache(maxsize=4096)
-def _pairs(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
-    """:meth:`ItemLink.pairs`; cached because a search repeats the same calls."""
+def shared_units(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
+    """Pairs of sub-micro-batches of two linked modules that share items; cached because a search repeats its calls.
+
+    Parameters
+    ----------
+    single, other : tuple of int
+        Items of each sub-micro-batch of :attr:`ItemLink.single` and of :attr:`ItemLink.other`.
+
+    Returns
+    -------
+    ndarray of int64, shape (pairs, 2)
+        Sub-micro-batches of ``single`` and of ``other``, growing.
+    """
     other_items = np.arange(sum(single)) * sum(other) // max(1, sum(single))
     single_units = np.repeat(np.arange(len(single)), single)
     other_units = np.searchsorted(np.cumsum(other), other_items, side="right")

@@ -22,7 +22,16 @@ from cdmpp.plan.multimodal.dispatch import (
     RankQueues,
     dispatch,
 )
-from cdmpp.plan.multimodal.modules import ItemLinks, Knob, Knobs, MemoryOptions, Module, chunk_cost, topological_order
+from cdmpp.plan.multimodal.modules import (
+    ItemLinks,
+    Knob,
+    Knobs,
+    MemoryOptions,
+    Module,
+    chunk_cost,
+    shared_units,
+    topological_order,
+)
 from cdmpp.plan.multimodal.placement import Placement
 from cdmpp.utils.jit import jit
 
@@ -263,7 +272,7 @@ def _dependent_units(items: Sequence[Sequence[int]], links: ItemLinks) -> dict[t
     """For modules (i, j), pairs of units (of i, of j): the former's forward pass waits for the latter's."""
     dependent = {}
     for link in links.all:
-        pairs = link.pairs(items[link.single], items[link.other])
+        pairs = shared_units(tuple(items[link.single]), tuple(items[link.other]))
         if link.forward:
             dependent[link.other, link.single] = pairs[:, ::-1]
         else:

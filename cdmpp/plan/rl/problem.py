@@ -14,7 +14,7 @@ from cdmpp.plan.base.batch_curve import interpolate
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest, ModelForm
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.generation import Floats, GenerationEngine
-from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
+from cdmpp.plan.rl.lengths import LengthDistribution, RankerForm, SampledSteps, draw_steps
 from cdmpp.plan.rl.measured import MeasuredStep, StageFactors
 from cdmpp.plan.rl.migration import MigrationLink
 from cdmpp.plan.rl.pools import DecodeCurve, PipelineForm, PoolForm, TrainingForm, least_training_units, within
@@ -162,7 +162,7 @@ class RlProblem:
     """
 
     lengths: LengthDistribution
-    ranker: LengthRanker
+    ranker: RankerForm
     samples: int
     sizing: SizingProblem
     link: MigrationLink = FREE_LINK
@@ -190,7 +190,7 @@ class RlProblem:
         ``pessimistic``: ranked by a ranker that misses any of the longest samples.
         """
         seed = np.random.SeedSequence(self.seed).spawn(4)[held_out + 2 * pessimistic]
-        ranker = replace(self.ranker, misses="any") if pessimistic else self.ranker
+        ranker = self.ranker.model_copy(update={"misses": "any"}) if pessimistic else self.ranker
         return draw_steps(self.lengths, ranker, self.samples, self.draws, seed)
 
     def dispatchers(self, engines: Mapping[int, GenerationEngine], held_out: bool) -> dict[int, Dispatcher]:
@@ -235,7 +235,7 @@ def make_problem(
     )
     problem = RlProblem(
         lengths,
-        request.ranker.ranker(),
+        request.ranker,
         request.samples_per_step,
         sizing,
         MigrationLink(request.kv.bytes_per_token or 0.0, request.link_bytes_per_s),

@@ -166,7 +166,7 @@ class RlRequest(Request[RlPlan]):
             if pool.training is not None and pool.training.pipeline is not None:
                 path = "training.pipeline" if given.training is None else f"pools.{index}.training.pipeline"
                 _check_pipeline(pool, pool.training.pipeline, path, self.ignore_memory)
-        self.ranker.ranker()
+        self.ranker.check()
 
     def sizes(self) -> dict[str, int]:
         """Units, pools, samples, batch, given lengths, programs to price, and pipeline schedules to search."""
