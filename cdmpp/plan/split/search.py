@@ -219,8 +219,8 @@ def stage_costs(split: Split) -> tuple[dict[int, float], dict[int, float]]:
 def step_bound_s(split: Split) -> float:
     """Lower bound of all schedules of a split with whole backward passes.
 
-    As :func:`cdmpp.simulate.emulator.bound.lower_bound`: each rank waits for its first micro-batch, runs all its passes
-    and waits until the gradients have reached stage 0; and one micro-batch passes all stages twice.
+    As :func:`cdmpp.simulate.emulator.emulate.lower_bound`: each rank waits for its first micro-batch, runs all its
+    passes and waits until the gradients have reached stage 0; and one micro-batch passes all stages twice.
     """
     before = bound_s = 0.0
     for s, time_s in enumerate(split.stage_s):
