@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from cdmpp.plan.base.task_graph import longest_paths_s, preemptive_makespan_s, run_in_order
 from cdmpp.plan.multimodal.dispatch import DispatchRule, dispatch
-from cdmpp.plan.multimodal.exact import branch_and_bound, solve_exactly
 from cdmpp.plan.multimodal.modules import MemoryOptions
-from cdmpp.plan.multimodal.search import CacheCounts, search
+from cdmpp.plan.multimodal.search import CacheCounts, branch_and_bound, search, solve_exactly
 from cdmpp.plan.multimodal.tasks import (
     RULES,
     Schedule,

@@ -15,9 +15,8 @@ from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
 from cdmpp.plan.rl.evaluate import lower_bounds
 from cdmpp.plan.rl.generation import Floats, GenerationEngine, SampleQueues, generate
 from cdmpp.plan.rl.lengths import draw_steps
-from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.problem import RlProblem
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.size_search import candidate_sizes, search_mixes
 from cdmpp.plan.rl.sizes import Pool, SizingProblem
 from cdmpp.plan.rl.solver import draw

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError
 from cdmpp.plan.base.solve import read_request, solve_request
-from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.training import asynchronous_step
 from cdmpp.plan.rl.weights import SiteLinkForm, SitesForm, TransferForm
 

@@ -12,10 +12,9 @@ from cdmpp import FieldError, make_plan
 from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.fused.check import check as check_fused
 from cdmpp.plan.fused.schema import FusedRequest
-from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pools import TrainingForm
 from cdmpp.plan.rl.problem import MOST_SHARE, schedules
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.training import ReadyTimes, TrainingCost
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render

@@ -21,9 +21,8 @@ from cdmpp.plan.rl.evaluate import action_of, evaluate, lower_bounds
 from cdmpp.plan.rl.generation import GenerationEngine
 from cdmpp.plan.rl.lengths import SampledSteps, draw_steps
 from cdmpp.plan.rl.migration import MigrationLink, fewest_instances, inference_after, simulate_migration
-from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.problem import RlProblem, token_table
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.size_search import candidate_sizes, pareto_front
 from cdmpp.plan.rl.sizes import Pool, PoolSizes, SizingProblem, coarse_to_fine
 from cdmpp.plan.rl.solver import draw, search

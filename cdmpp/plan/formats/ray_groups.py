@@ -14,7 +14,7 @@ from cdmpp.plan.formats.layers import check_fills_nodes, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.formats.rl_jobs import MISSING, rl_request
 from cdmpp.plan.formats.text import read_json
-from cdmpp.plan.rl.plan_schema import RlPlan
+from cdmpp.plan.rl.schema import RlPlan
 from cdmpp.predict.requests.request import MAX_COUNT, Answer, Count, Name, Request, Row
 
 Group = dict[str, Any]

@@ -24,8 +24,7 @@ from cdmpp.plan.formats.layers import nodes, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter, at, leaves, put
 from cdmpp.plan.formats.shell import known
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options, overrides, read_yaml, write_yaml
-from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.predict.requests.fields import MAX_COUNT
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 

@@ -15,18 +15,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cdmpp.plan.multimodal.candidates import (
+from cdmpp.plan.multimodal.dispatch import DispatchRule
+from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
+from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.placement import (
+    Cuts,
+    Items,
+    Placement,
+    cuts_of,
     micro_batch_counts,
-    one_f_one_b_orders,
+    move_layer,
+    place,
     segment_placements,
     split_micro_batches,
     task_count,
 )
-from cdmpp.plan.multimodal.dispatch import DispatchRule
-from cdmpp.plan.multimodal.exact import ROUNDING, shorten
-from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
-from cdmpp.plan.multimodal.modules import split_evenly
-from cdmpp.plan.multimodal.placement import Cuts, Items, Placement, cuts_of, move_layer, place
+from cdmpp.plan.multimodal.search import ROUNDING, shorten
 from cdmpp.plan.multimodal.tasks import (
     ALTERNATE_RULE,
     FIRST_RULES,
@@ -37,6 +41,7 @@ from cdmpp.plan.multimodal.tasks import (
     initial_keys,
     least_memory_orders,
     list_schedule,
+    one_f_one_b_orders,
     schedule_orders,
     sequence_by,
 )

@@ -8,22 +8,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.multimodal.candidates import (
+from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
+from cdmpp.plan.multimodal.knobs import choose_knobs
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
+from cdmpp.plan.multimodal.placement import (
     MAX_CUT_PASSES,
+    Items,
+    Placement,
+    contiguous_at,
+    contiguous_cuts,
     contiguous_placements,
+    cuts_of,
+    move_layer,
     rank_pairs,
     rule_placement,
     rule_sizes,
     segment_placements,
     split_batch,
 )
-from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
-from cdmpp.plan.multimodal.exact import MAX_TASKS, solve_exactly, try_all
-from cdmpp.plan.multimodal.knobs import choose_knobs
-from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
-from cdmpp.plan.multimodal.placement import Items, Placement, contiguous_at, contiguous_cuts, cuts_of, move_layer
 from cdmpp.plan.multimodal.request_bound import request_bound_s
-from cdmpp.plan.multimodal.search import CacheCounts, search
+from cdmpp.plan.multimodal.search import MAX_TASKS, CacheCounts, search, solve_exactly, try_all
 from cdmpp.plan.multimodal.tasks import Schedule, StepSettings, schedule_orders
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT

@@ -33,6 +33,7 @@ from cdmpp.plan.multimodal.modules import (
     topological_order,
 )
 from cdmpp.plan.multimodal.placement import Placement
+from cdmpp.simulate.emulator.orders import one_f_one_b
 from cdmpp.utils.jit import jit
 
 
@@ -416,6 +417,29 @@ def least_memory_orders(tasks: Tasks) -> list[list[int]]:
             run(t)
             while backward:
                 run(backward.pop())
+    return orders
+
+
+def one_f_one_b_orders(tasks: Tasks, micro_batch: Sequence[Sequence[int]]) -> list[list[int]]:
+    """1F1B order of each rank's tasks for a contiguous placement.
+
+    Rank r of P runs ``min(P - 1 - r, micro-batches)`` forward passes, then forward and backward passes alternately.
+
+    ``micro_batch`` has the micro-batch of each unit, by module.
+    """
+    ranks, half = tasks.ranks, tasks.half
+    count = 1 + max(max(units) for units in micro_batch if len(units))
+    stages: list[list[list[int]]] = [[[] for _ in range(count)] for _ in range(ranks)]
+    for i, _ in tasks.classes:
+        for unit, row in enumerate(tasks.ids[i]):
+            for t in row.tolist():
+                stages[int(tasks.rank[t])][micro_batch[i][unit]].append(t)
+    orders = []
+    for passes, stage in zip(one_f_one_b(ranks, ranks, count), stages, strict=True):
+        order: list[int] = []
+        for kind, _, m in passes:
+            order += stage[m] if kind == "F" else [half + t for t in reversed(stage[m])]
+        orders.append(order)
     return orders
 
 

@@ -17,10 +17,9 @@ from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.evaluate import lower_bounds
 from cdmpp.plan.rl.generation import Floats, SampleQueues, generate
 from cdmpp.plan.rl.migration import simulate_migration
-from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pools import PoolForm
 from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs, schedules
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.training import MOST_BATCHES, TrainingCost
 from cdmpp.plan.rl.weights import SiteLinkForm
 from cdmpp.predict.prediction import Prediction

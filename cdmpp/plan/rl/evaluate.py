@@ -12,7 +12,7 @@ from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, TailSplit, never
 from cdmpp.plan.rl.generation import Floats, Ints
 from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.migration import Migration, inference_after
-from cdmpp.plan.rl.plan_schema import Action, ElasticPart
+from cdmpp.plan.rl.schema import Action, ElasticPart
 from cdmpp.plan.rl.sizes import (
     MOST_COUNTS,
     AnyDispatcher,

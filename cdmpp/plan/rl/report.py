@@ -14,7 +14,9 @@ from cdmpp.plan.rl.evaluate import SearchResult, evaluate
 from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.measured import STAGES
 from cdmpp.plan.rl.migration import simulate_migration
-from cdmpp.plan.rl.plan_schema import (
+from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs
+from cdmpp.plan.rl.schema import (
     CostPart,
     CurvePart,
     DispatchPart,
@@ -27,14 +29,12 @@ from cdmpp.plan.rl.plan_schema import (
     PipelinePart,
     PoolPart,
     RlPlan,
+    RlRequest,
     SizesPart,
     SplitPart,
     StreamingPart,
     TrainingPart,
 )
-from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
-from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs
-from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import MIXED, PoolSizes
 from cdmpp.plan.rl.training import asynchronous_step
 from cdmpp.predict.requests.pricing import Figure

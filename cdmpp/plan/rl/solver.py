@@ -23,10 +23,9 @@ from cdmpp.plan.rl.evaluate import (
 )
 from cdmpp.plan.rl.generation import Floats, compile_loops
 from cdmpp.plan.rl.migration import Migration, best_migration, simulate_migration
-from cdmpp.plan.rl.plan_schema import ElasticPart, RlPlan
 from cdmpp.plan.rl.problem import RlProblem, compile_pipelines, make_problem, schedules
 from cdmpp.plan.rl.report import plan_of
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import ElasticPart, RlPlan, RlRequest
 from cdmpp.plan.rl.size_search import SizeSearchResult, candidate_sizes, choose_sizes, search_sizes
 from cdmpp.plan.rl.sizes import AnyDispatcher, Groups, PoolSizes, SizingProblem
 from cdmpp.predict.requests.budget import SearchControl
