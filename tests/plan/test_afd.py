@@ -72,9 +72,9 @@ def test_recommendation_is_the_cheapest_of_all_choices_that_keep_the_goal(
     assert text.startswith("recommended: colocated") == cheaper
     assert f"cost: {answer['price_s_per_token']:.4g} price-seconds per token" in text
     if cheaper:
-        found = answer["colocated"]
-        assert found["instances"] <= instances
-        assert found["instances"] * found["batch"] / found["tpot_s"] >= rate / 2 * (1 - 1e-9)
+        together = answer["colocated"]
+        assert together["instances"] <= instances
+        assert together["instances"] * together["batch"] / together["tpot_s"] >= rate / 2 * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,8 @@ def exhaustive(app: Application, arrivals: tuple[float, ...]) -> float:
         busy = {app.engines[e].device for _, e, _ in running}
         taken = done | {m for _, _, members in running for m in members}
         best = float("inf")
-        for e, one in enumerate(app.engines):
-            if one.device in busy:
+        for e, app_engine in enumerate(app.engines):
+            if app_engine.device in busy:
                 continue
             ready = [
                 (r, p)
@@ -142,9 +142,9 @@ def exhaustive(app: Application, arrivals: tuple[float, ...]) -> float:
             for size in range(1, len(ready) + 1):
                 for members in itertools.combinations(ready, size):
                     items = sum(app.primitives[p].items for _, p in members)
-                    if size > 1 and items > one.max_items:
+                    if size > 1 and items > app_engine.max_items:
                         continue
-                    batch = (now + one.batch_s(items), e, members)
+                    batch = (now + app_engine.batch_s(items), e, members)
                     best = min(best, left(now, done, running | {batch}))
         events = [end for end, _, _ in running] + [at for at in arrivals if at > now]
         if events:
@@ -271,11 +271,11 @@ def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: in
     run = simulate(app, arrivals_s, Policy(choices=tuple(choices)))
     early = without_idle_time(app, run, arrivals_s)
     assert early.mean_s <= run.mean_s + 1e-9
-    for one in (run, early):
-        members = [member for batch in one.batches for member in batch.members]
+    for simulated in (run, early):
+        members = [member for batch in simulated.batches for member in batch.members]
         assert sorted(members) == sorted(itertools.product(range(len(arrivals_s)), range(len(app.primitives))))
-        ended = {member: batch.end_s for batch in one.batches for member in batch.members}
-        for batch in one.batches:
+        ended = {member: batch.end_s for batch in simulated.batches for member in batch.members}
+        for batch in simulated.batches:
             for request, primitive in batch.members:
                 assert batch.start_s >= arrivals_s[request]
                 assert all(batch.start_s >= ended[request, i] for i in app.primitives[primitive].after)

@@ -175,15 +175,15 @@ def _figure_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
 def _baseline_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
     """Baselines that are not what they are called, impossible, or shorter than the plan."""
     bound_s = lower_bound_s(problem)
-    found_s: dict[str, float | None] = {}
+    scheduled_s: dict[str, float | None] = {}
     if "serial_1f1b" in claim.baselines:
-        found_s["serial_1f1b"] = serial_1f1b(problem)[1]
+        scheduled_s["serial_1f1b"] = serial_1f1b(problem)[1]
     if "greedy" in claim.baselines:
         limit = math.inf if problem.max_activations is None else problem.max_activations * (1 + EQUAL)
         schedule = greedy(problem, limit)
-        found_s["greedy"] = None if schedule is None else schedule.makespan_s
+        scheduled_s["greedy"] = None if schedule is None else schedule.makespan_s
     for name, seconds in claim.baselines.items():
-        expected_s = found_s.get(name, seconds)
+        expected_s = scheduled_s.get(name, seconds)
         if expected_s is None:
             yield f"baselines.{name}: {seconds:.9g}, but within max_activations it ends in a deadlock"
         elif abs(seconds - expected_s) > 2 * TOLERANCE * expected_s:

@@ -32,14 +32,14 @@ with ray_cluster(processors=1) as ray:
 
 def marked_processes(mark: str) -> list[int]:
     """Processes that inherited the mark."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+                processes.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return processes
 
 
 @pytest.mark.nightly
