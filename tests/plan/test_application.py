@@ -279,7 +279,7 @@ def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: in
             for request, primitive in batch.members:
                 assert batch.start_s >= arrivals_s[request]
                 assert all(batch.start_s >= ended[request, i] for i in app.primitives[primitive].after)
-        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(one.batches))
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(simulated.batches))
 
 
 def test_language_models_on_a_device_fit_with_their_largest_batches() -> None:
