@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from cdmpp.plan.rl.generation import SampleQueues
 from cdmpp.plan.rl.lengths import LengthDistribution, Misses, RankerForm
 
 LENGTHS = LengthDistribution.of_quantiles({0.5: 300, 0.9: 1000, 1.0: 4000}, 64)
@@ -21,3 +24,8 @@ BASE: dict[str, Any] = {
 def ranker(recall: float = 0.87, share: float = 0.2, misses: Misses = "any") -> RankerForm:
     """A ranker that misses any of the longest samples."""
     return RankerForm(recall=recall, share=share, misses=misses)
+
+
+def dealt(samples: int, instances: int) -> SampleQueues:
+    """One queue per instance; samples are dealt to them in turn."""
+    return SampleQueues.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])

@@ -14,7 +14,7 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.generation import GenerationEngine, SampleQueues, generate
 from cdmpp.plan.rl.lengths import LengthDistribution, Misses, RankerForm, SampledSteps, draw_steps
-from tests.plan.rl_cases import ranker
+from tests.plan.rl_cases import dealt, ranker
 
 pytestmark = pytest.mark.slow
 
@@ -58,11 +58,6 @@ def true_step_s(regime: Regime, seed: int, split: TailSplit) -> dict[str, float]
 
 
 PAST = true_lengths(20_000, 7)
-
-
-def dealt(samples: int, instances: int) -> SampleQueues:
-    """One queue per instance; samples are dealt to them in turn."""
-    return SampleQueues.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])
 
 
 def sample_steps(ranker: RankerForm, samples: int, draws: int, seed: int) -> SampledSteps:
@@ -231,7 +226,7 @@ def test_split_on_true_lengths_is_no_worse_than_longest_first_and_near_the_best(
 
 def test_generation_is_deterministic() -> None:
     engine = GenerationEngine(0.01 + 1e-4 * np.arange(17))
-    queues = SampleQueues.dealt(256, 4)
+    queues = dealt(256, 4)
     first, second = (
         generate(engine, steps.lengths[0], queues)
         for steps in (sample_steps(ranker(), 256, 1, 9), sample_steps(ranker(), 256, 1, 9))
