@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class CdmppError(Exception):
@@ -122,6 +122,11 @@ class FieldError(CdmppError, ValueError):
     def __init__(self, message: str, *, hint: str = "", path: str = "") -> None:
         super().__init__(message, hint=hint)
         self.path = path
+
+    @classmethod
+    def at(cls, path: str, problem: str, *, hint: str = "") -> Self:
+        """The error of one field: its message is ``path: problem``."""
+        return cls(f"{path}: {problem}", hint=hint, path=path)
 
 
 class InfeasibleError(FieldError):

@@ -108,8 +108,7 @@ def solve(
         with interruptible(control) if searches else nullcontext():
             if ray is None:
                 return request, solve_priced(request, prices, control)
-            from cdmpp.plan.distributed.cluster import ray_cluster
-            from cdmpp.plan.distributed.seeds import solve_on_ray
+            from cdmpp.plan.distributed import ray_cluster, solve_on_ray
 
             with ray_cluster(ray) as connected:
                 return request, solve_on_ray(connected, spec.name, value, prices, seeds, control)
@@ -207,7 +206,7 @@ def draw_to(path: Path, request: Any, plan: Any) -> None:
     DataError
         The file cannot be written.
     """
-    save_figure(request.sibling("view").draw(request, plan), path)
+    save_figure(request.sibling("solver").draw(request, plan), path)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -126,8 +126,7 @@ def predict_table(path: Path, arguments: TableArguments) -> None:
         if given.ray is None:
             summary = _run(chosen, predict, given, predict_slices(predict))
         else:
-            from cdmpp.plan.distributed.cluster import ray_cluster
-            from cdmpp.plan.distributed.tables import load_predictor, predict_slices_on_ray
+            from cdmpp.plan.distributed import load_predictor, predict_slices_on_ray, ray_cluster
 
             load = partial(load_predictor, None if given.model is None else given.model.absolute())
             with ray_cluster(given.ray) as ray:

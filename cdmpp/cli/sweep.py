@@ -58,8 +58,7 @@ def sweep(
     if ray is None:
         results = finish(evaluate_point(request, config, predictor, point) for point in points)
     else:
-        from cdmpp.plan.distributed.cluster import ray_cluster
-        from cdmpp.plan.distributed.tables import evaluate_on_ray, load_predictor
+        from cdmpp.plan.distributed import evaluate_on_ray, load_predictor, ray_cluster
 
         load = partial(load_predictor, None if model is None else model.absolute())
         with ray_cluster(ray) as connected:

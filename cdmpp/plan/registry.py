@@ -1,7 +1,7 @@
 """All planners by name, as the command line and the service offer them.
 
-A planner is a folder with three modules. ``schema`` has the request (:class:`cdmpp.predict.requests.request.Request`)
-and the plan, ``solver`` has ``solve(request, control)``, and ``view`` has ``draw(request, plan)``. A new planner needs
+A planner is a folder with two modules. ``schema`` has the request (:class:`cdmpp.predict.requests.request.Request`)
+and the plan. ``solver`` has ``solve(request, control)``, and ``draw(request, plan)`` for the plot. A new planner needs
 these, an entry here, and an example in ``cdmpp_server.plan.routes``.
 """
 

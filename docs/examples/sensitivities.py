@@ -32,8 +32,8 @@ def request() -> dict[str, Any]:
     operators: list[dict[str, Any]] = []
     for name, statistics in seen.items():
         layer = net[int(name)]
-        tensors = {part: vars(tensor) for part, tensor in vars(statistics).items() if tensor is not None}
-        operator = {"id": name, "deps": [operators[-1]["id"]] if operators else [], "statistics": tensors}
+        operator: dict[str, Any] = {"id": name, "deps": [operators[-1]["id"]] if operators else []}
+        operator["statistics"] = statistics.model_dump(exclude_none=True)
         if isinstance(layer, nn.Linear):
             m, n, k = BATCH, layer.out_features, layer.in_features
             operator |= {

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cdmpp.errors import violation_text
-from cdmpp.plan.base.validation_errors import places as places_of
+from cdmpp.plan.base.solve import places as places_of
 
 _MAX_VIOLATIONS = 8
 HINT = "GET /openapi.json has the schema of a request"

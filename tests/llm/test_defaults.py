@@ -17,7 +17,7 @@ from cdmpp.client.operations import Operations
 from cdmpp.llm import calibrate, estimate, goodput, search_layouts, simulate, training_step
 from cdmpp.llm.options import BATCH, MODEL, SERVING, TRAINING, RequestOption
 from cdmpp.llm.serving.simulate import ServingPlan
-from cdmpp.plan.sweep.request import Load, Sweep
+from cdmpp.plan.sweep.points import Load, Sweep
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.llm import CalibrateRequest, LlmRequest, SimulateRequest
 

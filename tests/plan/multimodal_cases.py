@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.plan.multimodal import Module, StepSolution, plan_steps
-from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
-from cdmpp.plan.multimodal.placement import in_segments
-from cdmpp.plan.multimodal.task_graph import (
+from cdmpp.plan.multimodal.dispatch import (
     ALTERNATE,
     FORWARD_FIRST,
     FORWARD_ORDER,
@@ -19,6 +17,8 @@ from cdmpp.plan.multimodal.task_graph import (
     REVERSE_ORDER,
     DispatchRule,
 )
+from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
+from cdmpp.plan.multimodal.placement import in_segments
 from cdmpp.plan.multimodal.tasks import Tasks, make_tasks
 
 

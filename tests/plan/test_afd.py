@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.afd import AfdLink, AfdSide, size
 from cdmpp.plan.afd.schema import AfdPlan, AfdRequest
-from cdmpp.plan.afd.solver import side_bytes
-from cdmpp.plan.afd.view import draw
+from cdmpp.plan.afd.solver import draw, side_bytes
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
@@ -73,9 +72,9 @@ def test_recommendation_is_the_cheapest_of_all_choices_that_keep_the_goal(
     assert text.startswith("recommended: colocated") == cheaper
     assert f"cost: {answer['price_s_per_token']:.4g} price-seconds per token" in text
     if cheaper:
-        found = answer["colocated"]
-        assert found["instances"] <= instances
-        assert found["instances"] * found["batch"] / found["tpot_s"] >= rate / 2 * (1 - 1e-9)
+        together = answer["colocated"]
+        assert together["instances"] <= instances
+        assert together["instances"] * together["batch"] / together["tpot_s"] >= rate / 2 * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from cdmpp import FieldError, make_plan
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.application import Application, BatchingEngine, Policy, Primitive, simulate
 from cdmpp.plan.application.schema import ApplicationPlan, ApplicationRequest
-from cdmpp.plan.application.search import replay_graph, search
-from cdmpp.plan.application.simulate import without_idle_time
-from cdmpp.plan.application.view import draw
+from cdmpp.plan.application.search import PolicySearch, replay_graph, without_idle_time
+from cdmpp.plan.application.solver import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
@@ -99,11 +98,11 @@ def test_replay_of_a_run_has_equal_times(app: Application, arrivals: list[float]
 @settings(max_examples=30, deadline=None)
 @given(applications(), st.lists(st.integers(0, 3).map(float), min_size=1, max_size=2))
 def test_search_is_between_the_optimum_and_its_baselines(app: Application, arrivals: list[float]) -> None:
-    found = search(app, app, arrivals, SearchControl(), max_steps=100)
+    result = PolicySearch(app, app, arrivals, SearchControl(), max_steps=100).run()
     best = exhaustive(app, tuple(arrivals))
     assert app.bound_s(arrivals) <= best + 1e-9
-    assert best <= found.run.mean_s + 1e-9
-    assert all(found.run.mean_s <= other.mean_s + 1e-9 for other in found.baselines.values())
+    assert best <= result.run.mean_s + 1e-9
+    assert all(result.run.mean_s <= other.mean_s + 1e-9 for other in result.baselines.values())
 
 
 def test_search_is_optimal_where_waiting_gains_nothing() -> None:
@@ -112,8 +111,8 @@ def test_search_is_optimal_where_waiting_gains_nothing() -> None:
         (engine("e", 2, 6), engine("f", 5, 0)),
         (Primitive("shallow", 0, 1, ()), Primitive("deep", 0, 2, ()), Primitive("end", 1, 1, (1,))),
     )
-    found = search(app, app, [0.0], SearchControl(), max_steps=100)
-    assert found.run.mean_s == exhaustive(app, (0.0,)) == 9.0
+    result = PolicySearch(app, app, [0.0], SearchControl(), max_steps=100).run()
+    assert result.run.mean_s == exhaustive(app, (0.0,)) == 9.0
     assert simulate(app, [0.0], Policy(batching=False)).mean_s == 11.0
 
 
@@ -129,8 +128,8 @@ def exhaustive(app: Application, arrivals: tuple[float, ...]) -> float:
         busy = {app.engines[e].device for _, e, _ in running}
         taken = done | {m for _, _, members in running for m in members}
         best = float("inf")
-        for e, one in enumerate(app.engines):
-            if one.device in busy:
+        for e, app_engine in enumerate(app.engines):
+            if app_engine.device in busy:
                 continue
             ready = [
                 (r, p)
@@ -143,9 +142,9 @@ def exhaustive(app: Application, arrivals: tuple[float, ...]) -> float:
             for size in range(1, len(ready) + 1):
                 for members in itertools.combinations(ready, size):
                     items = sum(app.primitives[p].items for _, p in members)
-                    if size > 1 and items > one.max_items:
+                    if size > 1 and items > app_engine.max_items:
                         continue
-                    batch = (now + one.batch_s(items), e, members)
+                    batch = (now + app_engine.batch_s(items), e, members)
                     best = min(best, left(now, done, running | {batch}))
         events = [end for end, _, _ in running] + [at for at in arrivals if at > now]
         if events:
@@ -249,20 +248,20 @@ def one_engine_cases(seed: int, count: int, requests: tuple[int, int], most_prim
 def test_engine_waits_for_a_larger_batch_where_that_is_better() -> None:
     # Alone 10 s each: the second request waits until 10 and ends at 20. Together they start at 1 and end at 11.
     app = Application((engine("e", 10, 0),), (Primitive("a", 0, 1, ()),))
-    found = search(app, app, [0.0, 1.0], SearchControl(60))
-    assert [(b.start_s, b.end_s, len(b.members)) for b in found.run.batches] == [(1.0, 11.0, 2)]
-    assert found.run.mean_s == 10.5 < found.baselines["first_come"].mean_s == 14.5
-    assert "wait" in found.policy
+    result = PolicySearch(app, app, [0.0, 1.0], SearchControl(60)).run()
+    assert [(b.start_s, b.end_s, len(b.members)) for b in result.run.batches] == [(1.0, 11.0, 2)]
+    assert result.run.mean_s == 10.5 < result.baselines["first_come"].mean_s == 14.5
+    assert "wait" in result.policy
     # What the plan says is what the replay of its batches takes.
-    timeline = replay(replay_graph(found.app, found.run, [0.0, 1.0]))
-    assert timeline.makespan_s == found.run.makespan_s
+    timeline = replay(replay_graph(result.app, result.run, [0.0, 1.0]))
+    assert timeline.makespan_s == result.run.makespan_s
 
 
 @pytest.mark.parametrize(("requests", "most_primitives", "count"), [((3, 6), 1, 60), ((3, 4), 2, 20)])
 def test_one_engine_is_planned_to_the_optimum(requests: tuple[int, int], most_primitives: int, count: int) -> None:
     for app, arrivals_s in one_engine_cases(3, count, requests, most_primitives):
-        found = search(app, app, arrivals_s, SearchControl(), max_steps=20_000)
-        assert found.run.mean_s == pytest.approx(exhaustive(app, tuple(arrivals_s)), rel=1e-9)
+        result = PolicySearch(app, app, arrivals_s, SearchControl(), max_steps=20_000).run()
+        assert result.run.mean_s == pytest.approx(exhaustive(app, tuple(arrivals_s)), rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -272,15 +271,15 @@ def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: in
     run = simulate(app, arrivals_s, Policy(choices=tuple(choices)))
     early = without_idle_time(app, run, arrivals_s)
     assert early.mean_s <= run.mean_s + 1e-9
-    for one in (run, early):
-        members = [member for batch in one.batches for member in batch.members]
+    for simulated in (run, early):
+        members = [member for batch in simulated.batches for member in batch.members]
         assert sorted(members) == sorted(itertools.product(range(len(arrivals_s)), range(len(app.primitives))))
-        ended = {member: batch.end_s for batch in one.batches for member in batch.members}
-        for batch in one.batches:
+        ended = {member: batch.end_s for batch in simulated.batches for member in batch.members}
+        for batch in simulated.batches:
             for request, primitive in batch.members:
                 assert batch.start_s >= arrivals_s[request]
                 assert all(batch.start_s >= ended[request, i] for i in app.primitives[primitive].after)
-        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(one.batches))
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(simulated.batches))
 
 
 def test_language_models_on_a_device_fit_with_their_largest_batches() -> None:

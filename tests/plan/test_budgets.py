@@ -11,8 +11,7 @@ import pytest
 
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.base.solve import read_request, solve_priced
-from cdmpp.plan.compress.solver import tensors_of
-from cdmpp.plan.compress.strategy import improve
+from cdmpp.plan.compress.solver import improve, tensors_of
 from cdmpp.plan.fused import FusedProblem, Model, search
 from cdmpp.plan.fused.list_scheduling import list_schedule
 from cdmpp.plan.registry import PLANNERS

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
-from cdmpp.plan.cluster.allocate import total_s
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest
-from cdmpp.plan.cluster.view import draw
+from cdmpp.plan.cluster.solver import draw, total_s
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 
@@ -67,12 +66,10 @@ def test_a_job_that_does_not_fit_waits() -> None:
 def test_the_cheapest_servers_are_returned() -> None:
     servers = {"s1": {"a": 2}, "s2": {"a": 1, "b": 1}, "s3": {}}
     workers, needed, cost = {"a": 4, "b": 1}, {"a": 2, "b": 1}, {"a": 50.0, "b": 5.0}
-    one = reclaim(servers, 1, workers, needed, cost)
-    assert (one.servers, one.preempted, one.cost_s) == (("s3",), (), 0.0)
-    two = reclaim(servers, 2, workers, needed, cost)
-    assert (two.servers, two.preempted, two.shrunk) == (("s1", "s3"), (), ("a",))
-    three = reclaim(servers, 3, workers, needed, cost)
-    assert (three.preempted, three.cost_s) == (("a", "b"), 55.0)
+    plans = [reclaim(servers, count, workers, needed, cost) for count in (1, 2, 3)]
+    assert (plans[0].servers, plans[0].preempted, plans[0].cost_s) == (["s3"], [], 0.0)
+    assert (plans[1].servers, plans[1].preempted, plans[1].shrunk) == (["s1", "s3"], [], ["a"])
+    assert (plans[2].preempted, plans[2].cost_s) == (["a", "b"], 55.0)
 
 
 def test_the_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_path: Path) -> None:

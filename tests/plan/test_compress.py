@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError, LatencyPredictor, make_plan
 from cdmpp.plan.compress.schema import CompressPlan, CompressRequest
-from cdmpp.plan.compress.solver import tensors_of
-from cdmpp.plan.compress.strategy import (
+from cdmpp.plan.compress.solver import (
     Bound,
     GradientTensor,
     Option,
     bytecomp,
+    draw,
     hidden,
     improve,
     iteration_s,
     search,
+    tensors_of,
     timeline,
 )
-from cdmpp.plan.compress.view import draw
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
 

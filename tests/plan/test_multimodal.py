@@ -22,9 +22,11 @@ from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.plan.multimodal import Module
 from cdmpp.plan.multimodal.check import check
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes, peak_bytes
-from cdmpp.plan.multimodal.modules import MemoryOptions, chunk_cost, link_items, split_evenly
+from cdmpp.plan.multimodal.modules import MemoryOptions, chunk_cost, link_items, shared_units, split_evenly
 from cdmpp.plan.multimodal.placement import balanced_cuts, contiguous, in_segments
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest
+from cdmpp.plan.multimodal.solver import draw
+from cdmpp.plan.multimodal.tasks import (
     RULES,
     data_order_key,
     least_memory_orders,
@@ -32,8 +34,6 @@ from cdmpp.plan.multimodal.schedule import (
     schedule_orders,
     sequence_by,
 )
-from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest
-from cdmpp.plan.multimodal.view import draw
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.requests.budget import Progress, SearchControl
@@ -110,8 +110,8 @@ def test_items_are_linked_to_samples() -> None:
     to_language, to_diffusion = sorted(items.all, key=lambda link: link.single)
     assert (to_language.single, to_language.other, to_language.forward) == (0, 1, True)
     assert (to_diffusion.single, to_diffusion.other, to_diffusion.forward) == (2, 1, False)
-    assert to_language.pairs((3, 3), (2, 2)).tolist() == [[0, 0], [1, 1]]
-    assert to_language.pairs((4, 2), (2, 2)).tolist() == [[0, 0], [0, 1], [1, 1]]
+    assert shared_units((3, 3), (2, 2)).tolist() == [[0, 0], [1, 1]]
+    assert shared_units((4, 2), (2, 2)).tolist() == [[0, 0], [0, 1], [1, 1]]
     # Without sequences the images go straight on.
     (only,) = link_items([vision, language, diffusion], [6, 0, 2]).all
     assert (only.single, only.other, only.forward) == (0, 2, True)

@@ -21,15 +21,13 @@ from hypothesis import strategies as st
 
 from cdmpp.plan.base.solve import read_request
 from cdmpp.plan.multimodal import Module, StepSolution
-from cdmpp.plan.multimodal.candidates import split_micro_batches
 from cdmpp.plan.multimodal.check import check
-from cdmpp.plan.multimodal.exact import branch_and_bound
 from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
-from cdmpp.plan.multimodal.placement import Chunk, Placement, cuts_of, every_cut, place
+from cdmpp.plan.multimodal.placement import Chunk, Placement, cuts_of, every_cut, place, split_micro_batches
 from cdmpp.plan.multimodal.request_bound import request_bound_s
-from cdmpp.plan.multimodal.schedule import RULES, list_schedule, sequence_by
 from cdmpp.plan.multimodal.schema import MultimodalRequest
-from cdmpp.plan.multimodal.tasks import make_tasks
+from cdmpp.plan.multimodal.search import branch_and_bound
+from cdmpp.plan.multimodal.tasks import RULES, list_schedule, make_tasks, sequence_by
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
 from tests.plan.multimodal_cases import plan_step

@@ -14,12 +14,11 @@ import pytest
 
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.base.solve import read_request
-from cdmpp.plan.multimodal import Module, candidates, placement
-from cdmpp.plan.multimodal.candidates import improve_cuts, rank_pairs
+from cdmpp.plan.multimodal import Module, placement
 from cdmpp.plan.multimodal.check import check
 from cdmpp.plan.multimodal.designs import StepDesigns
 from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, link_items, split_evenly
-from cdmpp.plan.multimodal.placement import balanced_cuts, contiguous, contiguous_at
+from cdmpp.plan.multimodal.placement import balanced_cuts, contiguous, contiguous_at, improve_cuts, rank_pairs
 from cdmpp.plan.multimodal.request_bound import request_bound_s
 from cdmpp.plan.multimodal.schema import MultimodalRequest
 from cdmpp.plan.multimodal.tasks import StepSettings
@@ -187,7 +186,7 @@ def test_stopped_search_tries_one_number_of_micro_batches_for_1f1b(monkeypatch: 
         improved.append(1)
         return improve_cuts(*given)
 
-    monkeypatch.setattr(candidates, "improve_cuts", counted)
+    monkeypatch.setattr(placement, "improve_cuts", counted)
     control = SearchControl(600.0)
     control.stop()
     form = request(4, 8)
@@ -202,7 +201,7 @@ def test_moves_between_many_ranks_are_limited(monkeypatch: pytest.MonkeyPatch) -
         calls.append(1)
         return 1.0
 
-    monkeypatch.setattr(candidates, "run_in_order", makespan_s)
+    monkeypatch.setattr(placement, "run_in_order", makespan_s)
     ranks = 640
     even = contiguous_at([module("m", ranks, 0.1, 0.2)], np.arange(ranks + 1))
     improve_cuts([module("m", ranks, 0.1, 0.2)], even, [np.array([4])], ranks, 1_000_000)

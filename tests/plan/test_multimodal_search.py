@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdmpp.plan.base.one_machine import preemptive_makespan_s
-from cdmpp.plan.multimodal.exact import branch_and_bound, solve_exactly
+from cdmpp.plan.base.task_graph import longest_paths_s, preemptive_makespan_s, run_in_order
+from cdmpp.plan.multimodal.dispatch import DispatchRule, dispatch
 from cdmpp.plan.multimodal.modules import MemoryOptions
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.multimodal.search import CacheCounts, branch_and_bound, search, solve_exactly
+from cdmpp.plan.multimodal.tasks import (
     RULES,
     Schedule,
+    Tasks,
     complete,
     data_order_key,
     initial_keys,
@@ -23,9 +25,6 @@ from cdmpp.plan.multimodal.schedule import (
     schedule_orders,
     sequence_by,
 )
-from cdmpp.plan.multimodal.search import CacheCounts, search
-from cdmpp.plan.multimodal.task_graph import DispatchRule, dispatch, longest_paths_s, run_in_order
-from cdmpp.plan.multimodal.tasks import Tasks
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.jit import COMPILED
 from tests.plan.multimodal_cases import all_sequences, module, optimal_makespan_s, reference_makespan_s, step

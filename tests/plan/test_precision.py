@@ -121,7 +121,7 @@ def test_programs_of_the_example_are_priced_on_both_devices(predictor: LatencyPr
     assert plan.devices[0].memory_bytes <= request.devices[0].memory_bytes
     assert plan.model_id == predictor.model_id
     assert any("linear" in sentence for sentence in plan.explanation)
-    figure = request.sibling("view").draw(request, plan)
+    figure = request.sibling("solver").draw(request, plan)
     assert next(axes.get_xlabel() for axes in figure.axes) == "iteration (ms)"
     assert PrecisionPlan.model_validate(plan.model_dump()) == plan
 

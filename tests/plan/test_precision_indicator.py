@@ -11,12 +11,17 @@ import torch
 from torch import nn
 
 from cdmpp.errors import DataError
-from cdmpp.plan.precision.indicator import OperatorStatistics, TensorStatistics, indicator, variances
+from cdmpp.plan.precision.network import indicator, variances
+from cdmpp.plan.precision.schema import StatisticsForm, TensorForm
 from cdmpp.plan.precision.torch_statistics import operator_statistics
 
 
-def statistics(values: np.ndarray) -> TensorStatistics:
-    return TensorStatistics(values.size, float(np.sum(values**2)), float(np.abs(values).max()))
+def tensor(elements: int, norm2: float, max_abs: float) -> TensorForm:
+    return TensorForm(elements=elements, norm2=norm2, max_abs=max_abs)
+
+
+def statistics(values: np.ndarray) -> TensorForm:
+    return tensor(values.size, float(np.sum(values**2)), float(np.abs(values).max()))
 
 
 def rounded(values: np.ndarray, step: float, random: np.random.Generator) -> np.ndarray:
@@ -29,7 +34,7 @@ def test_rounding_a_linear_layer_stays_within_the_indicator(dtype: str) -> None:
     """Mean of ||W rounded(v) - W v||^2, plus that of rounded weights, over many roundings."""
     random = np.random.default_rng(0)
     v, w = random.normal(size=64), random.normal(size=(32, 64)) / 8
-    operator = OperatorStatistics(statistics(v), statistics(w))
+    operator = StatisticsForm(input=statistics(v), weight=statistics(w))
     exact = w @ v
     error = np.mean(
         [
@@ -47,18 +52,18 @@ def test_rounding_a_linear_layer_stays_within_the_indicator(dtype: str) -> None:
 def test_the_mean_error_of_a_step_is_a_sixth_of_its_square() -> None:
     random = np.random.default_rng(1)
     values = random.normal(size=20_000)
-    operator = OperatorStatistics(statistics(values))
+    operator = StatisticsForm(input=statistics(values))
     error = rounded(values, operator.input.step("int8"), random) - values
     assert np.sum(error**2) == pytest.approx(variances(operator, "int8")[0], rel=0.05)
 
 
 def test_float16_computed_by_hand() -> None:
     # Root mean square 3: exponent 2, step 2^(2 - 9).
-    tensor = TensorStatistics(10, 90.0, 5.0)
-    assert tensor.step("float16") == 2.0**-7
-    assert tensor.step("int8") == 5.0 / 127
-    assert tensor.step("float32") == 0.0
-    operator = OperatorStatistics(tensor, TensorStatistics(4, 1.0, 1.0), TensorStatistics(2, 8.0, 2.0))
+    values = tensor(10, 90.0, 5.0)
+    assert values.step("float16") == 2.0**-7
+    assert values.step("int8") == 5.0 / 127
+    assert values.step("float32") == 0.0
+    operator = StatisticsForm(input=values, weight=tensor(4, 1.0, 1.0), gradient=tensor(2, 8.0, 2.0))
     # Weights: root mean square 1/2, exponent 0; gradient: root mean square 2, exponent 2.
     forward = (1.0 * 2.0**-14 * 10 + 90.0 * 2.0**-18 * 4) / 6
     backward = (8.0 * 2.0**-14 * 10 + 90.0 * 2.0**-14 * 2) / 6
@@ -72,8 +77,8 @@ def test_float16_computed_by_hand() -> None:
 
 
 def test_empty_and_zero_tensors_add_no_error() -> None:
-    assert variances(OperatorStatistics(TensorStatistics(0, 0.0, 0.0)), "int8") == (0.0, 0.0)
-    assert variances(OperatorStatistics(TensorStatistics(9, 0.0, 0.0)), "float16") == (0.0, 0.0)
+    assert variances(StatisticsForm(input=tensor(0, 0.0, 0.0)), "int8") == (0.0, 0.0)
+    assert variances(StatisticsForm(input=tensor(9, 0.0, 0.0)), "float16") == (0.0, 0.0)
 
 
 def test_statistics_of_a_small_network() -> None:

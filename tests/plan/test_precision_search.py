@@ -14,8 +14,7 @@ import pytest
 from cdmpp.errors import InfeasibleError, MissingDependencyError
 from cdmpp.plan.precision.milp import Effort, ErrorSearch, Solution, minimise_memory, minimise_time
 from cdmpp.plan.precision.pricing import DeviceCosts, Levels, Pricing, best_simple, heap, lowest
-from cdmpp.plan.precision.search import rounded_up, search
-from cdmpp.plan.precision.solver import baseline_plans
+from cdmpp.plan.precision.solver import baseline_plans, rounded_up, search
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from tests.plan.precision_cases import limited, make_costs, problems
 from tests.plan.precision_exhaustive import best_levels

@@ -13,6 +13,7 @@ from cdmpp.errors import InfeasibleError
 from cdmpp.plan.rl import generation as module
 from cdmpp.plan.rl.generation import GenerationEngine, SampleQueues, generate
 from cdmpp.utils.jit import COMPILED
+from tests.plan.rl_cases import dealt
 
 
 def make_engine(max_batch: int = 4, **options: Any) -> GenerationEngine:
@@ -145,7 +146,7 @@ def test_shared_queue_equals_token_by_token_reference(
 def test_queues_of_one_instance_give_the_recorded_figures() -> None:
     lengths = 1 + np.arange(400, dtype=np.int64) * 7919 % 1009
     engine = make_engine(16, memory_tokens=6000, prompt_tokens=24, prefill_s=0.75, reserve_tokens=9)
-    result = generate(engine, lengths, SampleQueues.dealt(400, 7))
+    result = generate(engine, lengths, dealt(400, 7))
     assert result.preemptions == 377
     assert result.end_s == 18094.84375
     assert result.finish_s.sum() == 3906245.5625
@@ -156,7 +157,7 @@ def test_instance_with_room_takes_the_next_sample_of_a_shared_queue() -> None:
     result = generate(make_engine(1), ints(6, 1, 2, 1, 2), SampleQueues.shared(5, 2))
     assert result.home.tolist() == [0, 1, 1, 1, 1]
     assert result.finish_s.tolist() == [9, 1.5, 4.5, 6, 9]
-    assert generate(make_engine(1), ints(6, 1, 2, 1, 2), SampleQueues.dealt(5, 2)).end_s == 15
+    assert generate(make_engine(1), ints(6, 1, 2, 1, 2), dealt(5, 2)).end_s == 15
 
 
 def test_instances_take_samples_from_their_own_queue_only() -> None:
@@ -188,23 +189,23 @@ def test_paused_shared_queue_reports_running_and_waiting_samples() -> None:
 
 def test_batch_shrinks_when_samples_end_and_grows_when_samples_enter() -> None:
     # Batch 2: samples 0 and 1 take 2 s a token. At 4 s sample 1 ends and 2 enters; at 6 s sample 2 ends.
-    result = generate(make_engine(2), ints(4, 2, 1), SampleQueues.dealt(3, 1))
+    result = generate(make_engine(2), ints(4, 2, 1), dealt(3, 1))
     assert result.finish_s.tolist() == [6 + 1.5, 4, 6]
     assert result.end_s == 7.5
 
 
 def test_single_sample_takes_its_prefill_and_its_tokens_at_batch_one() -> None:
-    result = generate(make_engine(prefill_s=3.0, prompt_tokens=5), ints(10), SampleQueues.dealt(1, 1))
+    result = generate(make_engine(prefill_s=3.0, prompt_tokens=5), ints(10), dealt(1, 1))
     assert result.finish_s.tolist() == [3 + 10 * 1.5]
 
 
 def test_instances_with_separate_queues_are_independent() -> None:
     lengths = ints(9, 3, 5, 7)
-    both = generate(make_engine(), lengths, SampleQueues.dealt(4, 2))
-    left = generate(make_engine(), lengths[[0, 2]], SampleQueues.dealt(2, 1))
-    right = generate(make_engine(), lengths[[1, 3]], SampleQueues.dealt(2, 1))
+    both = generate(make_engine(), lengths, dealt(4, 2))
+    left = generate(make_engine(), lengths[[0, 2]], dealt(2, 1))
+    right = generate(make_engine(), lengths[[1, 3]], dealt(2, 1))
     assert both.finish_s.tolist() == [left.finish_s[0], right.finish_s[0], left.finish_s[1], right.finish_s[1]]
-    assert generate(make_engine(), lengths, SampleQueues.dealt(4, 9)).end_s == 9 * 1.5
+    assert generate(make_engine(), lengths, dealt(4, 9)).end_s == 9 * 1.5
 
 
 @settings(max_examples=150, deadline=None)
@@ -226,7 +227,7 @@ def test_one_instance_equals_token_by_token_reference(
         reserve_tokens=reserve,
         memory_tokens=max(lengths) + prompt + spare,
     )
-    result = generate(engine, ints(*lengths), SampleQueues.dealt(len(lengths), 1))
+    result = generate(engine, ints(*lengths), dealt(len(lengths), 1))
     finish, preemptions = simulate_one_instance(engine, lengths)
     assert result.preemptions == preemptions
     assert result.finish_s.tolist() == pytest.approx(finish, rel=1e-12)
@@ -237,7 +238,7 @@ def test_one_instance_equals_token_by_token_reference(
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10), batch=st.integers(1, 4), share=st.floats(0, 1))
 def test_paused_and_resumed_generation_is_at_most_one_token_later(lengths: list[int], batch: int, share: float) -> None:
     engine, row = make_engine(batch), ints(*lengths)
-    queues = SampleQueues.dealt(len(row), 1)
+    queues = dealt(len(row), 1)
     whole = generate(engine, row, queues)
     pause_s = share * whole.end_s
     half = generate(engine, row, queues, until_s=pause_s)
@@ -262,7 +263,7 @@ def test_paused_and_resumed_generation_is_at_most_one_token_later(lengths: list[
 
 def test_preempted_sample_recomputes_its_tokens() -> None:
     engine = make_engine(2, memory_tokens=8, prompt_tokens=2, prefill_s=1.0)
-    result = generate(engine, ints(6, 6), SampleQueues.dealt(2, 1))
+    result = generate(engine, ints(6, 6), dealt(2, 1))
     assert result.preemptions == 1
     # Both enter (2 s) and generate two tokens at 2 s; the second is preempted. The first generates four more at
     # 1.5 s. The second recomputes 2 + 2 tokens at 0.5 s each, and generates its last four.

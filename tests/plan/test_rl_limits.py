@@ -11,8 +11,7 @@ import pytest
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.rl import dispatch, generation, migration, solver
-from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.sizes import grid
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl

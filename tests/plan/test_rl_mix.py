@@ -14,21 +14,20 @@ from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
 from cdmpp.plan.rl.evaluate import lower_bounds
 from cdmpp.plan.rl.generation import Floats, GenerationEngine, SampleQueues, generate
-from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, draw_steps
-from cdmpp.plan.rl.plan_schema import RlPlan
+from cdmpp.plan.rl.lengths import draw_steps
 from cdmpp.plan.rl.problem import RlProblem
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.size_search import candidate_sizes, search_mixes
 from cdmpp.plan.rl.sizes import Pool, SizingProblem
+from cdmpp.plan.rl.solver import draw
 from cdmpp.plan.rl.training import Mode, TrainingCost
-from cdmpp.plan.rl.view import draw
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
+from tests.plan.rl_cases import LENGTHS, ranker
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.slow
 
-LENGTHS = LengthDistribution.of_quantiles({0.5: 300, 0.9: 1000, 1.0: 4000}, 64)
 BATCHES = np.arange(9, dtype=np.float64)
 CURVE: Floats = np.asarray(0.01 + 1e-3 * BATCHES)
 #: Decoding speeds of unlike pools: slower, slower at large batches, slow but flat.
@@ -56,7 +55,7 @@ def solve(**changes: Any) -> RlPlan:
 
 
 def dispatchers_of(pools: int, samples: int, draws: int, seed: int) -> dict[int, Dispatcher]:
-    steps = draw_steps(LENGTHS, LengthRanker(), samples, draws, seed)
+    steps = draw_steps(LENGTHS, ranker(), samples, draws, seed)
     return {index: Dispatcher(GenerationEngine(CURVES[index]), steps) for index in range(pools)}
 
 
@@ -86,7 +85,7 @@ def test_division_equals_brute_force_over_orders_and_counts(units: list[int], sa
 def test_division_is_near_the_best_assignment_of_single_samples() -> None:
     gaps = []
     for seed in range(20):
-        steps = draw_steps(LENGTHS, LengthRanker(1.0), 9, 1, seed)
+        steps = draw_steps(LENGTHS, ranker(1.0), 9, 1, seed)
         dispatchers = {index: Dispatcher(GenerationEngine(CURVES[index]), steps) for index in range(2)}
         mixed = MixDispatcher(dispatchers)
         seconds = float(mixed.makespans(mixed.divide([0, 1], [1, 1]))[0])
@@ -119,7 +118,7 @@ def test_mixes_equal_brute_force_over_units_and_divisions(mode: Mode, inference_
     sizing = SizingProblem(pools, mode, 0.5, 2.0, mix=True)
     samples = 12
     dispatchers = dispatchers_of(2, samples, 2, 5)
-    problem = RlProblem(LENGTHS, LengthRanker(), samples, sizing, draws=2)
+    problem = RlProblem(LENGTHS, ranker(), samples, sizing, draws=2)
     front, complete = search_mixes(problem, dispatchers, SearchControl())
     assert complete
     mixed = MixDispatcher(dispatchers)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from cdmpp import FieldError
 from cdmpp.plan.base.solve import read_request, solve_request
-from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.training import asynchronous_step
-from cdmpp.plan.rl.weights import SiteLink, WeightTransfer
+from cdmpp.plan.rl.weights import SiteLinkForm, SitesForm, TransferForm
 
 REQUEST: dict[str, Any] = {
     "lengths": {"samples": [200]},
@@ -102,9 +101,11 @@ def test_mode_that_contradicts_the_staleness_is_refused(mode: str, staleness: in
     assert error.value.path == "staleness"
 
 
-def chain_s(link: SiteLink, size_bytes: float, ranks: int, hops: int, chunks: int) -> float:
+def chain_s(link: SiteLinkForm, size_bytes: float, ranks: int, hops: int, chunks: int) -> float:
     """Arrival of the last chunk at the end of a chain, chunk by chunk."""
-    chunk_s = size_bytes / chunks / min(ranks * link.bytes_per_s, link.total_bytes_per_s)
+    assert link.bandwidth_bytes_per_s is not None
+    total = link.total_bytes_per_s or float("inf")
+    chunk_s = size_bytes / chunks / min(ranks * link.bandwidth_bytes_per_s, total)
     free = [0.0] * hops
     at = 0.0
     for _ in range(chunks):
@@ -121,19 +122,22 @@ def chain_s(link: SiteLink, size_bytes: float, ranks: int, hops: int, chunks: in
     hops=st.integers(1, 6),
     ranks=st.integers(1, 8),
     latency_s=st.sampled_from([0.0, 0.01, 0.5]),
-    total=st.sampled_from([2e9, float("inf")]),
+    total=st.sampled_from([2e9, None]),
 )
-def test_link_seconds_equal_chunks_on_a_chain(hops: int, ranks: int, latency_s: float, total: float) -> None:
-    link, size_bytes, chunks = SiteLink(1e9, latency_s, total), 8e9, 2000
-    chunk_s = size_bytes / chunks / min(ranks * 1e9, total)
+def test_link_seconds_equal_chunks_on_a_chain(hops: int, ranks: int, latency_s: float, total: float | None) -> None:
+    link = SiteLinkForm(bandwidth_bytes_per_s=1e9, latency_s=latency_s, total_bytes_per_s=total)
+    size_bytes, chunks = 8e9, 2000
+    chunk_s = size_bytes / chunks / min(ranks * 1e9, total or float("inf"))
     expected = chain_s(link, size_bytes, ranks, hops, chunks)
     # Each hop delays by one chunk, which vanishes with small chunks.
     assert link.seconds(size_bytes, ranks, hops) == pytest.approx(expected - (hops - 1) * chunk_s, rel=1e-9)
 
 
 def test_transfer_by_hand() -> None:
-    near, far = SiteLink(5e9, 0.01), SiteLink(1e9, 0.1, 2e9)
-    transfer = WeightTransfer(8e9, 4, near, far, {frozenset("ac"): SiteLink(4e9)})
+    near = SiteLinkForm(bandwidth_bytes_per_s=5e9, latency_s=0.01)
+    far = SiteLinkForm(bandwidth_bytes_per_s=1e9, latency_s=0.1, total_bytes_per_s=2e9)
+    between = SitesForm(sites=["a", "c"], bandwidth_bytes_per_s=4e9)
+    transfer = TransferForm(bytes=8e9, ranks=4, same_site=near, cross_site=far, links=[between])
     assert transfer.seconds("a", "a", 1) == pytest.approx(0.01 + 8 / 20)
     assert transfer.seconds("a", "a", 3) == pytest.approx(0.03 + 8 / 20)
     assert transfer.seconds("a", "b", 1) == pytest.approx(0.1 + 8 / 2)

@@ -12,14 +12,14 @@ from cdmpp import FieldError, make_plan
 from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.fused.check import check as check_fused
 from cdmpp.plan.fused.schema import FusedRequest
-from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pools import TrainingForm
 from cdmpp.plan.rl.problem import MOST_SHARE, schedules
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.training import ReadyTimes, TrainingCost
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
+from tests.plan.rl_cases import BASE
 
 ONE_MODEL: dict[str, Any] = {
     "models": [{"stages": 4, "micro_batches": 6, "forward_s": 0.5, "backward_s": 1.0}],
@@ -40,15 +40,7 @@ FUSED: dict[str, Any] = {
     "ranks": 4,
     "max_steps": 64,
 }
-REQUEST: dict[str, Any] = {
-    "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
-    "samples_per_step": 64,
-    "decode": {"a_s": 0.01, "b_s": 0.0002},
-    "kv": {"max_batch": 16},
-    "pools": [{"name": "here", "units": 12}],
-    "draws": 4,
-    "budget_s": 600,
-}
+REQUEST: dict[str, Any] = {**BASE, "pools": [{"name": "here", "units": 12}]}
 
 
 def solve(predictor: LatencyPredictor | None = None, **changes: Any) -> RlPlan:

@@ -19,28 +19,23 @@ from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.evaluate import action_of, evaluate, lower_bounds
 from cdmpp.plan.rl.generation import GenerationEngine
-from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
+from cdmpp.plan.rl.lengths import SampledSteps, draw_steps
 from cdmpp.plan.rl.migration import MigrationLink, fewest_instances, inference_after, simulate_migration
-from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.problem import RlProblem, token_table
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.size_search import candidate_sizes, pareto_front
 from cdmpp.plan.rl.sizes import Pool, PoolSizes, SizingProblem, coarse_to_fine
-from cdmpp.plan.rl.solver import search
+from cdmpp.plan.rl.solver import draw, search
 from cdmpp.plan.rl.training import Mode, ReadyTimes, TrainingCost
-from cdmpp.plan.rl.view import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
+from tests.plan.rl_cases import BASE, LENGTHS, ranker
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "rl.json"
-LENGTHS = LengthDistribution.of_quantiles({0.5: 300, 0.9: 1000, 1.0: 4000}, 64)
 CURVE = 0.01 + 2e-4 * np.arange(17)
 REQUEST: dict[str, Any] = {
-    "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
-    "samples_per_step": 64,
-    "decode": {"a_s": 0.01, "b_s": 0.0002},
-    "kv": {"max_batch": 16},
+    **BASE,
     "inference": 0.2,
     "pools": [
         {"name": "here", "units": 6, "price_per_hour": 3, "site": "a"},
@@ -48,8 +43,6 @@ REQUEST: dict[str, Any] = {
     ],
     "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
     "weights": {"same_site_s": 0.5, "cross_site_s": 4},
-    "draws": 4,
-    "budget_s": 600,
 }
 
 
@@ -61,7 +54,7 @@ def solve(**changes: Any) -> RlPlan:
 
 
 def sample_steps(samples: int = 64, draws: int = 3, seed: int = 0) -> SampledSteps:
-    return draw_steps(LENGTHS, LengthRanker(), samples, draws, seed)
+    return draw_steps(LENGTHS, ranker(), samples, draws, seed)
 
 
 def make_pools(inference_s: float = 0.0) -> tuple[Pool, ...]:
@@ -94,7 +87,7 @@ def test_candidate_sizes_equal_plain_loops(mode: Mode) -> None:
         for sizes in candidate_sizes(sizing, index, Dispatcher(pool.generation_engine(), steps), TailSplit(0, units))
     }
     assert computed == pytest.approx(expected)
-    result = search(RlProblem(LENGTHS, LengthRanker(), 64, sizing, draws=3))
+    result = search(RlProblem(LENGTHS, ranker(), 64, sizing, draws=3))
     assert result.complete
     assert result.sizes.training is not None
 
@@ -143,7 +136,7 @@ def test_shared_units_run_the_stages_one_after_the_other() -> None:
 )
 def test_no_plan_is_below_its_lower_bound(inference: float, mode: Any, seed: int, samples: int, layout: Any) -> None:
     sizing = SizingProblem(make_pools(inference), mode, 0.5, 2.0, 0.1, layout)
-    problem = RlProblem(LENGTHS, LengthRanker(), samples, sizing, draws=2, seed=seed, doubt=0.1)
+    problem = RlProblem(LENGTHS, ranker(), samples, sizing, draws=2, seed=seed, doubt=0.1)
     result = search(problem)
     assert result.sizes.step_s >= result.bound_s * (1 - 1e-12)
     assert result.sizes.price >= result.bound_price * (1 - 1e-12)
@@ -163,7 +156,7 @@ def test_no_plan_is_below_its_lower_bound(inference: float, mode: Any, seed: int
 def test_faster_stage_on_another_site_gives_units_back_until_both_stages_take_equally_long() -> None:
     here, there = make_pools()
     sizing = SizingProblem((replace(here, training=None), replace(there, units=12, engine=None)), "async")
-    problem = RlProblem(LENGTHS, LengthRanker(), 64, sizing, draws=3)
+    problem = RlProblem(LENGTHS, ranker(), 64, sizing, draws=3)
     sizes = search(problem).sizes
     assert (sizes.generation, sizes.training) == (0, 1)
     dispatcher = problem.dispatchers({0: here.generation_engine()}, held_out=False)[0]

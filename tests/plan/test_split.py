@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.plan.split import Layer, LayerTable, Rank, Split, split, stage_costs
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
-from cdmpp.plan.split.search import arrangements, best_split, every, longest
-from cdmpp.plan.split.table import equal_count, greedy
-from cdmpp.plan.split.view import draw
+from cdmpp.plan.split.search import arrangements, best_split, equal_count, every, greedy, longest
+from cdmpp.plan.split.solver import draw
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl

@@ -13,11 +13,11 @@ a lower bound excludes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
+from cdmpp.plan.afd.schema import ColocatedPlan
 from cdmpp.plan.base.batch_curve import interpolate
 from cdmpp.predict.requests.budget import SearchControl
 
@@ -44,7 +44,7 @@ class AfdSide:
     ----------
     sizes, seconds : array, shape (points,)
         Seconds of one layer by tokens on one instance.
-    most : int
+    max_instances : int
         Instances that may be used.
     price : float
         Of one instance, per hour or in any unit; 1 counts devices.
@@ -54,7 +54,7 @@ class AfdSide:
 
     sizes: np.ndarray
     seconds: np.ndarray
-    most: int
+    max_instances: int
     price: float
     max_tokens: int
 
@@ -134,7 +134,6 @@ def size(
     layers: int,
     tpot_s: float,
     tokens_per_s: float = 0.0,
-    micro_batch: int | None = None,
     equal: bool = False,
     control: SearchControl | None = None,
 ) -> Sizing:
@@ -146,8 +145,6 @@ def size(
         Most seconds between two tokens.
     tokens_per_s : float
         Fewest tokens a second of the whole service.
-    micro_batch : int, optional
-        Largest micro-batch to try; default: what all attention instances hold.
     equal : bool
         As many instances on either side.
     control : SearchControl, optional
@@ -159,23 +156,23 @@ def size(
         No choice keeps the goal; the message says what the best one reaches.
     """
     control = control or SearchControl()
-    enumeration = _Enumeration(attention, ffn, link, layers, micro_batch, equal)
-    goal = _Goal(tpot_s / IN_FLIGHT, tokens_per_s)
-    choice = enumeration.least(_Price(enumeration, goal), control)
+    enumeration = _Enumeration(attention, ffn, link, layers, equal)
+    stage_s = tpot_s / IN_FLIGHT
+    choice = enumeration.least(_Price(enumeration, stage_s, tokens_per_s), control)
     if choice is None:
         fastest = enumeration.least(_Stage(enumeration), control)
-        if fastest is None or fastest.value > goal.stage_s:
+        if fastest is None or fastest.value > stage_s:
             slowest = np.inf if fastest is None else fastest.value
-            raise InfeasibleError(
-                f"tpot_s: no choice reaches {tpot_s:g} s between tokens; the fastest takes {IN_FLIGHT * slowest:.6g} s",
-                path="tpot_s",
+            raise InfeasibleError.at(
+                "tpot_s",
+                f"no choice reaches {tpot_s:g} s between tokens; the fastest takes {IN_FLIGHT * slowest:.6g} s",
                 hint="allow more time, more or faster instances, or a faster link",
             )
-        richest = enumeration.least(_Rate(enumeration, goal), control)
+        richest = enumeration.least(_Rate(enumeration, stage_s), control)
         rate = 0.0 if richest is None else -richest.value
-        raise InfeasibleError(
-            f"tokens_per_s: within {tpot_s:g} s between tokens at most {rate:.6g} tokens/s are reached",
-            path="tokens_per_s",
+        raise InfeasibleError.at(
+            "tokens_per_s",
+            f"within {tpot_s:g} s between tokens at most {rate:.6g} tokens/s are reached",
             hint="allow more instances or more time",
         )
     on_attention, on_ffn = -(-choice.batch // choice.x), -(-choice.batch // choice.y)
@@ -202,14 +199,6 @@ class _Choice:
     complete: bool = True
 
 
-@dataclass(frozen=True)
-class _Goal:
-    """Most seconds of a stage, and fewest tokens a second."""
-
-    stage_s: float
-    tokens_per_s: float
-
-
 class _Enumeration:
     """All choices, grouped by the tokens on one attention instance and on one feed-forward instance.
 
@@ -225,15 +214,12 @@ class _Enumeration:
         Largest micro-batch.
     """
 
-    def __init__(
-        self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, micro_batch: int | None, equal: bool
-    ) -> None:
-        held = min(attention.most * attention.max_tokens, ffn.most * ffn.max_tokens)
-        self.largest = held if micro_batch is None else min(micro_batch, held)
+    def __init__(self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, equal: bool) -> None:
+        self.largest = min(attention.max_instances * attention.max_tokens, ffn.max_instances * ffn.max_tokens)
         self.attention, self.ffn, self.layers, self.equal = attention, ffn, layers, equal
-        self.most_x, self.most_y = attention.most, ffn.most
+        self.most_x, self.most_y = attention.max_instances, ffn.max_instances
         if equal:
-            self.most_x = self.most_y = min(attention.most, ffn.most)
+            self.most_x = self.most_y = min(attention.max_instances, ffn.max_instances)
         counts = [min(side.max_tokens, self.largest) for side in (attention, ffn)]
         self.attention_s = attention.layer_s(np.arange(counts[0] + 1))
         self.ffn_s = ffn.layer_s(np.arange(counts[1] + 1))
@@ -252,7 +238,7 @@ class _Enumeration:
         batch: np.ndarray = np.minimum(np.minimum(a * self.most_x, f * self.most_y), self.largest)
         return batch
 
-    def least(self, objective: _Objective, control: SearchControl) -> _Choice | None:
+    def least(self, objective: _Stage, control: SearchControl) -> _Choice | None:
         """The choice with the least value; of equal ones, that with the fewest instances. None if no choice is valid.
 
         When ``control`` expires, the best choice so far is returned.
@@ -292,7 +278,7 @@ class _Enumeration:
                 count = max(1, min(2 * count, _CELLS // most_x))
         return best
 
-    def _least_of_few(self, objective: _Objective, control: SearchControl) -> _Choice | None:
+    def _least_of_few(self, objective: _Stage, control: SearchControl) -> _Choice | None:
         """The best choice where there are few counts: all of them, at the largest batch of each number of tokens."""
         a, f = np.arange(1, len(self.attention_s)), np.arange(1, len(self.ffn_s))
         best: _Choice | None = None
@@ -300,8 +286,8 @@ class _Enumeration:
             for y in range(1, self.most_y + 1):
                 if best is not None and control.expired:
                     return replace(best, complete=False)
-                most = min(x * len(a), y * len(f), self.largest)
-                batch = np.unique(np.minimum(np.concatenate([a * x, f * y]), most))
+                max_batch = min(x * len(a), y * len(f), self.largest)
+                batch = np.unique(np.minimum(np.concatenate([a * x, f * y]), max_batch))
                 value = objective.value(np.array(x), np.array(y), batch)
                 i = int(value.argmin())
                 if np.isfinite(value[i]) and (best is None or value[i] < _above(best.value, -_EQUAL)):
@@ -331,7 +317,7 @@ class _Enumeration:
         stage_s: np.ndarray = self.layers * np.maximum.reduce(parts)
         return stage_s
 
-    def _lower(self, objective: _Objective, block: np.ndarray) -> np.ndarray:
+    def _lower(self, objective: _Stage, block: np.ndarray) -> np.ndarray:
         """Lower bounds of a block's pairs."""
         first_a, last_a, first_f, last_f = block
         a, f = np.arange(first_a, last_a + 1), np.arange(first_f, last_f + 1)
@@ -348,7 +334,7 @@ class _Enumeration:
         return first_a + row, first_f + column
 
     def _evaluate(
-        self, objective: _Objective, a: np.ndarray, f: np.ndarray, most_x: int, best: _Choice | None
+        self, objective: _Stage, a: np.ndarray, f: np.ndarray, most_x: int, best: _Choice | None
     ) -> _Choice | None:
         """The better of ``best`` and the choices with some tokens on the instances."""
         for begin in range(1, most_x + 1, _CELLS):
@@ -372,22 +358,12 @@ class _Enumeration:
         return best
 
 
-class _Objective(Protocol):
-    """A value of choices to minimize.
+class _Stage:
+    """Seconds of the slowest stage: a value of choices to minimize, and the base of other values.
 
     ``lower`` is a lower bound by the stage time and the tokens on one instance of either side. It falls with more
     tokens. ``fewest`` says whether, of equal choices, the one with the fewest instances is wanted.
     """
-
-    fewest: bool
-
-    def lower(self, stage_s: np.ndarray, a: np.ndarray, f: np.ndarray) -> np.ndarray: ...
-
-    def value(self, x: np.ndarray, y: np.ndarray, batch: np.ndarray) -> np.ndarray: ...
-
-
-class _Stage:
-    """Seconds of the slowest stage."""
 
     fewest = False
 
@@ -404,16 +380,16 @@ class _Stage:
 class _Rate(_Stage):
     """Negative tokens a second of the choices within the stage's limit."""
 
-    def __init__(self, enumeration: _Enumeration, goal: _Goal) -> None:
+    def __init__(self, enumeration: _Enumeration, most_s: float) -> None:
         super().__init__(enumeration)
-        self.goal = goal
+        self.most_s = most_s
 
     def lower(self, stage_s: np.ndarray, a: np.ndarray, f: np.ndarray) -> np.ndarray:
-        return np.where(stage_s <= self.goal.stage_s, -self.enumeration.largest_batch(a, f) / stage_s, np.inf)
+        return np.where(stage_s <= self.most_s, -self.enumeration.largest_batch(a, f) / stage_s, np.inf)
 
     def value(self, x: np.ndarray, y: np.ndarray, batch: np.ndarray) -> np.ndarray:
         stage_s = super().value(x, y, batch)
-        return np.where(stage_s <= self.goal.stage_s, -batch / stage_s, np.inf)
+        return np.where(stage_s <= self.most_s, -batch / stage_s, np.inf)
 
 
 class _Price(_Stage):
@@ -421,9 +397,9 @@ class _Price(_Stage):
 
     fewest = True
 
-    def __init__(self, enumeration: _Enumeration, goal: _Goal) -> None:
+    def __init__(self, enumeration: _Enumeration, most_s: float, tokens_per_s: float) -> None:
         super().__init__(enumeration)
-        self.goal = goal
+        self.most_s, self.tokens_per_s = most_s, tokens_per_s
 
     def lower(self, stage_s: np.ndarray, a: np.ndarray, f: np.ndarray) -> np.ndarray:
         enumeration = self.enumeration
@@ -431,12 +407,12 @@ class _Price(_Stage):
         ratio = np.ones(1) if enumeration.equal else np.clip(a / f, 1 / enumeration.most_x, enumeration.most_y)
         price = enumeration.attention.price + ratio * enumeration.ffn.price
         rate = enumeration.largest_batch(a, f) / stage_s
-        good = (stage_s <= self.goal.stage_s) & (rate >= self.goal.tokens_per_s)
+        good = (stage_s <= self.most_s) & (rate >= self.tokens_per_s)
         return np.where(good, stage_s * price / np.minimum(a, f * ratio), np.inf)
 
     def value(self, x: np.ndarray, y: np.ndarray, batch: np.ndarray) -> np.ndarray:
         stage_s = super().value(x, y, batch)
-        good = (stage_s <= self.goal.stage_s) & (batch / stage_s >= self.goal.tokens_per_s)
+        good = (stage_s <= self.most_s) & (batch / stage_s >= self.tokens_per_s)
         price = x * self.enumeration.attention.price + y * self.enumeration.ffn.price
         return np.where(good, price * stage_s / batch, np.inf)
 
@@ -451,27 +427,9 @@ def _order(choice: _Choice) -> tuple[int, int, float, int]:
     return choice.x, choice.y, choice.value, choice.batch
 
 
-@dataclass(frozen=True)
-class Colocated:
-    """Equal instances that each compute whole layers; they share nothing.
-
-    Attributes
-    ----------
-    instances : int
-        As many as the goal needs.
-    batch : int
-        Sequences on each instance.
-    """
-
-    instances: int
-    batch: int
-    tpot_s: float
-    price_s_per_token: float
-
-
 def colocated(
-    *layers_in_turn: AfdSide, layers: int, tpot_s: float, tokens_per_s: float = 0.0, most: int | None = None
-) -> Colocated | None:
+    *layers_in_turn: AfdSide, layers: int, tpot_s: float, tokens_per_s: float = 0.0, max_instances: int | None = None
+) -> ColocatedPlan | None:
     """The cheapest batch of instances that compute all parts of a layer in turn; None if no batch keeps the goal.
 
     Parameters
@@ -480,20 +438,22 @@ def colocated(
         Parts of a layer, at one price.
     layers, tpot_s, tokens_per_s
         As :func:`size` takes them.
-    most : int, optional
+    max_instances : int, optional
         Instances that may be used.
     """
     batches = np.arange(1, min(side.max_tokens for side in layers_in_turn) + 1)
     stage = layers * np.sum([side.layer_s(batches) for side in layers_in_turn], axis=0)
     instances = np.maximum(np.ceil(tokens_per_s * stage / batches * (1 - 1e-12)), 1.0)
     good = stage <= tpot_s
-    if most is not None:
-        good &= instances <= most
+    if max_instances is not None:
+        good &= instances <= max_instances
     if not good.any():
         return None
     cost = np.where(good, layers_in_turn[0].price * stage / batches, np.inf)
     i = int(cost.argmin())
-    return Colocated(int(instances[i]), int(batches[i]), float(stage[i]), float(cost[i]))
+    return ColocatedPlan(
+        instances=int(instances[i]), batch=int(batches[i]), tpot_s=float(stage[i]), price_s_per_token=float(cost[i])
+    )
 
 
 def bound(attention: AfdSide, ffn: AfdSide, *, layers: int, tpot_s: float) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.afd.schema import AfdLinkForm, AfdPlan, AfdRequest, ColocatedPlan, SideForm
+from cdmpp.plan.afd.schema import AfdLinkForm, AfdPlan, AfdRequest, SideForm
 from cdmpp.plan.afd.size import (
     IN_FLIGHT,
     AfdLink,
@@ -23,9 +24,13 @@ from cdmpp.plan.afd.size import (
 )
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import check_fits, memory_limit
+from cdmpp.predict.requests.plot import new_figure
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.programs.operators import make_operator, resident_bytes
 from cdmpp.utils.units import format_latency, format_si
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
@@ -47,9 +52,12 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     together = _colocated_sides(request, attention, ffn)
     alone = None
     if together is not None:
-        own = request.colocated
-        most = own.instances if own is not None else attention.most + ffn.most
-        alone = colocated(*together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, most=most)
+        max_instances = (
+            attention.max_instances + ffn.max_instances if request.colocated is None else request.colocated.instances
+        )
+        alone = colocated(
+            *together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, max_instances=max_instances
+        )
     if alone is not None:
         baselines["colocated"] = alone.price_s_per_token
     cheaper = alone is not None and alone.price_s_per_token < best.price_s_per_token * (1 - 1e-9)
@@ -88,7 +96,7 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
         lower_bound_price_s_per_token=bound(attention, ffn, layers=layers, tpot_s=tpot_s),
         baselines=baselines,
         recommended="colocated" if cheaper else "disaggregated",
-        colocated=None if alone is None else ColocatedPlan(**vars(alone)),
+        colocated=alone,
         dead_zone=slowest == "communication",
         explanation=explanation,
     )
@@ -134,8 +142,8 @@ def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[A
     sizes, costs = form.layer.points()
     seconds = np.array([cost.latency_s for cost in costs])
     held = tokens_in_memory({name: form}, request.layers, in_flight, request.ignore_memory)
-    most = form.most_tokens if held is None else min(form.most_tokens, held)
-    return AfdSide(sizes, seconds, form.instances, form.price, most), costs
+    max_tokens = form.most_tokens if held is None else min(form.most_tokens, held)
+    return AfdSide(sizes, seconds, form.instances, form.price, max_tokens), costs
 
 
 def tokens_in_memory(forms: dict[str, SideForm], layers: int, in_flight: int, ignore: bool) -> int | None:
@@ -205,3 +213,18 @@ def _remedy(best: Sizing, link: AnyLink, layers: int) -> str:
 def _dominating(name: str, costs: Sequence[Cost]) -> list[str]:
     largest = costs[-1].largest() if costs else ""
     return [f"{name} at its largest batch: {largest}"] if largest else []
+
+
+def draw(request: AfdRequest, plan: AfdPlan) -> Figure:
+    """Bars of the stages, with the share of the goal that each may take."""
+    figure = new_figure(6, 2.4)
+    axes = figure.subplots()
+    milliseconds = [1e3 * seconds for seconds in plan.stage_s.values()]
+    axes.barh(list(plan.stage_s), milliseconds, color=["#4269d0", "#efb118", "#9498a0"])
+    axes.axvline(1e3 * request.tpot_s / IN_FLIGHT, color="#ff725c", label="goal: a third of the time per token")
+    axes.set_xlabel("time of one micro-batch in all layers (ms)")
+    axes.set_title(
+        f"{plan.attention_instances} attention + {plan.ffn_instances} FFN instances, micro-batch {plan.micro_batch}"
+    )
+    axes.legend(frameon=False)
+    return figure

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.plan.base.solve import check_unique
+from cdmpp.plan.base.task_graph import sort_topologically
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.request import Budget, Closed, Count, MaxSteps, Name, Plan, Request, Row, Seconds, Seed
@@ -120,22 +121,20 @@ class ApplicationRequest(Request[ApplicationPlan]):
 
     def check(self) -> None:
         """Raise FieldError where names are not unique or unknown, parts do not add up, or there is a cycle."""
-        _check_unique([engine.name for engine in self.engines], "engines", "name")
-        _check_unique([primitive.id for primitive in self.primitives], "primitives", "id")
+        check_unique([engine.name for engine in self.engines], "engines")
+        check_unique([primitive.id for primitive in self.primitives], "primitives", "id")
         ids = {primitive.id for primitive in self.primitives}
         engines = {engine.name for engine in self.engines}
         for i, primitive in enumerate(self.primitives):
             path = f"primitives.{i}"
             if primitive.engine not in engines:
-                raise FieldError(f"{path}.engine: no engine is called {primitive.engine!r}", path=f"{path}.engine")
+                raise FieldError.at(f"{path}.engine", f"no engine is called {primitive.engine!r}")
             items = sum(part.items for part in primitive.parts or [])
             if primitive.parts is not None and items != primitive.items:
-                raise FieldError(
-                    f"{path}.parts: they have {items} items, the primitive has {primitive.items}", path=f"{path}.parts"
-                )
+                raise FieldError.at(f"{path}.parts", f"they have {items} items, the primitive has {primitive.items}")
             unknown = sorted(primitive.predecessors - ids)
             if unknown:
-                raise FieldError(f"{path}.after: no primitive is called {unknown[0]!r}", path=f"{path}.after")
+                raise FieldError.at(f"{path}.after", f"no primitive is called {unknown[0]!r}")
         self.sorted_primitives()
         for device in dict.fromkeys(engine.device or engine.name for engine in self.engines):
             self._check_memory(device)
@@ -185,21 +184,11 @@ class ApplicationRequest(Request[ApplicationPlan]):
         FieldError
             They wait for each other.
         """
-        ordered: list[PrimitiveForm] = []
-        rest = list(self.primitives)
-        while rest:
-            done = {primitive.id for primitive in ordered}
-            ready = next((primitive for primitive in rest if primitive.predecessors <= done), None)
-            if ready is None:
-                names = ", ".join(primitive.id for primitive in rest)
-                path = f"primitives.{self.primitives.index(rest[0])}.after"
-                raise FieldError(f"primitives: these wait for each other: {names}", path=path)
-            ordered.append(ready)
-            rest.remove(ready)
-        return ordered
-
-
-def _check_unique(names: Sequence[str], where: str, field: str) -> None:
-    for i, name in enumerate(names):
-        if names.index(name) != i:
-            raise FieldError(f"{where}.{i}.{field}: {name!r} occurs twice", path=f"{where}.{i}.{field}")
+        number = {primitive.id: i for i, primitive in enumerate(self.primitives)}
+        order, cycle = sort_topologically([map(number.__getitem__, p.predecessors) for p in self.primitives])
+        if cycle:
+            waiting = [i for i in range(len(self.primitives)) if i not in order]
+            names = ", ".join(self.primitives[i].id for i in waiting)
+            path = f"primitives.{waiting[0]}.after"
+            raise FieldError(f"primitives: these wait for each other: {names}", path=path)
+        return [self.primitives[i] for i in order]

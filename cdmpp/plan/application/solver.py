@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +15,25 @@ from cdmpp.plan.application.schema import (
     Member,
     PrimitiveForm,
 )
-from cdmpp.plan.application.search import BestRun, least_bound_s, replay_graph, search
-from cdmpp.plan.application.simulate import Application, BatchingEngine, Primitive, PrimitiveBatch, Run
+from cdmpp.plan.application.search import (
+    Application,
+    BatchingEngine,
+    BestRun,
+    PolicySearch,
+    Primitive,
+    PrimitiveBatch,
+    Run,
+    least_bound_s,
+    replay_graph,
+)
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.plot import PALETTE, Bar, draw_timeline, new_figure
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.simulate.replay import replay
+from cdmpp.utils.units import format_latency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPlan:
@@ -56,7 +71,8 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
             explanation=_explain(engines, costs, incumbent, request.arrivals_s),
         )
 
-    return describe(search(whole, split, request.arrivals_s, control, request.seed, request.max_steps, describe))
+    seed, max_steps = request.seed, request.max_steps
+    return describe(PolicySearch(whole, split, request.arrivals_s, control, seed, max_steps, describe).run())
 
 
 def figure_of(request: ApplicationRequest, plan: ApplicationPlan) -> float:
@@ -150,3 +166,19 @@ def _explain(
             + (f": {largest}" if largest else "")
         )
     return lines
+
+
+def draw(request: ApplicationRequest, plan: ApplicationPlan) -> Figure:
+    """Bars of batches, with the number of primitives in each."""
+    names = [engine.name for engine in request.engines]
+    rows = {name: i for i, name in enumerate(names)}
+    figure = new_figure(9, 1.2 + 0.45 * len(names))
+    axes = figure.subplots()
+    bars = [
+        Bar(row, batch.start_s, batch.end_s, PALETTE[row % len(PALETTE)], str(len(batch.members)))
+        for batch in plan.batches
+        for row in [rows[batch.engine]]
+    ]
+    draw_timeline(axes, bars, names, plan.makespan_s)
+    axes.set_title(f"{plan.policy}: mean latency {format_latency(plan.mean_latency_s)}; numbers: primitives in a batch")
+    return figure

@@ -1,9 +1,10 @@
-"""Curves in requests: seconds by batch size, given, predicted, or those of a language model."""
+"""Curves in requests: seconds by batch size, given, predicted, or those of a language model's steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
@@ -12,16 +13,15 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.llm.engines.profile import DEFAULT_ENGINE, EngineProfile, load_engine
+from cdmpp.llm.engines.profile import DEFAULT_ENGINE, EngineProfile, load_engine, load_training_engine
 from cdmpp.llm.estimate_plan import prefill_steps
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import TRAINING_BYTES, parameter_count, part_memory
 from cdmpp.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
-from cdmpp.llm.options import MAX_BATCH, MAX_DEGREE, MAX_TOKENS
+from cdmpp.llm.options import MAX_BATCH, MAX_DEGREE, MAX_RANKS, MAX_TOKENS
 from cdmpp.llm.pricing import StepPricing, cost_of_steps
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training import TrainingPlan
-from cdmpp.plan.base.training_curve import TrainForm, needs_device, training_cost, training_plan, training_requests
 from cdmpp.predict.curves.template import Grid, Template
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.profiles import Host
@@ -37,8 +37,97 @@ from cdmpp.predict.requests.fields import (
     WholeNumber,
     exactly_one,
 )
-from cdmpp.predict.requests.pricing import Cost, Priced
+from cdmpp.predict.requests.pricing import Cost, Priced, PricedProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, ProgramFramework, Protocol
+from cdmpp.programs.spec import OperatorSpec
+
+TrainingDegree = Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+
+
+class TrainForm(Closed):
+    """What a training step needs besides the model's layout (docs/training-steps.md)."""
+
+    passes: Annotated[
+        Literal["step", "forward", "backward"],
+        Field(
+            description="A whole step of as many sequences as the batch; or one pass of a mean layer over a "
+            "micro-batch of as many."
+        ),
+    ] = "step"
+    virtual_pp: Annotated[TrainingDegree, Field(description="Parts of the model on each stage.")] = 1
+    cp: Annotated[TrainingDegree, Field(description="Ranks that share each sequence.")] = 1
+    sharding: Literal["none", "optimizer", "fsdp"] = "none"
+    micro_batch: Annotated[Count, Field(description="Sequences of one pass of a copy, in a whole step.")] = 1
+    products: Literal["float8_e4m3", "mxfp8", "nvfp4"] | None = None
+    recompute: Literal["none", "selective", "full"] = "none"
+    overlap: Literal["none", "gradients", "all"] | None = None
+    network: Annotated[
+        float | Annotated[str, Field(max_length=64)] | None,
+        Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s."),
+    ] = None
+
+
+def training_plan(
+    config: Mapping[str, Any], device: DeviceSpec, form: TrainForm, batch: int, *, layout: Mapping[str, Any]
+) -> TrainingPlan:
+    """The plan of a step or pass over ``batch`` sequences.
+
+    A batch that the copies do not divide is that of the next larger one, as a framework pads it.
+
+    Parameters
+    ----------
+    layout : mapping
+        ``tp``, ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``.
+
+    Raises
+    ------
+    FieldError
+    """
+    engine = load_training_engine(layout["engine"] or "megatron", files=False)
+    whole = form.passes == "step"
+    micro = form.micro_batch if whole else batch
+    step_batch = micro * layout["dp"]
+    options = {name: layout[name] for name in ("tp", "pp", "ep", "sequence", "dtype")}
+    options |= form.model_dump(exclude={"passes"}) | {
+        "gpus": layout["tp"] * layout["pp"] * form.cp * layout["dp"],
+        "micro_batch": micro,
+        "global_batch": -(-batch // step_batch) * step_batch if whole else step_batch,
+    }
+    # The planner compares memory with its devices.
+    return TrainingPlan.of(read_config(config), device, engine, options, check_memory=False)
+
+
+def training_requests(plan: TrainingPlan, path: str, device: DeviceForm) -> list[PriceRequest]:
+    """Programs of a plan."""
+    requests = []
+    for query in plan.queries:
+        assert isinstance(query.program.operator, OperatorSpec)
+        form, framework = query.program.operator.canonical(), cast("Framework | None", query.framework)
+        requests.append(PriceRequest(path, form, device, protocol=query.protocol, framework=framework))
+    return requests
+
+
+def training_cost(plan: TrainingPlan, form: TrainForm, prices: Iterator[Prediction]) -> Cost:
+    """The cost of a step, or of a pass of one layer; takes as many prices as the plan has queries."""
+    predictions = list(islice(prices, len(plan.queries)))
+    if form.passes == "step":
+        step = plan.result("", predictions)
+        named = step.breakdown["compute"] | {
+            **{f"{name} communication": seconds for name, seconds in step.breakdown["exposed"].items() if seconds},
+            **{name: step.breakdown[name] for name in ("bubble", "optimizer", "host")},
+        }
+        parts = tuple(PricedProgram(name, 1, seconds) for name, seconds in named.items())
+        return Cost(step.step_s, step.lower_s, step.upper_s, parts)
+    seconds, names = plan.layer_pass(predictions, backward=form.passes == "backward")
+    parts = tuple(PricedProgram(name, 1, value) for name, value in names.items())
+    point, lower, upper = (float(value) for value in seconds)
+    return Cost(point, lower, upper, parts)
+
+
+def needs_device(path: str) -> FieldError:
+    """The error of a training step without a known device."""
+    return FieldError.at(path, "a training step needs a known device", hint="give a name or a specification")
+
 
 #: Batch sizes of a curve that names none, and most batch sizes of a curve.
 DEFAULT_BATCHES = tuple(2**i for i in range(9))
@@ -145,9 +234,9 @@ class LanguageModelForm(Closed):
             The configuration or the layout is wrong; ``path`` is the place of this form in the request.
         """
         if len(batches) > MAX_BATCHES or max(batches) > MAX_BATCH:
-            raise FieldError(
-                f"{path}: a language model has at most {MAX_BATCHES} batch sizes of at most {MAX_BATCH} sequences",
-                path=path,
+            raise FieldError.at(
+                path,
+                f"a language model has at most {MAX_BATCHES} batch sizes of at most {MAX_BATCH} sequences",
                 hint="give fewer or smaller sizes in batch",
             )
         try:
@@ -309,13 +398,11 @@ class BatchCurve(Priced):
     def check(self, path: str) -> None:
         """Raise :class:`FieldError` where the parts contradict each other."""
         if any(b <= a for a, b in zip(self.batch, self.batch[1:], strict=False)):
-            raise FieldError(f"{path}.batch: sizes must grow", path=f"{path}.batch")
+            raise FieldError.at(f"{path}.batch", "sizes must grow")
         if self.seconds is not None and len(self.seconds) != len(self.batch):
-            raise FieldError(
-                f"{path}.seconds: {len(self.seconds)} values for {len(self.batch)} batch sizes", path=f"{path}.seconds"
-            )
+            raise FieldError.at(f"{path}.seconds", f"{len(self.seconds)} values for {len(self.batch)} batch sizes")
         if self.is_predicted and self.device is None:
-            raise FieldError(f"{path}.device: programs need a device", path=f"{path}.device")
+            raise FieldError.at(f"{path}.device", "programs need a device")
 
     def price_requests(self, path: str) -> list[PriceRequest]:
         """Programs at each batch size, sizes outermost; none where seconds are given.
@@ -337,11 +424,11 @@ class BatchCurve(Priced):
             grid = Grid(templates, {"batch": self.batch})
             made = [grid.programs(at, self.backend or "library") for at in grid.points()]
         except CdmppError as error:
-            raise FieldError(f"{field}: {error.message}", path=field, hint=error.hint) from None
+            raise FieldError.at(field, error.message, hint=error.hint) from None
         out: list[PriceRequest] = []
         for point in made:
             if isinstance(point, CdmppError):
-                raise FieldError(f"{field}: {point.message}", path=field, hint=point.hint)
+                raise FieldError.at(field, point.message, hint=point.hint)
             for i, (program, _) in enumerate(point):
                 assert program.operator is not None
                 form: dict[str, Any] = program.operator.canonical()

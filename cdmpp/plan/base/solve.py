@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,9 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import CdmppError, FieldError, InfeasibleError
+from cdmpp.errors import CdmppError, FieldError, InfeasibleError, violation_text
 from cdmpp.model.domain.score import worst as worst_domain
-from cdmpp.plan.base.validation_errors import places
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.requests.budget import SearchControl
@@ -25,6 +24,8 @@ from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 
 _MOST_NAMED = 8
+#: Faults of a plan that a check lists.
+MAX_FAULTS = 20
 V = TypeVar("V")
 R = TypeVar("R", bound=BaseModel)
 A = TypeVar("A", bound=Answer)
@@ -50,12 +51,18 @@ def read_request(model: type[R], value: Any) -> R:
         ) from None
 
 
+def check_unique(names: Sequence[str], where: str, field: str = "name") -> None:
+    """Raise FieldError for a name that an earlier item of a list has; ``where``, ``field``: the list, and its field."""
+    for i, name in enumerate(names):
+        if names.index(name) != i:
+            raise FieldError.at(f"{where}.{i}.{field}", f"{name!r} occurs twice")
+
+
 def solve_request(request: Request[A], predictor: Predictor | None = None, control: SearchControl | None = None) -> A:
     """Price the programs of a request and solve it.
 
     Parameters
     ----------
-    request : Request
     predictor : Predictor, optional
         Prices the programs; not needed where the request gives all its costs.
     control : SearchControl, optional
@@ -76,7 +83,7 @@ def solve_request(request: Request[A], predictor: Predictor | None = None, contr
         return solve_priced(request, [], control)
     if predictor is None:
         path = programs[0].path
-        raise FieldError(f"{path}: the cost of a program must be predicted", path=path, hint="pass a predictor")
+        raise FieldError.at(path, "the cost of a program must be predicted", hint="pass a predictor")
     prices = predict_prices(programs, predictor)
     if control is not None:
         control.restart()  # the budget is that of the search
@@ -116,7 +123,6 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
     Parameters
     ----------
     request, answer
-    prices : sequence of Prediction
     control : SearchControl, optional
         Limits a search with the prices at the ends of their intervals; without it, there is no such search.
     """
@@ -206,16 +212,14 @@ def check_price(request: PriceRequest, prediction: Prediction) -> Prediction:
     """
     if prediction.error is not None:
         error = prediction.error
-        raise FieldError(f"{request.path}: {error.message}", path=request.path, hint=error.hint)
+        raise FieldError.at(request.path, error.message, hint=error.hint)
     return prediction
 
 
 def _program(request: PriceRequest) -> TensorProgram:
     if set(request.program) == {"hash"}:
-        raise FieldError(
-            f"{request.path}: a hash names a program that a service has stored",
-            path=request.path,
-            hint="give the program itself",
+        raise FieldError.at(
+            request.path, "a hash names a program that a service has stored", hint="give the program itself"
         )
     backend: Backend | None = request.backend
     return program_from_request(request.program, backend)
@@ -229,5 +233,68 @@ def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) 
         except FieldError:
             raise
         except CdmppError as error:
-            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
+            raise FieldError.at(path, error.message, hint=error.hint) from None
     return read[key]
+
+
+def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
+    """Path and message of each violation.
+
+    Parameters
+    ----------
+    value : JSON value
+        What was checked.
+
+    Returns
+    -------
+    list of (str, str)
+        Paths as ``stages.0.forward_s``: without the union branches that
+        pydantic inserts. Violations that only exclude other branches of a union are left out.
+    """
+    violations = [
+        (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])
+        for problem in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    return [
+        (".".join(path), violation_text(kind, message))
+        for path, kind, message in violations
+        if not _beside(path, kind, violations)
+    ]
+
+
+def schema_faults(error: ValidationError) -> list[str]:
+    """The first violations of an answer's schema as lines of text, with the path of each."""
+    problems = error.errors(include_url=False, include_input=False, include_context=False)[:MAX_FAULTS]
+    return [f"{'.'.join(map(str, p['loc'])) or 'answer'}: {violation_text(p['type'], p['msg'])}" for p in problems]
+
+
+def first_faults(faults: Sequence[str]) -> list[str]:
+    """The first faults of a plan, and how many there are more."""
+    more = len(faults) - MAX_FAULTS
+    return [*faults[:MAX_FAULTS], f"and {more} more"] if more > 0 else list(faults)
+
+
+def _path(loc: tuple[int | str, ...], kind: str, value: Any) -> list[str]:
+    parts: list[str] = []
+    at = value
+    for number, part in enumerate(loc):
+        inside = isinstance(at, Mapping) and part in at
+        if isinstance(at, list) and isinstance(part, int):
+            inside = part < len(at)
+        if inside:
+            at = at[part]
+        elif not (kind == "missing" and number == len(loc) - 1):
+            continue  # a branch of a union
+        parts.append(str(part)[:80])
+    return parts
+
+
+def _beside(path: list[str], kind: str, violations: list[tuple[list[str], str, str]]) -> bool:
+    """Whether a violation belongs to another branch of a union than the value's."""
+    for other, other_kind, _ in violations:
+        deeper = len(other) > len(path) and other[: len(path)] == path
+        if deeper and (kind.endswith("_type") or kind == "literal_error"):
+            return True
+        if other == path and kind.endswith("_type") and not other_kind.endswith("_type"):
+            return True
+    return False

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.solve import check_unique
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.collective_forms import CollectiveOptions
@@ -219,26 +220,20 @@ class ClusterRequest(Request[ClusterPlan]):
     def check(self) -> None:
         """Raise FieldError where names are not unique or unknown, or lists contradict each other."""
         names = [job.name for job in self.jobs]
+        check_unique(names, "jobs")
         for i, job in enumerate(self.jobs):
-            if names.index(job.name) != i:
-                raise FieldError(f"jobs.{i}.name: {job.name!r} occurs twice", path=f"jobs.{i}.name")
             if any(b <= a for a, b in zip(job.workers, job.workers[1:], strict=False)):
-                raise FieldError(f"jobs.{i}.workers: counts must grow", path=f"jobs.{i}.workers")
+                raise FieldError.at(f"jobs.{i}.workers", "counts must grow")
             if job.samples_per_s is not None and len(job.samples_per_s) != len(job.workers):
-                raise FieldError(
-                    f"jobs.{i}.samples_per_s: {len(job.samples_per_s)} values for {len(job.workers)} counts",
-                    path=f"jobs.{i}.samples_per_s",
+                raise FieldError.at(
+                    f"jobs.{i}.samples_per_s", f"{len(job.samples_per_s)} values for {len(job.workers)} counts"
                 )
-        servers = [loan.name for loan in self.loans]
+        check_unique([loan.name for loan in self.loans], "loans")
         for i, loan in enumerate(self.loans):
-            if servers.index(loan.name) != i:
-                raise FieldError(f"loans.{i}.name: {loan.name!r} occurs twice", path=f"loans.{i}.name")
             for job_name in loan.running:
                 if job_name not in names:
-                    raise FieldError(f"loans.{i}.running: no job is called {job_name!r}", path=f"loans.{i}.running")
+                    raise FieldError.at(f"loans.{i}.running", f"no job is called {job_name!r}")
         if self.reclaim > len(self.loans):
-            raise FieldError(
-                f"reclaim: {self.reclaim} of {len(self.loans)} lent servers",
-                path="reclaim",
-                hint="list the servers under loans",
+            raise FieldError.at(
+                "reclaim", f"{self.reclaim} of {len(self.loans)} lent servers", hint="list the servers under loans"
             )

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from cdmpp.plan.compress.strategy import Place
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.pricing import CostField
 from cdmpp.predict.requests.request import (
@@ -26,6 +25,8 @@ from cdmpp.predict.requests.request import (
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.utils.units import format_latency
 
+#: Processor that compresses and decompresses.
+Place = Literal["none", "gpu", "cpu"]
 Stream = Literal["gpu", "cpu", "network"]
 Stage = Literal["backward", "compress", "exchange", "decompress"]
 #: Shortest bound, as a share of the iteration, that the gap is computed with.

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.data_parallel.schema import WHOLE_BYTES, Choice, DataParallelPlan, DataParallelRequest, Transfer
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.plot import (
+    BLUE,
+    GREY,
+    PALE_GREY,
+    YELLOW,
+    Bar,
+    draw_legend,
+    draw_timeline,
+    new_figure,
+    time_unit,
+)
 from cdmpp.predict.requests.pricing import Cost, cost_of
 from cdmpp.predict.requests.request import Interval
 from cdmpp.simulate.replay.build import read_link
@@ -20,6 +32,10 @@ from cdmpp.simulate.replay.data_parallel import (
     simulate,
 )
 from cdmpp.utils.units import format_latency, format_si
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def solve(request: DataParallelRequest, control: SearchControl) -> DataParallelPlan:
@@ -88,9 +104,9 @@ def _setup(request: DataParallelRequest, figure: str) -> Setup:
     """Ranks, link and slowdowns; ``figure`` of a predicted link: "latency_s", "lower_s" or "upper_s"."""
     collective = request.link.collective
     if collective is not None and collective.ranks != request.ranks:
-        raise FieldError(
-            f"link.collective.ranks: {collective.ranks} ranks, and the request has {request.ranks}",
-            path="link.collective.ranks",
+        raise FieldError.at(
+            "link.collective.ranks",
+            f"{collective.ranks} ranks, and the request has {request.ranks}",
             hint="give the same number",
         )
     return Setup(
@@ -190,3 +206,35 @@ def _explain(request: DataParallelRequest, best: Iteration, compute_s: float, ba
             f"try {'bucket_bytes 0' if better == 'bucket_per_gradient' else 'larger bucket_bytes'}"
         )
     return lines
+
+
+def draw(request: DataParallelRequest, plan: DataParallelPlan) -> Figure:
+    """Left the iteration by bucket size with its exposed communication, right the all-reduces over time."""
+    figure = new_figure(10, 4)
+    left, right = figure.subplots(1, 2)
+    _draw_choices(left, plan)
+    left.set_title(f"{request.ranks} ranks")
+    bars = [
+        bar
+        for row, sent in enumerate(plan.transfers)
+        for bar in (Bar(row, sent.ready_s, sent.start_s, PALE_GREY), Bar(row, sent.start_s, sent.end_s, YELLOW))
+    ]
+    marks = {"end of computation": plan.compute_s, "end of the iteration": plan.iteration_s}
+    rows = [str(row) for row in range(len(plan.transfers))]
+    draw_timeline(right, bars, rows, plan.iteration_s, marks=marks, xlabel="time since the start")
+    right.set_ylabel("all-reduce")
+    draw_legend(figure, {"computation": BLUE, "all-reduce": YELLOW, "all-reduce waits": PALE_GREY})
+    return figure
+
+
+def _draw_choices(axes: Axes, plan: DataParallelPlan) -> None:
+    factor, unit = time_unit(max(choice.iteration_s for choice in plan.choices))
+    names = [str(choice).replace(",", "\n") for choice in plan.choices]
+    exposed = [factor * choice.exposed_comm_s for choice in plan.choices]
+    rest = [factor * choice.iteration_s - e for choice, e in zip(plan.choices, exposed, strict=True)]
+    axes.bar(names, rest, color=BLUE)
+    axes.bar(names, exposed, bottom=rest, color=YELLOW)
+    axes.axhline(factor * plan.lower_bound_s, color="0.3", linestyle="--", label="lower bound")
+    axes.axhline(factor * plan.baselines["no_overlap"], color=GREY, linestyle=":", label="no overlap")
+    axes.set_xlabel("bucket size; yellow: exposed")
+    axes.set_ylabel(f"iteration ({unit})")

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from cdmpp.errors import FieldError
-from cdmpp.predict.requests.request import Request
+from cdmpp.plan.formats.registry import PlanExporter
+from cdmpp.predict.requests.request import Count, Request
 
 Symbol = Literal["E", "t", "m", "L", ""]
 SYMBOLS = "EtmL"
@@ -27,11 +30,27 @@ _MAX_LAYERS = 100_000
 _OPTION = "--pipeline-model-parallel-layout"
 
 
+class LayerExporter(PlanExporter):
+    """Base of the formats that place layers of a decoder on stages."""
+
+    tp: Annotated[
+        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
+    ] = None
+    symbols: Annotated[
+        dict[str, Symbol],
+        Field(default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."),
+    ]
+
+    def ranks_of(self, request: Request[Any]) -> tuple[int, list[str]]:
+        """Tensor-parallel ranks: the option, or those of the request; and notes on their source."""
+        return (self.tp, []) if self.tp is not None else tensor_parallel(request)
+
+
 def symbol(name: str, given: Mapping[str, Symbol]) -> Symbol:
     """Symbol of a layer: the one given for its name, or by what the name contains; empty for the final norm."""
     if name in given:
         return given[name]
-    return next((found for found, pattern in _NAMES if re.search(pattern, name.lower())), "t")
+    return next((letter for letter, pattern in _NAMES if re.search(pattern, name.lower())), "t")
 
 
 def layout_text(stages: Sequence[str]) -> str:
@@ -55,8 +74,8 @@ def parse_layout(text: str) -> list[str]:
     for pattern in (r"\(([^()]+)\)\*(\d{1,9})", r"(.)\*(\d{1,9})"):
         size = len(expanded) + sum(len(part) * int(count) for part, count in re.findall(pattern, expanded))
         if size > _MAX_LAYERS:
-            raise FieldError(f"{_OPTION}: more than {_MAX_LAYERS} symbols", path=_OPTION, hint="correct its numbers")
-        expanded = re.sub(pattern, lambda found: found.group(1) * int(found.group(2)), expanded)
+            raise FieldError.at(_OPTION, f"more than {_MAX_LAYERS} symbols", hint="correct its numbers")
+        expanded = re.sub(pattern, lambda match: match.group(1) * int(match.group(2)), expanded)
     wrong = set(expanded) - set(SYMBOLS + "|")
     if wrong or not set(expanded) - {"|"}:
         raise FieldError(
@@ -72,7 +91,6 @@ def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]
 
     Parameters
     ----------
-    request : Request
     *fields : str
         Fields of the request to look at; default: all.
 
@@ -91,10 +109,8 @@ def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]
     values = request.model_dump(mode="json", include=set(fields) or None)
     ranks = sorted(set(_all_reduces(values)))
     if len(ranks) > 1:
-        raise FieldError(
-            f"tp: programs of the request have {' and '.join(map(str, ranks))} ranks",
-            path="tp",
-            hint="give the option tp",
+        raise FieldError.at(
+            "tp", f"programs of the request have {' and '.join(map(str, ranks))} ranks", hint="give the option tp"
         )
     if ranks:
         return ranks[0], [f"tp {ranks[0]}: ranks of the programs in the request"]
@@ -123,6 +139,16 @@ def _all_reduces(value: Any) -> Iterator[int]:
             yield from _all_reduces(item)
 
 
+def check_fills_nodes(unit_gpus: int, node_gpus: int) -> None:
+    """Raise FieldError for a unit that is larger than a node and no multiple of it."""
+    if unit_gpus > node_gpus and unit_gpus % node_gpus:
+        raise FieldError.at(
+            "tp",
+            f"a unit of {unit_gpus} GPUs does not fill nodes of {node_gpus}",
+            hint="choose a multiple of the option node_gpus",
+        )
+
+
 def nodes(units: int, unit_gpus: int, node_gpus: int) -> tuple[int, int]:
     """Nodes and GPUs of each node for the units of a pool.
 
@@ -142,12 +168,7 @@ def nodes(units: int, unit_gpus: int, node_gpus: int) -> tuple[int, int]:
         A unit is larger than a node and no multiple of it.
     """
     if unit_gpus > node_gpus:
-        if unit_gpus % node_gpus:
-            raise FieldError(
-                f"tp: a unit of {unit_gpus} GPUs does not fill nodes of {node_gpus}",
-                path="tp",
-                hint="choose a multiple of the option node_gpus",
-            )
+        check_fills_nodes(unit_gpus, node_gpus)
         return units * unit_gpus // node_gpus, node_gpus
     per_node = max(n for n in range(1, min(node_gpus // unit_gpus, units) + 1) if units % n == 0)
     return units // per_node, per_node * unit_gpus

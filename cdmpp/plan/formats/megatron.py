@@ -8,8 +8,8 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import Symbol, layout_text, parse_layout, symbol, tensor_parallel
-from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
+from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol
+from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
 from cdmpp.plan.formats.transformer import Training, TrainingJob, micro_batch_count
 from cdmpp.plan.multimodal.schema import MultimodalPlan
@@ -45,17 +45,11 @@ class MegatronImporter(RequestImporter):
         args = CommandOptions({name.replace("_", "-"): value for name, value in options(text).items()})
         for name, meaning in _REFUSED.items():
             if name in args.remaining:
-                raise FieldError(
-                    f"--{name}: {meaning} cannot be imported",
-                    path=f"--{name}",
-                    hint="write the layers by hand (docs/pipelines.md)",
+                raise FieldError.at(
+                    f"--{name}", f"{meaning} cannot be imported", hint="write the layers by hand (docs/pipelines.md)"
                 )
         if (args.whole("context-parallel-size") or 1) > 1:
-            raise FieldError(
-                "--context-parallel-size: context parallelism cannot be imported",
-                path="--context-parallel-size",
-                hint="remove it",
-            )
+            raise FieldError.at("--context-parallel-size", "context parallelism cannot be imported", hint="remove it")
         notes: list[str] = []
         tp = args.whole("tensor-model-parallel-size", 1) or 1
         model = self._model(args, tp, notes)
@@ -68,8 +62,7 @@ class MegatronImporter(RequestImporter):
             fp8_scaling=_fp8_scaling(args, notes),
             fp8_weight_gradient=not args.flag("no-fp8-wgrad"),
         )
-        if run.sequence_parallel and run.tp > 1:
-            notes.append("sequence parallelism is priced as all-reduces of the same bytes")
+        notes += run.notes()
         pp = args.whole("pipeline-model-parallel-size", 1) or 1
         dp = self._copies(args, run.tp * pp, notes)
         batch = args.whole("global-batch-size")
@@ -101,9 +94,7 @@ class MegatronImporter(RequestImporter):
         kv_heads = (args.whole("num-query-groups", 1) or 1) if grouped else heads
         vocab = args.whole("padded-vocab-size") or args.whole("vocab-size") or self.vocab or 0
         if not vocab:
-            raise FieldError(
-                "--vocab-size: missing", path="--vocab-size", hint="give the option vocab: rows of the embedding"
-            )
+            raise FieldError.at("--vocab-size", "missing", hint="give the option vocab: rows of the embedding")
         divisor = (args.whole("make-vocab-size-divisible-by") or 128) * tp
         padded = -(-vocab // divisor) * divisor
         if padded != vocab:
@@ -131,10 +122,9 @@ class MegatronImporter(RequestImporter):
             notes.append("one data-parallel copy: the text has no --nproc-per-node; the option dp gives others")
             return 1
         if processes * machines % ranks:
-            raise FieldError(
-                f"--nproc-per-node: {processes * machines} processes are no multiple of {ranks} tensor-parallel and "
-                "pipeline ranks",
-                path="--nproc-per-node",
+            raise FieldError.at(
+                "--nproc-per-node",
+                f"{processes * machines} processes are no multiple of {ranks} tensor-parallel and pipeline ranks",
                 hint="correct the sizes, or give the option dp",
             )
         return processes * machines // ranks
@@ -143,7 +133,7 @@ class MegatronImporter(RequestImporter):
 def _needed(args: CommandOptions, name: str) -> int:
     value = args.whole(name)
     if value is None:
-        raise FieldError(f"--{name}: missing", path=f"--{name}", hint="add it to the arguments")
+        raise FieldError.at(f"--{name}", "missing", hint="add it to the arguments")
     return value
 
 
@@ -164,9 +154,7 @@ def _fp8_scaling(args: CommandOptions, notes: list[str]) -> str | None:
         ("fp8-recipe", recipe, tuple(_FP8_SCALINGS)),
     ):
         if value not in known:
-            raise FieldError(
-                f"--{name}: {value!r} cannot be imported", path=f"--{name}", hint="known are " + ", ".join(known)
-            )
+            raise FieldError.at(f"--{name}", f"{value!r} cannot be imported", hint="known are " + ", ".join(known))
     notes.append(
         "FP8: the linear layers of the blocks compute in float8_e4m3, gradients too; attention, norms, head and the "
         "memory of activations stay 16-bit"
@@ -181,9 +169,9 @@ def _stages(args: CommandOptions, layers: int, pp: int) -> tuple[list[dict[str, 
     chunk = args.whole("num-layers-per-virtual-pipeline-stage")
     if chunk is not None:
         if layers % (chunk * pp):
-            raise FieldError(
-                f"--num-layers-per-virtual-pipeline-stage: {layers} layers are no multiple of {chunk} x {pp} ranks",
-                path="--num-layers-per-virtual-pipeline-stage",
+            raise FieldError.at(
+                "--num-layers-per-virtual-pipeline-stage",
+                f"{layers} layers are no multiple of {chunk} x {pp} ranks",
                 hint="correct the sizes",
             )
         virtual = layers // (chunk * pp)
@@ -199,25 +187,17 @@ def _stages(args: CommandOptions, layers: int, pp: int) -> tuple[list[dict[str, 
     elif "".join(symbols) != "E" + "t" * layers + "L":
         wrong = f"its layers are not E, {layers} decoder layers, L"
     if wrong:
-        raise FieldError(f"--{name}: {wrong}", path=f"--{name}", hint="correct the layout")
+        raise FieldError.at(f"--{name}", wrong, hint="correct the layout")
     parts: list[dict[str, Any]] = [
         {"embedding": stage.count("E"), "block": stage.count("t"), "head": stage.count("L")} for stage in symbols
     ]
     return parts, len(symbols) // pp
 
 
-class MegatronLayoutExporter(PlanExporter):
+class MegatronLayoutExporter(LayerExporter):
     """Writes arguments, one on each line."""
 
     kinds = ("split", "pipeline")
-
-    tp: Annotated[
-        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
-    ] = None
-    symbols: Annotated[
-        dict[str, Symbol],
-        Field(default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."),
-    ]
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """Sizes and layout; the number of stages divided by the ranks is the virtual size."""
@@ -226,12 +206,12 @@ class MegatronLayoutExporter(PlanExporter):
         elif isinstance(plan, SplitPlan) and isinstance(request, SplitRequest):
             stages, ranks, notes = self._stages(request, plan)
         else:
-            raise FieldError(
-                "models: a fused pipeline has equal stages without layers",
-                path="models",
+            raise FieldError.at(
+                "models",
+                "a fused pipeline has equal stages without layers",
                 hint="a split plan, or a pipeline plan of one module, has layers",
             )
-        tp, more = (self.tp, []) if self.tp is not None else tensor_parallel(request)
+        tp, more = self.ranks_of(request)
         flat = "".join(stages)
         text = line(
             [
@@ -272,9 +252,9 @@ class MegatronLayoutExporter(PlanExporter):
 def _check_order(flat: str, names: list[str]) -> None:
     """Raise FieldError unless a layout is E, decoder layers, m, L."""
     if flat.strip("E").rstrip("L").strip("m").strip("t") or flat.count("E") != 1 or flat.count("L") != 1:
-        raise FieldError(
-            f"layers: Megatron's layout is E, decoder layers, L; these layers give {layout_text([flat])}",
-            path="layers",
+        raise FieldError.at(
+            "layers",
+            f"Megatron's layout is E, decoder layers, L; these layers give {layout_text([flat])}",
             hint='give the symbol of each name, such as symbols={"' + next(iter(names), "") + '": "t"}',
         )
 
@@ -282,17 +262,17 @@ def _check_order(flat: str, names: list[str]) -> None:
 def _segments(plan: MultimodalPlan) -> tuple[list[str], int, list[str]]:
     modules = {entry.module for entry in plan.layout}
     if len(modules) > 1:
-        raise FieldError(
-            f"modules: a layout has the layers of one decoder, the plan has {', '.join(sorted(modules))}",
-            path="modules",
+        raise FieldError.at(
+            "modules",
+            f"a layout has the layers of one decoder, the plan has {', '.join(sorted(modules))}",
             hint="plan one module",
         )
     ranks = 1 + max(entry.rank for entry in plan.layout)
     if [entry.rank for entry in plan.layout] != [i % ranks for i in range(len(plan.layout))]:
         order = " ".join(str(entry.rank) for entry in plan.layout)
-        raise FieldError(
-            f"layout: Megatron places stage i on rank i modulo {ranks}; the plan has ranks {order}",
-            path="layout",
+        raise FieldError.at(
+            "layout",
+            f"Megatron places stage i on rank i modulo {ranks}; the plan has ranks {order}",
             hint="plan with fewer segments",
         )
     stages = ["t" * entry.layers for entry in plan.layout]

@@ -10,12 +10,12 @@ from pydantic import Field
 from cdmpp.errors import FieldError
 from cdmpp.plan.afd.schema import AfdPlan
 from cdmpp.plan.base.solve import read_request
-from cdmpp.plan.formats.layers import tensor_parallel
+from cdmpp.plan.formats.layers import check_fills_nodes, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.formats.rl_jobs import MISSING, rl_request
-from cdmpp.plan.rl.plan_schema import RlPlan
+from cdmpp.plan.formats.text import read_json
+from cdmpp.plan.rl.schema import RlPlan
 from cdmpp.predict.requests.request import MAX_COUNT, Answer, Count, Name, Request, Row
-from cdmpp.utils.files import parse_json
 
 Group = dict[str, Any]
 
@@ -51,12 +51,7 @@ class RayExporter(PlanExporter):
         return Exported(json.dumps({"groups": groups}, indent=1) + "\n", tuple(notes))
 
     def _group(self, role: str, pool: str, units: int, tp: int) -> Group:
-        if tp > self.node_gpus and tp % self.node_gpus:
-            raise FieldError(
-                f"tp: a unit of {tp} GPUs does not fill nodes of {self.node_gpus}",
-                path="tp",
-                hint="choose a multiple of the option node_gpus",
-            )
+        check_fills_nodes(tp, self.node_gpus)
         gpus = min(tp, self.node_gpus)
         bundles = [{"GPU": gpus, "CPU": gpus * self.cpus} for _ in range(units * tp // gpus)]
         group: Group = {"name": role if role == pool else f"{role}-{pool}", "strategy": "PACK", "bundles": bundles}
@@ -91,15 +86,15 @@ class RayImporter(RequestImporter):
         for group in _groups(text):
             role = group.name.partition("-")[0]
             if role not in ("generation", "training", "shared") or role in units:
-                raise FieldError(
-                    f"groups: {group.name!r} is no single group of generation, training or shared",
-                    path="groups",
+                raise FieldError.at(
+                    "groups",
+                    f"{group.name!r} is no single group of generation, training or shared",
                     hint="an rl request is read from one group of each role",
                 )
             units[role] = group.units(self.tp)
         generation = units.get("generation", units.get("shared"))
         if generation is None:
-            raise FieldError("groups: no group generates", path="groups", hint='name one "generation" or "shared"')
+            raise FieldError.at("groups", "no group generates", hint='name one "generation" or "shared"')
         request = rl_request(
             generation=generation,
             training=None if "shared" in units else units.get("training", 0),
@@ -131,9 +126,9 @@ class _Group(Row):
         gpus = [bundle.get("GPU", 0.0) for bundle in self.bundles]
         size = tp if tp is not None else max(gpus[0], 1.0)
         if sum(gpus) % size or not sum(gpus):
-            raise FieldError(
-                f"groups: {sum(gpus):g} GPUs of {self.name} are no multiple of {size:g}",
-                path="groups",
+            raise FieldError.at(
+                "groups",
+                f"{sum(gpus):g} GPUs of {self.name} are no multiple of {size:g}",
                 hint="give the option tp: GPUs of a unit",
             )
         return int(sum(gpus) / size)
@@ -144,10 +139,4 @@ class _File(Row):
 
 
 def _groups(text: str) -> list[_Group]:
-    try:
-        value = parse_json(text)
-    except ValueError as error:
-        raise FieldError(
-            f"the file is not JSON: {error}", hint='{"groups": [{"name", "strategy", "bundles"}]}'
-        ) from None
-    return read_request(_File, value).groups
+    return read_request(_File, read_json(text, '{"groups": [{"name", "strategy", "bundles"}]}')).groups

@@ -163,12 +163,12 @@ def merge(request: Any, fields: Any, path: str = "") -> Any:
     if _objects(request) and _objects(fields):
         if len(request) != len(fields):
             place = path.removesuffix(".")
-            raise FieldError(
-                f"{place}: {len(fields)} items for the {len(request)} of the file",
-                path=place,
+            raise FieldError.at(
+                place,
+                f"{len(fields)} items for the {len(request)} of the file",
                 hint="give as many items, or one object for all of them",
             )
-        return [merge(one, more, f"{path}{i}.") for i, (one, more) in enumerate(zip(request, fields, strict=True))]
+        return [merge(item, more, f"{path}{i}.") for i, (item, more) in enumerate(zip(request, fields, strict=True))]
     return fields
 
 
@@ -285,10 +285,10 @@ def import_request(
         raise FieldError(
             f"the file has {len(text):,} characters, not up to {MAX_CONFIG_BYTES:,}", hint="check the path"
         )
-    found = importer.read(text, kind)
-    request = merge(found.request, fields or {})
-    missing = tuple(path for path in found.missing if at(request, path, found) is found)
-    return replace(found, request=request, missing=missing)
+    imported = importer.read(text, kind)
+    request = merge(imported.request, fields or {})
+    missing = tuple(path for path in imported.missing if at(request, path, imported) is imported)
+    return replace(imported, request=request, missing=missing)
 
 
 def exporter_of(format: str, kind: str) -> type[PlanExporter]:

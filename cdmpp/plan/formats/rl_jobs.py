@@ -24,8 +24,7 @@ from cdmpp.plan.formats.layers import nodes, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter, at, leaves, put
 from cdmpp.plan.formats.shell import known
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options, overrides, read_yaml, write_yaml
-from cdmpp.plan.rl.plan_schema import RlPlan
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.predict.requests.fields import MAX_COUNT
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 
@@ -62,7 +61,6 @@ class NodePool:
 
     Attributes
     ----------
-    name : str
     units, unit_gpus : int
         Units; GPUs of each.
     nodes, node_gpus : int
@@ -88,7 +86,6 @@ class Pools:
         The units generate, then train.
     tp : int
         GPUs of a generation instance.
-    notes : tuple of str
     layout : mapping or None
         Degrees and micro-batch of training; None: the plan has none.
     samples, mini_batch : int
@@ -156,9 +153,9 @@ class RlExporter(PlanExporter, ABC):
                 hint="plan without mix_pools, or use the format ray",
             )
         if plan.training is None:
-            raise FieldError(
-                "training: the plan only generates, and the format has a trainer",
-                path="training",
+            raise FieldError.at(
+                "training",
+                "the plan only generates, and the format has a trainer",
                 hint="give the training cost, or use the format ray",
             )
         tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request, "decode", "pools")
@@ -172,16 +169,21 @@ class RlExporter(PlanExporter, ABC):
         layout, samples = plan.training.layout, request.samples_per_step
         return request, plan, Pools(generation, training, shared, tp, everything, layout, samples, mini_batch)
 
-    def mini_prompts(self, pools: Pools) -> int:
-        """Prompts of an update."""
-        if pools.mini_batch % self.samples_per_prompt:
-            raise FieldError(
-                f"samples_per_prompt: {self.samples_per_prompt} does not divide the {pools.mini_batch} samples of an "
-                "update",
-                path="samples_per_prompt",
+    def prompts(self, samples: int, whole: str = "a step") -> int:
+        """Prompts of a step, or of another ``whole``.
+
+        Raises
+        ------
+        FieldError
+            The responses to a prompt do not divide the samples.
+        """
+        if samples % self.samples_per_prompt:
+            raise FieldError.at(
+                "samples_per_prompt",
+                f"{self.samples_per_prompt} does not divide the {samples} samples of {whole}",
                 hint="choose a divisor",
             )
-        return pools.mini_batch // self.samples_per_prompt
+        return samples // self.samples_per_prompt
 
     def _pool(self, name: str, units: int, tp: int) -> NodePool:
         return NodePool(name, units, tp, *nodes(units, tp, self.node_gpus))
@@ -194,23 +196,6 @@ class RlExporter(PlanExporter, ABC):
             f"{pool.units} units of {pool.unit_gpus} GPUs in pool {pool.name!r} take {pool.nodes} nodes of "
             f"{pool.node_gpus} GPUs: all nodes have equally many"
         )
-
-    def prompts(self, request: RlRequest) -> int:
-        """Prompts of a step.
-
-        Raises
-        ------
-        FieldError
-            The responses to a prompt do not divide the samples of a step.
-        """
-        if request.samples_per_step % self.samples_per_prompt:
-            raise FieldError(
-                f"samples_per_prompt: {self.samples_per_prompt} does not divide the {request.samples_per_step} samples "
-                "of a step",
-                path="samples_per_prompt",
-                hint="choose a divisor",
-            )
-        return request.samples_per_step // self.samples_per_prompt
 
 
 class RlImporter(RequestImporter, ABC):
@@ -237,8 +222,6 @@ class RlImporter(RequestImporter, ABC):
             GPUs of a generation instance.
         model : str or None
             Model of the file: used where it is a local folder with a ``config.json``.
-        ignored : tuple of str
-        notes : sequence of str
         """
         path = Path(self.model) if self.model is not None else Path(str(model)) / "config.json"
         if self.device is None or (self.model is None and not (model and path.is_file())):
@@ -266,8 +249,8 @@ def _unsaid(request: RlRequest, plan: RlPlan) -> list[str]:
         notes.append(f"migration is not in the file: at {plan.migration.threshold} unfinished samples")
     devices = {pool.name: pool.device for pool in request.pools if pool.device is not None}
     if len({str(device) for device in devices.values()}) > 1:
-        each = ", ".join(f"{name}: {device}" for name, device in devices.items())
-        notes.append(f"the file does not say which nodes a pool has ({each})")
+        listed = ", ".join(f"{name}: {device}" for name, device in devices.items())
+        notes.append(f"the file does not say which nodes a pool has ({listed})")
     return notes
 
 
@@ -350,7 +333,7 @@ class OpenRlhfExporter(RlExporter):
             ("train.colocate_all", pools.shared),
             ("vllm.enable_sleep", pools.shared),
             ("train.colocate_actor_ref", not pools.shared),
-            ("rollout.batch_size", self.prompts(rl)),
+            ("rollout.batch_size", self.prompts(rl.samples_per_step)),
             ("rollout.n_samples_per_prompt", self.samples_per_prompt),
         ]
         tokens = rl_plan.lengths.limit
@@ -411,16 +394,14 @@ class OpenRlhfImporter(RlImporter):
         actor = (whole("actor.num_nodes", 1) or 1) * (whole("actor.num_gpus_per_node", 8) or 8)
         engines = whole("vllm.num_engines")
         if engines is None:
-            raise FieldError(
-                "--vllm.num_engines: missing", path="--vllm.num_engines", hint="an rl request generates with an engine"
-            )
+            raise FieldError.at("--vllm.num_engines", "missing", hint="an rl request generates with an engine")
         asynchronous = flag("train.async_enable")
         queue = whole("train.async_queue_size", 1)
         shared = flag("train.colocate_all") and not asynchronous
         if actor % tp or (shared and actor != engines * tp):
-            raise FieldError(
-                f"--actor.num_gpus_per_node: {actor} GPUs of the actor do not fit {engines} engines of {tp} GPUs",
-                path="--actor.num_gpus_per_node",
+            raise FieldError.at(
+                "--actor.num_gpus_per_node",
+                f"{actor} GPUs of the actor do not fit {engines} engines of {tp} GPUs",
                 hint="correct the sizes",
             )
         new_tokens = whole("rollout.max_new_tokens", args.whole("generate_max_len"))
@@ -451,7 +432,7 @@ class VerlExporter(RlExporter):
         """Nodes and GPUs of rollout and trainer, sizes of a step, staleness."""
         rl, rl_plan, pools = self.pools(request, plan)
         pools.check("veRL", per_gpu=True)
-        generation, training, prompts = pools.generation, pools.training, self.prompts(rl)
+        generation, training, prompts = pools.generation, pools.training, self.prompts(rl.samples_per_step)
         notes = list(pools.notes)
         values: dict[str, Any] = {
             "trainer.nnodes": training.nodes,
@@ -473,7 +454,7 @@ class VerlExporter(RlExporter):
             stale = 0 if rl_plan.streaming is None else rl_plan.streaming.staleness
             values |= {
                 "trainer.v1.separate_async.parameter_sync_step": 1,
-                f"{_ACTOR}.ppo_mini_batch_size": self.mini_prompts(pools),
+                f"{_ACTOR}.ppo_mini_batch_size": self.prompts(pools.mini_batch, "an update"),
                 f"{_ROLLOUT}.checkpoint_engine.backend": "nccl",
                 _VERSIONS: None if stale is None else stale + 1,
                 "trainer.v1.sampler.max_off_policy_strategy": "wait",
@@ -492,7 +473,7 @@ class VerlExporter(RlExporter):
     def _training(self, pools: Pools, layout: Mapping[str, Any]) -> dict[str, Any]:
         """Keys of the training step: FSDP where it divides weights among copies alone, else Megatron."""
         values: dict[str, Any] = {
-            f"{_ACTOR}.ppo_mini_batch_size": self.mini_prompts(pools),
+            f"{_ACTOR}.ppo_mini_batch_size": self.prompts(pools.mini_batch, "an update"),
             f"{_ACTOR}.ppo_micro_batch_size_per_gpu": layout["micro_batch"],
             f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": layout["micro_batch"],
             "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": layout["micro_batch"],
@@ -544,9 +525,9 @@ class VerlImporter(RlImporter):
             except ValueError:
                 number = -1
             if not least <= number <= MAX_COUNT:
-                raise FieldError(
-                    f"{path}: {str(value)[:80]!r} is not a whole number from {least} to {MAX_COUNT}",
-                    path=path,
+                raise FieldError.at(
+                    path,
+                    f"{str(value)[:80]!r} is not a whole number from {least} to {MAX_COUNT}",
                     hint="correct the file",
                 )
             return number
@@ -561,16 +542,12 @@ class VerlImporter(RlImporter):
         mode = known(at(tree, _MODE, "sync"), _MODE)
         separate = mode == "separate_async"
         if separate and not rollout:
-            raise FieldError(
-                f"{_ROLLOUT}.nnodes: 0, and the mode is {mode}",
-                path=f"{_ROLLOUT}.nnodes",
-                hint="give the rollout's nodes",
-            )
+            raise FieldError.at(f"{_ROLLOUT}.nnodes", f"0, and the mode is {mode}", hint="give the rollout's nodes")
         hybrid = "actor_rollout_ref.hybrid_engine"
         if separate and known(at(tree, hybrid, True), hybrid) is not False:
-            raise FieldError(
-                "actor_rollout_ref.hybrid_engine: true with separate_async lets the trainer's GPUs generate too",
-                path="actor_rollout_ref.hybrid_engine",
+            raise FieldError.at(
+                "actor_rollout_ref.hybrid_engine",
+                "true with separate_async lets the trainer's GPUs generate too",
                 hint="an rl request has no such layout; set hybrid_engine to false",
             )
         versions = whole(_VERSIONS) if separate else None
@@ -607,9 +584,7 @@ def _tree(text: str) -> tuple[dict[str, Any], list[str]]:
         )
     for name in ("trainer", "actor_rollout_ref", "data"):
         if not isinstance(loaded.get(name) or {}, Mapping):
-            raise FieldError(
-                f"{name}: {str(loaded[name])[:80]!r} is no section", path=name, hint="write its keys below it"
-            )
+            raise FieldError.at(name, f"{str(loaded[name])[:80]!r} is no section", hint="write its keys below it")
     return dict(loaded), list(leaves(loaded))
 
 

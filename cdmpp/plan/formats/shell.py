@@ -63,7 +63,7 @@ class Unknown(str):
 def known(value: Any, path: str) -> Any:
     """The value; ``FieldError`` where it is :class:`Unknown`."""
     if isinstance(value, Unknown):
-        raise FieldError(f"{path}: {value.why}", path=path, hint="assign it in the text, or write the value itself")
+        raise FieldError.at(path, value.why, hint="assign it in the text, or write the value itself")
     return value
 
 
@@ -80,11 +80,11 @@ def commands(text: str) -> list[Command]:
         A quotation or bracket has no end, or the text or its expansions exceed :data:`MAX_TEXT`.
     """
     script = _Script(text.replace("\r\n", "\n"), {}, [])
-    found = script.commands()
-    if not found:
+    expanded = script.commands()
+    if not expanded:
         values = [word for value in script.variables.values() for item in _listed(value) for word in item.split()]
-        found = [(values, "")] if values else []
-    return [([script.resolved(word) for word in words], block) for words, block in found]
+        expanded = [(values, "")] if values else []
+    return [([script.resolved(word) for word in words], block) for words, block in expanded]
 
 
 class _Script:
@@ -99,7 +99,7 @@ class _Script:
         self._guard = self._sourced = ""
 
     def commands(self) -> list[Command]:
-        found: list[Command] = []
+        finished: list[Command] = []
         words: list[str] = []
         documents: list[str] = []
         outside: list[tuple[int, dict[str, str | list[str]], str]] = []
@@ -123,7 +123,7 @@ class _Script:
             elif not rest or (match := _OPERATOR.match(text, self._at)):
                 sign = match[0] if rest and match else ""
                 if words and not skip:
-                    found += self._finished(words)
+                    finished += self._finished(words)
                 if sign == "(":
                     self._spend(len(self.variables))
                     self._blocks.append(self._guard)
@@ -135,7 +135,7 @@ class _Script:
                     self._guard = self._guarded(sign, words)
                 words, skip, assigned = [], False, False
                 if not rest:
-                    return found
+                    return finished
                 self._at += len(sign)
                 while sign == "\n" and documents:
                     last = re.compile(rf"^\t*{re.escape(documents.pop(0))}$", re.MULTILINE).search(text, self._at)
@@ -175,9 +175,9 @@ class _Script:
             self._spend(len(self.variables))
             inner = _Script(words[at], dict(self.variables), self._parts)
             inner._depth, inner._spent, inner._sourced = self._depth + 1, self._spent, self._sourced
-            found = [(inside, block or self._block()) for inside, block in inner.commands()]
+            finished = [(inside, block or self._block()) for inside, block in inner.commands()]
             self._spent = inner._spent
-            return found
+            return finished
         return [(words, self._block())]
 
     def _guarded(self, sign: str, words: list[str]) -> str:

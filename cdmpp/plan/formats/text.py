@@ -12,6 +12,7 @@ from typing import Any
 from cdmpp.errors import FieldError, MissingDependencyError, install_hint
 from cdmpp.plan.formats.shell import Unknown, commands, known
 from cdmpp.predict.requests.fields import MAX_COUNT
+from cdmpp.utils.files import parse_json
 
 #: Option without a value.
 FLAG = True
@@ -44,32 +45,32 @@ def overrides(text: str) -> dict[str, Any]:
 
 
 def _options(words: list[str]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     name = ""
     for number, word in enumerate(words):
         option = re.fullmatch(r"--?([A-Za-z][\w.\-]*)(?:=(.*))?", word, re.DOTALL)
         if option is not None:
             name = option.group(1)
-            found[name] = FLAG if option.group(2) is None else _part(word, option.group(2))
+            values[name] = FLAG if option.group(2) is None else _part(word, option.group(2))
         elif name:
-            _check_single(word, found[name] is not FLAG)
-            given = found[name]
+            _check_single(word, values[name] is not FLAG)
+            given = values[name]
             before = given if isinstance(given, list) else [] if isinstance(given, bool) else [given]
-            found[name] = [*before, word] if before else word
+            values[name] = [*before, word] if before else word
         elif number:
             _check_single(word, True)
-    return found
+    return values
 
 
 def _overrides(words: list[str]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for before, word in zip(["-", *words], words, strict=False):
         item = re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", word, re.DOTALL)
         if item is not None:
-            found[item.group(1)] = _part(word, item.group(2))
+            values[item.group(1)] = _part(word, item.group(2))
         else:
             _check_single(word, not before.startswith("-") or "=" in before)
-    return found
+    return values
 
 
 def _part(word: str, value: str) -> str:
@@ -81,7 +82,6 @@ def _check_single(word: str, alone: bool) -> None:
 
     Parameters
     ----------
-    word : str
     alone : bool
         No option before it takes it as its value.
     """
@@ -91,11 +91,11 @@ def _check_single(word: str, alone: bool) -> None:
 
 def _merged(text: str, read: Callable[[list[str]], dict[str, Value]]) -> dict[str, Value]:
     """Values of all commands; those that a condition, a loop or a function decides are not known."""
-    found: dict[str, Value] = {}
+    merged: dict[str, Value] = {}
     programs: dict[str, list[tuple[str, dict[str, Value]]]] = {}
     for words, block in commands(text):
         if values := read(words):
-            found |= values
+            merged |= values
             programs.setdefault(words[0], []).append((block, values))
     for runs in programs.values():
         block = next((block for block, _ in runs if block), "")
@@ -103,8 +103,8 @@ def _merged(text: str, read: Callable[[list[str]], dict[str, Value]]) -> dict[st
         for _, values in runs if block else ():
             for name, value in values.items():
                 if times[name] < len(runs) or value != runs[0][1][name]:
-                    found[name] = Unknown(str(found[name]), f"its value is not known: {block} decides it")
-    return found
+                    merged[name] = Unknown(str(merged[name]), f"its value is not known: {block} decides it")
+    return merged
 
 
 def assumptions(what: str, framework: str, assumed: Mapping[str, int]) -> list[str]:
@@ -156,9 +156,9 @@ class CommandOptions:
                 self.assumed[f"--{name}"] = default
             return default
         if not re.fullmatch(r"\d{1,12}", value) or not 1 <= int(value) <= MAX_COUNT:
-            raise FieldError(
-                f"--{name}: {value[:40]!r} is not a whole number from 1 to {MAX_COUNT}",
-                path=f"--{name}",
+            raise FieldError.at(
+                f"--{name}",
+                f"{value[:40]!r} is not a whole number from 1 to {MAX_COUNT}",
                 hint="write the number, or assign the variable in the same text",
             )
         return int(value)
@@ -179,6 +179,14 @@ class CommandOptions:
     def ignored(self) -> tuple[str, ...]:
         """Options that were not taken, as they are in the file."""
         return tuple(f"--{name}" for name in self.remaining)
+
+
+def read_json(text: str, hint: str) -> Any:
+    """The value of a JSON text; FieldError with a hint where it is none."""
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise FieldError(f"the file is not JSON: {error}", hint=hint) from None
 
 
 def read_yaml(text: str) -> Any:

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
+from cdmpp.plan.formats.text import read_json
 from cdmpp.plan.precision.schema import PrecisionPlan
 from cdmpp.predict.requests.request import Answer, Name, Request
-from cdmpp.utils.files import parse_json
 
 #: Types that a torch module computes in, forward and backward.
 TYPES = ("float16", "bfloat16", "float32")
@@ -29,20 +29,20 @@ class TorchAmpExporter(PlanExporter):
         assert isinstance(plan, PrecisionPlan)
         by_name = {device.name: device.dtypes for device in plan.devices}
         if self.device is None and len(by_name) > 1:
-            raise FieldError(
-                "device: the plan has several devices, and a map is for one",
-                path="device",
+            raise FieldError.at(
+                "device",
+                "the plan has several devices, and a map is for one",
                 hint="give the option device: one of " + ", ".join(by_name),
             )
         name = self.device if self.device is not None else next(iter(by_name))
         if name not in by_name:
-            raise FieldError(f"device: {name!r} is not in the plan", path="device", hint="one of " + ", ".join(by_name))
+            raise FieldError.at("device", f"{name!r} is not in the plan", hint="one of " + ", ".join(by_name))
         types = by_name[name]
         integer = [operator for operator, dtype in types.items() if dtype not in TYPES]
         if integer:
-            raise FieldError(
-                f"operators: {', '.join(integer[:5])} compute in {types[integer[0]]}, for which torch has no training",
-                path="operators",
+            raise FieldError.at(
+                "operators",
+                f"{', '.join(integer[:5])} compute in {types[integer[0]]}, for which torch has no training",
                 hint=f"leave {', '.join(TYPES)} in the dtypes of the device {name!r}",
             )
         notes = ["operators are modules of the same name; apply_types names those that the module does not have"]
@@ -69,13 +69,10 @@ def read_types(text: str) -> dict[str, str]:
     FieldError
         The text is not a JSON object of types.
     """
-    try:
-        types = parse_json(text)
-    except ValueError as error:
-        raise FieldError(f"the file is not JSON: {error}", hint="give a file of the format torch-amp") from None
+    types = read_json(text, "give a file of the format torch-amp")
     if not isinstance(types, dict) or not types:
         raise FieldError("the file is not a JSON object", hint='module names to types: {"layers.0": "float16"}')
     for name, dtype in types.items():
         if not isinstance(dtype, str) or dtype not in TYPES:
-            raise FieldError(f"{name}: {dtype!r} is no type", path=name, hint="one of " + ", ".join(TYPES))
+            raise FieldError.at(name, f"{dtype!r} is no type", hint="one of " + ", ".join(TYPES))
     return types

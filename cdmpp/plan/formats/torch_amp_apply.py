@@ -31,7 +31,6 @@ def apply_types(module: nn.Module, types: Mapping[str, str]) -> None:
 
     Parameters
     ----------
-    module : nn.Module
     types : mapping of str to str
         Names of submodules to "float16", "bfloat16" or "float32", as in a file of the format ``torch-amp``. The
         modules do not contain each other.

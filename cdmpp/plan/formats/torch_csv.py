@@ -75,9 +75,9 @@ def to_csv(rows: Sequence[Sequence[Action]]) -> str:
 
 def _fused(request: FusedRequest, plan: FusedPlan) -> tuple[Rows, list[str]]:
     if len(request.models) > 1:
-        raise FieldError(
-            f"models: {len(request.models)} models share the ranks, and a schedule of torch has the stages of one",
-            path="models",
+        raise FieldError.at(
+            "models",
+            f"{len(request.models)} models share the ranks, and a schedule of torch has the stages of one",
             hint="plan one model for torch-csv; no format of torch.distributed.pipelining has several",
         )
     model = request.models[0]
@@ -104,17 +104,17 @@ def _fused(request: FusedRequest, plan: FusedPlan) -> tuple[Rows, list[str]]:
 
 def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows, list[str]]:
     if plan.order is None or plan.sub_batches is None:
-        raise FieldError(
-            "batches: the plan has several steps, and a schedule of torch has one", path="batches", hint='give "batch"'
+        raise FieldError.at(
+            "batches", "the plan has several steps, and a schedule of torch has one", hint='give "batch"'
         )
     chain = _chain(request)
     sizes = {name: set(cut.items) for name, cut in plan.sub_batches.items()}
     counts = {name: cut.count for name, cut in plan.sub_batches.items()}
     if len(set(counts.values())) > 1 or any(len(items) > 1 for items in sizes.values()):
-        each = ", ".join(f"{name} {plan.sub_batches[name].items}" for name in chain)
-        raise FieldError(
-            f"sub_batches: torch divides a batch into equal micro-batches, and the plan does not (items: {each})",
-            path="sub_batches",
+        listed = ", ".join(f"{name} {plan.sub_batches[name].items}" for name in chain)
+        raise FieldError.at(
+            "sub_batches",
+            f"torch divides a batch into equal micro-batches, and the plan does not (items: {listed})",
             hint="a plan of one module whose items its number of sub-micro-batches divides can be exported",
         )
     stages: dict[tuple[str, int, int], int] = {}
@@ -141,9 +141,9 @@ def _chain(request: MultimodalRequest) -> list[str]:
     first = [name for name in names if not before[name]]
     branches = len(first) > 1 or any(len(after) > 1 for after in before.values())
     if branches or any(sum(name in after for after in before.values()) > 1 for name in names):
-        raise FieldError(
-            "modules: torch sends the output of a stage to the next stage only, and these modules are no chain",
-            path="modules",
+        raise FieldError.at(
+            "modules",
+            "torch sends the output of a stage to the next stage only, and these modules are no chain",
             hint="a plan of one module, or of modules one behind the other, can be exported",
         )
     chain = first
@@ -171,9 +171,7 @@ def _split(request: SplitRequest, plan: SplitPlan) -> tuple[Rows, list[str]]:
 
 def _simulated(request: SimulateRequest, plan: SimulatePlan) -> tuple[Rows, list[str]]:
     if plan.timeline is None:
-        raise FieldError(
-            "timeline: the plan has no passes", path="timeline", hint='omit "timeline": false in the request'
-        )
+        raise FieldError.at("timeline", "the plan has no passes", hint='omit "timeline": false in the request')
     delayed = {(item.stage, item.micro_batch) for item in plan.timeline if item.kind == "W"}
     rows: Rows = [[] for _ in range(request.ranks_used)]
     for item in plan.timeline:
@@ -194,9 +192,9 @@ def _simulated(request: SimulateRequest, plan: SimulatePlan) -> tuple[Rows, list
 def _check_ranks(rows: Rows) -> None:
     idle = [str(rank) for rank, row in enumerate(rows) if not row]
     if idle:
-        raise FieldError(
-            f"ranks: {', '.join(idle)} of {len(rows)} run no stage, and torch needs one on each",
-            path="ranks",
+        raise FieldError.at(
+            "ranks",
+            f"{', '.join(idle)} of {len(rows)} run no stage, and torch needs one on each",
             hint=f"plan for {len(rows) - len(idle)} ranks",
         )
 
@@ -227,11 +225,11 @@ class TorchCsvImporter(RequestImporter):
             order.append(passes)
         if not any(order):
             raise FieldError("no pass in the file", hint="a schedule has rows of actions such as 0F0,0F1,0B0,0B1")
-        found = {step["stage"] for row in order for step in row}
-        stages = 1 + max(found)
-        if len(found) < stages:
+        numbers = {step["stage"] for row in order for step in row}
+        stages = 1 + max(numbers)
+        if len(numbers) < stages:
             raise FieldError(
-                f"stage {next(s for s in range(stages) if s not in found)} has no passes, and stage {stages - 1} has",
+                f"stage {next(s for s in range(stages) if s not in numbers)} has no passes, and stage {stages - 1} has",
                 hint="number the stages from 0",
             )
         micro_batches = 1 + max(step["micro_batch"] for row in order for step in row)
@@ -249,9 +247,9 @@ def _actions(cell: str, place: str) -> tuple[list[tuple[int, str, int]], bool]:
 
 def _parse(parts: list[str], place: str) -> Iterator[tuple[int, str, int]]:
     for part in filter(None, map(str.strip, parts)):
-        found = _ACTION.fullmatch(part)
-        if found is None or (found.group(2) in _PASSES and not found.group(3)):
+        match = _ACTION.fullmatch(part)
+        if match is None or (match.group(2) in _PASSES and not match.group(3)):
             raise FieldError(
                 f"{place}: {part[:40]!r} is no action", hint="an action is stage, type and micro-batch, such as 2F0"
             )
-        yield int(found.group(1)), found.group(2), int(found.group(3) or 0)
+        yield int(match.group(1)), match.group(2), int(match.group(3) or 0)

@@ -10,8 +10,8 @@ from pydantic import Field
 from cdmpp.errors import FieldError
 from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import Symbol, symbol, tensor_parallel
-from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter, at, leaves
+from cdmpp.plan.formats.layers import LayerExporter, symbol
+from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter, at, leaves
 from cdmpp.plan.formats.transformer import Training, TrainingJob, ended, micro_batch_count
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
@@ -40,18 +40,10 @@ _FLAVORS: dict[str, dict[str, tuple[int, int, int, int, int, int, int]]] = {
 }
 
 
-class TorchtitanExporter(PlanExporter):
+class TorchtitanExporter(LayerExporter):
     """Writes TOML for ``[parallelism]``: degrees, schedule and ``module_fqns_per_model_part``."""
 
     kinds = ("split",)
-
-    tp: Annotated[
-        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
-    ] = None
-    symbols: Annotated[
-        dict[str, Symbol],
-        Field(default_factory=dict, description="Symbol of a layer by its name, as in megatron-layout."),
-    ]
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """1F1B with one stage on each rank, as the plan's step is emulated."""
@@ -62,7 +54,7 @@ class TorchtitanExporter(PlanExporter):
             [name for layer in modules[stage.first_layer : stage.last_layer + 1] for name in layer]
             for stage in plan.stages
         ]
-        tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request)
+        tp, notes = self.ranks_of(request)
         text = "\n".join(
             [
                 "[parallelism]",
@@ -82,7 +74,7 @@ class TorchtitanExporter(PlanExporter):
         """Modules of each layer; the embedding, the norm and the output are added where no layer has their name."""
         symbols = [symbol(name, self.symbols) for name in names]
         if "m" in symbols:
-            raise FieldError("layers: torchtitan has no multi-token prediction", path="layers")
+            raise FieldError.at("layers", "torchtitan has no multi-token prediction")
         blocks = iter(range(len(names)))
         modules = [[f"layers.{next(blocks)}"] if letter == "t" else [] for letter in symbols]
         first = symbols.index("E") if "E" in symbols else 0
@@ -139,7 +131,7 @@ class TorchtitanImporter(RequestImporter):
         model = torchtitan_model(name, flavor) if self.model is None else read_config(self.model, "model")
         for degree in ("parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"):
             if fields.whole(degree, 1) > 1:
-                raise FieldError(f"{degree}: more than 1 cannot be imported", path=degree, hint="set it to 1")
+                raise FieldError.at(degree, "more than 1 cannot be imported", hint="set it to 1")
         pp = fields.whole("parallelism.pipeline_parallel_degree", 1)
         run = Training(
             micro_batch=fields.whole("parallelism.pipeline_parallel_microbatch_size", 1),
@@ -148,8 +140,7 @@ class TorchtitanImporter(RequestImporter):
             dtype=str(fields.value("training.mixed_precision_param", "bfloat16")),
             sequence_parallel=True,
         )
-        if run.tp > 1:
-            notes.append("sequence parallelism is priced as all-reduces of the same bytes")
+        notes += run.notes()
         replicate = fields.whole("parallelism.data_parallel_replicate_degree", 1)
         shard = fields.whole("parallelism.data_parallel_shard_degree", 1)
         if at(tree, "parallelism.data_parallel_shard_degree", -1) == -1 and self.dp is None:
@@ -165,9 +156,9 @@ class TorchtitanImporter(RequestImporter):
         stages = _stages(fields.value("parallelism.module_fqns_per_model_part"), model)
         stages = stages if stages is not None else _default_stages(fields, model, pp, schedule)
         if len(stages) % pp:
-            raise FieldError(
-                f"parallelism.pipeline_parallel_degree: {len(stages)} stages are no multiple of {pp} ranks",
-                path="parallelism.pipeline_parallel_degree",
+            raise FieldError.at(
+                "parallelism.pipeline_parallel_degree",
+                f"{len(stages)} stages are no multiple of {pp} ranks",
                 hint="correct the file",
             )
         job = TrainingJob(
@@ -195,13 +186,13 @@ def _schedule(fields: _Fields, kind: str) -> str:
     if kind == "split":
         return "1f1b"
     if file:
-        raise FieldError(
-            f"parallelism.pipeline_parallel_schedule_csv: the schedule is in another file ({file})",
-            path="parallelism.pipeline_parallel_schedule_csv",
+        raise FieldError.at(
+            "parallelism.pipeline_parallel_schedule_csv",
+            f"the schedule is in another file ({file})",
             hint="import that file with the format torch-csv, and its order as the field schedule",
         )
     if name.lower() not in _SCHEDULES:
-        raise FieldError(f"{path}: {name!r} is not known", path=path, hint="known are 1F1B, GPipe and Interleaved1F1B")
+        raise FieldError.at(path, f"{name!r} is not known", hint="known are 1F1B, GPipe and Interleaved1F1B")
     return _SCHEDULES[name.lower()]
 
 
@@ -211,7 +202,7 @@ def _stages(parts: Any, model: LLMConfig) -> list[dict[str, int]] | None:
         return None
     path = "parallelism.module_fqns_per_model_part"
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-        raise FieldError(f"{path}: not a list of lists of names", path=path, hint="correct the file")
+        raise FieldError.at(path, "not a list of lists of names", hint="correct the file")
     stages = [
         {
             "embedding": part.count(EMBEDDING),
@@ -222,9 +213,7 @@ def _stages(parts: Any, model: LLMConfig) -> list[dict[str, int]] | None:
     ]
     blocks = sum(stage["block"] for stage in stages)
     if blocks != model.layers:
-        raise FieldError(
-            f"{path}: {blocks} layers, but the model has {model.layers}", path=path, hint="name each layer once"
-        )
+        raise FieldError.at(path, f"{blocks} layers, but the model has {model.layers}", hint="name each layer once")
     return stages
 
 
@@ -239,14 +228,12 @@ def _default_stages(fields: _Fields, model: LLMConfig, pp: int, schedule: str) -
         stages = -(-whole // fields.whole(f"{prefix}layers_per_stage", 1))
     if stages == 1:
         return ended([{"block": model.layers}])
-    each, more = divmod(whole, stages)
-    if each < max(first, last, 1):
-        raise FieldError(
-            f"{prefix}degree: {stages} stages are too many for {model.layers} layers",
-            path=f"{prefix}degree",
-            hint="use fewer stages",
+    per_stage, remainder = divmod(whole, stages)
+    if per_stage < max(first, last, 1):
+        raise FieldError.at(
+            f"{prefix}degree", f"{stages} stages are too many for {model.layers} layers", hint="use fewer stages"
         )
-    sizes = [each + (index < more) for index in range(stages)]
+    sizes = [per_stage + (index < remainder) for index in range(stages)]
     sizes[0] -= first
     sizes[-1] -= last
     return ended([{"block": size} for size in sizes])

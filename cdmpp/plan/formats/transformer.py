@@ -31,15 +31,12 @@ class TrainingJob:
 
     Attributes
     ----------
-    model : LLMConfig
-    run : Training
     pp : int
         Ranks of the pipeline.
     virtual : int
         Stages on each rank.
     micro_batches : int
         Of a step of one data-parallel copy.
-    device : str or dict
     dp : int
         Data-parallel copies.
     schedule : str or dict
@@ -76,9 +73,9 @@ class TrainingJob:
         """
         check_dense(self.model)
         if self.pp * self.virtual > self.model.layers + 2:
-            raise FieldError(
-                f"pipeline: {self.pp} ranks of {self.virtual} stages are too many for {self.model.layers} layers",
-                path="pipeline",
+            raise FieldError.at(
+                "pipeline",
+                f"{self.pp} ranks of {self.virtual} stages are too many for {self.model.layers} layers",
                 hint="use fewer stages",
             )
         check_tensor_parallel(self.model, self.run.tp, "tensor-parallel size")
@@ -115,8 +112,8 @@ class TrainingJob:
             sends = [transfer_form(self.model, self.run, self.device, span) for span in spans]
             request["transfer"] = sends if len(set(spans)) > 1 else sends[0]
         if self.dp > 1:
-            most = max(form["weight_bytes"] for form in forms) * self.virtual
-            gradients = {"operator": "all_reduce", "bytes": most / WEIGHT_BYTES * 4, "ranks": self.dp}
+            max_bytes = max(form["weight_bytes"] for form in forms) * self.virtual
+            gradients = {"operator": "all_reduce", "bytes": max_bytes / WEIGHT_BYTES * 4, "ranks": self.dp}
             # Tensor-parallel ranks are neighbours, then come the data-parallel copies, then the stages.
             gradients["span"] = self.dp * self.run.tp
             request["replicas"] = [self.micro_batches] * (self.dp - 1)
@@ -140,9 +137,9 @@ def micro_batch_count(sequences: int, micro_batch: int, dp: int, option: str) ->
         The sequences of a step cannot be divided into them.
     """
     if sequences % (micro_batch * dp):
-        raise FieldError(
-            f"{option}: {sequences} sequences are no multiple of {micro_batch} in a micro-batch times {dp} copies",
-            path=option,
+        raise FieldError.at(
+            option,
+            f"{sequences} sequences are no multiple of {micro_batch} in a micro-batch times {dp} copies",
             hint="correct the file, or give the option dp",
         )
     return sequences // (micro_batch * dp)
@@ -158,7 +155,6 @@ class Training:
         Sequences of a micro-batch; tokens of a sequence.
     tp : int
         Tensor-parallel ranks of each stage.
-    dtype : str
     sequence_parallel : bool
         Whether each tensor-parallel rank has a part of the tokens between the linear layers.
     fp8_scaling : str, optional
@@ -192,6 +188,11 @@ class Training:
         """Element types of the products that give the gradients of their weights."""
         return self.product_types if self.fp8_weight_gradient else {"dtype": self.dtype}
 
+    def notes(self) -> list[str]:
+        """Assumptions of the price."""
+        exact = not self.sequence_parallel or self.tp == 1
+        return [] if exact else ["sequence parallelism is priced as all-reduces of the same bytes"]
+
     @property
     def row_tokens(self) -> int:
         """Tokens of a tensor-parallel rank between the linear layers."""
@@ -204,10 +205,8 @@ def check_dense(model: LLMConfig) -> None:
         what = "layers of experts" if model.experts is not None else "latent attention"
         if model.experts is None and model.latent is None:
             what = "layers that differ"
-        raise FieldError(
-            f"model: {what} cannot be imported",
-            path="model",
-            hint="write the layers of the request by hand (docs/pipelines.md)",
+        raise FieldError.at(
+            "model", f"{what} cannot be imported", hint="write the layers of the request by hand (docs/pipelines.md)"
         )
 
 
@@ -216,9 +215,7 @@ def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
     for name in ("heads", "kv_heads", "intermediate", "vocab"):
         count = getattr(model, name)
         if count % tp and not (name == "kv_heads" and tp % count == 0):
-            raise FieldError(
-                f"{option}: {tp} ranks do not divide {count} ({name})", path=option, hint="choose a divisor"
-            )
+            raise FieldError.at(option, f"{tp} ranks do not divide {count} ({name})", hint="choose a divisor")
 
 
 def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:
@@ -226,8 +223,6 @@ def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -
 
     Parameters
     ----------
-    model : LLMConfig
-    run : Training
     transfer : dict, optional
         Predicted cost of sending a layer's output to another rank.
     """
@@ -247,7 +242,6 @@ def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device
     ----------
     parts : mapping of str to int
         Numbers of "embedding", "block" and "head" in this stage.
-    device : str or dict
     **fields
         Further fields of the stage.
     """

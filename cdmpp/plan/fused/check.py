@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.base import validation_errors
+from cdmpp.plan.base.solve import first_faults, schema_faults
 from cdmpp.plan.fused.list_scheduling import EQUAL, greedy, lower_bound_s, serial_1f1b
 from cdmpp.plan.fused.problem import FusedProblem, FusedTask, all_tasks, duration_s, peaks, predecessor, run_order
-from cdmpp.plan.fused.schema import Figure, FusedRequest
+from cdmpp.plan.fused.schema import FusedPass, FusedRequest
 from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.requests.pricing import Figure
+from cdmpp.predict.requests.request import Interval
 
 #: Largest difference between a claimed time and the simulated one, as a share of the makespan.
 TOLERANCE = 1e-9
-_MAX_FAULTS = 20
 
 
-class _Lenient(BaseModel):
-    # Plans of other programs may have more fields.
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+# Plans of other programs may have more fields.
+_LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-class _Step(_Lenient):
-    model: int
-    copy_: Annotated[int, Field(alias="copy")]
-    way: Annotated[Literal["F", "B"], Field(alias="pass")]
-    micro_batch: int
-    start_s: float
-    end_s: float
+class _Step(FusedPass):
+    model_config = _LENIENT
 
 
-class _Interval(_Lenient):
-    lower_s: float
-    upper_s: float
+class _Interval(Interval):
+    model_config = _LENIENT
 
 
-class _Claim(_Lenient):
+class _Claim(BaseModel):
+    model_config = _LENIENT
+
     makespan_s: float
     lower_bound_s: float
     gap: float
@@ -76,14 +72,13 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     try:
         claim = _Claim.model_validate(answer)
     except ValidationError as error:
-        return validation_errors.faults(error, _MAX_FAULTS)
+        return schema_faults(error)
     faults = list(_task_faults(problem, claim))
     if not faults:
         faults = [*_time_faults(problem, claim), *_figure_faults(problem, claim), *_baseline_faults(problem, claim)]
     if not faults:
         faults = list(_interval_faults(request, problem, claim))
-    more = len(faults) - _MAX_FAULTS
-    return [*faults[:_MAX_FAULTS], f"and {more} more"] if more > 0 else faults
+    return first_faults(faults)
 
 
 def _tasks(problem: FusedProblem, claim: _Claim) -> list[list[FusedTask]]:
@@ -95,7 +90,7 @@ def _tasks(problem: FusedProblem, claim: _Claim) -> list[list[FusedTask]]:
         for stage in range(model.stages)
     }
     return [
-        [FusedTask(s.model, s.copy_, stages.get((s.model, s.copy_, rank), -1), s.way, s.micro_batch) for s in row]
+        [FusedTask(s.model, s.copy_, stages.get((s.model, s.copy_, rank), -1), s.pass_, s.micro_batch) for s in row]
         for rank, row in enumerate(claim.order)
     ]
 
@@ -180,15 +175,15 @@ def _figure_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
 def _baseline_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
     """Baselines that are not what they are called, impossible, or shorter than the plan."""
     bound_s = lower_bound_s(problem)
-    found_s: dict[str, float | None] = {}
+    scheduled_s: dict[str, float | None] = {}
     if "serial_1f1b" in claim.baselines:
-        found_s["serial_1f1b"] = serial_1f1b(problem)[1]
+        scheduled_s["serial_1f1b"] = serial_1f1b(problem)[1]
     if "greedy" in claim.baselines:
         limit = math.inf if problem.max_activations is None else problem.max_activations * (1 + EQUAL)
         schedule = greedy(problem, limit)
-        found_s["greedy"] = None if schedule is None else schedule.makespan_s
+        scheduled_s["greedy"] = None if schedule is None else schedule.makespan_s
     for name, seconds in claim.baselines.items():
-        expected_s = found_s.get(name, seconds)
+        expected_s = scheduled_s.get(name, seconds)
         if expected_s is None:
             yield f"baselines.{name}: {seconds:.9g}, but within max_activations it ends in a deadlock"
         elif abs(seconds - expected_s) > 2 * TOLERANCE * expected_s:

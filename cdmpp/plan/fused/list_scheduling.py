@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cdmpp.plan.base import one_machine
+from cdmpp.plan.base.task_graph import jackson_bound_s
 from cdmpp.plan.fused.problem import FusedProblem, GroupArrays, Model
 from cdmpp.utils.jit import jit
 
@@ -418,7 +418,7 @@ def lower_bound_s(problem: FusedProblem) -> float:
     tasks = problem.tasks
     head, tail = heads_and_tails(problem)
     duration = tasks.duration[tasks.group]
-    work_s = one_machine.lower_bound_s(tasks.rank[tasks.group], problem.ranks, duration, head, tail)
+    work_s = jackson_bound_s(tasks.rank[tasks.group], problem.ranks, duration, head, tail)
     return max(work_s, memory_bound_s(problem))
 
 

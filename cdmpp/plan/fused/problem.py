@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.utils.jit import jit
+from cdmpp.plan.base.task_graph import make_graph, run_in_order
 
 Direction = Literal["down", "up"]
 Pass = Literal["F", "B"]
@@ -75,16 +75,16 @@ class FusedProblem:
     def __post_init__(self) -> None:
         for index, model in enumerate(self.models):
             if self.ranks % model.stages:
-                raise FieldError(
-                    f"models.{index}.stages: {model.stages} stages do not divide {self.ranks} ranks",
-                    path=f"models.{index}.stages",
+                raise FieldError.at(
+                    f"models.{index}.stages",
+                    f"{model.stages} stages do not divide {self.ranks} ranks",
                     hint="the replicas of a model fill the ranks side by side",
                 )
         largest = max(model.activation for model in self.models)
         if self.max_activations is not None and self.max_activations < largest:
-            raise InfeasibleError(
-                f"max_activations: {self.max_activations:g} is too small; at least {largest:g} is needed",
-                path="max_activations",
+            raise InfeasibleError.at(
+                "max_activations",
+                f"{self.max_activations:g} is too small; at least {largest:g} is needed",
                 hint="a rank holds at least one micro-batch of the model with the largest activations",
             )
 
@@ -312,7 +312,7 @@ def run_order(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> di
         if remaining == before:
             rank = next(r for r, row in enumerate(order) if position[r] < len(row))
             path = f"order.{rank}.{position[rank]}"
-            raise FieldError(f"{path}: never starts: the orders of the ranks are in a deadlock", path=path)
+            raise FieldError.at(path, "never starts: the orders of the ranks are in a deadlock")
     return times
 
 
@@ -320,41 +320,13 @@ def run_numbers(problem: FusedProblem, orders: Sequence[np.ndarray]) -> tuple[np
     """Start and end of every task as :func:`run_order`, with task numbers in valid orders; shapes (tasks,)."""
     tasks = problem.tasks
     before = tasks.before[tasks.group]
-    earlier = np.where(before >= 0, tasks.offset[before] + tasks.index, -1)
-    firsts = np.concatenate([[0], np.cumsum([len(order) for order in orders])])
-    start_s, end_s = np.zeros(tasks.size), np.full(tasks.size, -1.0)
-    _run(np.concatenate(orders), firsts, earlier, tasks.duration[tasks.group], start_s, end_s)
-    return start_s, end_s
-
-
-@jit
-def _run(
-    orders: np.ndarray,
-    firsts: np.ndarray,
-    earlier: np.ndarray,
-    duration_s: np.ndarray,
-    start_s: np.ndarray,
-    end_s: np.ndarray,
-) -> None:
-    """Fill starts and ends, rank after rank as far as predecessors have ended, until all tasks have."""
-    ranks = len(firsts) - 1
-    position, free_s = firsts[:-1].copy(), np.zeros(ranks)
-    left, moved = len(orders), True
-    while left and moved:
-        moved = False
-        for rank in range(ranks):
-            while position[rank] < firsts[rank + 1]:
-                task = orders[position[rank]]
-                before = earlier[task]
-                if before >= 0 and end_s[before] < 0:
-                    break
-                start_s[task] = free_s[rank]
-                if before >= 0 and end_s[before] > start_s[task]:
-                    start_s[task] = end_s[before]
-                end_s[task] = free_s[rank] = start_s[task] + duration_s[task]
-                position[rank] += 1
-                left -= 1
-                moved = True
+    later = np.flatnonzero(before >= 0)
+    earlier = tasks.offset[before[later]] + tasks.index[later]
+    graph = make_graph(tasks.duration[tasks.group], [earlier], [later])
+    firsts = np.cumsum([0, *map(len, orders)])
+    start_s, place = np.empty(tasks.size), np.empty(tasks.size, np.int64)
+    run_in_order(graph, firsts, np.concatenate(orders), start_s, place)
+    return start_s, start_s + graph.duration_s
 
 
 def peaks(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> list[float]:
@@ -368,8 +340,3 @@ def peaks(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> list[f
             peak = max(peak, held)
         result.append(peak)
     return result
-
-
-def makespan_s(times: Mapping[FusedTask, tuple[float, float]]) -> float:
-    """End of the last task, in seconds."""
-    return max(end for _, end in times.values())

@@ -11,7 +11,7 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.fused.problem import FusedProblem, Model
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
-from cdmpp.predict.requests.pricing import Cost, PredictedCost
+from cdmpp.predict.requests.pricing import Cost, Figure, PredictedCost
 from cdmpp.predict.requests.request import (
     Budget,
     Bytes,
@@ -32,7 +32,6 @@ from cdmpp.utils.units import format_latency
 MAX_ACTIVATION = 1e12
 #: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
 MAX_RATIO = 1e9
-Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class ModelForm(Closed):
@@ -169,8 +168,8 @@ class FusedRequest(Request[FusedPlan]):
         needing = "memory_bytes" if self.memory_bytes is not None else "activation_bytes"
         if not all(in_bytes) and (any(in_bytes) or self.memory_bytes is not None):
             path = f"models.{in_bytes.index(False)}.activation_bytes"
-            raise FieldError(
-                f"{path}: missing, and the request has {needing}", path=path, hint="give it for all models or for none"
+            raise FieldError.at(
+                path, f"missing, and the request has {needing}", hint="give it for all models or for none"
             )
         self._problem([(1.0, 1.0)] * len(self.models))
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cdmpp.plan.base import validation_errors
+from cdmpp.plan.base.solve import first_faults, schema_faults
 from cdmpp.plan.multimodal.modules import Module, chunk_cost, link_items
 from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest, StepPlan
 from cdmpp.predict.prediction import Prediction
 
 #: Largest difference between a claimed and a computed figure, as a share of the makespan or of the bytes.
 TOLERANCE = 1e-9
-_MAX_FAULTS = 20
 #: Module, place in its chain of layout entries, pass, sub-micro-batch.
 _Task = tuple[int, int, str, int]
 
@@ -37,13 +36,12 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
         claim = MultimodalPlan.model_validate(answer)
         plans = claim.step_plans()
     except ValidationError as error:
-        return validation_errors.faults(error, _MAX_FAULTS)
+        return schema_faults(error)
     faults = list(_faults(request.with_prices(prices), answer, claim, plans))
     faults += _interval_faults(claim, bool(prices), "")
     for number, plan in enumerate(claim.plans or []):
         faults += _interval_faults(plan, bool(prices), f"plans.{number}.")
-    more = len(faults) - _MAX_FAULTS
-    return [*faults[:_MAX_FAULTS], f"and {more} more"] if more > 0 else faults
+    return first_faults(faults)
 
 
 def _faults(

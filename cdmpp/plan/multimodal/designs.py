@@ -15,30 +15,36 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cdmpp.plan.multimodal.candidates import (
+from cdmpp.plan.multimodal.dispatch import DispatchRule
+from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
+from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.placement import (
+    Cuts,
+    Items,
+    Placement,
+    cuts_of,
     micro_batch_counts,
-    one_f_one_b_orders,
+    move_layer,
+    place,
     segment_placements,
     split_micro_batches,
     task_count,
 )
-from cdmpp.plan.multimodal.exact import ROUNDING, shorten
-from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
-from cdmpp.plan.multimodal.modules import split_evenly
-from cdmpp.plan.multimodal.placement import Cuts, Items, Placement, cuts_of, move_layer, place
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.multimodal.search import ROUNDING, shorten
+from cdmpp.plan.multimodal.tasks import (
     ALTERNATE_RULE,
     FIRST_RULES,
     Schedule,
+    StepSettings,
+    Tasks,
     data_order_key,
     initial_keys,
     least_memory_orders,
     list_schedule,
+    one_f_one_b_orders,
     schedule_orders,
     sequence_by,
 )
-from cdmpp.plan.multimodal.task_graph import DispatchRule
-from cdmpp.plan.multimodal.tasks import StepSettings, Tasks
 from cdmpp.predict.requests.budget import SearchControl
 
 _MEMORY_RULES = FIRST_RULES[:2]
@@ -81,7 +87,7 @@ class StepDesigns:
         Least memory that an evaluated order needs, by placement; computed until a design is found.
     steps : int
         Orders that were evaluated.
-    found : bool
+    has_plan : bool
         Whether there is a plan: designs that would take longer than the rest of the budget are left out.
     """
 
@@ -90,14 +96,14 @@ class StepDesigns:
         self.bound_s = math.inf
         self.least_bytes: dict[object, float] = {}
         self.steps = 0
-        self.found = False
+        self.has_plan = False
         self._known: set[int] = set()
         self._seconds_per_task = 0.0
 
     def evaluate(self, placement: Placement, items: Items, cutoff_s: float = math.inf) -> Evaluated | None:
         """Quick schedules of a design; None if it is known, cannot be below ``cutoff_s``, or does not fit."""
         key = hash((placement.chunks, items))
-        if key in self._known or (self.found and not self._affordable(placement, items)):
+        if key in self._known or (self.has_plan and not self._affordable(placement, items)):
             return None
         self._known.add(key)
         if quick_bound_s(self.step, placement, items) >= cutoff_s * (1 - ROUNDING):
@@ -124,7 +130,7 @@ class StepDesigns:
 
     def segments_1f1b(self, placement: Placement, items: Sequence[Sequence[int]]) -> Schedule | None:
         """1F1B of segments in data order; None where it does not fit, or takes too long to compute."""
-        if self.found and not self._affordable(placement, items):
+        if self.has_plan and not self._affordable(placement, items):
             return None
         with self._timed(task_count(placement, items)):
             tasks = self._tasks(placement, items)
@@ -136,7 +142,7 @@ class StepDesigns:
         if tasks.limited:
             knobs = choose_knobs(tasks, orders)
             if knobs is None:
-                if not self.found:
+                if not self.has_plan:
                     chunks = tasks.placement.chunks
                     self.least_bytes[chunks] = min(self.least_bytes.get(chunks, math.inf), least_bytes(tasks, orders))
                 return None
@@ -193,7 +199,7 @@ class StepDesigns:
         schedules = []
         for candidate in [*orders, least_memory_orders(tasks)]:
             self.steps += 1
-            if self.found and schedule_orders(tasks, candidate).makespan_s >= cutoff_s:
+            if self.has_plan and schedule_orders(tasks, candidate).makespan_s >= cutoff_s:
                 continue
             schedule = self.fit(tasks, candidate)
             if schedule is not None:
@@ -396,8 +402,8 @@ class DesignSearch:
             return self._rebalanced(design)
         segments = self._segments(design)
         i = int(self._rng.integers(len(segments)))
-        most = self.modules[i].most_segments(self.ranks)
-        segments[i] = int(np.clip(segments[i] + self._rng.choice((-1, 1)), 1, most))
+        max_segments = self.modules[i].most_segments(self.ranks)
+        segments[i] = int(np.clip(segments[i] + self._rng.choice((-1, 1)), 1, max_segments))
         choices = self._balanced(design, segments)
         return replace(design, cuts=choices[int(self._rng.integers(len(choices)))])
 

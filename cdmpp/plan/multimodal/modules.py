@@ -11,6 +11,7 @@ import numpy as np
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import interpolate
+from cdmpp.plan.base.task_graph import sort_topologically
 
 #: Share of the peak items per second that PipeWeaver's sub-micro-batches reach.
 EFFICIENCY = 0.95
@@ -115,10 +116,10 @@ def topological_order(modules: Sequence[Module]) -> list[int]:
     FieldError
         The modules form a cycle.
     """
-    return sort_topologically([module.name for module in modules], [module.after for module in modules])
+    return order_modules([module.name for module in modules], [module.after for module in modules])
 
 
-def sort_topologically(names: Sequence[str], after: Sequence[Sequence[int]]) -> list[int]:
+def order_modules(names: Sequence[str], after: Sequence[Sequence[int]]) -> list[int]:
     """Indices in topological order; ``after``: for each name the indices that come before it.
 
     Raises
@@ -126,15 +127,11 @@ def sort_topologically(names: Sequence[str], after: Sequence[Sequence[int]]) -> 
     FieldError
         There is a cycle.
     """
-    remaining, order = list(range(len(names))), list[int]()
-    while remaining:
-        ready = next((i for i in remaining if all(j in order for j in after[i])), None)
-        if ready is None:
-            cycle = ", ".join(names[i] for i in remaining)
-            path = f"modules.{remaining[0]}.after"
-            raise FieldError(f"{path}: modules wait for each other: {cycle}", path=path)
-        remaining.remove(ready)
-        order.append(ready)
+    order, cycle = sort_topologically(after)
+    if cycle:
+        remaining = sorted({*range(len(names))} - {*order})
+        cycle_names = ", ".join(names[i] for i in remaining)
+        raise FieldError.at(f"modules.{remaining[0]}.after", f"modules wait for each other: {cycle_names}")
     return order
 
 
@@ -156,25 +153,21 @@ class ItemLink:
     other: int
     forward: bool
 
-    def pairs(self, single: Sequence[int], other: Sequence[int]) -> np.ndarray:
-        """Pairs of sub-micro-batches that share items.
-
-        Parameters
-        ----------
-        single, other : sequence of int
-            Items of each sub-micro-batch of the two modules.
-
-        Returns
-        -------
-        ndarray of int64, shape (pairs, 2)
-            Sub-micro-batches of ``single`` and of ``other``, growing.
-        """
-        return _pairs(tuple(single), tuple(other))
-
 
 @lru_cache(maxsize=4096)
-def _pairs(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
-    """:meth:`ItemLink.pairs`; cached because a search repeats the same calls."""
+def shared_units(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
+    """Pairs of sub-micro-batches of two linked modules that share items; cached because a search repeats its calls.
+
+    Parameters
+    ----------
+    single, other : tuple of int
+        Items of each sub-micro-batch of :attr:`ItemLink.single` and of :attr:`ItemLink.other`.
+
+    Returns
+    -------
+    ndarray of int64, shape (pairs, 2)
+        Sub-micro-batches of ``single`` and of ``other``, growing.
+    """
     other_items = np.arange(sum(single)) * sum(other) // max(1, sum(single))
     single_units = np.repeat(np.arange(len(single)), single)
     other_units = np.searchsorted(np.cumsum(other), other_items, side="right")

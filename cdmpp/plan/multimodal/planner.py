@@ -8,24 +8,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.multimodal.candidates import (
+from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
+from cdmpp.plan.multimodal.knobs import choose_knobs
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
+from cdmpp.plan.multimodal.placement import (
     MAX_CUT_PASSES,
+    Items,
+    Placement,
+    contiguous_at,
+    contiguous_cuts,
     contiguous_placements,
+    cuts_of,
+    move_layer,
     rank_pairs,
     rule_placement,
     rule_sizes,
     segment_placements,
     split_batch,
 )
-from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
-from cdmpp.plan.multimodal.exact import MAX_TASKS, solve_exactly, try_all
-from cdmpp.plan.multimodal.knobs import choose_knobs
-from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
-from cdmpp.plan.multimodal.placement import Items, Placement, contiguous_at, contiguous_cuts, cuts_of, move_layer
 from cdmpp.plan.multimodal.request_bound import request_bound_s
-from cdmpp.plan.multimodal.schedule import Schedule, schedule_orders
-from cdmpp.plan.multimodal.search import CacheCounts, search
-from cdmpp.plan.multimodal.tasks import StepSettings
+from cdmpp.plan.multimodal.search import MAX_TASKS, CacheCounts, search, solve_exactly, try_all
+from cdmpp.plan.multimodal.tasks import Schedule, StepSettings, schedule_orders
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import IGNORE_HINT
 
@@ -256,7 +259,7 @@ class Planner:
         """Report a better design."""
         self.best = [evaluated.schedule for evaluated in entry.evaluated]
         for designs in self.designs:
-            designs.found = True
+            designs.has_plan = True
         self._report()
 
     def _report(self) -> None:
@@ -346,9 +349,9 @@ class Planner:
             yield Design(cuts_of(placement, self.ranks), tuple(items))
         for entry in self.search.pool[:3]:
             rule = [(len(cuts) - 1) // self.ranks for cuts in entry.design.cuts]
-            most = [module.most_segments(self.ranks) for module in self.modules]
-            doubled = [min(2 * k, top) for k, top in zip(rule, most, strict=True)]
-            two = [max(k, min(2, top)) for k, top in zip(rule, most, strict=True)]
+            max_segments = [module.most_segments(self.ranks) for module in self.modules]
+            doubled = [min(2 * k, top) for k, top in zip(rule, max_segments, strict=True)]
+            two = [max(k, min(2, top)) for k, top in zip(rule, max_segments, strict=True)]
             for segments in (rule, one_segment, doubled, two):
                 yield from self._balanced(entry.design.items, segments)
 
@@ -405,9 +408,9 @@ def _infeasible(designs: Sequence[StepDesigns], memory: MemoryOptions) -> Infeas
     # A placement needs what its largest step needs; the leanest placement decides.
     placements = set.intersection(*(set(designs_of_step.least_bytes) for designs_of_step in designs))
     least = min(max(designs_of_step.least_bytes[placement] for designs_of_step in designs) for placement in placements)
-    return InfeasibleError(
-        f"memory_bytes: no plan fits {memory.limit_bytes:.0f} bytes per rank; "
-        f"the leanest plan that was found needs {np.ceil(least):.0f}",
-        path="memory_bytes",
+    return InfeasibleError.at(
+        "memory_bytes",
+        f"no plan fits {memory.limit_bytes:.0f} bytes per rank; the leanest plan that was found needs "
+        f"{np.ceil(least):.0f}",
         hint=f"raise memory_bytes, allow more knobs, or use more ranks; {IGNORE_HINT}",
     )

@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
-from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, sort_topologically
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, order_modules
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, memory_limit
-from cdmpp.predict.requests.pricing import Cost
+from cdmpp.predict.requests.pricing import Cost, Figure
 from cdmpp.predict.requests.request import (
     MAX_COUNT,
     MAX_SECONDS,
@@ -39,7 +39,6 @@ LEAST_SECONDS = 1e-12
 LayerSeconds = Annotated[float, Field(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 RelativeTime = Annotated[float, Field(ge=1e-6, le=1e6)]
 Items = Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
-Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 class SubBatches(Row):
@@ -206,11 +205,9 @@ class GivenCurves(Closed):
         """Raise FieldError where the curves contradict each other."""
         for name, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
             if len(seconds) != len(self.sizes):
-                raise FieldError(
-                    f"{path}.{name}: {len(seconds)} values for {len(self.sizes)} sizes", path=f"{path}.{name}"
-                )
+                raise FieldError.at(f"{path}.{name}", f"{len(seconds)} values for {len(self.sizes)} sizes")
         if any(b <= a for a, b in zip(self.sizes, self.sizes[1:], strict=False)):
-            raise FieldError(f"{path}.sizes: sizes must grow", path=f"{path}.sizes")
+            raise FieldError.at(f"{path}.sizes", "sizes must grow")
 
     @property
     def largest_size(self) -> int:
@@ -233,10 +230,10 @@ class Curves(Closed):
         for name, curve in (("forward", self.forward), ("backward", self.backward)):
             curve.check(f"{path}.{name}")
             if min(curve.seconds or [1.0]) < LEAST_SECONDS:
-                raise FieldError(f"{path}.{name}.seconds: less than {LEAST_SECONDS:g} s", path=f"{path}.{name}.seconds")
+                raise FieldError.at(f"{path}.{name}.seconds", f"less than {LEAST_SECONDS:g} s")
         if self.forward.batch != self.backward.batch:
             path = f"{path}.backward.batch"
-            raise FieldError(f"{path}: sizes differ from those of forward", path=path)
+            raise FieldError.at(path, "sizes differ from those of forward")
 
     @property
     def largest_size(self) -> int:
@@ -284,18 +281,15 @@ class ModuleForm(Closed):
         """Raise FieldError where parts of the module contradict each other or the modules' ``names``."""
         for j, name in enumerate(self.after):
             if name not in names:
-                raise FieldError(
-                    f"{path}.after.{j}: no module is called {name!r}",
-                    path=f"{path}.after.{j}",
-                    hint="one of: " + ", ".join(names),
+                raise FieldError.at(
+                    f"{path}.after.{j}", f"no module is called {name!r}", hint="one of: " + ", ".join(names)
                 )
         self.cost.check(f"{path}.cost")
         layers = self.layer_count
         if self.segments is not None and self.segments > max(1, layers // ranks):
-            raise FieldError(
-                f"{path}.segments: {self.segments} segments on {ranks} ranks need {self.segments * ranks} layers, "
-                f"not {layers}",
-                path=f"{path}.segments",
+            raise FieldError.at(
+                f"{path}.segments",
+                f"{self.segments} segments on {ranks} ranks need {self.segments * ranks} layers, not {layers}",
             )
 
 
@@ -371,25 +365,23 @@ class MultimodalRequest(Request[MultimodalPlan]):
         for i, module in enumerate(self.modules):
             if names.index(module.name) != i:
                 path = f"modules.{i}.name"
-                raise FieldError(f"{path}: two modules are called {module.name!r}", path=path)
+                raise FieldError.at(path, f"two modules are called {module.name!r}")
             module.check(names, self.ranks, f"modules.{i}")
         for path, batch in self.named_batches():
             _check_batch(batch, names, path)
         if self.samples is not None and self.samples not in names:
-            raise FieldError(
-                f"samples: no module is called {self.samples!r}", path="samples", hint="one of: " + ", ".join(names)
-            )
+            raise FieldError.at("samples", f"no module is called {self.samples!r}", hint="one of: " + ", ".join(names))
         if "offload" in self.knobs and self.host_bandwidth_bytes_per_s is None:
             path = "host_bandwidth_bytes_per_s"
-            raise FieldError(f"{path}: the knob offload needs it", path=path)
+            raise FieldError.at(path, "the knob offload needs it")
         has_bytes = any(module.activation_bytes or module.weight_bytes for module in self.modules)
         if self.memory_bytes is not None and not has_bytes:
-            raise FieldError(
-                "memory_bytes: a limit needs the memory of the modules",
-                path="memory_bytes",
+            raise FieldError.at(
+                "memory_bytes",
+                "a limit needs the memory of the modules",
                 hint="give activation_bytes or weight_bytes of the modules",
             )
-        sort_topologically(names, [[names.index(name) for name in module.after] for module in self.modules])
+        order_modules(names, [[names.index(name) for name in module.after] for module in self.modules])
 
     def named_batches(self) -> list[tuple[str, dict[str, int]]]:
         """Field and mix of each step."""
@@ -466,10 +458,8 @@ def _check_batch(batch: dict[str, int], names: list[str], path: str) -> None:
     missing = [name for name in names if name not in batch]
     if unknown or missing:
         problem = "names no module" if unknown else "is missing"
-        raise FieldError(
-            f"{path}: {(unknown or missing)[0]!r} {problem}",
-            path=path,
-            hint="give the items of each module: " + ", ".join(names),
+        raise FieldError.at(
+            path, f"{(unknown or missing)[0]!r} {problem}", hint="give the items of each module: " + ", ".join(names)
         )
     if not any(batch.values()):
-        raise FieldError(f"{path}: the step has no items", path=path, hint="at least one item of one module")
+        raise FieldError.at(path, "the step has no items", hint="at least one item of one module")

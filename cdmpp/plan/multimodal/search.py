@@ -1,10 +1,13 @@
-"""Search for the order of segments: variants of a step and dispatch rules share the steps, each has a tree.
+"""Search for the order of segments, and exact solution of small steps.
 
-The tree search is PipeWeaver's (Monte Carlo tree search).
+Variants of a step and dispatch rules share the steps of the search, and each has a tree. The tree search is
+PipeWeaver's (Monte Carlo tree search). Small steps are solved by branch and bound over orders, for every design that
+the request allows.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,20 +15,320 @@ from typing import TypeVar
 
 import numpy as np
 
-from cdmpp.plan.multimodal.exact import ROUNDING
-from cdmpp.plan.multimodal.schedule import (
+from cdmpp.plan.base.task_graph import TaskGraph
+from cdmpp.plan.multimodal.dispatch import DispatchRule
+from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.placement import Chunk, Items, Placement, every_cut, place, split_micro_batches, task_count
+from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
     RULES,
     STRICT_RULES,
     Schedule,
+    StepSettings,
+    Tasks,
     allowed_classes,
+    data_order_key,
     initial_keys,
     list_schedule,
+    schedule_orders,
     sequence_by,
 )
-from cdmpp.plan.multimodal.task_graph import DispatchRule
-from cdmpp.plan.multimodal.tasks import Tasks
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.utils.jit import COMPILED, jit
+
+#: Largest step that is solved exactly, and nodes of the trees of all its variants.
+MAX_TASKS, MAX_NODES = 64, 500_000
+#: Nodes per second, at the slowest: what is started ends within the budget.
+_NODES_PER_S = 2e6 if COMPILED else 5e3
+#: Relative difference of a makespan and a bound that are equal: sums of the same seconds in another order.
+ROUNDING = 1e-12
+
+
+@jit
+def branch_and_bound(
+    ranks: int, rank: np.ndarray, graph: TaskGraph, tail_s: np.ndarray, limit_s: float, nodes: int, order: np.ndarray
+) -> tuple[float, bool, int]:
+    """Shortest active schedule (Giffler and Thompson 1960) among those shorter than ``limit_s``.
+
+    Parameters
+    ----------
+    rank : ndarray of int64, shape (tasks,)
+    tail_s : ndarray of float64, shape (tasks,)
+        Longest path from each task's end to the end of the step.
+    nodes : int
+        Most nodes to visit.
+    order : ndarray of int64, shape (tasks,)
+        Filled with the tasks in the order of their choice, if a shorter schedule was found.
+
+    Returns
+    -------
+    best_s : float
+        Makespan in seconds; ``limit_s`` if no shorter schedule was found.
+    complete : bool
+        Whether the tree was searched completely.
+    nodes : int
+        Nodes that are left.
+    """
+    duration_s, dependencies, first_after, after = graph
+    tasks = len(duration_s)
+    waiting = np.empty((tasks + 1, tasks), np.int64)
+    ready_s = np.zeros((tasks + 1, tasks), np.float64)
+    free_s = np.zeros((tasks + 1, ranks), np.float64)
+    end_s = np.zeros(tasks + 1, np.float64)
+    branches = np.empty((tasks + 1, tasks), np.int64)
+    branch_count = np.full(tasks + 1, -1, np.int64)
+    chosen = np.empty(tasks, np.int64)
+    placed = np.zeros(tasks, np.bool_)
+    waiting[0] = dependencies
+    best_s = limit_s
+    depth = 0
+    while depth >= 0:
+        if branch_count[depth] < 0:  # a new node: its bound, then its branches
+            branch_count[depth] = 0
+            if depth == tasks:
+                if end_s[depth] < best_s * (1 - ROUNDING):
+                    best_s = end_s[depth]
+                    order[:] = chosen
+            else:
+                bound_s = 0.0
+                soonest_s = np.inf
+                branch_rank = -1
+                for r in range(ranks):
+                    work_s = 0.0
+                    least_start_s = np.inf
+                    least_tail_s = np.inf
+                    for t in range(tasks):
+                        if rank[t] == r and not placed[t]:
+                            start_s = max(free_s[depth, r], ready_s[depth, t])
+                            bound_s = max(bound_s, start_s + duration_s[t] + tail_s[t])
+                            work_s += duration_s[t]
+                            least_start_s = min(least_start_s, start_s)
+                            least_tail_s = min(least_tail_s, tail_s[t])
+                            if waiting[depth, t] == 0 and start_s + duration_s[t] < soonest_s:
+                                soonest_s = start_s + duration_s[t]
+                                branch_rank = r
+                    if work_s > 0.0:
+                        bound_s = max(bound_s, least_start_s + work_s + least_tail_s)
+                if bound_s < best_s * (1 - ROUNDING):
+                    for t in range(tasks):
+                        if rank[t] == branch_rank and not placed[t] and waiting[depth, t] == 0:
+                            start_s = max(free_s[depth, branch_rank], ready_s[depth, t])
+                            if start_s < soonest_s or start_s + duration_s[t] <= soonest_s:
+                                # Sorted by tail; the longest one, at the end, is visited first.
+                                place = branch_count[depth]
+                                while place > 0 and (
+                                    duration_s[branches[depth, place - 1]] + tail_s[branches[depth, place - 1]]
+                                    > duration_s[t] + tail_s[t]
+                                ):
+                                    branches[depth, place] = branches[depth, place - 1]
+                                    place -= 1
+                                branches[depth, place] = t
+                                branch_count[depth] += 1
+        if branch_count[depth] == 0:
+            branch_count[depth] = -1
+            depth -= 1
+            if depth >= 0:
+                placed[chosen[depth]] = False
+            continue
+        nodes -= 1
+        if nodes < 0:
+            return best_s, False, 0
+        branch_count[depth] -= 1
+        task = branches[depth, branch_count[depth]]
+        chosen[depth] = task
+        placed[task] = True
+        depth += 1
+        waiting[depth] = waiting[depth - 1]
+        ready_s[depth] = ready_s[depth - 1]
+        free_s[depth] = free_s[depth - 1]
+        r = rank[task]
+        done_s = max(free_s[depth, r], ready_s[depth, task]) + duration_s[task]
+        free_s[depth, r] = done_s
+        end_s[depth] = max(end_s[depth - 1], done_s)
+        for i in range(first_after[task], first_after[task + 1]):
+            waiting[depth, after[i]] -= 1
+            ready_s[depth, after[i]] = max(ready_s[depth, after[i]], done_s)
+    return best_s, True, nodes
+
+
+def _shorter(tasks: Tasks, limit_s: float, nodes: int) -> tuple[Schedule | None, bool, int]:
+    """A schedule shorter than ``limit_s``, whether the tree was searched completely, and the nodes that are left."""
+    order = np.full(tasks.size, -1, np.int64)
+    rank = tasks.rank_of_all
+    _, complete, left = branch_and_bound(tasks.ranks, rank, tasks.graph, tasks.paths_s[1], limit_s, nodes, order)
+    if order[0] < 0:
+        return None, bool(complete), int(left)
+    orders = [order[rank[order] == r].tolist() for r in range(tasks.ranks)]
+    return schedule_orders(tasks, orders), bool(complete), int(left)
+
+
+def shorten(best: Schedule, limit_s: float, nodes: int) -> tuple[Schedule, bool]:
+    """A shorter schedule of the same tasks, or ``best``, by branch and bound of at most so many nodes.
+
+    Returns
+    -------
+    Schedule
+    bool
+        Whether no order of these tasks is shorter than the schedule and ``limit_s``.
+    """
+    tasks = best.tasks
+    if tasks.bound_s >= min(best.makespan_s, limit_s) * (1 - ROUNDING):
+        return best, True
+    if tasks.size > MAX_TASKS or tasks.limited:
+        return best, False
+    schedule, complete, _ = _shorter(tasks, min(limit_s, best.makespan_s), nodes)
+    return schedule or best, complete
+
+
+def solve_exactly(variants: Sequence[Tasks], best: Schedule, control: SearchControl) -> tuple[Schedule, bool]:
+    """Search small variants without a memory limit for a schedule shorter than ``best``.
+
+    Returns
+    -------
+    Schedule
+        ``best`` or a shorter one.
+    bool
+        Whether no schedule of any variant is shorter.
+    """
+    proven, nodes = True, MAX_NODES
+    for tasks in sorted(variants, key=lambda variant: variant.bound_s):
+        if tasks.bound_s >= best.makespan_s * (1 - ROUNDING):
+            continue
+        if tasks.size > MAX_TASKS or tasks.limited or control.expired:
+            proven = False
+            continue
+        nodes = int(min(nodes, control.left_s * _NODES_PER_S))
+        schedule, complete, nodes = _shorter(tasks, best.makespan_s, nodes)
+        proven = proven and complete
+        if schedule is not None:
+            best = min(best, schedule, key=lambda choice: choice.makespan_s)
+    return best, proven
+
+
+#: Most designs that are listed, and most that are kept because their quick bound is below the best makespan.
+MAX_DESIGNS, MAX_KEPT = 400_000, 60_000
+#: Nodes of branch and bound for each of these designs.
+_DESIGN_NODES = 50_000
+_Row = tuple[Chunk, ...]
+
+
+def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> tuple[Schedule, bool, int]:
+    """Solve every design of a step, the one of least quick bound first; not with a memory limit.
+
+    Parameters
+    ----------
+    over : callable
+        Whether to end, by the number of designs that were solved.
+
+    Returns
+    -------
+    Schedule
+        ``best`` or a shorter one.
+    bool
+        Whether no plan that the request allows is shorter.
+    int
+        Number of designs that were solved.
+    """
+    if np.isfinite(step.memory.limit_bytes):
+        return best, False, 0
+    rows = _rows(step)
+    items = _items(step)
+    if rows is None or not items or math.prod(map(len, rows)) * len(items) > MAX_DESIGNS:
+        return best, False, 0
+    weights = [_Weights(row, module.layers, step.ranks) for row, module in zip(rows, step.modules, strict=True)]
+    limit_s = best.makespan_s * (1 - ROUNDING)
+    kept: list[tuple[float, int, int]] = []
+    for number, units in enumerate(items):
+        bounds_s = _bounds_s(step, weights, units)
+        below = np.flatnonzero(bounds_s < limit_s)
+        kept += zip(bounds_s[below].tolist(), itertools.repeat(number), below.tolist())
+        if over(0) or len(kept) > MAX_KEPT:
+            return best, False, 0
+    proven, solved = True, 0
+    for bound_s, number, at in sorted(kept):
+        if bound_s >= best.makespan_s * (1 - ROUNDING):
+            break
+        if over(solved):
+            return best, False, solved
+        chosen = np.unravel_index(at, [len(row) for row in rows])
+        placement = Placement("segments", tuple(row[int(k)] for row, k in zip(rows, chosen, strict=True)))
+        solved += 1
+        best, exact = _solve(step, placement, items[number], best)
+        proven = proven and exact
+    return best, proven, solved
+
+
+def _solve(step: StepSettings, placement: Placement, items: Items, best: Schedule) -> tuple[Schedule, bool]:
+    """The best order of a design if it is shorter, and whether the design is solved."""
+    if task_count(placement, items) > MAX_TASKS:
+        return best, False
+    tasks = step.tasks(placement, items)
+    if tasks.bound_s >= best.makespan_s * (1 - ROUNDING):
+        return best, True
+    sequence = sequence_by(tasks, data_order_key(tasks))
+    quick = min((list_schedule(tasks, sequence, rule) for rule in sorted(FIRST_RULES)), key=lambda s: s.makespan_s)
+    shorter, solved = shorten(quick, best.makespan_s, _DESIGN_NODES)
+    return min(best, shorter, key=lambda schedule: schedule.makespan_s), solved
+
+
+def _rows(step: StepSettings) -> list[list[_Row]] | None:
+    """Different placements of each module; None where there are too many."""
+    rows, total = [], 1
+    for module, items in zip(step.modules, step.batch, strict=True):
+        parts = step.ranks * (module.most_segments(step.ranks) if items else 1)
+        total *= math.comb(len(module.layers) + parts - 1, parts - 1) if items else 1
+        if total > MAX_DESIGNS:
+            return None
+        cuts = every_cut(len(module.layers), parts) if items else iter([(0, *[len(module.layers)] * step.ranks)])
+        rows.append(list(dict.fromkeys(place((cut,), step.ranks).chunks[0] for cut in cuts)))
+    return rows
+
+
+def _items(step: StepSettings) -> list[Items]:
+    """Different sub-micro-batches: every number for each module, and every number of micro-batches of samples."""
+    if math.prod(max(n, 1) for n in step.batch) > MAX_DESIGNS:
+        return []
+    even = itertools.product(
+        *([split_evenly(n, count) for count in range(1, n + 1)] if n else [()] for n in step.batch)
+    )
+    samples = step.batch[step.links.samples]
+    by_sample = (tuple(split_micro_batches(step.batch, count, step.links)[0]) for count in range(1, samples + 1))
+    return list(dict.fromkeys(itertools.chain(even, by_sample)))
+
+
+class _Weights:
+    """Layers' relative times of each placement of a module by rank; all arrays of shape (placements, ranks).
+
+    Attributes
+    ----------
+    load : ndarray
+    before : ndarray
+        In the layers before the rank's first one; infinite where the rank has none.
+    """
+
+    def __init__(self, rows: Sequence[_Row], layers: Sequence[float], ranks: int) -> None:
+        total = np.concatenate([[0.0], np.cumsum(layers)])
+        self.load, self.before = np.zeros((len(rows), ranks)), np.full((len(rows), ranks), np.inf)
+        for number, row in enumerate(rows):
+            for chunk in row:
+                self.load[number, chunk.rank] += total[chunk.first + chunk.layers] - total[chunk.first]
+                self.before[number, chunk.rank] = min(self.before[number, chunk.rank], total[chunk.first])
+
+
+def _bounds_s(step: StepSettings, weights: Sequence[_Weights], items: Items) -> np.ndarray:
+    """Bound of each combination of placements, flat, as ``quick_bound_s`` of :mod:`.evaluate`."""
+    load, head, tail = np.zeros((1, step.ranks)), np.full((1, step.ranks), np.inf), np.full((1, step.ranks), np.inf)
+    for module, weight, units in zip(step.modules, weights, items, strict=True):
+        if not units:
+            continue
+        forward_s, backward_s = (min(module.layer_s(n)[way] for n in set(units)) for way in (0, 1))
+        work_s = module.units_s(units)
+        load = (load[:, None] + weight.load[None] * work_s).reshape(-1, step.ranks)
+        head = np.minimum(head[:, None], weight.before[None] * forward_s).reshape(-1, step.ranks)
+        tail = np.minimum(tail[:, None], weight.before[None] * backward_s).reshape(-1, step.ranks)
+    bounds: np.ndarray = np.where(load > 0, load + head + tail, 0.0).max(axis=1)
+    return bounds
+
 
 #: Exploration weight of the upper confidence bounds.
 EXPLORATION = 0.15
@@ -293,8 +596,7 @@ class Tree:
         shift = MOVE_SCALES[int(rng.integers(len(MOVE_SCALES)))] * rng.standard_normal(segments)
         draws = rng.random(segments)
         moved = draws < max(MOVED_SHARES[int(rng.integers(len(MOVED_SHARES)))], 2 / segments)
-        key: np.ndarray = self.best_key + np.where(moved, shift, 0.0)
-        return key
+        return self.best_key + np.where(moved, shift, 0.0)
 
     def _lagged_key(self, rng: np.random.Generator) -> np.ndarray:
         """Segments by their share of the step, with a random lag and pace of each class."""

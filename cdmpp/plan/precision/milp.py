@@ -32,10 +32,6 @@ _INF = float("inf")
 class LinearProgram:
     """Columns and rows of one device; starts with ``x`` and one row per operator.
 
-    Parameters
-    ----------
-    costs : DeviceCosts
-
     Attributes
     ----------
     x : list of ndarray of int
@@ -43,7 +39,6 @@ class LinearProgram:
     cost, upper : list of float
         Objective and upper bound of each column; lower bounds are 0.
     rows : list of (indexes, values)
-    row_lower, row_upper : list of float
     """
 
     def __init__(self, costs: DeviceCosts) -> None:
@@ -179,7 +174,6 @@ class Effort:
         ``control.spent_s`` at which this call ends.
     nodes : int, optional
         Limit of branch-and-bound nodes. With it, and a budget that is not reached, equal requests give equal plans.
-    seed : int
     """
 
     control: SearchControl
@@ -228,10 +222,8 @@ def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen:
 
     Parameters
     ----------
-    program : LinearProgram
     start : list of int, optional
         Levels to begin with; ignored where they break a row.
-    effort : Effort
     listen : callable
         Called for every better solution, and regularly in between.
     """
@@ -334,7 +326,6 @@ class Solution:
 
     Attributes
     ----------
-    levels : list of int
     objective, bound : float
         Error, bytes or seconds.
     """
@@ -365,7 +356,6 @@ class ErrorSearch:
 
     Parameters
     ----------
-    costs : DeviceCosts
     start : list of int
         Levels within the limits.
     limit_s : float
@@ -494,12 +484,10 @@ def minimise_time(
 
     Parameters
     ----------
-    costs : DeviceCosts
     start : list of int
         Levels within the memory limit.
     enough_s : float
         Seconds.
-    control : SearchControl, optional
     """
     best = Solution(list(start), Pricing(costs, start).iteration_s, 0.0)
     unit_s = best.objective

@@ -1,16 +1,82 @@
-"""Operators of a precision request in topological order, validated, with their sensitivities."""
+"""Operators of a precision request in topological order, validated, with their sensitivities by QSync's indicator.
+
+The indicator tells how much a lower precision of one operator disturbs training.
+
+With stochastic rounding to a grid of step S an element gets an error of variance S^2 / 6 on average.
+Through a product with weights w the errors of the input v reach the output with at most
+||w||^2 S_v^2 D_v / 6 (D: number of elements, Cauchy-Schwarz), and those of the weights with
+||v||^2 S_w^2 D_w / 6. An error of the forward pass meets every operator after this one, an error of the
+backward pass every operator before it, so
+
+    indicator = gamma (depth_total - depth) forward + depth backward.
+
+For int8, S is the largest magnitude over 127. For a floating type S = 2^(e - k), e the exponent of the
+tensor's root mean square and k the bits of the mantissa. QSync takes k = 9 for float16, one less than the
+type stores; likewise k = 6 for bfloat16 here. As in QSync, gradients of an int8 operator are float16.
+
+QSync's code differs from its derivation in two places: it multiplies the float16 terms by the exponent instead
+of raising two to its power, and it does not square the norm of a gradient. This module follows the derivation.
+"""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.precision.indicator import indicator
-from cdmpp.plan.precision.schema import DeviceLine, OperatorForm, PrecisionRequest
+from cdmpp.plan.base.task_graph import sort_topologically
+from cdmpp.plan.precision.schema import DeviceLine, OperatorForm, PrecisionRequest, StatisticsForm
 from cdmpp.programs.elements import BASIC_DTYPES, DTYPE_BYTES
+
+
+def gradient_dtype(dtype: str) -> str:
+    """Type of an operator's backward pass: float16 for int8, else the same type."""
+    return "float16" if dtype == "int8" else dtype
+
+
+def variances(tensors: StatisticsForm, dtype: str) -> tuple[float, float]:
+    """Variance that a type adds in the forward and in the backward pass of an operator."""
+    v, w, g = tensors.input, tensors.weight, tensors.gradient
+    of_input = v.step(dtype) ** 2 * v.elements / 6.0
+    if w is None:
+        return of_input, 0.0
+    forward = w.norm2 * of_input + v.norm2 * w.step(dtype) ** 2 * w.elements / 6.0
+    if g is None:
+        return forward, 0.0
+    of_gradient = g.step(gradient_dtype(dtype)) ** 2 * g.elements / 6.0
+    return forward, g.norm2 * of_input + v.norm2 * of_gradient
+
+
+def indicator(
+    tensors: Mapping[str, StatisticsForm],
+    depths: Mapping[str, int],
+    dtypes: tuple[str, ...] = ("int8", "float16", "float32"),
+    gamma: float = 1.0,
+) -> dict[str, dict[str, float]]:
+    """Sensitivity of each operator to each type.
+
+    Parameters
+    ----------
+    tensors : mapping of str to StatisticsForm
+        Statistics by operator.
+    depths : mapping of str to int
+        Operators on the longest path that ends with this one: 1 for the first.
+    gamma : float
+        Weight of forward errors.
+
+    Returns
+    -------
+    dict of str to dict of str to float
+        Operator -> type -> indicator; 0 for float32.
+    """
+    total = max(depths.values(), default=0)
+    out: dict[str, dict[str, float]] = {}
+    for name, statistics in tensors.items():
+        out[name] = {}
+        for dtype in dtypes:
+            forward, backward = variances(statistics, dtype)
+            out[name][dtype] = gamma * (total - depths[name]) * forward + depths[name] * backward
+    return out
 
 
 @dataclass(frozen=True)
@@ -19,7 +85,6 @@ class Network:
 
     Attributes
     ----------
-    devices : sequence of DeviceLine
     operators : list of OperatorForm
         In topological order.
     positions : list of int
@@ -79,7 +144,7 @@ def _sensitivities(operators: Sequence[OperatorForm], gamma: float) -> list[dict
     depths: dict[str, int] = {}
     for operator in operators:
         depths[operator.id] = 1 + max((depths[name] for name in operator.deps), default=0)
-    statistics = {op.id: op.statistics.statistics() for op in operators if op.statistics is not None}
+    statistics = {op.id: op.statistics for op in operators if op.statistics is not None}
     # Operators without statistics count in the depths too.
     computed = indicator(statistics, depths, BASIC_DTYPES, gamma)
     errors: list[dict[str, float]] = []
@@ -94,18 +159,18 @@ def _check_levels(network: Network) -> None:
     """Each operator has a type on each device, and a sensitivity for each of its types."""
     for d, device in enumerate(network.devices):
         if len(set(device.dtypes)) < len(device.dtypes):
-            raise FieldError(f"devices.{d}.dtypes: a type twice", path=f"devices.{d}.dtypes")
+            raise FieldError.at(f"devices.{d}.dtypes", "a type twice")
         for i, position in enumerate(network.positions):
             levels = network.dtypes(device, i)
             if not levels:
                 path = f"operators.{position}.dtypes"
-                raise FieldError(f"{path}: {device.name!r} has none of these types", path=path)
+                raise FieldError.at(path, f"{device.name!r} has none of these types")
             missing = [name for name in levels if name not in network.sensitivity[i]]
             if missing:
                 path = f"operators.{position}.sensitivity"
-                raise FieldError(
-                    f"{path}: no value for {', '.join(missing)}",
-                    path=path,
+                raise FieldError.at(
+                    path,
+                    f"no value for {', '.join(missing)}",
                     hint="give the error that each allowed type adds, or statistics",
                 )
 
@@ -116,7 +181,7 @@ def _index_of(names: Sequence[str], where: str, field: str) -> dict[str, int]:
     for i, name in enumerate(names):
         if name in index:
             path = f"{where}.{i}.{field}"
-            raise FieldError(f"{path}: {name!r} is already the {field} of {where}.{index[name]}", path=path)
+            raise FieldError.at(path, f"{name!r} is already the {field} of {where}.{index[name]}")
         index[name] = i
     return index
 
@@ -138,28 +203,15 @@ def _check_sources(position: int, operator: OperatorForm) -> None:
 
 def _topological_order(operators: Sequence[OperatorForm], index: Mapping[str, int]) -> list[int]:
     """Positions in topological order; of the operators that are ready, the first in the request comes first."""
-    sorter: TopologicalSorter[int] = TopologicalSorter()
     for i, operator in enumerate(operators):
         for k, name in enumerate(operator.deps):
             path = f"operators.{i}.deps.{k}"
             if name not in index:
-                raise FieldError(f"{path}: no operator is called {name!r}", path=path)
+                raise FieldError.at(path, f"no operator is called {name!r}")
             if name in operator.deps[:k]:
-                raise FieldError(f"{path}: {name!r} is listed twice", path=path)
-        sorter.add(i, *(index[name] for name in operator.deps))
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        cycle: list[int] = error.args[1]
+                raise FieldError.at(path, f"{name!r} is listed twice")
+    order, cycle = sort_topologically([[index[name] for name in operator.deps] for operator in operators])
+    if cycle:
         names = " -> ".join(operators[i].id for i in cycle[:9])
-        path = f"operators.{cycle[0]}.deps"
-        raise FieldError(f"{path}: a cycle: {names}", path=path) from None
-    order: list[int] = []
-    ready = list(sorter.get_ready())
-    heapq.heapify(ready)
-    while ready:
-        order.append(heapq.heappop(ready))
-        sorter.done(order[-1])
-        for i in sorter.get_ready():
-            heapq.heappush(ready, i)
+        raise FieldError.at(f"operators.{cycle[0]}.deps", f"a cycle: {names}")
     return order

@@ -25,7 +25,6 @@ class Edge:
 
     Attributes
     ----------
-    producer, consumer : int
     forward_s, backward_s : ndarray, shape (producer levels, consumer levels)
         Seconds to cast the tensor before the consumer, and its gradient before the producer.
     """
@@ -41,11 +40,6 @@ class Kept:
     """A tensor that its consumers keep for their backward passes, each in the type that it reads.
 
     Consumers that read the same type share one copy.
-
-    Attributes
-    ----------
-    consumers : tuple of int
-    elements : int
     """
 
     consumers: tuple[int, ...]
@@ -58,7 +52,6 @@ class DeviceCosts:
 
     Attributes
     ----------
-    name : str
     workers : int
         Number of equal devices; each adds its error to the mean of the gradients.
     dtypes : list of tuple of str
@@ -71,8 +64,6 @@ class DeviceCosts:
         Error that a level adds.
     own_bytes : list of ndarray
         Low-precision copy of the weights, and tensors kept besides the inputs.
-    edges : tuple of Edge
-    kept : tuple of Kept
     fixed_bytes : float
         Bytes that do not depend on the choice: master weights, gradients, optimizer, workspace.
     memory_bytes : float
@@ -113,7 +104,6 @@ class Pricing:
 
     Parameters
     ----------
-    costs : DeviceCosts
     levels : sequence of int
         Level of each operator.
 
@@ -240,7 +230,6 @@ def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
 
     Parameters
     ----------
-    costs : DeviceCosts
     start : list of int
         Levels within the limits.
     limit_s : float

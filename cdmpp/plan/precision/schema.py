@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr, computed_field
 
-from cdmpp.plan.precision.indicator import OperatorStatistics, TensorStatistics
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES
@@ -34,6 +34,8 @@ from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.utils.units import format_latency, format_si
 
 MAX_ELEMENTS = 10**13
+#: Mantissa bits of each floating type for the indicator (:mod:`cdmpp.plan.precision.network`).
+MANTISSA = {"float16": 9, "bfloat16": 6}
 #: Operators that the table in the terminal lists.
 _MAX_ROWS = 40
 #: A lower bound below this share of the objective counts as zero.
@@ -99,9 +101,14 @@ class TensorForm(Closed):
     norm2: Annotated[float, Field(ge=0, le=1e30)]
     max_abs: Annotated[float, Field(ge=0, le=1e15)]
 
-    def statistics(self) -> TensorStatistics:
-        """The values as the indicator takes them."""
-        return TensorStatistics(float(self.elements), self.norm2, self.max_abs)
+    def step(self, dtype: str) -> float:
+        """Distance of neighbouring values of a type near the tensor's typical magnitude."""
+        if dtype == "float32" or not self.elements or self.norm2 == 0.0:
+            return 0.0
+        if dtype == "int8":
+            return self.max_abs / 127.0
+        _, exponent = math.frexp(math.sqrt(self.norm2 / self.elements))
+        return math.ldexp(1.0, exponent - MANTISSA[dtype])
 
 
 class StatisticsForm(Closed):
@@ -110,14 +117,6 @@ class StatisticsForm(Closed):
     input: TensorForm
     weight: TensorForm | None = None
     gradient: TensorForm | None = None
-
-    def statistics(self) -> OperatorStatistics:
-        """The values as the indicator takes them."""
-        return OperatorStatistics(
-            self.input.statistics(),
-            self.weight.statistics() if self.weight else None,
-            self.gradient.statistics() if self.gradient else None,
-        )
 
 
 class SensitivityForm(Closed):

@@ -20,8 +20,7 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
-from cdmpp.plan.precision.indicator import gradient_dtype
-from cdmpp.plan.precision.network import Network, read_network
+from cdmpp.plan.precision.network import Network, gradient_dtype, read_network
 from cdmpp.plan.precision.pricing import DeviceCosts, Edge, Kept
 from cdmpp.plan.precision.schema import CastSource, DeviceLine, ExchangeForm, OperatorForm, PrecisionRequest
 from cdmpp.predict.prediction import Prediction
@@ -89,7 +88,6 @@ def buckets(
 
     Parameters
     ----------
-    form : ExchangeForm or None
     operators : sequence of OperatorForm
         In topological order.
     index : mapping of str to int
@@ -112,19 +110,17 @@ def buckets(
     collective = None if form.link is None else form.link.collective
     if collective is not None and collective.ranks != workers:
         path = "communication.link.collective.ranks"
-        raise FieldError(
-            f"{path}: {collective.ranks} ranks, and the devices have {workers} workers",
-            path=path,
-            hint="give the same number",
+        raise FieldError.at(
+            path, f"{collective.ranks} ranks, and the devices have {workers} workers", hint="give the same number"
         )
     link = read_link(form.link, "communication.link") if form.link is not None else None
     count = len(operators)
 
     def exchange_s(size: float, path: str) -> float:
         if link is None:
-            raise FieldError(
-                f"{path}: the seconds of an exchange depend on a link",
-                path=path,
+            raise FieldError.at(
+                path,
+                "the seconds of an exchange depend on a link",
                 hint="give communication.link, or duration_s of each bucket",
             )
         try:
@@ -132,7 +128,7 @@ def buckets(
             return collective_s("all_reduce", workers, size, link, algorithm) if workers > 1 else 0.0
         except FieldError as error:
             path = "communication.link.table"
-            raise FieldError(f"{path}: {error.message}", path=path, hint=error.hint) from None
+            raise FieldError.at(path, error.message, hint=error.hint) from None
 
     out: list[tuple[int, float]] = []
     if form.buckets is None:
@@ -150,9 +146,9 @@ def buckets(
         for k, name in enumerate(bucket.operators):
             path = f"communication.buckets.{b}.operators.{k}"
             if name not in index:
-                raise FieldError(f"{path}: no operator is called {name!r}", path=path)
+                raise FieldError.at(path, f"no operator is called {name!r}")
             if name in seen:
-                raise FieldError(f"{path}: {name!r} is already in a bucket", path=path)
+                raise FieldError.at(path, f"{name!r} is already in a bucket")
             seen.add(name)
         ready = max(2 * count - 1 - index[name] for name in bucket.operators)
         seconds = bucket.duration_s
@@ -190,12 +186,7 @@ def limits(
 
 @dataclass(frozen=True)
 class OperatorCosts:
-    """Costs on one device, by operator and level.
-
-    Attributes
-    ----------
-    forward, backward : list of list of Cost
-    """
+    """Costs on one device, by operator and level."""
 
     forward: list[list[Cost]] = field(default_factory=list)
     backward: list[list[Cost]] = field(default_factory=list)
@@ -226,7 +217,7 @@ def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
         for d, line in enumerate(network.devices):
             if line.device is None:
                 path = f"devices.{d}.device"
-                raise FieldError(f"{path}: needed to price the programs of {operator.id!r}", path=path)
+                raise FieldError.at(path, f"needed to price the programs of {operator.id!r}")
             for dtype in network.dtypes(line, i):
                 for name, works, used in _works(operator, line, dtype):
                     for k, work in enumerate(works):
@@ -243,7 +234,6 @@ def operator_costs(network: Network, prices: Sequence[Prediction]) -> list[Opera
 
     Parameters
     ----------
-    network : Network
     prices : sequence of Prediction
         Prices of :func:`price_requests`, in its order.
 
@@ -272,9 +262,9 @@ def _works(operator: OperatorForm, line: DeviceLine, dtype: str) -> list[tuple[s
 
 def _with_dtype(program: Mapping[str, Any], dtype: str, path: str) -> dict[str, Any]:
     if "operator" not in program:
-        raise FieldError(
-            f"{path}: the type of this program cannot be changed",
-            path=path,
+        raise FieldError.at(
+            path,
+            "the type of this program cannot be changed",
             hint='give an operator object, such as {"operator": "linear", "m": 64, "n": 64, "k": 64}',
         )
     return {**program, "dtype": dtype}
@@ -287,10 +277,8 @@ def _costs(
     if operator.costs is not None:
         matching = [given for given in operator.costs if given.dtype == dtype and given.device in (None, line.name)]
         if not matching:
-            raise FieldError(
-                f"{path}: none for {dtype} on {line.name!r}",
-                path=path,
-                hint="give its seconds, or narrow the operator's dtypes",
+            raise FieldError.at(
+                path, f"none for {dtype} on {line.name!r}", hint="give its seconds, or narrow the operator's dtypes"
             )
         # A cost for this device comes before one for all devices.
         cost = next((given for given in matching if given.device is not None), matching[0])
@@ -324,10 +312,8 @@ class DeviceTables:
 
     Attributes
     ----------
-    costs, lower, upper : DeviceCosts
     operators : OperatorCosts
         The costs that they are made of.
-    cast_source : str
     """
 
     costs: DeviceCosts
@@ -448,9 +434,9 @@ class _Device:
             return 0.0
         if (source, target) not in self.casts:
             path = f"{self.path}.casts"
-            raise FieldError(
-                f"{path}: none from {source} to {target}",
-                path=path,
+            raise FieldError.at(
+                path,
+                f"none from {source} to {target}",
                 hint="give each pair of types that can meet, those of float32 and of the backward pass included",
             )
         return self.casts[source, target].seconds(elements)
@@ -469,7 +455,7 @@ def _casts(line: DeviceLine, path: str) -> tuple[Mapping[tuple[str, str], CastCo
             pair = (cast.source, cast.target)
             if cast.source == cast.target or pair in given:
                 problem = "source and target are the same type" if cast.source == cast.target else "a pair twice"
-                raise FieldError(f"{path}.casts.{k}: {problem}", path=f"{path}.casts.{k}")
+                raise FieldError.at(f"{path}.casts.{k}", problem)
             given[pair] = CastCost(cast.s_per_element, cast.overhead_s)
         return given, "given"
     if line.device is None:
@@ -477,5 +463,5 @@ def _casts(line: DeviceLine, path: str) -> tuple[Mapping[tuple[str, str], CastCo
     try:
         spec = resolve_device(line.device, lookup)
     except CdmppError as error:
-        raise FieldError(f"{path}.device: {error.message}", path=f"{path}.device", hint=error.hint) from None
+        raise FieldError.at(f"{path}.device", error.message, hint=error.hint) from None
     return scaled(spec, line.protocol), "measured on a CPU, scaled by memory bandwidth"

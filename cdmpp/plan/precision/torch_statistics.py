@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from cdmpp.errors import DataError
-from cdmpp.plan.precision.indicator import OperatorStatistics, TensorStatistics
+from cdmpp.plan.precision.schema import StatisticsForm, TensorForm
 
 
 def operator_statistics(
     module: nn.Module, inputs: tuple[Any, ...], loss: Callable[[Any], torch.Tensor]
-) -> dict[str, OperatorStatistics]:
+) -> dict[str, StatisticsForm]:
     """Statistics of every called module without children, from one forward and backward pass.
 
     Parameters
@@ -28,7 +28,7 @@ def operator_statistics(
 
     Returns
     -------
-    dict of str to OperatorStatistics
+    dict of str to StatisticsForm
         By module name, in the order of the calls, as a plan's operators are. A module that is called several
         times has the statistics of its last call.
 
@@ -70,20 +70,19 @@ def operator_statistics(
             handle.remove()
         module.zero_grad(set_to_none=True)
     parts = dict(module.named_modules())
-    out: dict[str, OperatorStatistics] = {}
+    out: dict[str, StatisticsForm] = {}
     for name, tensor in inputs_of.items():
         weight = getattr(parts[name], "weight", None)
         product = isinstance(parts[name], nn.Linear | nn.modules.conv._ConvNd)
-        out[name] = OperatorStatistics(
-            _statistics(tensor),
-            _statistics(weight.detach()) if product and torch.is_tensor(weight) else None,
-            _statistics(gradients[name]) if name in gradients else None,
+        out[name] = StatisticsForm.model_construct(
+            input=_statistics(tensor),
+            weight=_statistics(weight.detach()) if product and torch.is_tensor(weight) else None,
+            gradient=_statistics(gradients[name]) if name in gradients else None,
         )
     return out
 
 
-def _statistics(tensor: torch.Tensor) -> TensorStatistics:
+def _statistics(tensor: torch.Tensor) -> TensorForm:
     values = tensor.double()
-    if not values.numel():
-        return TensorStatistics(0.0, 0.0, 0.0)
-    return TensorStatistics(float(values.numel()), float(values.square().sum()), float(values.abs().max()))
+    norm2, max_abs = (float(values.square().sum()), float(values.abs().max())) if values.numel() else (0.0, 0.0)
+    return TensorForm.model_construct(elements=values.numel(), norm2=norm2, max_abs=max_abs)

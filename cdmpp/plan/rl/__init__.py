@@ -1,5 +1,5 @@
 """Planner of RL post-training steps: pool sizes, dispatch, streaming and migration (StreamRL, RLHFuse).
 
-``schema`` has the request, ``plan_schema`` the plan, ``solver`` the search. The simulation is in ``generation``
+``schema`` has the request and the plan, ``solver`` the search. The simulation is in ``generation``
 (rollouts), ``training`` (streamed batches) and ``migration``.
 """

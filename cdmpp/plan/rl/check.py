@@ -10,23 +10,22 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from cdmpp.plan.base import validation_errors
+from cdmpp.plan.base.solve import MAX_FAULTS, schema_faults
 from cdmpp.plan.fused.check import check as check_fused
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.evaluate import lower_bounds
 from cdmpp.plan.rl.generation import Floats, SampleQueues, generate
 from cdmpp.plan.rl.migration import simulate_migration
-from cdmpp.plan.rl.plan_schema import RlPlan
 from cdmpp.plan.rl.pools import PoolForm
-from cdmpp.plan.rl.problem import CostFigure, PipelineSchedule, RlProblem, make_problem, pool_costs, schedules
-from cdmpp.plan.rl.schema import RlRequest
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs, schedules
+from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.training import MOST_BATCHES, TrainingCost
 from cdmpp.plan.rl.weights import SiteLinkForm
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.predict.requests.pricing import Figure
 
-_MAX_FAULTS = 20
 #: Largest difference between a claimed figure and the simulated one, as a share of the step.
 TOLERANCE = 1e-9
 
@@ -41,7 +40,6 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
 
     Parameters
     ----------
-    request : RlRequest
     answer : JSON value
     prices : sequence of Prediction
         Predictions of ``request.price_requests()``.
@@ -56,14 +54,14 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
     try:
         plan = RlPlan.model_validate(answer)
     except ValidationError as error:
-        return validation_errors.faults(error, _MAX_FAULTS)
+        return schema_faults(error)
     faults = [*pipeline_faults(request, plan), *unit_faults(request, plan)]
     if not faults:
         checker = _Checker(request, plan)
         faults = list(checker.shape_faults())
         if not faults:
             faults = [*checker.time_faults(), *_interval_faults(request, plan), *checker.bound_faults(answer)]
-    return faults[:_MAX_FAULTS]
+    return faults[:MAX_FAULTS]
 
 
 def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
@@ -76,7 +74,7 @@ def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
     if not predicted:
         yield from (f"{name}: given, but no cost is predicted" for name, value in claims.items() if value is not None)
         return
-    figures: tuple[CostFigure, CostFigure] = ("lower_s", "upper_s")
+    figures: tuple[Figure, Figure] = ("lower_s", "upper_s")
     steps_s = [_Checker(request, plan, figure).step_s() for figure in figures]
     spread = make_problem(request).spread(plan.stages_s, plan.streaming is None)
     simulated = min(*steps_s, plan.step_s) / spread, max(*steps_s, plan.step_s) * spread
@@ -89,7 +87,7 @@ def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
 class _Checker:
     """Simulation of a plan whose units fit the request."""
 
-    def __init__(self, request: RlRequest, plan: RlPlan, figure: CostFigure = "latency_s") -> None:
+    def __init__(self, request: RlRequest, plan: RlPlan, figure: Figure = "latency_s") -> None:
         self.request, self.plan, self.figure = request, plan, figure
         self.problem = self._problem()
         self.pools = {pool.name: (index, pool) for index, pool in enumerate(self.problem.sizing.pools)}
@@ -125,10 +123,10 @@ class _Checker:
             if engine.memory_tokens < longest + engine.prompt_tokens:
                 yield f"generation: the longest sample of {longest} tokens does not fit into pool {name!r}"
         streaming, migration = self.plan.streaming, self.plan.migration
-        most = 1 if self.plan.mode == "async" else min(MOST_BATCHES, self.problem.samples)
-        counts = [2**power for power in range(most.bit_length())]
+        max_batches = 1 if self.plan.mode == "async" else min(MOST_BATCHES, self.problem.samples)
+        counts = [2**power for power in range(max_batches.bit_length())]
         if streaming is not None and streaming.batches not in counts:
-            yield f"streaming.batches: {streaming.batches}, not a power of two up to {most}"
+            yield f"streaming.batches: {streaming.batches}, not a power of two up to {max_batches}"
         if migration is not None:
             if not 0 < migration.threshold < self.problem.samples:
                 yield f"migration.threshold: {migration.threshold} of {self.problem.samples} samples"
@@ -137,35 +135,32 @@ class _Checker:
 
     def step_s(self) -> float:
         """Simulated mean step."""
-        _, ready = self._generation()
-        step, training = ready.max(1), self.plan.training
-        if training is not None and self.cost is not None:
-            work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
-            if self.plan.streaming is None:
-                step = step + work + self.problem.sizing.shared_s + self._swap_s(training.units)
-            else:
-                step = self._step(ready, work, self._weights_s(training.pool))
-        return float(step.mean())
+        return float(self._simulated()[0].mean())
+
+    def _simulated(self) -> tuple[Floats, list[tuple[str, float, float]]]:
+        """Seconds of each step, and name, claim and simulated value of the figures of its stages."""
+        plan = self.plan
+        ends, ready = self._generation()
+        step = ready.max(1)
+        claims = [
+            ("generation.time_s", plan.generation.time_s, float(ends.mean())),
+            ("generation.stage_s", plan.generation.stage_s, float(step.mean())),
+        ]
+        training = plan.training
+        if training is None or self.cost is None:
+            return step, claims
+        work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
+        claims.append(("training.time_s", training.time_s, float(work.mean())))
+        if plan.streaming is None:
+            return step + work + self.problem.sizing.shared_s + self._swap_s(training.units), claims
+        weights_s = self._weights_s(training.pool)
+        claims.append(("streaming.weights_s", plan.streaming.weights_s, weights_s))
+        return self._step(ready, work, weights_s), claims
 
     def time_faults(self) -> Iterator[str]:
         """Figures that differ from the simulation."""
-        plan, sizing = self.plan, self.problem.sizing
-        ends, ready = self._generation()
-        stage = ready.max(1)
-        claims = [
-            ("generation.time_s", plan.generation.time_s, float(ends.mean())),
-            ("generation.stage_s", plan.generation.stage_s, float(stage.mean())),
-        ]
-        step, training = stage, plan.training
-        if training is not None and self.cost is not None:
-            work = np.array([self._training_s(self.problem.samples, tokens, True) for tokens in self._tokens()])
-            claims.append(("training.time_s", training.time_s, float(work.mean())))
-            if plan.streaming is None:
-                step = stage + work + sizing.shared_s + self._swap_s(training.units)
-            else:
-                weights_s = self._weights_s(training.pool)
-                claims.append(("streaming.weights_s", plan.streaming.weights_s, weights_s))
-                step = self._step(ready, work, weights_s)
+        plan, training = self.plan, self.plan.training
+        step, claims = self._simulated()
         price_per_s = sum(units * self.pools[name][1].price_per_hour for name, units, _ in self.parts) / 3600
         if training is not None and not training.shared:
             price_per_s += training.units * self.pools[training.pool][1].price_per_hour / 3600

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations_with_replacement, pairwise, permutations
 from math import comb
-from typing import Literal
 
 import numpy as np
 
@@ -78,31 +77,25 @@ class Dispatcher:
 
     Parameters
     ----------
-    engine : GenerationEngine
-    steps : SampledSteps
     pessimistic : SampledSteps, optional
         Steps from a ranker that misses any of the longest samples with equal chance.
     doubt : float
         Probability that the ranker is the pessimistic one. Gains of a split are means over both.
+
+    Attributes
+    ----------
+    samples, prompt_tokens : int
+        Samples of a step, and tokens of each prompt.
     """
 
     def __init__(
         self, engine: GenerationEngine, steps: SampledSteps, pessimistic: SampledSteps | None = None, doubt: float = 0.0
     ) -> None:
         self.engine, self.steps, self.doubt = engine, steps, doubt
+        self.samples, self.prompt_tokens = int(steps.lengths.shape[1]), engine.prompt_tokens
         self.pessimistic = None if pessimistic is None else Dispatcher(engine, pessimistic)
         self._makespans: dict[tuple[str | tuple[int, int], int], Floats] = {}
         self._simulated: dict[TailSplit, tuple[Floats, float]] = {}
-
-    @property
-    def samples(self) -> int:
-        """Samples of a step."""
-        return int(self.steps.lengths.shape[1])
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of each prompt."""
-        return self.engine.prompt_tokens
 
     @cached_property
     def tokens(self) -> Floats:
@@ -124,14 +117,12 @@ class Dispatcher:
         if kept is not None:
             return kept
         queues = split.queues(self.samples, self.steps.tail_samples)
-        results = [generate(self.engine, row, queues) for row in self.steps.lengths]
-        finish = np.array([result.finish_s for result in results])
-        simulated = finish, float(np.mean([result.preemptions for result in results]))
+        simulated = _generated(self.engine, self.steps.lengths, queues)
         for oldest in list(self._simulated)[: 1 - MOST_KEPT]:
             self._simulated.pop(oldest, None)
         self._simulated[split] = simulated
         if split.tail == 0:
-            self._makespans["all", split.regular] = finish.max(1)
+            self._makespans["all", split.regular] = simulated[0].max(1)
         return simulated
 
     def makespans(self, split: TailSplit) -> Floats:
@@ -167,8 +158,7 @@ class Dispatcher:
         if self.pessimistic is None or self.doubt == 0:
             return gain
         pessimistic: Floats = 1 - self.pessimistic.makespans(split) / self.pessimistic.makespans(unsplit)
-        expected: Floats = gain + self.doubt * (pessimistic - gain)
-        return expected
+        return gain + self.doubt * (pessimistic - gain)
 
     def best_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
         """The split into two groups with the largest mean gain, which may be negative.
@@ -199,12 +189,12 @@ class Dispatcher:
             best = best_near(best, 2)
         return TailSplit(best, instances - best)
 
-    def quantile_rule_split(self, instances: int, combine: Literal["max", "sum"] = "max") -> TailSplit:
+    def quantile_rule_split(self, instances: int) -> TailSplit:
         """Baseline: StreamRL's rule (algorithm 2), computed from quantiles instead of by simulation.
 
         An instance with M samples and batch B takes ``PTL(B) * L * ceil(M / B)`` seconds. L is the 90th percentile
-        of the lengths for the tail and the median for the others. The algorithm adds the times of both groups
-        ("sum"); they run in parallel, so the step takes their maximum ("max").
+        of the lengths for the tail and the median for the others. The algorithm adds the times of both groups;
+        they run in parallel, so the step takes their maximum.
         """
         if instances < 2 or self.samples < 2:
             return TailSplit(0, instances)
@@ -213,13 +203,12 @@ class Dispatcher:
         def seconds(samples: int, instances: Ints, length: float) -> Floats:
             samples_each = -(-samples // instances)
             batch = np.minimum(samples_each, self.engine.max_batch)
-            whole: Floats = self.engine.usual_s(batch, length) * length * -(-samples_each // batch)
-            return whole
+            return self.engine.usual_s(batch, length) * length * -(-samples_each // batch)
 
         tails = np.arange(1, instances)
         long = seconds(self.steps.tail_samples, tails, high)
         rest = seconds(self.samples - self.steps.tail_samples, instances - tails, median)
-        tail = 1 + int((np.maximum(long, rest) if combine == "max" else long + rest).argmin())
+        tail = 1 + int(np.maximum(long, rest).argmin())
         return TailSplit(tail, instances - tail)
 
     def guessed_finish_times(self, instances: int, over: Callable[[], bool] = never) -> Floats | None:
@@ -267,11 +256,8 @@ class Dispatcher:
 
     def simulate_range(self, start: int, stop: int, instances: int) -> tuple[Floats, float]:
         """Time at which each of these samples ends, (draws, stop - start), and mean number of preemptions."""
-        queues = SampleQueues.shared(stop - start, instances)
         rows = np.ascontiguousarray(self.steps.lengths[:, start:stop])
-        results = [generate(self.engine, row, queues) for row in rows]
-        finish = np.array([result.finish_s for result in results])
-        return finish, float(np.mean([result.preemptions for result in results]))
+        return _generated(self.engine, rows, SampleQueues.shared(stop - start, instances))
 
     def _tail(self, instances: int) -> Floats:
         return self._group("tail", instances, self.steps.lengths[:, : self.steps.tail_samples])
@@ -286,6 +272,12 @@ class Dispatcher:
             rows = np.ascontiguousarray(lengths)
             self._makespans[key] = np.array([generate(self.engine, row, queues).end_s for row in rows])
         return self._makespans[key]
+
+
+def _generated(engine: GenerationEngine, rows: Ints, queues: SampleQueues) -> tuple[Floats, float]:
+    """Time at which each sample of each row ends, and mean number of preemptions of a row."""
+    results = [generate(engine, row, queues) for row in rows]
+    return np.array([result.finish_s for result in results]), float(np.mean([result.preemptions for result in results]))
 
 
 @dataclass(frozen=True)
@@ -331,32 +323,19 @@ class MixDispatcher:
     ----------
     dispatchers : mapping of int to Dispatcher
         Dispatchers by index of the pool, all on the same steps.
+
+    Attributes
+    ----------
+    steps, samples, prompt_tokens, tokens
+        As of :class:`Dispatcher`.
     """
 
     def __init__(self, dispatchers: Mapping[int, Dispatcher]) -> None:
         self.dispatchers = dispatchers
-        self._any = next(iter(dispatchers.values()))
+        first = next(iter(dispatchers.values()))
+        self.steps, self.samples = first.steps, first.samples
+        self.prompt_tokens, self.tokens = first.prompt_tokens, first.tokens
         self._last: tuple[PoolMix, Floats, float] | None = None
-
-    @property
-    def steps(self) -> SampledSteps:
-        """The steps."""
-        return self._any.steps
-
-    @property
-    def samples(self) -> int:
-        """Samples of a step."""
-        return self._any.samples
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of each prompt."""
-        return self._any.prompt_tokens
-
-    @cached_property
-    def tokens(self) -> Floats:
-        """Tokens of prompts and responses of each step, (draws,)."""
-        return self._any.tokens
 
     def finish_times(self, mix: PoolMix) -> Floats:
         """Time at which each sample ends, (draws, samples)."""

@@ -12,7 +12,7 @@ from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, TailSplit, never
 from cdmpp.plan.rl.generation import Floats, Ints
 from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.migration import Migration, inference_after
-from cdmpp.plan.rl.plan_schema import Action, ElasticPart
+from cdmpp.plan.rl.schema import Action, ElasticPart
 from cdmpp.plan.rl.sizes import (
     MOST_COUNTS,
     AnyDispatcher,
@@ -71,8 +71,6 @@ def evaluate(
 
     Parameters
     ----------
-    problem : SizingProblem
-    sizes : PoolSizes
     dispatcher : Dispatcher or MixDispatcher
         Dispatcher of the generation units on the steps.
     migration : Migration, optional
@@ -155,7 +153,6 @@ def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> 
 
     Parameters
     ----------
-    problem : SizingProblem
     dispatchers : dict of int to Dispatcher
         By index of the generation pool.
     """
@@ -226,10 +223,10 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
 
 
 def _generation_sizes(problem: SizingProblem, pool: int) -> Ints:
-    most, fixed, placement = problem.pools[pool].units, problem.generation_units, problem.pools[pool].placement
+    max_units, fixed, placement = problem.pools[pool].units, problem.generation_units, problem.pools[pool].placement
     if fixed is not None:
-        return np.array([fixed] if fixed <= most else [], dtype=np.int64)
-    return np.arange(placement, most + 1, placement, dtype=np.int64)
+        return np.array([fixed] if fixed <= max_units else [], dtype=np.int64)
+    return np.arange(placement, max_units + 1, placement, dtype=np.int64)
 
 
 def _all_training_sizes(problem: SizingProblem, stage: GenerationStage, training: int) -> Ints:
@@ -287,8 +284,6 @@ def _mean_steps(
     ----------
     ready_s, whole_s : float64 arrays, (draws, sizes)
         Ends of generation, and training in one batch.
-    cost : TrainingCost
-    weights_s : float
     """
     steps = _mean_of_longer(ready_s, whole_s)
     ready = ready_s.mean(0)[:, None]
@@ -347,8 +342,6 @@ def elastic_table(
     split : TailSplit
         Planned instances. With other units or lengths, the tail keeps its share of the instances, or there is no
         split if that is better.
-    cost : TrainingCost
-    training_units : int
     steps : SampledSteps
         Planned steps. Their lengths are scaled, and truncated at the memory limit.
     free_units : int
@@ -403,8 +396,6 @@ class SearchResult:
     ----------
     sizes : PoolSizes
         ``step_s`` and ``price`` are means over the held-out steps.
-    outcome : StepOutcome
-    migration : Migration or None
     migration_applied : bool
         Whether ``outcome`` includes the migration.
     dispatches : dict of str to StepOutcome

@@ -1,10 +1,15 @@
-"""A request of the RL planner from a model's configuration, a number of devices and measured response lengths."""
+"""A request of the RL planner from a model's configuration, a number of devices and measured response lengths.
+
+Layouts of both stages are on whole nodes: training by size of its pool, and generation instances.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
 from os import PathLike, fspath
 from typing import Any, Literal
 
@@ -13,20 +18,279 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, FieldError, InfeasibleError
 from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.engines.profile import load_engine
+from cdmpp.llm.engines.profile import load_engine, load_training_engine
 from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.memory import parameter_count
+from cdmpp.llm.layout import Layout, Types, allowed_tp, expert_fits
+from cdmpp.llm.memory import cache_tokens, parameter_count, part_memory
 from cdmpp.llm.read import config_fields
+from cdmpp.llm.training.fitting import candidates, rough_cost
+from cdmpp.llm.training.layout import TrainingLayout, training_types
+from cdmpp.llm.training.links import Links
+from cdmpp.llm.training.memory import TrainingMemory, training_memory
+from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.solve import predict_prices, read_request, solve_request
-from cdmpp.plan.rl.layouts import InstanceLayout, TrainingQuestion, instance_layouts, training_sizes
 from cdmpp.plan.rl.measured import DEGREES, STAGES
 from cdmpp.plan.rl.problem import make_problem, stages_s
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.size_search import shortest_step_s
 from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Query
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
+
+#: Layouts of each size that are priced, those of the lowest rough cost.
+MAX_PRICED = 16
+#: Part of a device that an engine uses.
+CACHE_SHARE = 0.9
+#: Samples of mean length that the cache of a generation instance holds at least.
+IN_FLIGHT = 16
+
+
+@dataclass(frozen=True)
+class TrainingQuestion:
+    """What trains: a model on devices, and the samples of an update.
+
+    Attributes
+    ----------
+    samples : int
+        Samples of an update.
+    lengths : tuple of int
+        Tokens of samples with their prompts.
+    forwards : int
+        Forward passes of models of the same size over each sample, in the layout of training.
+    given : tuple of (str, int)
+        Degrees that all layouts have.
+    """
+
+    model: LLMConfig
+    device: DeviceSpec
+    engine: str
+    products: str | None
+    samples: int
+    lengths: tuple[int, ...]
+    forwards: int
+    given: tuple[tuple[str, int | str], ...] = ()
+
+    @cached_property
+    def mean(self) -> int:
+        """Tokens of a sample on average."""
+        return round(sum(self.lengths) / len(self.lengths))
+
+    def capacity(self, layout: TrainingLayout) -> int:
+        """Tokens of a micro-batch of packed samples, which holds the longest one."""
+        return max(*self.lengths, layout.micro_batch * self.mean)
+
+    def padding(self, layout: TrainingLayout) -> float:
+        """Tokens of an update that are computed, as a factor of those of its samples.
+
+        Samples are packed into micro-batches, first fit, longest first. All copies have as many micro-batches, and
+        stages pass micro-batches of one size, so that these are padded.
+        """
+        capacity = self.capacity(layout)
+        key = (capacity, layout.dp, layout.pp > 1)
+        if key not in self._padding:
+            order = sorted(self.lengths)
+            drawn = [order[(2 * i + 1) * len(order) // (2 * self.samples)] for i in range(self.samples)]
+            bins = -(-_bins(drawn, capacity) // layout.dp) * layout.dp
+            padded = bins * capacity if layout.pp > 1 else max(sum(drawn), bins * sum(drawn) / _bins(drawn, capacity))
+            self._padding[key] = padded / sum(drawn)
+        return self._padding[key]
+
+    @cached_property
+    def _padding(self) -> dict[tuple[int, int, bool], float]:
+        return {}
+
+    def memory(self, layout: TrainingLayout) -> TrainingMemory:
+        """Memory of a layout with micro-batches of packed samples, which hold the longest one."""
+        packed = replace(layout, sequence=self.capacity(layout), micro_batch=1)
+        loop = load_training_engine(self.engine).training
+        assert loop is not None
+        types = training_types("bfloat16", self.products, self.device)
+        return training_memory(self.model, packed, types, loop, self.device.memory_bytes)
+
+    def layouts(self, gpus: int) -> list[TrainingLayout]:
+        """Layouts of some devices that fit their memory, in order of growing rough cost."""
+        loop = load_training_engine(self.engine).training
+        assert loop is not None
+        layouts = candidates(
+            self.model,
+            lambda layout: self.memory(layout).fits_with_margin,
+            Links.of(self.device, None, None).domain_ranks,
+            gpus=gpus,
+            global_batch=self.samples,
+            sequence=max(self.lengths),
+            overlap=loop.overlap,
+            given=dict(self.given),
+        )
+        return [
+            replace(layout, sequence=self.mean) for layout in sorted(layouts, key=rough_cost) if layout.cp <= self.mean
+        ]
+
+
+def _bins(lengths: Sequence[int], capacity: int) -> int:
+    """Bins of a packing: first fit, longest first."""
+    room: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        place = next((i for i, left in enumerate(room) if left >= length), None)
+        if place is None:
+            room.append(capacity - length)
+        else:
+            room[place] -= length
+    return len(room)
+
+
+_known: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
+
+
+def training_sizes(
+    question: TrainingQuestion, gpus: Sequence[int], host_bytes_per_s: float, predictor: Predictor
+) -> dict[int, dict[str, Any]]:
+    """The fastest layout for each number of devices: fields of :class:`cdmpp.plan.rl.pools.SizedTraining`.
+
+    Numbers of devices without a layout are left out. Results of equal questions are kept.
+
+    Parameters
+    ----------
+    host_bytes_per_s : float
+        Rate of a device to the host's memory.
+    """
+    key = (repr(question), tuple(gpus), host_bytes_per_s, predictor.model_id)
+    if key not in _known:
+        if len(_known) >= 64:
+            _known.clear()
+        _known[key] = _training_sizes(question, gpus, host_bytes_per_s, predictor)
+    return _known[key]
+
+
+def _training_sizes(
+    question: TrainingQuestion, gpus: Sequence[int], host_bytes_per_s: float, predictor: Predictor
+) -> dict[int, dict[str, Any]]:
+    profile = load_training_engine(question.engine)
+    shared: dict[Any, Any] = {}
+    plans = [
+        TrainingPlan(
+            question.model,
+            question.device,
+            layout,
+            products=question.products,
+            engine=profile,
+            check_memory=False,
+            shared=shared,
+        )
+        for count in gpus
+        for layout in question.layouts(count)[:MAX_PRICED]
+    ]
+    places: dict[Any, int] = {}
+    queries: list[Query] = []
+    for query in (query for plan in plans for query in plan.queries):
+        if query.program.operator not in places:
+            places[query.program.operator] = len(queries)
+            queries.append(query)
+    predictions = predictor.predict_queries(queries)
+    best: dict[int, dict[str, Any]] = {}
+    for plan in plans:
+        plan_predictions = [predictions[places[query.program.operator]] for query in plan.queries]
+        step, layout = plan.result(predictor.model_id, plan_predictions), plan.layout
+        seconds = step.breakdown
+        update_s = seconds["bubble"] + seconds["optimizer"] + seconds["exposed"]["dp"]
+        padding = question.padding(layout)
+        if layout.gpus in best and best[layout.gpus]["step_s"] <= padding * step.step_s:
+            continue
+        passes = [float(plan.layer_pass(plan_predictions, backward=back)[0][0]) for back in (False, True)]
+        forward_s = (step.step_s - seconds["optimizer"] - seconds["exposed"]["dp"]) * passes[0] / sum(passes)
+        tokens, memory = layout.global_batch * question.mean / padding, question.memory(layout)
+        names = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute")
+        best[layout.gpus] = {
+            "step_s": padding * step.step_s,
+            "token_s": (step.step_s - update_s) / tokens,
+            "update_s": update_s,
+            "inference_s": question.forwards * forward_s / tokens,
+            "swap_s": 2 * (memory.weights + memory.optimizer) / host_bytes_per_s,
+            "lower": min(step.lower_s / step.step_s, 1.0),
+            "upper": max(step.upper_s / step.step_s, 1.0),
+            "memory_bytes": memory.total,
+            "layout": {name: getattr(layout, name) for name in names},
+            "domain": step.domain,
+        }
+    for row in best.values():
+        del row["step_s"]
+    return best
+
+
+@dataclass(frozen=True)
+class InstanceLayout:
+    """Layout of a generation instance.
+
+    Attributes
+    ----------
+    token_bytes, cache_bytes : float
+        Keys and values of a token, and the whole cache, on all its devices.
+    weights : str or None
+        Type of quantised weights.
+    """
+
+    tp: int
+    ep: int
+    token_bytes: float
+    cache_bytes: float | None
+    weights: str | None = None
+
+
+def instance_layouts(
+    model: LLMConfig,
+    device: DeviceSpec,
+    gpus: int,
+    node: int,
+    mean: int,
+    longest: int,
+    tp: int | None,
+    weights: str | None,
+) -> list[InstanceLayout]:
+    """Layouts of a generation instance that hold the model and the cache of some samples, smallest first.
+
+    Parameters
+    ----------
+    node : int
+        Devices of a node: an instance lies on one node, or fills several.
+    tp : int or None
+        Tensor-parallel ranks; None: all that fit.
+    weights : str or None
+        Type of quantised weights.
+
+    Raises
+    ------
+    InfeasibleError
+        None fits.
+    """
+    types, max_ranks = Types.of(model, "bfloat16", weights, None), gpus
+    layouts: list[InstanceLayout] = []
+    for ranks in (n for n in allowed_tp(model) if n & (n - 1) == 0 and gpus % n == 0):
+        if ranks > max_ranks or (ranks > node and ranks % node) or tp not in (None, ranks):
+            continue
+        degrees = [1]
+        if model.experts is not None:
+            fitting = [n for n in range(1, ranks + 1) if expert_fits(model, ranks, n)]
+            degrees = sorted({fitting[0], fitting[-1]})
+        for ep in degrees:
+            layout = Layout(ranks, 1, ep)
+            tokens = cache_tokens(model, layout, types, device.memory_bytes, CACHE_SHARE, longest)
+            if tokens < max(longest, IN_FLIGHT * mean):
+                continue
+            token_bytes = ranks * part_memory(model, layout, types, None, longest)[1] / longest
+            cache_bytes = None if tokens == inf else tokens * token_bytes
+            layouts.append(InstanceLayout(ranks, ep, token_bytes, cache_bytes, weights))
+            # Instances of several nodes only where none fits on one.
+            max_ranks = min(max_ranks, node if ranks <= node else ranks)
+    if not layouts:
+        raise InfeasibleError(
+            f"no instance of up to {gpus} {device.name} holds the model and {IN_FLIGHT} samples of {mean} tokens"
+            + ("" if tp is None else f" with tp={tp}"),
+            path="gpus",
+            hint="use more devices, or devices with more memory",
+        )
+    return layouts
+
 
 MAX_LENGTH_BYTES, MAX_LENGTHS = 64 * MAX_CONFIG_BYTES, 10**7
 #: Columns of a table of measured steps beside the degrees of training: seconds and sizes.
@@ -51,8 +315,8 @@ def read_lengths(path: str | PathLike[str]) -> list[int]:
         cells = cells[1:]
     wrong = next((cell for cell in cells if not re.fullmatch(r"\d{1,9}", cell) or int(cell) < 1), None)
     if not cells or wrong is not None:
-        found = "no lengths" if wrong is None else f"{wrong[:80]!r} is no length"
-        raise DataError(f"{fspath(path)}: {found}", hint="one number of tokens on each line")
+        problem = "no lengths" if wrong is None else f"{wrong[:80]!r} is no length"
+        raise DataError(f"{fspath(path)}: {problem}", hint="one number of tokens on each line")
     return [int(cell) for cell in cells]
 
 
@@ -149,7 +413,7 @@ class _Job:
         stated = {name: value for name, value in (("engine", self.engine), ("weights", instance.weights)) if value}
         llm = {"config": self.fields, "tp": tp, "ep": instance.ep, **stated}
         link = link_of_device(self.device) if self.gpus <= self.node else network_of_device(self.device)
-        most = max(2, min(load_engine(self.engine, None).max_sequences, self.samples))
+        max_batch = max(2, min(load_engine(self.engine, None).max_sequences, self.samples))
         # As in veRL and NeMo-RL, each device that generates receives every tensor whole, and keeps its part.
         weight_bytes = float(2 * parameter_count(self.model))
         network_s = network_of_device(self.device).bandwidth_bytes_per_s
@@ -158,13 +422,17 @@ class _Job:
             "samples_per_step": self.samples,
             "prompt_tokens": self.prompt,
             "decode": {
-                "batch": sorted({1, *(2**i for i in range(3, most.bit_length())), most}),
+                "batch": sorted({1, *(2**i for i in range(3, max_batch.bit_length())), max_batch}),
                 "from_past": self.prompt,
                 "llm": {**llm, "past_len": 2 * self.mean - self.prompt},
             },
             "prefill": self._prefill_s(llm),
             "training": {"sizes": sizes, "mini_batch": self.mini_batch},
-            "kv": {"bytes_per_token": instance.token_bytes, "memory_bytes": instance.cache_bytes, "max_batch": most},
+            "kv": {
+                "bytes_per_token": instance.token_bytes,
+                "memory_bytes": instance.cache_bytes,
+                "max_batch": max_batch,
+            },
             "pools": [{"name": self.device.name, "units": units, "device": self.device.name, "placement": placement}],
             "weights": {
                 "transfer": {
@@ -289,7 +557,7 @@ def request_from_config(
     model, spec = read_config(fields), resolved_device(device, predictor)
     node = spec.ranks_per_node or RANKS_PER_NODE
     if gpus > node and gpus % node:
-        raise FieldError(f"gpus: {gpus} do not fill nodes of {node}", path="gpus", hint=f"use a multiple of {node}")
+        raise FieldError.at("gpus", f"{gpus} do not fill nodes of {node}", hint=f"use a multiple of {node}")
     mini_batch = samples if mini_batch is None else mini_batch
     given = tuple(sorted((degrees or {}).items()))
     question = TrainingQuestion(

@@ -88,8 +88,7 @@ class GenerationEngine:
     def usual_s(self, batch: Ints, length: float) -> Floats:
         """Seconds of a step of ``batch`` samples that have half of ``length``."""
         cached = batch * (self.prompt_tokens + length / 2)
-        seconds: Floats = self.seconds_per_token[batch] + self.seconds_per_cached[batch] * cached
-        return seconds
+        return self.seconds_per_token[batch] + self.seconds_per_cached[batch] * cached
 
     def refill_s(self) -> float:
         """Seconds to recompute the keys and values of one token."""
@@ -122,11 +121,6 @@ class SampleQueues:
         timing anomalies", 1969).
         """
         return cls.of([np.arange(samples, dtype=np.int64)], [instances])
-
-    @classmethod
-    def dealt(cls, samples: int, instances: int) -> SampleQueues:
-        """One queue per instance; samples 0, 1, ... are dealt to them in turn."""
-        return cls.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])
 
     @classmethod
     def of(cls, queues: Sequence[Ints], instances: Sequence[int] | None = None) -> SampleQueues:
@@ -191,7 +185,6 @@ def generate(
         Describes every instance.
     lengths : int64 array, (samples,)
         Tokens that each sample still has to generate.
-    queues : SampleQueues
     done : int64 array, (samples,), optional
         Tokens already generated. Default: 0.
     resident : bool array, (samples,), optional

@@ -92,9 +92,9 @@ class LengthDistribution:
         unlimited = cls(None, scores[distinct], logs[distinct], 2**62)
         top = float(np.exp(unlimited._log_lengths(np.array([normal.inv_cdf(1 - edge)])))[0])
         has_top = levels[-1] == 1
-        most = lengths[-1] if has_top else top if longest is None else float(longest)
+        max_length = lengths[-1] if has_top else top if longest is None else float(longest)
         # Limited to what the conversion to an integer can represent.
-        limit = int(min(max(np.ceil(most - 1e-6), 1), 1e9))
+        limit = int(min(max(np.ceil(max_length - 1e-6), 1), 1e9))
         return cls(None, unlimited.scores, unlimited.logs, limit if longest is None else min(longest, limit))
 
     def _log_lengths(self, scores: Floats) -> Floats:
@@ -123,25 +123,43 @@ class LengthDistribution:
         return np.clip(np.rint(lengths), 1, self.longest).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class LengthRanker:
-    """Ranker that predicts before generation which responses will be long, with a given error rate.
+class RankerForm(Closed):
+    """Quality of the length ranker, which flags long responses before generation.
 
-    Attributes
-    ----------
-    recall : float
-        Share of the longest ``share`` of samples that the ranker puts among its first ``share``; in [share, 1].
-    share : float
-        Share of samples that are flagged as long, in (0, 1).
-    misses : {"any", "near"}
-        Which of the longest samples are missed. "any": each with equal chance, and the order within the flagged
-        and the other samples is random (the weakest ranker with this recall). "near": those near the border, as by
-        a log-normal error of the predicted length that is just large enough for the recall.
+    With misses "any" the order within the flagged and the other samples is random: the weakest ranker of this recall.
     """
 
-    recall: float = 0.87
-    share: float = 0.2
-    misses: Misses = "any"
+    recall: Annotated[
+        float,
+        Field(gt=0, le=1, description="Share of the longest samples that the ranker flags; at least `share` (chance)."),
+    ] = 0.87
+    share: Annotated[float, Field(gt=0, lt=1, description="Share of samples that are flagged as long.")] = 0.2
+    misses: Annotated[
+        Misses,
+        Field(
+            description="near: missed samples lie near the border, as by a log-normal error of predicted "
+            "lengths; any: each of the longest is missed with equal chance."
+        ),
+    ] = "near"
+    doubt: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description='Probability that "near" is wrong and misses are "any": the recall does not determine which '
+            "samples are missed, and a split loses much if the very longest are. A split is chosen by its mean gain "
+            "over both.",
+        ),
+    ] = 0.1
+
+    def check(self) -> None:
+        """Raise FieldError for a recall below chance."""
+        if self.recall < self.share:
+            raise FieldError.at(
+                "ranker.recall",
+                f"{self.recall:g} is below ranker.share = {self.share:g}, the recall of a random order",
+                hint="give a recall of at least the share",
+            )
 
     def tail_samples(self, samples: int) -> int:
         """Number of flagged samples: at least one, never all."""
@@ -220,19 +238,16 @@ class SampledSteps:
 
 
 def draw_steps(
-    distribution: LengthDistribution, ranker: LengthRanker, samples: int, draws: int, rng: Any
+    distribution: LengthDistribution, ranker: RankerForm, samples: int, draws: int, rng: Any
 ) -> SampledSteps:
     """Draw steps and rank their samples.
 
     Parameters
     ----------
-    distribution : LengthDistribution
-    ranker : LengthRanker
     samples : int
         Samples of each step.
     draws : int
         Number of steps.
-    rng : seed or numpy Generator
     """
     rng = np.random.default_rng(rng)
     rows, orders, guesses = [], [], []
@@ -281,46 +296,3 @@ class QuantileLengths(Closed):
         """The distribution of lengths."""
         levels = {float(level): tokens for level, tokens in self.quantiles.items()}
         return LengthDistribution.of_quantiles(levels, samples_per_step, self.max_tokens)
-
-
-class RankerForm(Closed):
-    """Quality of the length ranker, which flags long responses before generation."""
-
-    recall: Annotated[
-        float,
-        Field(gt=0, le=1, description="Share of the longest samples that the ranker flags; at least `share` (chance)."),
-    ] = 0.87
-    share: Annotated[float, Field(gt=0, lt=1, description="Share of samples that are flagged as long.")] = 0.2
-    misses: Annotated[
-        Misses,
-        Field(
-            description="near: missed samples lie near the border, as by a log-normal error of predicted "
-            "lengths; any: each of the longest is missed with equal chance."
-        ),
-    ] = "near"
-    doubt: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description='Probability that "near" is wrong and misses are "any": the recall does not determine which '
-            "samples are missed, and a split loses much if the very longest are. A split is chosen by its mean gain "
-            "over both.",
-        ),
-    ] = 0.1
-
-    def ranker(self) -> LengthRanker:
-        """The simulated ranker.
-
-        Raises
-        ------
-        FieldError
-            Its recall is below chance.
-        """
-        if self.recall < self.share:
-            raise FieldError(
-                f"ranker.recall: {self.recall:g} is below ranker.share = {self.share:g}, the recall of a random order",
-                path="ranker.recall",
-                hint="give a recall of at least the share",
-            )
-        return LengthRanker(self.recall, self.share, self.misses)

@@ -93,7 +93,6 @@ def inference_after(finish_s: Floats, inference_s: float, instances: int) -> Flo
         Ends of generation. Inference runs in the same order.
     inference_s : float
         Seconds of one instance for one sample.
-    instances : int
     """
     if inference_s == 0:
         return finish_s
@@ -111,7 +110,6 @@ def fewest_instances(
 
     Parameters
     ----------
-    engine : GenerationEngine
     threshold : int
         Unfinished samples.
     instances : int
@@ -143,9 +141,6 @@ def best_migration(
 
     Parameters
     ----------
-    dispatcher : Dispatcher
-    split : TailSplit
-    link : MigrationLink
     inference_s : float
         Seconds of one unit for one sample.
     control : SearchControl
@@ -193,8 +188,6 @@ class _Pause:
 
     Attributes
     ----------
-    at_s : float
-    result : GenerationResult
     held : int64 array, (samples,)
         Tokens of each sample in memory.
     """

@@ -347,9 +347,9 @@ def _any_model(pool: PoolForm, pools: Sequence[PoolForm]) -> LanguageModelForm |
 
 
 def _unit_bytes(pool: PoolForm, model: LanguageModelForm | None, ignore: bool) -> float:
-    own = pool.decode.device if isinstance(pool.decode, BatchCurve) else None
+    device = pool.decode.device if isinstance(pool.decode, BatchCurve) else None
     devices = 1 if model is None else model.layout.gpus
-    return devices * memory_limit(None, [pool.device or own], ignore)
+    return devices * memory_limit(None, [pool.device or device], ignore)
 
 
 def check_training(pools: Sequence[PoolForm], fixed: int | None, ignore: bool) -> None:
@@ -380,7 +380,6 @@ class InstanceMemory:
 
     Attributes
     ----------
-    pool : str
     devices : int
         Devices of the instance.
     limit : float

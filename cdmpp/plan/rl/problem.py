@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from cdmpp.plan.base.batch_curve import interpolate
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest, ModelForm
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
 from cdmpp.plan.rl.generation import Floats, GenerationEngine
-from cdmpp.plan.rl.lengths import LengthDistribution, LengthRanker, SampledSteps, draw_steps
+from cdmpp.plan.rl.lengths import LengthDistribution, RankerForm, SampledSteps, draw_steps
 from cdmpp.plan.rl.measured import MeasuredStep, StageFactors
 from cdmpp.plan.rl.migration import MigrationLink
 from cdmpp.plan.rl.pools import DecodeCurve, PipelineForm, PoolForm, TrainingForm, least_training_units, within
@@ -24,7 +25,7 @@ from cdmpp.plan.rl.weights import WEIGHT_COSTS
 from cdmpp.predict.curves.points import monotone_fit
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import memory_limit
-from cdmpp.predict.requests.pricing import Cost, cost_of
+from cdmpp.predict.requests.pricing import Cost, Figure, cost_of
 from cdmpp.predict.requests.request import Interval
 
 #: Path of a schedule's request in the request, or in a pool with a training cost of its own.
@@ -33,8 +34,6 @@ REQUEST_PATH = "training.pipeline.request"
 MOST_SHARE = 0.25
 #: Steps that are simulated for a measured step.
 MEASURED_DRAWS = 2
-#: Fields of a predicted cost.
-CostFigure = Literal["latency_s", "lower_s", "upper_s"]
 #: Samples move without cost.
 FREE_LINK = MigrationLink(0.0, 1.0)
 
@@ -130,7 +129,6 @@ def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     sizes, seconds : float64 arrays
         Points of the curve, in order of growing size. Seconds that fall are replaced by a monotone fit, as in
         ``/curve``: a larger batch is not faster.
-    max_batch : int
 
     Notes
     -----
@@ -139,8 +137,7 @@ def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     logs = np.log(np.maximum(seconds, 1e-15))
     fitted = monotone_fit(logs, [0])
     smooth = np.where(fitted == logs, np.maximum(seconds, 1e-15), np.exp(fitted))
-    table: Floats = np.asarray(interpolate(sizes, smooth, np.arange(max_batch + 1)), dtype=np.float64)
-    return table
+    return np.asarray(interpolate(sizes, smooth, np.arange(max_batch + 1)), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -149,12 +146,8 @@ class RlProblem:
 
     Attributes
     ----------
-    lengths : LengthDistribution
-    ranker : LengthRanker
     samples : int
         Samples of a step.
-    sizing : SizingProblem
-    link : MigrationLink
     objective : {"time", "cost"}
     slack : float
         Share by which a step may be longer than the shortest if it is cheaper.
@@ -162,7 +155,6 @@ class RlProblem:
         Upper limit of the mean step.
     draws : int
         Number of search steps, and of held-out steps.
-    seed : int
     doubt : float
         Probability that a ranker with "near" misses has "any" misses instead.
     factors : StageFactors or None
@@ -170,7 +162,7 @@ class RlProblem:
     """
 
     lengths: LengthDistribution
-    ranker: LengthRanker
+    ranker: RankerForm
     samples: int
     sizing: SizingProblem
     link: MigrationLink = FREE_LINK
@@ -198,7 +190,7 @@ class RlProblem:
         ``pessimistic``: ranked by a ranker that misses any of the longest samples.
         """
         seed = np.random.SeedSequence(self.seed).spawn(4)[held_out + 2 * pessimistic]
-        ranker = replace(self.ranker, misses="any") if pessimistic else self.ranker
+        ranker = self.ranker.model_copy(update={"misses": "any"}) if pessimistic else self.ranker
         return draw_steps(self.lengths, ranker, self.samples, self.draws, seed)
 
     def dispatchers(self, engines: Mapping[int, GenerationEngine], held_out: bool) -> dict[int, Dispatcher]:
@@ -213,13 +205,12 @@ class RlProblem:
 
 
 def make_problem(
-    request: RlRequest, figure: CostFigure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
+    request: RlRequest, figure: Figure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
 ) -> RlProblem:
     """The problem of a request with resolved costs.
 
     Parameters
     ----------
-    request : RlRequest
     figure : {"latency_s", "lower_s", "upper_s"}
         Which value of each predicted cost to use.
     schedules : mapping of int to PipelineSchedule, optional
@@ -239,12 +230,12 @@ def make_problem(
         request.generation_units,
         request.training_units,
         request.staleness if request.effective_mode == "async" else None,
-        None if weights.transfer is None else weights.transfer.transfer(figure),
+        None if weights.transfer is None else partial(weights.transfer.seconds, figure=figure),
         request.mix_pools,
     )
     problem = RlProblem(
         lengths,
-        request.ranker.ranker(),
+        request.ranker,
         request.samples_per_step,
         sizing,
         MigrationLink(request.kv.bytes_per_token or 0.0, request.link_bytes_per_s),
@@ -274,7 +265,7 @@ def stages_s(problem: RlProblem, step: MeasuredStep, path: str) -> Floats:
     dispatcher = Dispatcher(pool.generation_engine(), problem.steps(held_out=False).first(MEASURED_DRAWS))
     units, samples = step.training_units or step.generation_units, float(problem.samples)
     if cost is None or not cost.can_train(np.array(units)):
-        raise FieldError(f"{path}: {units} units do not train", path=path, hint="give predicted beside the seconds")
+        raise FieldError.at(path, f"{units} units do not train", hint="give predicted beside the seconds")
     split = TailSplit(0, step.generation_units)
     tokens, shared = float(dispatcher.tokens.mean()), step.training_units is None
     trained_s, inferred_s = cost.whole_s(samples, tokens, units), cost.inference_work_s(samples, tokens, units)
@@ -318,11 +309,7 @@ def pool_costs(pool: PoolForm) -> list[Cost]:
 
 
 def _pool(
-    request: RlRequest,
-    form: PoolForm,
-    lengths: LengthDistribution,
-    figure: CostFigure,
-    schedule: PipelineSchedule | None,
+    request: RlRequest, form: PoolForm, lengths: LengthDistribution, figure: Figure, schedule: PipelineSchedule | None
 ) -> Pool:
     """A pool of the search. An entering sample needs free memory for a response of median length."""
     engine, training = None, None

@@ -14,7 +14,9 @@ from cdmpp.plan.rl.evaluate import SearchResult, evaluate
 from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.measured import STAGES
 from cdmpp.plan.rl.migration import simulate_migration
-from cdmpp.plan.rl.plan_schema import (
+from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs
+from cdmpp.plan.rl.schema import (
     CostPart,
     CurvePart,
     DispatchPart,
@@ -27,16 +29,15 @@ from cdmpp.plan.rl.plan_schema import (
     PipelinePart,
     PoolPart,
     RlPlan,
+    RlRequest,
     SizesPart,
     SplitPart,
     StreamingPart,
     TrainingPart,
 )
-from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
-from cdmpp.plan.rl.problem import CostFigure, PipelineSchedule, RlProblem, make_problem, pool_costs
-from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.sizes import MIXED, PoolSizes
 from cdmpp.plan.rl.training import asynchronous_step
+from cdmpp.predict.requests.pricing import Figure
 from cdmpp.utils.units import format_latency
 
 #: Bins of the length histogram; most points of the Pareto front that a plan lists.
@@ -57,7 +58,6 @@ def plan_of(
         With resolved costs.
     problem : RlProblem
         Made from the request.
-    result : SearchResult
     schedules : mapping of int to PipelineSchedule, optional
         Schedules of the pools that train by pipelines, by index.
 
@@ -189,7 +189,7 @@ def _interval(
         return None, None
     sizes = result.sizes
 
-    def step_s(figure: CostFigure) -> float:
+    def step_s(figure: Figure) -> float:
         problem = make_problem(request, figure, schedules)
         sizing = problem.sizing
         if isinstance(sizes.split, PoolMix):
@@ -462,8 +462,6 @@ def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split:
     ----------
     request : RlRequest
         With resolved costs.
-    problem : RlProblem
-    result : SearchResult
     split : SplitPart
         The tail split as the plan reports it.
     """

@@ -88,7 +88,6 @@ def search_sizes(
 
     Parameters
     ----------
-    problem : RlProblem
     dispatchers : dict of int to Dispatcher
         By index of the generation pool, on the search steps.
     control : SearchControl
@@ -392,7 +391,6 @@ def search_mixes(
 
     Parameters
     ----------
-    problem : RlProblem
     dispatchers : dict of int to Dispatcher
         By index of the generation pool, on the search steps.
     control : SearchControl
@@ -400,7 +398,7 @@ def search_mixes(
     """
     sizing = problem.sizing
     pools = list(dispatchers)
-    most = tuple(sizing.pools[pool].units for pool in pools)
+    max_units = tuple(sizing.pools[pool].units for pool in pools)
     mixed = MixDispatcher(dispatchers)
     priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
     front: list[PoolSizes] = []
@@ -418,18 +416,18 @@ def search_mixes(
             values[units] = min((sizes.value(problem.objective) for sizes in candidates), default=float("inf"))
         return values[units]
 
-    for units in _combinations(problem, most):
+    for units in _combinations(problem, max_units):
         if values and control.expired:
             return front, False
         value(units)
-    if not values or _all_fit(most) or sizing.generation_units is not None:
-        return front, _all_fit(most)
+    if not values or _all_fit(max_units) or sizing.generation_units is not None:
+        return front, _all_fit(max_units)
     best = min(values, key=lambda units: values[units])
-    step = max(most) // 4
+    step = max(max_units) // 4
     while step:
         before = best
         for index, sign in product(range(len(pools)), (-1, 1)):
-            count = min(max(best[index] + sign * step, 0), most[index])
+            count = min(max(best[index] + sign * step, 0), max_units[index])
             units = (*best[:index], count, *best[index + 1 :])
             if not _allowed(problem, units) or units in values:
                 continue
@@ -442,8 +440,8 @@ def search_mixes(
     return front, False
 
 
-def _all_fit(most: Units) -> bool:
-    return prod(count + 1 for count in most) <= MOST_COMBINATIONS
+def _all_fit(max_units: Units) -> bool:
+    return prod(count + 1 for count in max_units) <= MOST_COMBINATIONS
 
 
 def _trains_beside(problem: RlProblem, sizes: PoolSizes) -> bool:
@@ -456,17 +454,17 @@ def _allowed(problem: RlProblem, units: Units) -> bool:
     return sum(count > 0 for count in units) >= 2 and (fixed is None or sum(units) == fixed)
 
 
-def _combinations(problem: RlProblem, most: Units) -> Iterator[Units]:
+def _combinations(problem: RlProblem, max_units: Units) -> Iterator[Units]:
     """Combinations of units: all units first, then coarse to fine."""
     for_time_alone = not problem.sizing.trains and problem.objective == "time" and problem.slack == 0
-    if for_time_alone and _allowed(problem, most):
+    if for_time_alone and _allowed(problem, max_units):
         # No other stage needs the units, and more instances are not slower.
-        yield most
+        yield max_units
         return
-    orders = [[*coarse_to_fine(count), 0] for count in most]
-    if not _all_fit(most):
-        levels = max(int(MOST_COMBINATIONS ** (1 / len(most))), 2)
-        orders = [[count, 0, *order[1 : levels - 1]] for count, order in zip(most, orders, strict=True)]
+    orders = [[*coarse_to_fine(count), 0] for count in max_units]
+    if not _all_fit(max_units):
+        levels = max(int(MOST_COMBINATIONS ** (1 / len(max_units))), 2)
+        orders = [[count, 0, *order[1 : levels - 1]] for count, order in zip(max_units, orders, strict=True)]
     fixed = problem.sizing.generation_units
     if fixed is not None:
         # The last pool has what is left.
@@ -475,5 +473,5 @@ def _combinations(problem: RlProblem, most: Units) -> Iterator[Units]:
         units = tuple(order[rank] for order, rank in zip(orders, ranks, strict=True))
         if fixed is not None:
             units = (*units[:-1], fixed - sum(units[:-1]))
-        if _allowed(problem, units) and 0 <= units[-1] <= most[-1]:
+        if _allowed(problem, units) and 0 <= units[-1] <= max_units[-1]:
             yield units

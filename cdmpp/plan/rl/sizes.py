@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Literal
@@ -12,7 +12,6 @@ import numpy as np
 from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
 from cdmpp.plan.rl.generation import Floats, GenerationEngine, Ints
 from cdmpp.plan.rl.training import Mode, TrainingCost
-from cdmpp.plan.rl.weights import WeightTransfer
 
 Objective = Literal["time", "cost"]
 Stage = Literal["generation", "training"]
@@ -32,7 +31,6 @@ class Pool:
 
     Attributes
     ----------
-    name : str
     units : int
         Number of units; one unit is a generation instance or a data-parallel training unit.
     price_per_hour : float
@@ -141,7 +139,6 @@ class SizingProblem:
 
     Attributes
     ----------
-    pools : tuple of Pool
     mode : {"sync", "async"}
     same_site_s, cross_site_s, shared_s : float
         Seconds to transfer the weights from training to generation: within a site, between sites, and if the same
@@ -152,8 +149,8 @@ class SizingProblem:
         Fixed sizes; None: searched.
     staleness : int or None
         Of :func:`cdmpp.plan.rl.training.asynchronous_step`.
-    transfer : WeightTransfer or None
-        Replaces ``same_site_s`` and ``cross_site_s``.
+    transfer : callable or None
+        Seconds by site of training, site of generation and instances; replaces ``same_site_s`` and ``cross_site_s``.
     mix : bool
         Whether several pools may generate at once.
     transfer_factor : float
@@ -169,7 +166,7 @@ class SizingProblem:
     generation_units: int | None = None
     training_units: int | None = None
     staleness: int | None = None
-    transfer: WeightTransfer | None = None
+    transfer: Callable[[str, str, int], float] | None = None
     mix: bool = False
     transfer_factor: float = 1.0
 
@@ -210,15 +207,14 @@ class SizingProblem:
 
     def _transfer_s(self, source: str, target: str, instances: int) -> float:
         if self.transfer is not None:
-            return self.transfer.seconds(source, target, instances)
+            return self.transfer(source, target, instances)
         return self.same_site_s if source == target else self.cross_site_s
 
     def prices_per_s(self, stage: GenerationStage, training: int | None, training_units: Ints | int) -> Floats:
         """Price of a second, by number of training units."""
         training_price = 0.0 if training is None else self.pools[training].price_per_hour
         generation_price = sum(units * self.pools[pool].price_per_hour for pool, units in stage.units)
-        prices: Floats = (generation_price + np.asarray(training_units, dtype=np.float64) * training_price) / 3600
-        return prices
+        return (generation_price + np.asarray(training_units, dtype=np.float64) * training_price) / 3600
 
     def price_per_s(self, sizes: PoolSizes) -> float:
         """Price of a second with these sizes."""
@@ -245,10 +241,10 @@ class SizingProblem:
 
     def generation_sizes(self, pool: int) -> list[int]:
         """Numbers of generation units to try, coarse to fine: an early end of the search covers the whole range."""
-        most, placement = self.pools[pool].units, self.pools[pool].placement
+        max_units, placement = self.pools[pool].units, self.pools[pool].placement
         if self.generation_units is not None:
-            return [self.generation_units] if self.generation_units <= most else []
-        return [placement * count for count in coarse_to_fine(most // placement)] if most >= placement else []
+            return [self.generation_units] if self.generation_units <= max_units else []
+        return [placement * count for count in coarse_to_fine(max_units // placement)] if max_units >= placement else []
 
     def training_sizes(self, stage: GenerationStage, training: int, near: int | None = None) -> Ints:
         """Numbers of training units to try beside a generation stage: all, or :data:`MOST_COUNTS` of many.
@@ -256,15 +252,15 @@ class SizingProblem:
         ``near``: all numbers around this one that the grid leaves out.
         """
         pool = self.pools[training]
-        most = pool.units - stage.of_pool(training)
+        max_units = pool.units - stage.of_pool(training)
         cost = pool.training
         if cost is None:
             return np.zeros(0, dtype=np.int64)
         if self.training_units is not None:
-            fixed = np.array([self.training_units] if self.training_units <= most else [], dtype=np.int64)
+            fixed = np.array([self.training_units] if self.training_units <= max_units else [], dtype=np.int64)
             return np.asarray(fixed[cost.can_train(fixed)])
         step = lcm(cost.run_units, pool.placement)
-        counts = grid(most // step)
+        counts = grid(max_units // step)
         if near is not None and len(counts):
             at = int(np.searchsorted(counts, near // step))
             low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
@@ -273,12 +269,12 @@ class SizingProblem:
         return np.asarray(sizes[cost.can_train(sizes)])
 
 
-def grid(most: int, count: int = MOST_COUNTS) -> Ints:
-    """The numbers 1 to ``most``; of many, about ``count``: all small ones, then in equal ratios."""
-    if most <= count:
-        return np.arange(1, most + 1, dtype=np.int64)
+def grid(highest: int, count: int = MOST_COUNTS) -> Ints:
+    """The numbers 1 to ``highest``; of many, about ``count``: all small ones, then in equal ratios."""
+    if highest <= count:
+        return np.arange(1, highest + 1, dtype=np.int64)
     dense = count // 4
-    ratios = np.geomspace(dense, most, count - dense + 1).round().astype(np.int64)
+    ratios = np.geomspace(dense, highest, count - dense + 1).round().astype(np.int64)
     return np.unique(np.concatenate([np.arange(1, dense + 1, dtype=np.int64), ratios]))
 
 
@@ -291,12 +287,12 @@ def finish_times(dispatcher: AnyDispatcher, groups: Groups) -> Floats:
     return dispatcher.finish_times(groups)
 
 
-def coarse_to_fine(most: int) -> Iterator[int]:
-    """The numbers 1 to ``most``: the ends, then repeatedly the middles of the remaining ranges."""
-    yield most
-    if most > 1:
+def coarse_to_fine(highest: int) -> Iterator[int]:
+    """The numbers 1 to ``highest``: the ends, then repeatedly the middles of the remaining ranges."""
+    yield highest
+    if highest > 1:
         yield 1
-    ranges = [(1, most)]
+    ranges = [(1, highest)]
     while ranges:
         halves = []
         for low, high in ranges:

@@ -39,8 +39,7 @@ class SizedCosts:
 
     def at(self, units: Floats | float) -> Ints:
         """Index of each number of units; that of the next larger one for others."""
-        found: Ints = np.minimum(np.searchsorted(self.units, np.asarray(units)), len(self.units) - 1)
-        return found
+        return np.minimum(np.searchsorted(self.units, np.asarray(units)), len(self.units) - 1)
 
     def scaled(self, training: float, inference: float, transfer: float) -> SizedCosts:
         """The costs times factors."""
@@ -111,8 +110,7 @@ class TrainingCost:
     def speedup(self, units: Floats | float) -> Floats:
         """Speed-up of ``units`` over one unit."""
         count = np.asarray(units, dtype=np.float64)
-        speed: Floats = count * self.efficiency ** np.log2(count)
-        return speed
+        return count * self.efficiency ** np.log2(count)
 
     def work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
         """Seconds of work on samples and tokens, without pipelines, ``fixed_s`` and ``batch_overhead_s``."""
@@ -120,32 +118,27 @@ class TrainingCost:
         if self.sized is not None:
             return np.asarray(self.sized.token_s[self.sized.at(units)] * tokens + inferred)
         on_one_unit = self.per_sample_s * samples + self.per_token_s * np.asarray(tokens)
-        work: Floats = on_one_unit / self.speedup(units) + inferred
-        return work
+        return on_one_unit / self.speedup(units) + inferred
 
     def pipelines(self, units: Floats | float) -> Floats:
         """Number of pipelines on ``units`` units; at least 1."""
-        count: Floats = np.maximum(np.asarray(units, dtype=np.float64) // self.run_units, 1.0)
-        return count
+        return np.maximum(np.asarray(units, dtype=np.float64) // self.run_units, 1.0)
 
     def runs(self, samples: Floats | float, units: Floats | float) -> Floats:
         """Runs of the pipeline schedule, one after the other, that train on ``samples`` samples."""
-        count: Floats = np.ceil(np.asarray(samples) / (self.pipelines(units) * self.run_samples))
-        return count
+        return np.ceil(np.asarray(samples) / (self.pipelines(units) * self.run_samples))
 
     def runs_s(self, samples: Floats | float, units: Floats | float) -> Floats:
         """Seconds of the pipelines, or of updates besides their tokens, for one batch of samples."""
         if self.sized is not None:
             return np.asarray(self.sized.update_s[self.sized.at(units)] * np.ceil(samples / self.run_samples))
         slowdown = self.efficiency ** np.log2(self.pipelines(units))
-        seconds: Floats = self.run_s * self.runs(samples, units) / slowdown
-        return seconds
+        return self.run_s * self.runs(samples, units) / slowdown
 
     def whole_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
         """Seconds of a step's training in one batch."""
         work = self.work_s(samples, tokens, units) + self.runs_s(samples, units)
-        whole: Floats = work + self.batch_overhead_s + self.fixed_s
-        return whole
+        return work + self.batch_overhead_s + self.fixed_s
 
 
 @dataclass(frozen=True)
@@ -229,8 +222,7 @@ def asynchronous_step(
     longest = np.maximum(np.maximum(generation_s, training_s), weights_s)
     if staleness is None:
         return longest
-    step: Floats = np.maximum(longest, (generation_s + training_s + weights_s) / (staleness + 1))
-    return step
+    return np.maximum(longest, (generation_s + training_s + weights_s) / (staleness + 1))
 
 
 def step_times(
@@ -240,8 +232,6 @@ def step_times(
 
     Parameters
     ----------
-    ready : ReadyTimes
-    cost : TrainingCost
     units : int64 array
         Numbers of training units; each is evaluated separately.
     mode : {"sync", "async"}

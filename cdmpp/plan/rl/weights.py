@@ -1,9 +1,8 @@
-"""Transfer of new weights from the training units to the generation instances: seconds, and forms of the request."""
+"""Transfer of new weights from the training units to the generation instances: forms of the request, and seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -11,7 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from cdmpp.errors import FieldError
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.collective_forms import CollectiveOperator, CollectiveOptions, Ranks
-from cdmpp.predict.requests.pricing import Cost, PredictedCost, Priced, collect, cost_of
+from cdmpp.predict.requests.pricing import Cost, Figure, PredictedCost, Priced, collect, cost_of
 from cdmpp.predict.requests.request import (
     Closed,
     Count,
@@ -25,115 +24,11 @@ from cdmpp.predict.requests.request import (
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Protocol
 
 Site = Annotated[str, Field(max_length=200)]
-Figure = Literal["latency_s", "lower_s", "upper_s"]
 #: Bytes of the message whose predicted time is the latency of a link.
 LATENCY_BYTES = 1024.0
 WeightCost = Literal["same_site", "cross_site", "shared"]
 #: Costs of a transfer, in the order in which the search takes them.
 WEIGHT_COSTS: tuple[WeightCost, ...] = get_args(WeightCost)
-
-
-@dataclass(frozen=True)
-class SiteLink:
-    """Link within a site or between two sites.
-
-    Attributes
-    ----------
-    bytes_per_s : float
-        Bandwidth of one connection.
-    latency_s : float
-        Seconds until the first byte arrives.
-    total_bytes_per_s : float
-        Bandwidth of all connections together; infinite if only the connections are limited.
-    """
-
-    bytes_per_s: float
-    latency_s: float = 0.0
-    total_bytes_per_s: float = float("inf")
-
-    def seconds(self, size_bytes: float, ranks: int, hops: int = 1) -> float:
-        """Seconds for ``size_bytes`` over ``ranks`` connections, along a path of ``hops`` links.
-
-        Notes
-        -----
-        ``hops * latency_s + size_bytes / min(ranks * bytes_per_s, total_bytes_per_s)``: the bytes are divided evenly
-        between the connections, and each hop forwards what it has received (pipelined).
-        """
-        return hops * self.latency_s + size_bytes / min(ranks * self.bytes_per_s, self.total_bytes_per_s)
-
-
-@dataclass(frozen=True)
-class PredictedSiteLink:
-    """Link whose copy of the weights is predicted as a collective operation.
-
-    Attributes
-    ----------
-    copy_s : float
-        Seconds of a copy over one hop.
-    latency_s : float
-        Seconds of a short message, which each further hop adds.
-    """
-
-    copy_s: float
-    latency_s: float
-
-    def seconds(self, size_bytes: float, ranks: int, hops: int = 1) -> float:
-        """Seconds of a copy along a path of ``hops`` links; the prediction has bytes and connections."""
-        return self.copy_s + (hops - 1) * self.latency_s
-
-
-AnySiteLink = SiteLink | PredictedSiteLink
-
-
-@dataclass(frozen=True)
-class WeightTransfer:
-    """Transfer of one copy of the weights, from its bytes.
-
-    Attributes
-    ----------
-    size_bytes : float
-        Bytes of one copy.
-    ranks : int
-        Connections in parallel; each sends an equal part.
-    same_site : SiteLink, PredictedSiteLink or None
-        Link within a site.
-    cross_site : SiteLink, PredictedSiteLink or None
-        Link between sites that ``links`` does not have.
-    links : mapping of frozenset of str to SiteLink or PredictedSiteLink
-        Links between two sites.
-    """
-
-    size_bytes: float
-    ranks: int = 1
-    same_site: AnySiteLink | None = None
-    cross_site: AnySiteLink | None = None
-    links: Mapping[frozenset[str], AnySiteLink] = field(default_factory=dict)
-
-    def link(self, source: str, target: str) -> AnySiteLink | None:
-        """The link between two sites; None if there is none."""
-        if source == target:
-            return self.same_site
-        return self.links.get(frozenset((source, target)), self.cross_site)
-
-    def seconds(self, source: str, target: str, instances: int) -> float:
-        """Seconds until ``instances`` instances at the site ``target`` have the weights.
-
-        Notes
-        -----
-        At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
-        once. Between two sites one copy travels; after its arrival it is distributed in the same way.
-        """
-        link = self.link(source, target)
-        if link is None:
-            raise ValueError(f"no link between {source!r} and {target!r}")
-        if source == target:
-            return link.seconds(self.size_bytes, self.ranks, instances)
-        arrived = link.seconds(self.size_bytes, self.ranks)
-        if instances == 1:
-            return arrived
-        if self.same_site is None:
-            raise ValueError(f"no link within {target!r}")
-        return arrived + self.same_site.seconds(self.size_bytes, self.ranks, instances - 1)
 
 
 class CopyForm(CollectiveOptions):
@@ -166,11 +61,17 @@ class SiteLinkForm(Closed):
         exactly_one(self, "bandwidth_bytes_per_s", "collective")
         return exactly_one(self, "bandwidth_bytes_per_s", "device")
 
-    def link(self) -> SiteLink:
-        """The link of the search, from its figures."""
+    def seconds(self, size_bytes: float, ranks: int, hops: int = 1) -> float:
+        """Seconds for ``size_bytes`` over ``ranks`` connections, along a path of ``hops`` links with a bandwidth.
+
+        Notes
+        -----
+        ``hops * latency_s + size_bytes / min(ranks * bandwidth, total)``: the bytes are divided evenly between the
+        connections, and each hop forwards what it has received (pipelined).
+        """
         assert self.bandwidth_bytes_per_s is not None, "it is predicted"
         total = float("inf") if self.total_bytes_per_s is None else self.total_bytes_per_s
-        return SiteLink(self.bandwidth_bytes_per_s, self.latency_s, total)
+        return hops * self.latency_s + size_bytes / min(ranks * self.bandwidth_bytes_per_s, total)
 
     def price_requests(self, path: str, part_bytes: float) -> list[PriceRequest]:
         """The copy and a message of :data:`LATENCY_BYTES`; none for a link with figures.
@@ -239,25 +140,36 @@ class TransferForm(Priced):
         copy_s, latency_s = (float(getattr(cost, figure)) for cost in self._predicted[name])
         return copy_s, min(latency_s, copy_s)
 
-    def transfer(self, figure: Figure = "latency_s") -> WeightTransfer:
-        """The transfer of the search; after :meth:`with_prices` where a link is predicted.
+    def seconds(self, source: str, target: str, instances: int, figure: Figure = "latency_s") -> float:
+        """Seconds until ``instances`` instances at the site ``target`` have the weights.
+
+        After :meth:`with_prices` where a link is predicted.
 
         Parameters
         ----------
         figure : {"latency_s", "lower_s", "upper_s"}
             Which value of predictions to use.
+
+        Notes
+        -----
+        At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
+        once. Between two sites one copy travels; after its arrival it is distributed in the same way.
         """
-        links = {name: self._link(name, form, figure) for name, form in self._links()}
-        between = {frozenset(form.sites): links[f"links.{i}"] for i, form in enumerate(self.links)}
-        return WeightTransfer(self.bytes, self.ranks, links.get("same_site"), links.get("cross_site"), between)
+        if source == target:
+            return self._hops_s("same_site", self.same_site, instances, figure)
+        arrived = self._hops_s(*self._link_between(source, target), 1, figure)
+        if instances == 1:
+            return arrived
+        return arrived + self._hops_s("same_site", self.same_site, instances - 1, figure)
 
     def sites_linked(self, source: str, target: str) -> bool:
         """Whether weights can go from one site to another, or within a site."""
-        return (self.same_site if source == target else self.link_between(source, target)) is not None
+        return (self.same_site if source == target else self._link_between(source, target)[1]) is not None
 
-    def link_between(self, source: str, target: str) -> SiteLinkForm | None:
-        """The link between two sites; None if there is none."""
-        return next((form for form in self.links if {source, target} == set(form.sites)), self.cross_site)
+    def _link_between(self, source: str, target: str) -> tuple[str, SiteLinkForm | None]:
+        """Path and form of the link between two sites."""
+        named = {frozenset(form.sites): (f"links.{i}", form) for i, form in enumerate(self.links)}
+        return named.get(frozenset((source, target)), ("cross_site", self.cross_site))
 
     def _links(self) -> list[tuple[str, SiteLinkForm]]:
         """Path and form of each link."""
@@ -265,10 +177,13 @@ class TransferForm(Priced):
         between = [(f"links.{i}", form) for i, form in enumerate(self.links)]
         return [(name, form) for name, form in named if form is not None] + between
 
-    def _link(self, name: str, form: SiteLinkForm, figure: Figure) -> AnySiteLink:
+    def _hops_s(self, name: str, form: SiteLinkForm | None, hops: int, figure: Figure) -> float:
+        """Seconds of a copy along a path of ``hops`` links; a prediction has bytes and connections."""
+        assert form is not None, "the request was checked"
         if form.collective is None:
-            return form.link()
-        return PredictedSiteLink(*self.predicted_s(name, figure))
+            return form.seconds(self.bytes, self.ranks, hops)
+        copy_s, latency_s = self.predicted_s(name, figure)
+        return copy_s + (hops - 1) * latency_s
 
 
 class WeightsForm(Closed):
@@ -319,18 +234,18 @@ class WeightsForm(Closed):
         transfer = self.transfer
         for index, form in enumerate(self.transfer.links):
             if form.sites[0] == form.sites[1]:
-                raise FieldError(
-                    f"weights.transfer.links.{index}.sites: both are {form.sites[0]!r}",
-                    path=f"weights.transfer.links.{index}.sites",
+                raise FieldError.at(
+                    f"weights.transfer.links.{index}.sites",
+                    f"both are {form.sites[0]!r}",
                     hint="a link within a site is same_site",
                 )
         for trainer, source in training.items():
             for generator, target in generation.items():
                 if not transfer.sites_linked(source, target) or transfer.same_site is None:
                     inside = source == target or transfer.sites_linked(source, target)
-                    raise FieldError(
-                        f"weights.transfer: no link {'within' if inside else 'from ' + repr(source) + ' to'} site "
-                        f"{target!r}, for weights from pool {trainer!r} to pool {generator!r}",
-                        path="weights.transfer",
+                    raise FieldError.at(
+                        "weights.transfer",
+                        f"no link {'within' if inside else 'from ' + repr(source) + ' to'} site {target!r}, for "
+                        f"weights from pool {trainer!r} to pool {generator!r}",
                         hint='give "same_site"' if inside else 'give "cross_site", or both sites in "links"',
                     )

@@ -4,7 +4,6 @@
 simulators. :mod:`cdmpp.plan.split.schema` has the request and the plan (docs/pipelines.md).
 """
 
-from cdmpp.plan.split.search import SplitResult, split
-from cdmpp.plan.split.table import Layer, LayerTable, Rank, Split, stage_costs
+from cdmpp.plan.split.search import Layer, LayerTable, Rank, Split, SplitResult, split, stage_costs
 
 __all__ = ["Layer", "LayerTable", "Rank", "Split", "SplitResult", "split", "stage_costs"]

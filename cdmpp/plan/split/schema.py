@@ -308,9 +308,9 @@ class SplitRequest(Request[SplitPlan]):
         for device in self.devices:
             if not isinstance(device, str) or device not in given:
                 path = f"layers.{number}.{name}_s"
-                raise FieldError(
-                    f"{path}: no value for {device_name(device)}",
-                    path=path,
+                raise FieldError.at(
+                    path,
+                    f"no value for {device_name(device)}",
                     hint="it has: " + ", ".join(given) + "; each rank needs one of these as its device",
                 )
         return [Cost.given(given[str(device)]) for device in self.devices]
@@ -327,9 +327,9 @@ class SplitRequest(Request[SplitPlan]):
         for r, form in enumerate(self.rank_forms):
             if form.device is None:
                 where = f"ranks.{r}.device" if isinstance(self.ranks, list) else "ranks"
-                raise FieldError(
-                    f"{where}: {path} must be predicted, and there is no device to predict it for",
-                    path=where,
+                raise FieldError.at(
+                    where,
+                    f"{path} must be predicted, and there is no device to predict it for",
                     hint='give the ranks as a list: [{"device": "t4"}, ...]',
                 )
         return [device for device in self.devices if device is not None]

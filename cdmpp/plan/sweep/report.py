@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdmpp.errors import DataError, MissingDependencyError, install_hint
-from cdmpp.plan.sweep.points import COLUMNS, SweepResult
-from cdmpp.plan.sweep.request import Sweep
+from cdmpp.plan.sweep.points import COLUMNS, Sweep, SweepResult
 from cdmpp.predict.rendering import Table, out_reasons
 from cdmpp.predict.requests.plot import PALE_GREY, colours_of, draw_legend, new_figure
 from cdmpp.utils.units import format_latency

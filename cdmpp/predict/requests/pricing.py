@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
@@ -22,6 +22,8 @@ from cdmpp.predict.requests.fields import MAX_SECONDS, Closed, DeviceForm, Price
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 
 M = TypeVar("M", bound=BaseModel)
+#: Figures of a cost: the prediction, and its bounds.
+Figure = Literal["latency_s", "lower_s", "upper_s"]
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class Request(Closed, Generic[A]):
 
     @classmethod
     def sibling(cls, name: str) -> ModuleType:
-        """The module beside the schema: ``solver`` with ``solve(request, control)``, ``view`` with ``draw``."""
+        """The module beside the schema: ``solver`` has ``solve(request, control)`` and ``draw(request, plan)``."""
         return import_module(f"{cls.__module__.rpartition('.')[0]}.{name}")
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from cdmpp import FieldError, make_plan
-from cdmpp.plan.base.validation_errors import places
+from cdmpp.plan.base.solve import places
 from cdmpp.simulate.emulator.schema import SimulateRequest
 
 STAGE = {"forward_s": 1, "backward_s": 2}

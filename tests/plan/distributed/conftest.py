@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdmpp.plan.distributed.cluster import ray_cluster
+from cdmpp.plan.distributed import ray_cluster
 
 
 # Its twenty processes end with the folder: they would slow down the tests of all others.

@@ -12,7 +12,7 @@ import pytest
 
 from cdmpp.cli.ray_option import complete
 from cdmpp.errors import ServiceError
-from cdmpp.plan.distributed.cluster import ray_cluster
+from cdmpp.plan.distributed import ray_cluster
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ MARK = "CDMPP_TEST_OF_RAY"
 #: Starts an instance with a worker and prints a line; a second argument keeps it running.
 PROGRAM = """
 import os, sys, time
-from cdmpp.plan.distributed.cluster import ray_cluster
+from cdmpp.plan.distributed import ray_cluster
 with ray_cluster(processors=1) as ray:
     worker = ray.get(ray.remote(lambda: os.getpid()).remote())
     print(worker != os.getpid(), os.environ["RAY_USAGE_STATS_ENABLED"], flush=True)
@@ -32,14 +32,14 @@ with ray_cluster(processors=1) as ray:
 
 def marked_processes(mark: str) -> list[int]:
     """Processes that inherited the mark."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+                processes.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return processes
 
 
 @pytest.mark.nightly

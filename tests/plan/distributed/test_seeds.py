@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.distributed.seeds import BestSoFar, solve_on_ray, solve_seed
+from cdmpp.plan.distributed import BestSoFar, solve_on_ray, solve_seed
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.requests.budget import SearchControl
 
@@ -65,7 +65,7 @@ def test_killed_search_is_repeated(ray: Any, tmp_path: Path, monkeypatch: pytest
         return solve_seed(kind, value, prices, seed, shared)
 
     expected = solve_on_ray(ray, "pipeline", fused(), [], 3)
-    monkeypatch.setattr("cdmpp.plan.distributed.seeds.solve_seed", killed_once)
+    monkeypatch.setattr("cdmpp.plan.distributed.solve_seed", killed_once)
     assert solve_on_ray(ray, "pipeline", fused(), [], 3) == expected
     assert mark.exists()
 

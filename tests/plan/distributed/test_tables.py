@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cdmpp.cli.main import app
 from cdmpp.errors import UnknownDeviceError
-from cdmpp.plan.distributed.tables import load_predictor, predict_slices_on_ray
+from cdmpp.plan.distributed import load_predictor, predict_slices_on_ray
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.tables.predict import SlicePredictor, TableTask, predict_slices, write_answers

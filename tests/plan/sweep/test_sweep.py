@@ -17,8 +17,7 @@ from cdmpp.cli.main import app
 from cdmpp.errors import CdmppError
 from cdmpp.llm import estimate, goodput, simulate
 from cdmpp.llm.serving.load import share_met
-from cdmpp.plan.sweep.points import pareto_front
-from cdmpp.plan.sweep.request import read_sweep
+from cdmpp.plan.sweep.points import pareto_front, read_sweep
 from cdmpp.predict.predictor import LatencyPredictor
 
 ROOT = Path(__file__).parents[3]
@@ -147,16 +146,16 @@ price_per_million_tokens = 1.0
 """
 
     def points(text: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(
+        rows: list[dict[str, Any]] = json.loads(
             CliRunner().invoke(app, ["sweep", str(write(tmp_path, text)), "--json"]).stdout
         )["points"]
-        return found
+        return rows
 
     whole = points(head)
     assert {p["status"] for p in whole} == {"met", "missed", "infeasible"}
     # A batch of 64 misses the first token's goal on each device; requests that come one by one do not.
-    for one, other in zip(whole[::2], whole[1::2], strict=True):
-        assert {**one, "batch": 1} == {**other, "batch": 1}
+    for small, large in zip(whole[::2], whole[1::2], strict=True):
+        assert {**small, "batch": 1} == {**large, "batch": 1}
     options: dict[str, Any] = {"output": 64, "ttft_s": 0.15, "tpot_s": 0.04, "count": 100, "predictor": predictor}
     met = [p for p in whole if p["goodput_requests_per_s"]]
     for point in met:

@@ -14,7 +14,7 @@ from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.simulate.emulator.schema import SimulatePlan, SimulateRequest
-from cdmpp.simulate.emulator.view import draw
+from cdmpp.simulate.emulator.solver import draw
 from cdmpp.utils.units import format_latency
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "simulate.json"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cdmpp import LatencyPredictor, make_plan
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.data_parallel.schema import DataParallelPlan, DataParallelRequest
-from cdmpp.plan.data_parallel.view import draw
+from cdmpp.plan.data_parallel.solver import draw
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.rendering import render
 from cdmpp.simulate.replay import Link

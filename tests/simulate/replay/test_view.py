@@ -10,7 +10,7 @@ from cdmpp.errors import DataError
 from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.predict.requests import plot
 from cdmpp.simulate.replay.schema import ReplayRequest
-from cdmpp.simulate.replay.view import draw
+from cdmpp.simulate.replay.solver import draw
 
 VALUE: dict[str, Any] = {
     "nodes": [

@@ -1,0 +1,31 @@
+"""Lengths, rankers and requests that tests of the RL planner share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cdmpp.plan.rl.generation import SampleQueues
+from cdmpp.plan.rl.lengths import LengthDistribution, Misses, RankerForm
+
+LENGTHS = LengthDistribution.of_quantiles({0.5: 300, 0.9: 1000, 1.0: 4000}, 64)
+#: A request without pools.
+BASE: dict[str, Any] = {
+    "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
+    "samples_per_step": 64,
+    "decode": {"a_s": 0.01, "b_s": 0.0002},
+    "kv": {"max_batch": 16},
+    "draws": 4,
+    "budget_s": 600,
+}
+
+
+def ranker(recall: float = 0.87, share: float = 0.2, misses: Misses = "any") -> RankerForm:
+    """A ranker that misses any of the longest samples."""
+    return RankerForm(recall=recall, share=share, misses=misses)
+
+
+def dealt(samples: int, instances: int) -> SampleQueues:
+    """One queue per instance; samples are dealt to them in turn."""
+    return SampleQueues.of([np.arange(first, samples, instances, dtype=np.int64) for first in range(instances)])
