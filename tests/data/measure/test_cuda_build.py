@@ -113,20 +113,21 @@ def test_source_is_replaced_and_the_rest_is_unchanged() -> None:
         seen.append(text)
         return b"code"
 
-    assert replace_code(_packed(source), compile_source) == _packed(_sized(b"cubin") + _FUNCTIONS + _sized(b"code"))
+    replaced = replace_code(_packed(source), "void f() {}", compile_source)
+    assert replaced == _packed(_sized(b"cubin") + _FUNCTIONS + _sized(b"code"))
     assert seen == ["void f() {}"]
 
 
 def test_machine_code_is_unchanged() -> None:
     blob = _packed(_sized(b"fatbin") + _FUNCTIONS + _sized(b"code"))
-    assert replace_code(blob, lambda _: b"never") == blob
+    assert replace_code(blob, "void f() {}", lambda _: b"never") == blob
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_unknown_format_is_refused(cut: int) -> None:
     blob = _packed(_sized(b"cuda") + _FUNCTIONS + _sized(b"void f() {}"))
     with pytest.raises(MeasurementError, match="unknown format"):
-        replace_code(blob[:-cut], lambda _: b"code")
+        replace_code(blob[:-cut], "void f() {}", lambda _: b"code")
 
 
 ALIAS = """
