@@ -331,11 +331,11 @@ def _build_only(
     with progress_bars() as progress:
         manifest = write_job(wanted, chosen, out, settings, progress=progress, dims=sizes)
     if json:
-        print_json({"path": str(out), "programs": len(manifest["programs"])})
+        print_json({"path": str(out), "programs": len(manifest.programs)})
         return
-    failed = sum("failure" in entry for entry in manifest["programs"])
+    failed = sum(bool(program.failure) for program in manifest.programs)
     print(
-        f"wrote {out}: {len(manifest['programs']):,} programs"
+        f"wrote {out}: {len(manifest.programs):,} programs"
         + (f", {failed:,} of which could not be built" if failed else "")
         + f"; run them with: cdmpp measure {out} --out DIR"
     )

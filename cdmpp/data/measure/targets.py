@@ -165,9 +165,9 @@ def _configuration(
             raise InvalidDeviceError(f"the device of {text!r} is unknown", hint="name it: --device NAME or FILE.toml")
         # The machine that measures identifies the board of the family.
         return Configuration(parsed.target, 1, (), parsed.device, parsed.boards)
-    available = available_cores()
-    threads = parsed.threads or parsed.target.get("num-cores") or (1 if remote else len(available))
-    cores = () if remote else _pinned(threads, available)
+    available = len(available_cores())
+    threads = parsed.threads or parsed.target.get("num-cores") or (1 if remote else available)
+    cores = () if remote else pinned_cores(threads, f"use @1 to @{available}")
     if device is not None:
         spec = load_device(device)
     elif parsed.isa:
@@ -196,12 +196,17 @@ def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> 
         return host_device(threads, isa)
 
 
-def _pinned(threads: int, available: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the last cores, because the first one handles interrupts."""
+def pinned_cores(threads: int, hint: str) -> tuple[int, ...]:
+    """Return the last cores that this process may use, because the first one handles interrupts.
+
+    Raises
+    ------
+    InvalidDeviceError
+        There are fewer cores than threads.
+    """
+    available = available_cores()
     if not 1 <= threads <= len(available):
-        raise InvalidDeviceError(
-            f"{threads} threads, but this process may use {len(available)} cores", hint=f"use @1 to @{len(available)}"
-        )
+        raise InvalidDeviceError(f"{threads} threads, but this process may use {len(available)} cores", hint=hint)
     return available[-threads:]
 
 
