@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -234,9 +235,10 @@ def _measure(
     with resumable(out), progress_bars() as progress:
         timers: Any = LocalTimers
         if tracker is not None and key is not None:
-            from cdmpp.data.measure.remote import remote_timers
+            from cdmpp.data.measure.board import parse_tracker
+            from cdmpp.data.measure.remote import RemoteTimers
 
-            timers = remote_timers(tracker, key)
+            timers = partial(RemoteTimers, parse_tracker(tracker, key))
         command = "cdmpp " + shlex.join(sys.argv[1:])
         collect(
             wanted,

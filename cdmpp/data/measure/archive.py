@@ -20,8 +20,8 @@ from pydantic import BaseModel, Field
 
 from cdmpp.data.folder import STORE
 from cdmpp.data.measure.building import Library, build_program, check_toolchain
-from cdmpp.data.measure.collect import Collector, check_exportable
-from cdmpp.data.measure.pools import Outcome, WorkerPool
+from cdmpp.data.measure.collect import Collector, check_settings
+from cdmpp.data.measure.pools import Outcome
 from cdmpp.data.measure.settings import CollectSettings, ProgressListener
 from cdmpp.data.measure.store import Store, StoredProgram, disk_errors, disk_full_error, is_disk_full
 from cdmpp.data.measure.targets import Configuration, describe, pinned_cores
@@ -110,7 +110,7 @@ def write_job(
         See :meth:`cdmpp.data.measure.collect.Collector.prepare`.
     """
     settings = settings or CollectSettings()
-    check_exportable(settings, configurations)
+    check_settings(settings, configurations, measures=False)
     for configuration in configurations:
         check_toolchain(configuration.target)
     folder = Path(out)
@@ -316,7 +316,7 @@ class _Collector(Collector):
         return not needed
 
     def _build(
-        self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration], builders: WorkerPool
+        self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration]
     ) -> dict[tuple[str, str], Outcome]:
         pairs = [(c.build_key, program.hash) for c in chosen for program in wanted[c.name]]
         return {pair: self._libraries[pair] for pair in pairs}

@@ -11,13 +11,12 @@ import platform
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.measure.board import MACHINE, Tracker, no_server, parse_tracker
+from cdmpp.data.measure.board import MACHINE, Tracker, no_server
 from cdmpp.data.measure.building import Library, import_tvm_alone
 from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.data.measure.settings import CollectSettings
@@ -31,18 +30,6 @@ _QUEUE_S = 30.0
 #: Families of processors by the prefixes of their names; a program is built for one family.
 _FAMILIES = {"x86": ("x86", "amd64", "i386", "i486", "i586", "i686"), "ARM": ("arm", "aarch64")}
 _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
-
-
-def remote_timers(tracker: str, key: str) -> Callable[[Configuration, CollectSettings], RemoteTimers]:
-    """Return a function that makes :class:`RemoteTimers`, for :func:`cdmpp.data.measure.collect.collect`.
-
-    Parameters
-    ----------
-    tracker : str
-        ``HOST:PORT``.
-    key : str
-    """
-    return partial(RemoteTimers, parse_tracker(tracker, key))
 
 
 class RemoteTimers:
@@ -237,18 +224,15 @@ def _alive(session: Any) -> bool:
     return True
 
 
-_timer: _RemoteTimer | None = None
+#: The timer of a worker; :func:`_prepare` makes it.
+_timer: _RemoteTimer
 
 
-def _prepare(
-    tracker: Tracker, kind: str, processor: str, threads: int, time_limit_s: float, timing: TimingSettings
-) -> None:
+def _prepare(*arguments: Any) -> None:
     global _timer
     import_tvm_alone()
-    _timer = _RemoteTimer(tracker, kind, processor, threads, time_limit_s, timing)
+    _timer = _RemoteTimer(*arguments)
 
 
 def _time_remotely(library: str, arguments: Arguments) -> TimedRun:
-    if _timer is None:
-        raise RuntimeError("_prepare was not called in this process")
     return _timer.time(library, arguments)

@@ -301,7 +301,8 @@ class Search:
         self._context.search_strategy.notify_runner_results(self._candidates, results)
 
 
-_search: Search | None = None
+#: The search of a worker; :func:`begin_search` makes it.
+_search: Search
 
 
 def prepare_search(kind: str) -> None:
@@ -326,7 +327,5 @@ def begin_search(
 
 def continue_search(latencies_s: Sequence[float | None]) -> list[SampledProgram]:
     """Report the latencies of the last round; return the next one."""
-    if _search is None:
-        raise RuntimeError("no search has begun in this process")
     _search.learn(latencies_s)
     return _search.propose()

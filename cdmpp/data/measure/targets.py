@@ -89,17 +89,6 @@ class Configuration:
         return json.dumps({k: v for k, v in self.target.items() if k != "num-cores"}, sort_keys=True)
 
 
-@dataclass(frozen=True)
-class _Parsed:
-    target: dict[str, Any]
-    threads: int | None
-    #: Instruction set that determines name and lanes of the device; "" unless it is this CPU.
-    isa: str
-    device: DeviceSpec | None = None
-    #: Boards that a GPU's name may denote; empty if a file describes it.
-    boards: tuple[str, ...] = ()
-
-
 def describe(configuration: Configuration) -> dict[str, Any]:
     """Return the description of a configuration for its records."""
     return {
@@ -157,26 +146,30 @@ def configurations(
 def _configuration(
     text: str, device: str | None, remote: bool, known: Mapping[str, Mapping[str, Any]]
 ) -> Configuration:
-    parsed = _parse(text)
-    if parsed.target["kind"] != "llvm":
+    split = _THREADS.match(text)
+    plain = (split["target"] if split else text).strip()
+    target, isa, boards = _parse(plain)
+    if target["kind"] != "llvm":
         if device is not None:
-            return Configuration(parsed.target, 1, (), load_device(device))
-        if parsed.device is None:
+            return Configuration(target, 1, (), load_device(device))
+        if not boards:
             raise InvalidDeviceError(f"the device of {text!r} is unknown", hint="name it: --device NAME or FILE.toml")
-        # The machine that measures identifies the board of the family.
-        return Configuration(parsed.target, 1, (), parsed.device, parsed.boards)
+        # The machine that measures identifies the board of a family; a file describes one board.
+        names = () if plain.endswith((".json", ".toml")) else tuple(board.name for board in boards)
+        return Configuration(target, 1, (), boards[0], names)
     available = len(available_cores())
-    threads = parsed.threads or parsed.target.get("num-cores") or (1 if remote else available)
+    stated = int(split["threads"]) if split else 0
+    threads = stated or target.get("num-cores") or (1 if remote else available)
     cores = () if remote else pinned_cores(threads, f"use @1 to @{available}")
     if device is not None:
         spec = load_device(device)
-    elif parsed.isa:
+    elif isa:
         # Without further information, boards behind a tracker are assumed to equal this machine.
-        spec = this_cpu(threads, parsed.isa, known)
+        spec = this_cpu(threads, isa, known)
     else:
         raise InvalidDeviceError(f"the CPU of {text!r} is unknown", hint="describe it: --device NAME or FILE.toml")
     names = () if device is not None else (spec.name,)
-    return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec, names)
+    return Configuration({**target, "num-cores": threads}, threads, cores, spec, names)
 
 
 def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> DeviceSpec:
@@ -210,27 +203,23 @@ def pinned_cores(threads: int, hint: str) -> tuple[int, ...]:
     return available[-threads:]
 
 
-def _parse(text: str) -> _Parsed:
-    split = _THREADS.match(text)
-    threads = int(split["threads"]) if split else None
-    plain = (split["target"] if split else text).strip()
-    if plain == "native":
-        return _Parsed({"kind": "llvm", "mcpu": _host_cpu()}, threads, host_isa())
-    if plain in X86_LEVELS:
-        return _Parsed({"kind": "llvm", "mcpu": plain}, threads, X86_LEVELS[plain])
-    if plain.startswith("cuda:"):
-        boards = _boards(plain.removeprefix("cuda:"))
-        names = () if plain.endswith((".json", ".toml")) else tuple(board.name for board in boards)
-        return _Parsed(_cuda_target(boards[0]), threads, "", boards[0], names)
-    if plain.startswith("{"):
+def _parse(text: str) -> tuple[dict[str, Any], str, list[DeviceSpec]]:
+    """Return the target, the instruction set if it is this CPU, and the boards that a GPU's name may denote."""
+    if text == "native":
+        return {"kind": "llvm", "mcpu": _host_cpu()}, host_isa(), []
+    if text in X86_LEVELS:
+        return {"kind": "llvm", "mcpu": text}, X86_LEVELS[text], []
+    if text.startswith("cuda:"):
+        boards = _boards(text.removeprefix("cuda:"))
+        return _cuda_target(boards[0]), "", boards
+    content: Any = text
+    if text.startswith("{"):
         try:
-            content = parse_json(plain)
+            content = parse_json(text)
         except ValueError as error:
-            raise InvalidDeviceError(f"target {plain!r} is not JSON: {error}", hint=HINT) from None
-        target = _resolved(content)
-    else:
-        target = _resolved(plain)
-    return _Parsed(target, threads, _isa_here(target))
+            raise InvalidDeviceError(f"target {text!r} is not JSON: {error}", hint=HINT) from None
+    target = _resolved(content)
+    return target, _isa_here(target), []
 
 
 def _resolved(content: Any) -> dict[str, Any]:
@@ -239,11 +228,11 @@ def _resolved(content: Any) -> dict[str, Any]:
 
     try:
         target = tvm.target.Target(content)
-        found: dict[str, Any] = json.loads(str(target))
+        fields: dict[str, Any] = json.loads(str(target))
     except Exception as error:  # TVM raises many kinds of errors
         line = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
         raise InvalidDeviceError(f"TVM does not accept the target {content!r}: {line[:200]}", hint=HINT) from None
-    return {k: v for k, v in found.items() if k not in ("keys", "tag") and v not in ("", [])}
+    return {k: v for k, v in fields.items() if k not in ("keys", "tag") and v not in ("", [])}
 
 
 def _host_cpu() -> str:
@@ -281,12 +270,12 @@ def _isa_here(target: Mapping[str, Any]) -> str:
 
 def _boards(name: str) -> list[DeviceSpec]:
     # A family such as a100 has several boards of one architecture, which share a target.
-    found = [lookup(board) for board in family(name)]
-    if len({board.arch for board in found}) != 1:
-        found = [load_device(name)]
-    if any(board.kind != "gpu" or board.vendor != "NVIDIA" for board in found):
+    boards = [lookup(board) for board in family(name)]
+    if len({board.arch for board in boards}) != 1:
+        boards = [load_device(name)]
+    if any(board.kind != "gpu" or board.vendor != "NVIDIA" for board in boards):
         raise InvalidDeviceError(f"{name} is not an NVIDIA GPU", hint=HINT)
-    return found
+    return boards
 
 
 def _cuda_target(spec: DeviceSpec) -> dict[str, Any]:

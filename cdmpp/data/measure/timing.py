@@ -153,7 +153,7 @@ class QuietCheck:
     tolerance : float
         Relative excess over the fastest check of a core up to which it runs at full speed.
     patience_s : float
-        Longest time to wait for one program and to repeat its runs.
+        Longest time to wait for one program and to repeat its runs; ``left_s`` is what is left of it.
     """
 
     def __init__(self, cores: Sequence[int], tolerance: float, patience_s: float) -> None:
@@ -162,23 +162,14 @@ class QuietCheck:
         self._a, self._b = (rng.random((_SIDE, _SIDE), dtype=np.float32) for _ in range(2))
         self._out = np.empty_like(self._a)
         self._best_s = dict.fromkeys(self._cores, float("inf"))
-        self._left_s = patience_s
+        self.left_s = patience_s
         end = time.perf_counter() + _FIRST_S
         while time.perf_counter() < end:
             self.is_quiet()
 
     def begin(self) -> None:
         """Begin a program, with its full patience."""
-        self._left_s = self._patience_s
-
-    @property
-    def has_patience(self) -> bool:
-        """Whether waiting time is left for the present program."""
-        return self._left_s > 0
-
-    def spend(self, seconds: float) -> None:
-        """Take repeated runs from the patience for the present program."""
-        self._left_s -= seconds
+        self.left_s = self._patience_s
 
     def is_quiet(self) -> bool:
         """Whether every core runs at full speed now."""
@@ -196,9 +187,9 @@ class QuietCheck:
         """Wait until the cores are quiet or the patience ends."""
         started = time.perf_counter()
         self._warm()
-        while not self.is_quiet() and time.perf_counter() - started < self._left_s:
+        while not self.is_quiet() and time.perf_counter() - started < self.left_s:
             pass
-        self._left_s -= time.perf_counter() - started
+        self.left_s -= time.perf_counter() - started
 
     def _warm(self) -> None:
         end = time.perf_counter() + _WARM_S
@@ -239,9 +230,9 @@ class Clock:
     def __call__(self, number: int, repeat: int) -> Sequence[float]:
         figures = self._once(number, repeat)
         if self._quiet is not None:
-            while not (is_quiet := self._quiet.is_quiet()) and self._quiet.has_patience:
+            while not (is_quiet := self._quiet.is_quiet()) and self._quiet.left_s > 0:
                 figures = self._once(number, repeat)
-                self._quiet.spend(number * sum(figures))
+                self._quiet.left_s -= number * sum(figures)
             self._was_quiet = is_quiet
         return figures
 
@@ -364,7 +355,8 @@ class LocalTimer:
         return clock.finish(time_program(clock, self.settings))
 
 
-_timer: LocalTimer | None = None
+#: The timer of a worker; :func:`prepare_timer` makes it.
+_timer: LocalTimer
 
 
 def thread_environment(threads: int) -> dict[str, str]:
@@ -386,13 +378,9 @@ def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> 
 
 def driver_name() -> str:
     """Return the driver's name of the device, in a worker after :func:`prepare_timer`."""
-    if _timer is None:
-        raise RuntimeError("prepare_timer was not called in this process")
     return str(_timer.device.device_name)
 
 
 def time_library(library: str, arguments: Arguments) -> TimedRun:
     """Time one library in a worker after :func:`prepare_timer`."""
-    if _timer is None:
-        raise RuntimeError("prepare_timer was not called in this process")
     return _timer.time(library, arguments)

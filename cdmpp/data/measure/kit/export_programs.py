@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, require_nvcc
-from cdmpp.data.measure.collect import Collector, check_exportable
+from cdmpp.data.measure.collect import Collector, check_settings
 from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, choose_tasks, is_gpu_size
 from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, write_parts
 from cdmpp.data.measure.pools import Outcome
@@ -274,7 +274,7 @@ def export_programs(
         raise InvalidDeviceError(
             f"--standalone is for CUDA, not for {configuration.kind}", hint="use --target cuda:DEVICE"
         )
-    check_exportable(settings, [configuration])
+    check_settings(settings, [configuration], measures=False)
     require_nvcc()
     folder = Path(out)
     with Store(folder / HOME) as store:
